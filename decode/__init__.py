@@ -1,0 +1,1 @@
+"""The decode worker process: receives KV, decodes continuously, streams tokens."""

@@ -1,0 +1,1 @@
+"""What both workers compute with: model, attention, KV pool, sampler, weights, runner."""

@@ -1,0 +1,1 @@
+"""Load: locust users, benchmarks, reports."""

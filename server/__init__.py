@@ -1,0 +1,1 @@
+"""The Trio front: HTTP, SSE, WebSocket, chat page; queue, routing, relay. Never imports torch."""

@@ -1,0 +1,1 @@
+"""The outside surface: request schemas, routes, and how answers are written."""

@@ -1,0 +1,1 @@
+"""The socket side of the server: hypercorn, its cures, limits, drain."""

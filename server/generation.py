@@ -1,0 +1,152 @@
+"""One generation as the outside surface sees it: what is asked for, and what comes back.
+
+The contract between server/api (which writes answers) and server/fleet (which gets tokens). Knows
+no HTTP and no workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from triolet.errors import RequestError
+    from triolet.sampling import SamplingParams
+
+
+class FinishReason(StrEnum):
+    """How a completion ended well; in the API's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class CancelReason(StrEnum):
+    """Who ended a generation from outside."""
+
+    CLIENT_GONE = "client_gone"
+    STOPPED = "stopped"  # the client asked: WebSocket cancel, stop button
+    STALLED = "stalled"
+    DRAIN = "drain"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One sequence to generate. `n` choices are n of these.
+
+    Attributes:
+      request_id: 16 random bytes; what logs, frames and errors call it.
+      prompt_ids: the whole prompt, at least one token.
+      sampling: parameters with the seed already set.
+      stop: stop strings; the text ends before the first that occurs.
+      deadline_s: seconds from submission after which it ends with 504.
+      priority: lower runs earlier; 0 is normal.
+      skip_special_tokens: leave special tokens out of the text.
+      include_stop: keep the stop string in the text.
+    """
+
+    request_id: bytes
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    deadline_s: float
+    stop: tuple[str, ...] = ()
+    priority: int = 0
+    skip_special_tokens: bool = True
+    include_stop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A chosen token and its alternatives.
+
+    Attributes:
+      token_id: the id.
+      text: its own text (may be a replacement character for part of one).
+      raw: its own bytes.
+      logprob: natural logarithm, before temperature and penalties.
+      top: alternatives, best first, as (token_id, text, raw, logprob).
+    """
+
+    token_id: int
+    text: str
+    raw: bytes
+    logprob: float
+    top: tuple[tuple[int, str, bytes, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text. May be empty text with tokens whose characters are not complete yet."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts and times of one sequence.
+
+    Attributes:
+      prompt_tokens: tokens in the prompt.
+      completion_tokens: tokens generated, the end token included.
+      cached_tokens: prompt tokens whose KV was already there.
+      queue_s: from submission to dispatch.
+      ttft_s: from submission to the first token, None if there was none.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    queue_s: float = 0.0
+    ttft_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The one good end."""
+
+    reason: FinishReason
+    usage: Usage
+    stop_string: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The one bad end: the client is told of it in the form of the API."""
+
+    error: RequestError
+    usage: Usage
+
+
+Event: TypeAlias = Delta | Finished | Failed
+
+
+class Generation(Protocol):
+    """A running request. Whoever reads it owns nothing: dropping it without `cancel` is found by
+    the stall bound, and nothing of a worker's hangs on the reader."""
+
+    @property
+    def request(self) -> GenerationRequest:
+        """What was asked for."""
+        ...
+
+    async def next_events(self) -> Sequence[Event]:
+        """Wait for events, then return all there are (adjacent deltas already merged into one).
+
+        Taking them is what gives the worker credit to go on. The last of the whole stream is a
+        Finished or a Failed; after it has been returned, calling again is an error of the caller.
+        Cancellation-safe: events that were not returned stay.
+        """
+        ...
+
+    def cancel(self, reason: CancelReason) -> None:
+        """End it now, from anywhere, without waiting. Idempotent; nothing after a terminal event.
+
+        Blocks are freed by END frames that the peer tasks send; a reader still waiting gets a
+        Failed.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""Text in and out: chat template, tokenizer, incremental detokeniser, stop strings."""

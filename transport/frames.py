@@ -1,0 +1,426 @@
+"""The frames: everything that one process may say to another, and its exact form on the wire.
+
+A frame is a msgpack array `[tag, field, ...]` in one message part; KV bytes ride in a second part
+beside their frame, never inside it. Knows no sockets and no state: bytes to frame and back. Parsing
+is bounded first (lengths, depth), then checked against the schema; anything else is a
+RemoteProtocolError. No class name and no pickle ever travels.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Final, TypeAlias
+
+import msgpack
+import msgspec
+
+from triolet.errors import LocalProtocolError, RemoteProtocolError
+from triolet.ids import AttemptKey, PeerId, Role
+from triolet.sampling import SamplingParams  # noqa: TC001 (msgspec reads the annotations)
+
+PROTOCOL_VERSION: Final = 1
+OLDEST_PROTOCOL_VERSION: Final = 1
+"""Peers that speak this version are still understood: one release back, for rolling upgrades."""
+
+MAX_ROWS: Final = 65_536
+MAX_TEXT: Final = 4096
+MAX_TOKENS_ON_WIRE: Final = 4 * 1024 * 1024
+"""Token ids per frame; ids travel packed, 4 bytes each."""
+
+RequestIdField: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
+PackedTokens: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS_ON_WIRE)]
+Digest: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+
+
+class EndReason(StrEnum):
+    """Why an attempt ended. The first three are the model's own ends, all others are ours."""
+
+    STOP = "stop"  # end-of-sequence or stop token
+    LENGTH = "length"
+    STOP_STRING = "stop_string"
+    CANCEL = "cancel"  # the client left
+    STALLED = "stalled"  # the client stopped reading
+    DEADLINE = "deadline"
+    DRAIN = "drain"
+    PREEMPTED = "preempted"  # blocks ran out; the server begins a new attempt
+    SUPERSEDED = "superseded"  # a newer attempt of the same request exists
+    LEASE_EXPIRED = "lease_expired"  # its server fell silent or no longer names it
+    PEER_LOST = "peer_lost"  # the other worker of the pair
+    UNKNOWN = "unknown"  # the worker has no such attempt
+    ERROR = "error"
+
+
+class RefuseReason(StrEnum):
+    """Why decode granted no lease."""
+
+    NO_BLOCKS = "no_blocks"
+    NO_ROWS = "no_rows"
+    DRAINING = "draining"
+    TOO_LONG = "too_long"
+    ENDED = "ended"  # a tombstone: the END overtook its RESERVE
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A group of fields inside frames; an array on the wire."""
+
+
+class Peer(Part, frozen=True, array_like=True):
+    """A process, as it names itself."""
+
+    role: Role
+    name: Name
+    epoch: Count
+
+    @classmethod
+    def of(cls, peer_id: PeerId) -> Peer:
+        return cls(*peer_id)
+
+    @property
+    def peer_id(self) -> PeerId:
+        return PeerId(self.role, self.name, self.epoch)
+
+
+class Capacity(Part, frozen=True, array_like=True):
+    """What a worker has in all; fixed for its life."""
+
+    num_blocks: Count
+    block_size: Count
+    bytes_per_block: Count
+    max_num_seqs: Count
+    max_model_len: Count
+    max_waiting_tokens: Count = 0
+    kv_window_bytes: Count = 0
+
+
+class Load(Part, frozen=True, array_like=True):
+    """What a worker is doing; with every heartbeat. Counters only rise within one epoch."""
+
+    free_blocks: Count = 0
+    cached_blocks: Count = 0
+    leased_blocks: Count = 0
+    running: Count = 0
+    paused: Count = 0
+    waiting: Count = 0
+    waiting_tokens: Count = 0
+    steps: Count = 0
+    computed_tokens: Count = 0
+    kv_bytes: Count = 0  # sent by prefill, received into the pool by decode
+    stale_frames: Count = 0  # dropped: they named no live lease
+    bad_digests: Count = 0
+    preemptions: Count = 0
+
+
+class KvTarget(Part, frozen=True, array_like=True):
+    """Where the KV of an attempt goes: one life of one decode worker."""
+
+    peer: Peer
+    address: Text
+
+
+class TopToken(Part, frozen=True, array_like=True):
+    """One alternative at a position."""
+
+    token_id: Count
+    logprob: float
+
+
+class TokenRow(Part, frozen=True, array_like=True):
+    """One token of one attempt. `position` counts completion tokens from 0."""
+
+    request_id: RequestIdField
+    attempt: Count
+    position: Count
+    token_id: Count
+    logprob: float | None = None
+    top: Annotated[tuple[TopToken, ...], msgspec.Meta(max_length=20)] = ()
+
+    @property
+    def key(self) -> AttemptKey:
+        return AttemptKey(self.request_id, self.attempt)
+
+
+class CreditRow(Part, frozen=True, array_like=True):
+    """Positions below `allowed` may be produced. Absolute, so that a lost or doubled frame and a
+    reordered one (the largest wins) do no harm."""
+
+    request_id: RequestIdField
+    attempt: Count
+    allowed: Count
+
+    @property
+    def key(self) -> AttemptKey:
+        return AttemptKey(self.request_id, self.attempt)
+
+
+class AttemptRow(Part, frozen=True, array_like=True):
+    """An attempt that its server still wants."""
+
+    request_id: RequestIdField
+    attempt: Count
+
+    @property
+    def key(self) -> AttemptKey:
+        return AttemptKey(self.request_id, self.attempt)
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Anything that is a message of its own."""
+
+
+class AttemptFrame(Frame, frozen=True, array_like=True):
+    """A frame about one attempt."""
+
+    request_id: RequestIdField
+    attempt: Count
+
+    @property
+    def key(self) -> AttemptKey:
+        return AttemptKey(self.request_id, self.attempt)
+
+
+class Hello(Frame, frozen=True, array_like=True, tag=1):
+    """Connecting side -> bound side, first frame of every link.
+
+    `fingerprint` is empty from a server, which computes nothing.
+    """
+
+    peer: Peer
+    version: Count
+    oldest_version: Count
+    fingerprint: Text = ""
+
+
+class Welcome(Frame, frozen=True, array_like=True, tag=2):
+    """Bound side -> connecting side: the agreed version, who I am and what I have."""
+
+    peer: Peer
+    version: Count
+    fingerprint: Text
+    capacity: Capacity
+    kv_address: Text = ""
+
+
+class Goodbye(Frame, frozen=True, array_like=True, tag=3):
+    """Either way: this link ends now, and why: another fingerprint, an old version, a new epoch."""
+
+    reason: Text
+
+
+class WorkerHeartbeat(Frame, frozen=True, array_like=True, tag=4):
+    """Worker -> server. `progress` rises with every device step; with work pending and no rise the
+    device thread is wedged although this thread answers."""
+
+    epoch: Count
+    progress: Count
+    has_work: bool
+    is_draining: bool
+    load: Load
+    token_credit: Count = 0  # prefill: prompt tokens this server may have under way
+    row_credit: Count = 0  # decode: sequences this server may have under way
+
+
+class ServerHeartbeat(Frame, frozen=True, array_like=True, tag=5):
+    """Server -> worker: every attempt that this server still wants there. It renews their leases;
+    what it does not name is released."""
+
+    epoch: Count
+    live: Annotated[tuple[AttemptRow, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
+
+
+class Reserve(AttemptFrame, frozen=True, array_like=True, tag=6):
+    """Server -> decode: hold blocks for this prompt.
+
+    `replay` are completion tokens that the client already has: they are computed again, never
+    sampled and never sent again.
+    """
+
+    prompt: PackedTokens
+    replay: PackedTokens
+    sampling: SamplingParams
+    priority: int
+    allowed: Count  # the first token window, as in CreditRow
+    remaining_s: Seconds
+    eos_token_ids: Annotated[tuple[int, ...], msgspec.Meta(max_length=64)] = ()
+
+
+class Grant(AttemptFrame, frozen=True, array_like=True, tag=7):
+    """Decode -> server: the lease. `held_blocks` leading blocks need no shipping."""
+
+    epoch: Count
+    held_blocks: Count = 0
+
+
+class Refuse(AttemptFrame, frozen=True, array_like=True, tag=8):
+    """Decode -> server: no lease."""
+
+    reason: RefuseReason
+    retry_after_s: Seconds = 0.0
+
+
+class Prefill(AttemptFrame, frozen=True, array_like=True, tag=9):
+    """Server -> prefill: compute this prompt, ship its KV to `target`, sample the first token."""
+
+    prompt: PackedTokens
+    target: KvTarget
+    sampling: SamplingParams
+    priority: int
+    remaining_s: Seconds
+    held_blocks: Count = 0
+    eos_token_ids: Annotated[tuple[int, ...], msgspec.Meta(max_length=64)] = ()
+
+
+class FirstToken(AttemptFrame, frozen=True, array_like=True, tag=10):
+    """Prefill -> server: position 0, straight, without waiting for the KV to arrive."""
+
+    row: TokenRow
+    cached_tokens: Count
+    queue_s: Seconds
+    compute_s: Seconds
+
+
+class KvChunk(AttemptFrame, frozen=True, array_like=True, tag=11):
+    """Prefill -> decode, with a payload part: whole blocks, in sequence order.
+
+    `target_epoch` fences: a chunk meant for another life of the receiver is dropped and counted.
+    """
+
+    target_epoch: Count
+    index: Count
+    first_block: Count  # block of the sequence, not of the pool
+    num_blocks: Count
+    digest: Digest
+
+
+class KvManifest(AttemptFrame, frozen=True, array_like=True, tag=12):
+    """Prefill -> decode: all chunks of the attempt are sent; this many there were."""
+
+    target_epoch: Count
+    num_chunks: Count
+    num_tokens: Count
+    first: TokenRow
+
+
+class KvCredit(AttemptFrame, frozen=True, array_like=True, tag=13):
+    """Decode -> prefill: chunk `index` was taken (copied, or dropped as stale); its `num_bytes` of
+    window are free again."""
+
+    index: Count
+    num_bytes: Count
+
+
+class KvResend(AttemptFrame, frozen=True, array_like=True, tag=14):
+    """Decode -> prefill: these chunks came with a wrong digest or not at all."""
+
+    indices: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_ROWS)]
+
+
+class KvDone(AttemptFrame, frozen=True, array_like=True, tag=15):
+    """Decode -> prefill: everything arrived, or nothing more is wanted; forget the attempt."""
+
+
+class Tokens(Frame, frozen=True, array_like=True, tag=16):
+    """Decode -> server: the new tokens of one step, of all this server's sequences."""
+
+    step: Count
+    rows: Annotated[tuple[TokenRow, ...], msgspec.Meta(max_length=MAX_ROWS)]
+
+
+class TokenCredit(Frame, frozen=True, array_like=True, tag=17):
+    """Server -> decode: how far each stream may run."""
+
+    rows: Annotated[tuple[CreditRow, ...], msgspec.Meta(max_length=MAX_ROWS)]
+
+
+class End(AttemptFrame, frozen=True, array_like=True, tag=18):
+    """Server -> prefill and decode: stop this attempt and free what it holds."""
+
+    reason: EndReason
+
+
+class Ended(AttemptFrame, frozen=True, array_like=True, tag=19):
+    """Worker -> server: the attempt is over here and its blocks are free.
+
+    `num_tokens` completion tokens exist (positions 0 … num_tokens - 1), replayed ones included.
+    """
+
+    reason: EndReason
+    num_tokens: Count
+    freed_blocks: Count
+    message: Text = ""
+
+
+class Drain(Frame, frozen=True, array_like=True, tag=20):
+    """Control plane -> worker: take nothing new, leave when empty or after `deadline_s`."""
+
+    deadline_s: Seconds
+
+
+AnyFrame: TypeAlias = (
+    Hello
+    | Welcome
+    | Goodbye
+    | WorkerHeartbeat
+    | ServerHeartbeat
+    | Reserve
+    | Grant
+    | Refuse
+    | Prefill
+    | FirstToken
+    | KvChunk
+    | KvManifest
+    | KvCredit
+    | KvResend
+    | KvDone
+    | Tokens
+    | TokenCredit
+    | End
+    | Ended
+    | Drain
+)
+
+
+def encode(frame: AnyFrame) -> bytes:
+    """Return the wire form of a frame.
+
+    Raises:
+      LocalProtocolError: a field is outside its bounds: a bug of ours.
+    """
+    try:
+        packed: bytes = msgpack.packb(msgspec.to_builtins(frame, builtin_types=(bytes,)))
+    except (ValueError, OverflowError, TypeError) as error:
+        raise LocalProtocolError(f"cannot encode {type(frame).__name__}: {error}") from error
+    return packed
+
+
+def decode(data: bytes | memoryview, max_bytes: int) -> AnyFrame:
+    """Return the frame that `data` holds.
+
+    Args:
+      data: one message part.
+      max_bytes: the most that a frame may have on this socket.
+
+    Raises:
+      RemoteProtocolError: too long, not msgpack, an unknown tag, a wrong or missing field.
+    """
+    if len(data) > max_bytes:
+        raise RemoteProtocolError(f"frame of {len(data)} bytes; at most {max_bytes} are allowed")
+    try:
+        raw = msgpack.unpackb(
+            data,
+            strict_map_key=True,
+            use_list=True,
+            max_array_len=MAX_ROWS,
+            max_map_len=64,
+            max_ext_len=0,
+            max_str_len=MAX_TEXT * 4,
+            max_bin_len=max_bytes,
+        )
+        frame: AnyFrame = msgspec.convert(raw, AnyFrame, strict=True)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        # msgspec.ValidationError is a ValueError.
+        raise RemoteProtocolError(f"not a frame: {str(error)[:200]}") from error
+    return frame

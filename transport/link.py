@@ -1,0 +1,126 @@
+"""What a link can do, whether ZeroMQ or memory carries it. Knows no sockets.
+
+A Listener is the bound side (many peers), a Connection the connecting side (one peer). Both hand
+out frames that are already parsed; what cannot be parsed is dropped, counted, and after
+`MAX_BAD_FRAMES` the sender is cut off.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from triolet.errors import TrioletError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .frames import AnyFrame
+
+MAX_BAD_FRAMES = 3
+"""One bad frame may be a bit flip; three are an enemy or another program."""
+
+
+class PeerGone(TrioletError):
+    """No such peer on this listener: it never said anything, or its pipe is closed."""
+
+
+class PeerBusy(TrioletError):
+    """The peer's pipe is full: it has stopped reading. ROUTER pipes never become 'writable', so
+    this is never waited for; the caller treats the peer as failing."""
+
+
+class Message(NamedTuple):
+    """One received frame.
+
+    Attributes:
+      sender: routing id of the peer; empty on a Connection.
+      frame: what it says.
+      payload: KV bytes beside it, or None. The buffer is not aligned: copy, never view as a tensor.
+    """
+
+    sender: bytes
+    frame: AnyFrame
+    payload: memoryview | None
+
+
+class LinkStatistics(NamedTuple):
+    """Counters of one link since it was opened."""
+
+    sent_frames: int
+    received_frames: int
+    bad_frames: int
+
+
+class Listener(Protocol):
+    """The bound side."""
+
+    @property
+    def address(self) -> str:
+        """What peers connect to; the port is filled in where the config said any."""
+        ...
+
+    async def receive_many(self, max_messages: int = 256) -> Sequence[Message]:
+        """Wait for one message, then take what else is there. Cancellation loses nothing."""
+        ...
+
+    def send_nowait(
+        self, to: bytes, frame: AnyFrame, payload: bytes | memoryview | None = None
+    ) -> None:
+        """Hand a frame to the peer's pipe. The payload is not copied: it must not change any more.
+
+        Raises:
+          PeerGone: no such peer.
+          PeerBusy: its pipe is full.
+        """
+        ...
+
+    def statistics(self) -> LinkStatistics:
+        """Return the counters."""
+        ...
+
+    def close(self) -> None:
+        """Drop everything unsent and close. Idempotent; receivers get ClosedResourceError."""
+        ...
+
+
+class Connection(Protocol):
+    """The connecting side. It reconnects by itself; a new life of the peer says so in WELCOME."""
+
+    async def receive_many(self, max_messages: int = 256) -> Sequence[Message]:
+        """Wait for one message, then take what else is there. Cancellation loses nothing."""
+        ...
+
+    def send_nowait(self, frame: AnyFrame, payload: bytes | memoryview | None = None) -> None:
+        """Hand a frame to the pipe. The payload is not copied: it must not change any more.
+
+        Raises:
+          PeerGone: not connected at present.
+          PeerBusy: the pipe is full.
+        """
+        ...
+
+    def statistics(self) -> LinkStatistics:
+        """Return the counters."""
+        ...
+
+    def close(self) -> None:
+        """Drop everything unsent and close. Idempotent; receivers get ClosedResourceError."""
+        ...
+
+
+class Network(Protocol):
+    """Makes links. ZmqNetwork in production; MemoryNetwork in tests and simulations."""
+
+    def listen(self, address: str, *, hwm: int, max_frame_bytes: int) -> Listener:
+        """Bind. Raises ConfigError naming address and remedy if that is not possible."""
+        ...
+
+    def connect(
+        self, address: str, identity: bytes, *, hwm: int, max_frame_bytes: int
+    ) -> Connection:
+        """Connect (and keep connecting). `identity` has the epoch in it (PeerId.identity)."""
+        ...
+
+    def close(self) -> None:
+        """Close every link that was made here."""
+        ...

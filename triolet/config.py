@@ -1,0 +1,202 @@
+"""Every bound, deadline and buffer size of the product, each beside its reason.
+
+Knows numbers; refuses to read files, flags or the environment (ops/cli does). Each part of the
+product is handed only the dataclass it needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from .errors import ConfigError
+from .units import MIB, MILLISECONDS, SECONDS
+
+
+class Dtype(StrEnum):
+    """What weights, activations and KV are computed and stored in."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+def require(is_allowed: bool, name: str, value: object, allowed: str) -> None:
+    """Raise a ConfigError that names field, value and remedy unless `is_allowed`."""
+    if not is_allowed:
+        raise ConfigError(f"{name} is {value!r}; allowed: {allowed}")
+
+
+@dataclass(frozen=True, slots=True)
+class LinkConfig:
+    """Deadlines and bounds of the protocol between processes (docs/protocol.md)."""
+
+    heartbeat_interval_s: float = 0.5 * SECONDS
+    """Both ways. Three fit into `peer_timeout_s`, so one lost or late frame is no death."""
+    peer_timeout_s: float = 1.5 * SECONDS
+    """Silence, or no progress with work pending, after which a peer counts as dead."""
+    lease_ttl_s: float = 2.0 * SECONDS
+    """A lease that its server has not renewed for this long is released. Above `peer_timeout_s`, so
+    that the server gives up first."""
+    tombstone_s: float = 30.0 * SECONDS
+    """How long an ended attempt is remembered: longer than any frame can be under way."""
+    max_tombstones: int = 100_000
+    """About 15 MiB; at the bound the oldest is forgotten first."""
+    sweep_interval_s: float = 50 * MILLISECONDS
+    """How often expired leases, deadlines and stalled clients are looked for."""
+    hello_timeout_s: float = 5.0 * SECONDS
+    """A peer that connects and does not say HELLO within this time is forgotten."""
+    kv_chunk_bytes: int = 1 * MIB
+    """Payload per KV frame, rounded down to whole blocks (at least one): 1 MiB frames moved most
+    bytes per second on tcp and ipc."""
+    kv_window_bytes: int = 16 * MIB
+    """Bytes a sender may have under way to one decode worker: 16 chunks hide the round trip."""
+    kv_ring_bytes: int = 64 * MIB
+    """Host memory for KV that is computed but not yet acknowledged; full means prefill stops
+    taking work."""
+    kv_stall_s: float = 2.0 * SECONDS
+    """A transfer that gains no credit for this long has lost its receiver."""
+    max_chunk_resends: int = 2
+    """A chunk whose digest is wrong more often ends the attempt: the path is broken."""
+    control_hwm: int = 10_000
+    """Frames per control pipe; a peer at this mark is busy and counts as failing. Frames are small
+    (a TOKENS frame of 256 rows is 12 KiB)."""
+    kv_hwm: int = 256
+    """Frames per KV pipe; the byte window is reached first, this is the second fence."""
+    max_control_frame_bytes: int = 16 * MIB
+    """The largest control frame is a PREFILL of a 1M-token prompt: 4 MiB of ids and some."""
+    max_kv_frame_bytes: int = 64 * MIB
+    """One block of a very large model still fits."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.heartbeat_interval_s > 0, "heartbeat_interval_s", self.heartbeat_interval_s, "> 0"
+        )
+        require(
+            self.peer_timeout_s > 2 * self.heartbeat_interval_s,
+            "peer_timeout_s",
+            self.peer_timeout_s,
+            f"> 2 x heartbeat_interval_s ({2 * self.heartbeat_interval_s})",
+        )
+        require(
+            self.lease_ttl_s > self.peer_timeout_s,
+            "lease_ttl_s",
+            self.lease_ttl_s,
+            f"> peer_timeout_s ({self.peer_timeout_s})",
+        )
+        require(
+            self.kv_ring_bytes >= self.kv_chunk_bytes,
+            "kv_ring_bytes",
+            self.kv_ring_bytes,
+            f">= kv_chunk_bytes ({self.kv_chunk_bytes})",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What a worker computes with."""
+
+    dtype: Dtype = Dtype.FLOAT32
+    backend: str = "sdpa"
+    """Attention: `sdpa` anywhere, `flash` on NVIDIA with flash-attn."""
+    device: str = "cpu"
+    block_size: int = 16
+    """Tokens per KV block. 16 wastes 8 tokens per sequence on average; `flash` needs 256."""
+    kv_pool_bytes: int = 512 * MIB
+    """The pool of one worker; the number of blocks follows from the model."""
+    max_num_seqs: int = 64
+    """Rows of a decode step; more rows gain little once the step is bound by compute."""
+    max_num_batched_tokens: int = 512
+    """Prompt tokens per prefill step: the bound on how long a short prompt waits for a long one."""
+    max_model_len: int | None = None
+    """Context length; None takes the model's own."""
+    threads: int | None = None
+    """CPU threads of the device thread's kernels; None divides the cores among local workers."""
+
+    def __post_init__(self) -> None:
+        require(self.block_size >= 1, "block_size", self.block_size, ">= 1")
+        require(self.max_num_seqs >= 1, "max_num_seqs", self.max_num_seqs, ">= 1")
+        require(
+            self.max_num_batched_tokens >= self.block_size,
+            "max_num_batched_tokens",
+            self.max_num_batched_tokens,
+            f">= block_size ({self.block_size})",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """One prefill or decode process."""
+
+    name: str
+    model_dir: str
+    control_address: str
+    """Where servers reach this worker: `ipc://…` or `tcp://host:port`."""
+    kv_address: str | None = None
+    """Decode only: where prefill workers reach it."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    link: LinkConfig = field(default_factory=LinkConfig)
+    curve_dir: str | None = None
+    """Key directory; required for any address that leaves this host."""
+    max_waiting_tokens: int = 32_768
+    """Prefill only: prompt tokens that may wait inside the worker. Workers hold almost no queue, so
+    that fairness, deadlines and cancellation act in the server; this much keeps the device busy
+    for a round trip."""
+    step_timeout_s: float = 60.0 * SECONDS
+    """A device step longer than this is a wedged device: the worker exits and is restarted."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The front process."""
+
+    model_dir: str
+    model_name: str
+    prefill_addresses: tuple[str, ...]
+    decode_addresses: tuple[str, ...]
+    host: str = "127.0.0.1"
+    port: int = 8000
+    link: LinkConfig = field(default_factory=LinkConfig)
+    curve_dir: str | None = None
+    token_window: int = 64
+    """Tokens a stream may run ahead of what its client has read (back-pressure, window 2)."""
+    stall_timeout_s: float = 10.0 * SECONDS
+    """A client that reads nothing for this long while tokens wait loses its stream."""
+    keep_alive_s: float = 10.0 * SECONDS
+    """SSE comment interval, from the moment a request is queued; below every proxy's idle limit."""
+    default_deadline_s: float = 600.0 * SECONDS
+    """A request that names no deadline ends here: nothing may live for ever."""
+    max_queued_requests: int = 1024
+    """Requests that wait for a worker. About 8 KiB each plus their prompt."""
+    max_queue_wait_s: float = 60.0 * SECONDS
+    """Predicted wait beyond which a request is refused at once with Retry-After."""
+    max_attempts: int = 3
+    """One try and two retries: a request that outlives three workers' deaths may be their cause."""
+    max_connections: int = 4096
+    """Client connections; the next gets a 503 and is closed. Below the usual fd limit of 8192."""
+    listen_backlog: int = 1024
+    """Connections the kernel holds during a burst; hypercorn's default of 100 drops some."""
+    max_body_bytes: int = 16 * MIB
+    max_header_bytes: int = 16 * 1024
+    max_header_fields: int = 64
+    header_timeout_s: float = 10.0 * SECONDS
+    """Request line and headers must be in by then."""
+    body_timeout_s: float = 60.0 * SECONDS
+    idle_connection_s: float = 75.0 * SECONDS
+    """Keep-alive; longer than the 60 s idle time of common load balancers, so that they close
+    first and no request meets a closing socket."""
+    tcp_user_timeout_s: float = 10.0 * SECONDS
+    """The kernel drops a peer that acknowledges nothing for this long."""
+    tokenize_threads: int = 2
+    tokenize_timeout_s: float = 10.0 * SECONDS
+    """Template and tokenizer run in threads: this bounds how long a request waits for them."""
+    ws_ping_s: float = 15.0 * SECONDS
+    ws_pong_timeout_s: float = 30.0 * SECONDS
+    ws_max_message_bytes: int = 1 * MIB
+    ws_max_messages_per_s: float = 50.0
+    """A chat sends one message a turn; more is a flood."""
+    ws_max_streams: int = 8
+    """Answers at once on one WebSocket."""
+    drain_timeout_s: float = 30.0 * SECONDS
+    """After SIGTERM running streams may finish for this long, then each gets a terminal event."""
+    exit_grace_s: float = 5.0 * SECONDS
+    """After the drain the process leaves within this time, whatever a socket does."""

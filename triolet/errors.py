@@ -1,0 +1,114 @@
+"""Every error that Triolet raises itself. Foreign exceptions are mapped in the file that touches them.
+
+Knows the HTTP status and code that an error of a request ends in; does not know HTTP.
+"""
+
+from __future__ import annotations
+
+
+class TrioletError(Exception):
+    """Anything that Triolet raises on purpose."""
+
+
+class ConfigError(TrioletError):
+    """A setting that cannot work. The text names the field, its value and what is allowed."""
+
+
+class ModelError(ConfigError):
+    """A model directory that is missing, broken or of an unsupported kind."""
+
+
+class ProtocolError(TrioletError):
+    """A frame that the protocol does not allow."""
+
+
+class LocalProtocolError(ProtocolError):
+    """We were about to break the protocol: a bug of ours."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer broke the protocol."""
+
+
+class CapacityError(TrioletError):
+    """No free blocks, no room in a queue, no live peer. Caught inside, never shown as it is."""
+
+
+class LeaseError(TrioletError):
+    """A block or an attempt that the caller does not own."""
+
+
+class WorkerLost(TrioletError):
+    """A peer went away: its process died, froze, or the link to it broke."""
+
+    def __init__(self, peer: str) -> None:
+        super().__init__(f"worker {peer} was lost")
+        self.peer = peer
+
+
+class RequestError(TrioletError):
+    """A request that ends in an error its client is told of.
+
+    Attributes:
+      status: HTTP status.
+      code: stable word for programs, such as `context_length_exceeded`.
+      param: the request field at fault, or None.
+      retry_after_s: seconds after which a retry makes sense, or None.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int,
+        code: str,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.code = code
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+def invalid_request(
+    message: str, param: str | None = None, code: str = "invalid_request_error"
+) -> RequestError:
+    """Return the error for input that can never work: 400, no retry."""
+    return RequestError(message, status=400, code=code, param=param)
+
+
+def overloaded(message: str, retry_after_s: float) -> RequestError:
+    """Return the error for load beyond what the queue may hold: 503, retry later."""
+    return RequestError(message, status=503, code="overloaded", retry_after_s=retry_after_s)
+
+
+def no_worker(message: str, retry_after_s: float = 2.0) -> RequestError:
+    """Return the error for a request that no live worker could take or finish: 503."""
+    return RequestError(message, status=503, code="no_worker", retry_after_s=retry_after_s)
+
+
+def draining() -> RequestError:
+    """Return the error for a request that arrives while this server shuts down: 503."""
+    return RequestError(
+        "this server is shutting down; send the request again and another one will take it",
+        status=503,
+        code="draining",
+        retry_after_s=1.0,
+    )
+
+
+def deadline_exceeded(message: str) -> RequestError:
+    """Return the error for a request whose deadline passed: 504."""
+    return RequestError(message, status=504, code="deadline_exceeded")
+
+
+def server_error() -> RequestError:
+    """Return the error for a bug of ours: 500, with no internals in the text."""
+    return RequestError(
+        "the server failed on this request; the request id finds it in the server's log",
+        status=500,
+        code="server_error",
+    )

@@ -1,0 +1,66 @@
+"""Who is who: requests, attempts, processes. Ids are random and never reused.
+
+Knows how ids are made and shown; knows nothing of what they name.
+"""
+
+from __future__ import annotations
+
+import secrets
+from enum import StrEnum
+from typing import NamedTuple
+
+REQUEST_ID_BYTES = 16
+
+
+class Role(StrEnum):
+    """What a process is in the fleet."""
+
+    SERVER = "server"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class AttemptKey(NamedTuple):
+    """One try at one request. Death of a worker, preemption or drain begins the next attempt.
+
+    Attributes:
+      request_id: 16 random bytes.
+      attempt: 0 for the first.
+    """
+
+    request_id: bytes
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.request_id.hex()}/{self.attempt}"
+
+
+class PeerId(NamedTuple):
+    """One life of one process: a restarted worker has another epoch and is another peer.
+
+    Attributes:
+      role: what it is.
+      name: its name in the fleet, such as `decode-0`.
+      epoch: 64 random bits drawn at its start.
+    """
+
+    role: Role
+    name: str
+    epoch: int
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.epoch:016x}"
+
+    def identity(self) -> bytes:
+        """Return the ZeroMQ routing id: with the epoch in it, two lives never share a pipe."""
+        return f"{self.role}:{self.name}:{self.epoch:016x}".encode()
+
+
+def new_request_id() -> bytes:
+    """Return 128 random bits."""
+    return secrets.token_bytes(REQUEST_ID_BYTES)
+
+
+def new_epoch() -> int:
+    """Return 64 random bits, never 0."""
+    return secrets.randbits(64) or 1

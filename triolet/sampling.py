@@ -1,0 +1,84 @@
+"""How a token is chosen: the parameters that travel with a request, and their bounds.
+
+Knows no tensors. Token choice depends on (seed, position, logits) only, so an attempt on another
+worker continues exactly; the seed is therefore always set here, at random if the client gave none.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+
+MAX_TOP_LOGPROBS = 20
+MAX_LOGIT_BIAS = 300
+MAX_STOP_TOKEN_IDS = 64
+MAX_SEED = 2**63 - 1
+MAX_TOP_K = 2**31 - 1
+
+
+def new_seed() -> int:
+    """Return a seed for a request whose client gave none."""
+    return secrets.randbelow(MAX_SEED)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Everything that decides the next token and the end of the sequence, but stop strings.
+
+    Attributes:
+      max_tokens: most completion tokens, at least 1.
+      min_tokens: no end-of-sequence and no stop token before this many tokens.
+      temperature: 0 is greedy.
+      top_p: nucleus mass in (0, 1]; 1 is off.
+      top_k: 0 is off.
+      min_p: share of the best token's probability, in [0, 1]; 0 is off.
+      presence_penalty: subtracted once for a token that the completion has, [-2, 2].
+      frequency_penalty: subtracted per occurrence in the completion, [-2, 2].
+      repetition_penalty: divides (multiplies, if negative) the logits of tokens in prompt or
+        completion; 1 is off.
+      logit_bias: (token id, bias) pairs, added to the logits.
+      seed: 63 bits; with the position it keys the counter-based generator.
+      stop_token_ids: end the sequence; the token itself is not shown.
+      ignore_eos: the model's own end tokens do not end the sequence.
+      logprobs: None for none, else how many alternatives to report beside the chosen token (0…20).
+    """
+
+    max_tokens: int = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = field(default_factory=new_seed)
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the tokens so far change the logits."""
+        return (
+            self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.repetition_penalty != 1.0
+        )
+
+
+def end_token_ids(params: SamplingParams, eos_token_ids: tuple[int, ...]) -> frozenset[int]:
+    """Return the ids that end a sequence under these parameters."""
+    return frozenset(params.stop_token_ids + (() if params.ignore_eos else eos_token_ids))
+
+
+def is_end_token(
+    params: SamplingParams, eos_token_ids: tuple[int, ...], position: int, token_id: int
+) -> bool:
+    """Return whether this token at this completion position ends the sequence with `stop`.
+
+    Before `min_tokens` the sampler never chooses one; the check is repeated here because the server
+    and decode decide this apart from one another and must agree.
+    """
+    return position >= params.min_tokens and token_id in end_token_ids(params, eos_token_ids)
