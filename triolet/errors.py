@@ -1,4 +1,4 @@
-"""Every error that Triolet raises itself. Foreign exceptions are mapped in the file that touches them.
+"""Every error that Triolet raises itself. Foreign ones are mapped where their library is used.
 
 Knows the HTTP status and code that an error of a request ends in; does not know HTTP.
 """
