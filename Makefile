@@ -1,0 +1,61 @@
+# Two commands, each complete on a fresh machine:
+#   make serve   create the environment, install, serve the demo model on http://127.0.0.1:8000
+#   make test    the same environment; lint, types and all tests
+
+PYTHON ?= python3
+PORT ?= 8000
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check install --quiet
+
+# A GPU host takes any torch >= 2.11; everything else takes the CPU build named in constraints.txt.
+HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -c GPU)
+CONSTRAINTS := $(if $(filter-out 0,$(HAS_GPU)),,--constraint constraints.txt)
+
+.PHONY: help install install-dev system-deps serve test lint types unit loadtest screenshot demo-model clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Triolet needs Python 3.11 or newer; name one with PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) $(CONSTRAINTS) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) $(CONSTRAINTS) --editable '.[dev]'
+	@touch $@
+
+install: $(VENV)/.installed  ## create .venv and install Triolet into it
+
+install-dev: $(VENV)/.installed-dev
+
+system-deps:
+	@command -v chromium >/dev/null 2>&1 || command -v apt-get >/dev/null 2>&1 || \
+	  { echo "chromium is missing: the page's tests will be skipped" >&2; exit 0; }; \
+	command -v chromium >/dev/null 2>&1 || [ "$$(id -u)" != 0 ] || \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; }
+
+serve: install  ## serve the demo model (PORT=8000, ARGS="--prefill 2 …")
+	@$(BIN)/triolet serve --port $(PORT) $(ARGS)
+
+lint: install-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install-dev
+	$(BIN)/mypy
+
+unit: install-dev system-deps
+	$(BIN)/pytest $(ARGS)
+
+test: lint types unit  ## lint, types and all tests
+
+loadtest: install-dev  ## locust, headless, against a server it starts; report in build/loadtest/
+	$(BIN)/python -m loadtest.run $(ARGS)
+
+clean:  ## remove what builds and tests leave behind, not the environment
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,269 @@
+"""The house keeps its own rules: caps on size, who may import whom, what may never be written.
+
+Reads the tree as text and syntax; imports nothing of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import statistics
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("triolet", "transport", "engine", "prefill", "decode", "server", "ops", "loadtest")
+
+MAX_FILE_LINES = 400
+MAX_MEDIAN_FILE_LINES = 160
+MAX_FUNCTION_LINES = 60
+MAX_ATTRIBUTES = 15
+MAX_METHODS = 20
+
+MAY_IMPORT: dict[str, frozenset[str]] = {
+    "triolet": frozenset(),
+    "transport": frozenset({"triolet"}),
+    "engine": frozenset({"triolet"}),
+    "prefill": frozenset({"triolet", "transport", "engine"}),
+    "decode": frozenset({"triolet", "transport", "engine"}),
+    "server": frozenset({"triolet", "transport"}),
+    # The CLI starts each role's entry point, inside the command that is that role.
+    "ops": frozenset({"triolet", "transport"}),
+    "loadtest": frozenset(),
+}
+ENTRY_POINTS = {("ops/cli.py", "prefill"), ("ops/cli.py", "decode"), ("ops/cli.py", "server")}
+
+HOMES: dict[str, tuple[str, ...]] = {
+    # A library that only one place may touch, and where.
+    "zmq": ("transport/zmq_",),
+    "hypercorn": ("server/edge/",),
+    "flash_attn": ("engine/attention/flash",),
+    "msgpack": ("transport/codec.py",),
+    "prometheus_client": ("server/metrics",),
+    "locust": ("loadtest/",),
+}
+NEVER = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "yaml"}
+IMPURE = {"trio", "zmq", "socket", "torch", "time", "threading", "anyio", "asyncio"}
+
+
+def sources(*rooms: str) -> list[Path]:
+    """Return the Python files that git knows or would add, of these top folders."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    return [
+        ROOT / name for name in listed if name.split("/")[0] in rooms and (ROOT / name).exists()
+    ]
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def shown(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imports_of(tree: ast.AST) -> list[tuple[int, str]]:
+    """Return (line, top-level module) of every absolute import."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found.append((node.lineno, node.module))
+    return found
+
+
+def test_files_are_short() -> None:
+    lines = {p: len(p.read_text(encoding="utf-8").splitlines()) for p in sources(*ROOMS, "tests")}
+    too_long = {shown(p): n for p, n in lines.items() if n > MAX_FILE_LINES}
+    assert not too_long
+    of_package = [n for p, n in lines.items() if "tests" not in p.parts and p.name != "__init__.py"]
+    assert statistics.median(of_package) <= MAX_MEDIAN_FILE_LINES
+
+
+def test_functions_are_short() -> None:
+    too_long = [
+        f"{shown(path)}:{node.lineno} {node.name}: {length} lines"
+        for path in sources(*ROOMS, "tests")
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (length := (node.end_lineno or node.lineno) - node.lineno + 1) > MAX_FUNCTION_LINES
+    ]
+    assert not too_long
+
+
+def own_attributes(node: ast.ClassDef) -> set[str]:
+    """Return names annotated in the class body or assigned to self."""
+    names = {
+        item.target.id
+        for item in node.body
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+    }
+    for sub in ast.walk(node):
+        if (
+            isinstance(sub, ast.Attribute)
+            and isinstance(sub.ctx, ast.Store)
+            and isinstance(sub.value, ast.Name)
+            and sub.value.id == "self"
+        ):
+            names.add(sub.attr)
+    return names
+
+
+RECORDS = {"dataclass", "Struct", "Part", "Frame", "AttemptFrame", "BaseModel", "NamedTuple"}
+
+
+def is_record(node: ast.ClassDef) -> bool:
+    """Whether the class only names fields (config, wire schema, request schema)."""
+    marks = [ast.unparse(mark) for mark in (*node.decorator_list, *node.bases)]
+    only_fields = not any(
+        isinstance(i, ast.FunctionDef) and i.name == "__init__" for i in node.body
+    )
+    return not has_init and any(word in mark for mark in marks for word in RECORDS)
+
+
+def test_classes_are_small() -> None:
+    too_large = []
+    for path in sources(*ROOMS):
+        for node in ast.walk(parsed(path)):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            methods = sum(isinstance(i, ast.FunctionDef | ast.AsyncFunctionDef) for i in node.body)
+            attributes = len(own_attributes(node))
+            if methods > MAX_METHODS or (attributes > MAX_ATTRIBUTES and not is_record(node)):
+                too_large.append(
+                    f"{shown(path)} {node.name}: {attributes} attrs, {methods} methods"
+                )
+    assert not too_large
+
+
+def test_package_files_hold_no_code() -> None:
+    with_code = [
+        shown(path)
+        for path in sources(*ROOMS)
+        if path.name == "__init__.py"
+        and any(
+            not isinstance(node, ast.ImportFrom | ast.Import)
+            and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+            and not (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__")
+            for node in parsed(path).body
+        )
+    ]
+    assert not with_code
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_import_only_what_they_may(room: str) -> None:
+    wrong = []
+    for path in sources(room):
+        for line, module in imports_of(parsed(path)):
+            top = module.split(".")[0]
+            if top in ROOMS and top != room and top not in MAY_IMPORT[room]:
+                if (shown(path), top) in ENTRY_POINTS:
+                    continue
+                wrong.append(f"{shown(path)}:{line} imports {module}")
+    assert not wrong
+
+
+def test_imports_inside_a_room_are_relative() -> None:
+    wrong = [
+        f"{shown(path)}:{line} imports {module}"
+        for path in sources(*ROOMS)
+        for line, module in imports_of(parsed(path))
+        if module.split(".")[0] == path.relative_to(ROOT).parts[0]
+    ]
+    assert not wrong
+
+
+def test_libraries_stay_in_their_homes() -> None:
+    wrong = [
+        f"{shown(path)}:{line} imports {module}"
+        for path in sources(*ROOMS)
+        for line, module in imports_of(parsed(path))
+        if (homes := HOMES.get(module.split(".")[0])) and not shown(path).startswith(homes)
+    ]
+    assert not wrong
+
+
+def test_nothing_unsafe_is_ever_loaded() -> None:
+    wrong = [
+        f"{shown(path)}:{line} imports {module}"
+        for path in sources(*ROOMS)
+        for line, module in imports_of(parsed(path))
+        if module.split(".")[0] in NEVER
+    ]
+    for path in sources(*ROOMS):
+        wrong += [
+            f"{shown(path)}:{node.lineno} {name}"
+            for node in ast.walk(parsed(path))
+            if isinstance(node, ast.Call)
+            and (name := ast.unparse(node.func)) in {"torch.load", "eval", "exec", "math.inf"}
+        ]
+    assert not wrong
+
+
+SANS_IO = (
+    "transport/frames.py",
+    "transport/codec.py",
+    "transport/tokens.py",
+    "transport/lease.py",
+    "transport/window.py",
+    "transport/liveness.py",
+    "transport/handshake.py",
+    "engine/block_ledger.py",
+    "engine/batch.py",
+    "prefill/scheduler.py",
+    "prefill/shipper.py",
+    "prefill/core.py",
+    "decode/scheduler.py",
+    "decode/assembly.py",
+    "decode/core.py",
+    "server/generation.py",
+)
+
+
+@pytest.mark.parametrize("name", SANS_IO)
+def test_files_that_decide_do_no_io(name: str) -> None:
+    wrong = [m for _, m in imports_of(parsed(ROOT / name)) if m.split(".")[0] in IMPURE]
+    assert not wrong
+
+
+def test_every_channel_and_queue_has_a_bound() -> None:
+    wrong = []
+    for path in sources(*ROOMS):
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func).split(".")[-1]
+                arguments = [
+                    ast.unparse(a) for a in (*node.args, *(k.value for k in node.keywords))
+                ]
+                if called in {"open_memory_channel", "open_memory_channel[bytes]"} and any(
+                    "inf" in argument for argument in arguments
+                ):
+                    wrong.append(f"{shown(path)}:{node.lineno} unbounded channel")
+                if called in {"Queue", "SimpleQueue"} and not arguments:
+                    wrong.append(f"{shown(path)}:{node.lineno} unbounded queue")
+    assert not wrong
+
+
+MARKS = ("TODO", "FIXME", "XXX", "NotImplementedError")
+
+
+def test_nothing_is_left_for_later() -> None:
+    wrong = [
+        f"{shown(path)}: {mark}"
+        for path in sources(*ROOMS, "tests")
+        if path != Path(__file__)
+        for mark in MARKS
+        if mark in path.read_text(encoding="utf-8")
+    ]
+    assert not wrong
