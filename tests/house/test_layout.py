@@ -125,9 +125,7 @@ RECORDS = {"dataclass", "Struct", "Part", "Frame", "AttemptFrame", "BaseModel", 
 def is_record(node: ast.ClassDef) -> bool:
     """Whether the class only names fields (config, wire schema, request schema)."""
     marks = [ast.unparse(mark) for mark in (*node.decorator_list, *node.bases)]
-    only_fields = not any(
-        isinstance(i, ast.FunctionDef) and i.name == "__init__" for i in node.body
-    )
+    has_init = any(isinstance(i, ast.FunctionDef) and i.name == "__init__" for i in node.body)
     return not has_init and any(word in mark for mark in marks for word in RECORDS)
 
 

@@ -1,0 +1,102 @@
+"""Ids, sampling parameters, config and errors: what every room stands on."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from triolet import errors
+from triolet.config import EngineConfig, LinkConfig, ServerConfig, WorkerConfig
+from triolet.errors import ConfigError, RequestError, TrioletError
+from triolet.ids import REQUEST_ID_BYTES, AttemptKey, PeerId, Role, new_epoch, new_request_id
+from triolet.sampling import MAX_SEED, SamplingParams, end_token_ids, is_end_token
+
+
+def test_ids_are_random_and_never_zero() -> None:
+    assert len({new_request_id() for _ in range(1000)}) == 1000
+    assert len(new_request_id()) == REQUEST_ID_BYTES
+    epochs = {new_epoch() for _ in range(1000)}
+    assert len(epochs) == 1000
+    assert all(0 < epoch < 2**64 for epoch in epochs)
+
+
+def test_two_lives_of_a_worker_have_two_routing_ids() -> None:
+    first, second = (PeerId(Role.DECODE, "decode-0", epoch) for epoch in (1, 2))
+    assert first.identity() != second.identity()
+    assert str(first) == "decode-0@0000000000000001"
+
+
+def test_an_attempt_names_itself_in_hexadecimal() -> None:
+    assert str(AttemptKey(bytes(16), 2)) == "0" * 32 + "/2"
+
+
+def test_every_request_has_a_seed() -> None:
+    seeds = {SamplingParams().seed for _ in range(100)}
+    assert len(seeds) == 100
+    assert all(0 <= seed <= MAX_SEED for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    ("params", "has_penalties"),
+    [
+        (SamplingParams(), False),
+        (SamplingParams(temperature=0.0, logit_bias=((1, 5.0),)), False),
+        (SamplingParams(presence_penalty=0.1), True),
+        (SamplingParams(frequency_penalty=-0.1), True),
+        (SamplingParams(repetition_penalty=1.1), True),
+    ],
+)
+def test_penalties_are_noticed(params: SamplingParams, has_penalties: bool) -> None:
+    assert params.has_penalties is has_penalties
+
+
+def test_end_tokens_follow_ignore_eos_and_min_tokens() -> None:
+    params = SamplingParams(stop_token_ids=(7,), min_tokens=2)
+    assert end_token_ids(params, (1, 2)) == {1, 2, 7}
+    assert not is_end_token(params, (1, 2), position=1, token_id=7)
+    assert is_end_token(params, (1, 2), position=2, token_id=7)
+    ignoring = dataclasses.replace(params, ignore_eos=True)
+    assert end_token_ids(ignoring, (1, 2)) == {7}
+    assert not is_end_token(ignoring, (1, 2), position=2, token_id=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: LinkConfig(heartbeat_interval_s=0), "heartbeat_interval_s"),
+        (lambda: LinkConfig(peer_timeout_s=0.9), "peer_timeout_s"),
+        (lambda: LinkConfig(lease_ttl_s=1.5), "lease_ttl_s"),
+        (lambda: LinkConfig(kv_ring_bytes=1), "kv_ring_bytes"),
+        (lambda: EngineConfig(block_size=0), "block_size"),
+        (lambda: EngineConfig(max_num_seqs=0), "max_num_seqs"),
+        (lambda: EngineConfig(max_num_batched_tokens=3), "max_num_batched_tokens"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_named(make: object, field: str) -> None:
+    assert callable(make)
+    with pytest.raises(ConfigError, match=rf"^{field} is .*; allowed: "):
+        make()
+
+
+@pytest.mark.parametrize("config", [LinkConfig, EngineConfig, ServerConfig, WorkerConfig])
+def test_config_is_frozen(config: type) -> None:
+    assert dataclasses.is_dataclass(config)
+    assert config.__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (errors.invalid_request("no", "n"), 400, "invalid_request_error"),
+        (errors.overloaded("full", 2.0), 503, "overloaded"),
+        (errors.no_worker("none"), 503, "no_worker"),
+        (errors.draining(), 503, "draining"),
+        (errors.deadline_exceeded("late"), 504, "deadline_exceeded"),
+        (errors.server_error(), 500, "server_error"),
+    ],
+)
+def test_request_errors_know_their_status(error: RequestError, status: int, code: str) -> None:
+    assert isinstance(error, TrioletError)
+    assert (error.status, error.code) == (status, code)
+    assert (error.retry_after_s is not None) == (status == 503)
