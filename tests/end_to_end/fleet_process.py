@@ -1,0 +1,157 @@
+"""A whole fleet as its user starts it: `triolet serve` in processes of their own, on loopback.
+
+Knows how to start, ask, wait and stop; asserts nothing about answers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import httpx2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 20.0
+POLL_S = 0.02
+
+METRIC = re.compile(r"^(?P<name>[a-z_:]+)(?:\{(?P<labels>[^}]*)\})? (?P<value>\S+)$", re.MULTILINE)
+LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+
+def free_port() -> int:
+    """Return a port that nobody listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Poll until `condition` holds; fail with `what` after `timeout_s`."""
+    give_up = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up, f"not within {timeout_s} s: {what}"
+        time.sleep(POLL_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One line of /metrics."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
+class FleetProcess:
+    """One `triolet serve` with all its children."""
+
+    def __init__(self, log_path: Path, *options: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log_path = log_path
+        self._log: IO[bytes] = log_path.open("wb")
+        command = [str(Path(sys.executable).with_name("triolet")), "serve", *options]
+        self.process = subprocess.Popen(
+            [*command, "--port", str(self.port)],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+        )
+        self.client = httpx2.Client(base_url=self.url, timeout=30.0)
+
+    def wait_ready(self) -> None:
+        """Wait until requests are taken; show the log if that does not come."""
+
+        def is_ready() -> bool:
+            assert self.process.poll() is None, self.log_text()
+            with suppress(httpx2.TransportError):
+                return self.client.get("/health/ready").status_code == 200
+            return False
+
+        try:
+            wait_until(is_ready, START_TIMEOUT_S, "fleet is ready")
+        except AssertionError:
+            sys.stderr.write(self.log_text()[-4000:])
+            raise
+
+    def stop(self) -> None:
+        """End it as Ctrl-C would; kill what is left and say so."""
+        self.client.close()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        try:
+            self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            raise
+        finally:
+            self._log.close()
+
+    def log_text(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def log_events(self, event: str) -> Iterator[dict[str, Any]]:
+        """Yield the JSON log lines of one kind, of all processes."""
+        for line in self.log_text().splitlines():
+            if f'"{event}"' in line and line.startswith("{"):
+                entry = json.loads(line)
+                if entry.get("event") == event:
+                    yield entry
+
+    def pids(self, role: str) -> list[int]:
+        """Return the pids of living role processes, as `ps` shows them."""
+        listed = subprocess.run(
+            ["ps", "-o", "pid=,args=", "--ppid", str(self.process.pid)],
+            check=False,
+            capture_output=True,
+            text=True,
+        ).stdout
+        rows = [line.split(None, 1) for line in listed.splitlines()]
+        return [int(pid) for pid, args in rows if f"triolet {role}" in args]
+
+    def metrics(self) -> list[Sample]:
+        """Return everything that /metrics says now."""
+        text = self.client.get("/metrics").raise_for_status().text
+        return [
+            Sample(m["name"], dict(LABEL.findall(m["labels"] or "")), float(m["value"]))
+            for m in METRIC.finditer(text)
+        ]
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Return the sum of all samples of this name that carry these labels."""
+        return sum(
+            sample.value
+            for sample in self.metrics()
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    def kv_blocks(self, pool: str) -> dict[str, float]:
+        """Return blocks by state over all workers of a pool."""
+        return {
+            state: self.metric("triolet_kv_blocks", pool=pool, state=state)
+            for state in ("free", "cached", "leased")
+        }
+
+    def wait_all_blocks_free(self, timeout_s: float = 5.0) -> None:
+        """Wait until no block of any pool is leased."""
+        wait_until(
+            lambda: all(self.kv_blocks(pool)["leased"] == 0 for pool in ("prefill", "decode")),
+            timeout_s,
+            "all KV blocks are free",
+        )

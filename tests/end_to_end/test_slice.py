@@ -1,0 +1,80 @@
+"""One prompt through three processes: roles, pools, and every byte of KV accounted for."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from .fleet_process import wait_until
+
+if TYPE_CHECKING:
+    from .fleet_process import FleetProcess
+
+pytestmark = pytest.mark.slow
+
+
+def chat(fleet: FleetProcess, text: str, **more: object) -> dict[str, Any]:
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 24, **more}
+    answer = fleet.client.post("/v1/chat/completions", json={"model": "demo", **body})
+    assert answer.status_code == 200, answer.text
+    parsed: dict[str, Any] = answer.json()
+    return parsed
+
+
+def test_three_roles_run_as_processes_of_their_own(fleet: FleetProcess) -> None:
+    for role in ("server", "prefill", "decode"):
+        assert len(fleet.pids(role)) == 1, role
+
+
+def test_each_worker_holds_its_own_pool(fleet: FleetProcess) -> None:
+    for pool in ("prefill", "decode"):
+        blocks = fleet.kv_blocks(pool)
+        assert blocks["free"] > 0
+        assert blocks["leased"] == 0
+
+
+def test_a_question_is_answered(fleet: FleetProcess) -> None:
+    answer = chat(fleet, "Hello!", temperature=0)
+    assert answer["choices"][0]["message"]["content"]
+    assert answer["choices"][0]["finish_reason"] in {"stop", "length"}
+
+
+def test_kv_bytes_received_are_the_whole_blocks_of_the_prompts(fleet: FleetProcess) -> None:
+    def received() -> float:
+        return fleet.metric("triolet_kv_bytes_received_total")
+
+    before = received()
+    texts = [f"Tell me a story about {n} {'big ' * n}dragons." for n in range(1, 13)]
+    with ThreadPoolExecutor(6) as threads:
+        answers = list(threads.map(lambda text: chat(fleet, text, temperature=0), texts))
+    block_size = fleet.metric("triolet_kv_block_size", pool="decode")
+    block_bytes = fleet.metric("triolet_kv_block_bytes", pool="decode")
+    prompts = [answer["usage"]["prompt_tokens"] for answer in answers]
+    expected = sum(-(-tokens // block_size) * block_bytes for tokens in prompts)
+    wait_until(lambda: received() - before >= expected, 2.0, "heartbeats carried the counter")
+    assert received() - before == expected
+
+
+def test_tokens_and_text_agree_with_what_the_tokenizer_says(fleet: FleetProcess) -> None:
+    text = "Once upon a time – 🐉 there was 1 dragon."
+    ids = fleet.client.post("/tokenize", json={"prompt": text}).json()["tokens"]
+    back = fleet.client.post("/detokenize", json={"tokens": ids}).json()
+    assert back["prompt"] == text
+
+
+def test_greedy_answers_do_not_depend_on_the_company_they_keep(fleet: FleetProcess) -> None:
+    texts = [f"What is {a} + {b}?" for a in (2, 5, 9) for b in (1, 4, 7)]
+    alone = [chat(fleet, text, temperature=0)["choices"][0]["message"] for text in texts]
+    with ThreadPoolExecutor(len(texts)) as threads:
+        answers = list(threads.map(lambda text: chat(fleet, text, temperature=0), texts))
+    assert [answer["choices"][0]["message"] for answer in answers] == alone
+
+
+def test_a_seed_repeats_an_answer(fleet: FleetProcess) -> None:
+    first, second = (
+        chat(fleet, "Tell me a story.", seed=11, temperature=1.0)["choices"][0]["message"]
+        for _ in range(2)
+    )
+    assert first == second
