@@ -1,31 +1,39 @@
 """Frames to bytes and back.
 
 A frame is a msgpack array `[tag, field, ...]` in one message part; KV bytes ride in a second part
-beside it, never inside. Parsing is bounded first (lengths, depth), then checked against the schema;
-anything else is a RemoteProtocolError. No class name and no pickle ever travels.
+beside it, never inside. The parser is driven by the schema: it stops at the first byte that does
+not fit, before anything is built from it, so that no frame costs more memory than it has bytes.
+(Parsing first and checking after turned 16 MiB of nested empty arrays into 1.1 GiB.) Anything that
+is no frame is a RemoteProtocolError. No class name and no pickle ever travels.
 """
 
 from __future__ import annotations
 
-import msgpack
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from triolet.errors import LocalProtocolError, RemoteProtocolError
 
-from .frames import MAX_ROWS, MAX_TEXT, AnyFrame
+from .frames import AnyFrame, KvChunk
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER: msgspec.msgpack.Decoder[AnyFrame] = msgspec.msgpack.Decoder(AnyFrame)
 
 
 def encode(frame: AnyFrame) -> bytes:
     """Return the wire form of a frame.
 
     Raises:
-      LocalProtocolError: a field is outside its bounds: a bug of ours.
+      LocalProtocolError: a field does not fit into msgpack: a bug of ours.
     """
     try:
-        packed: bytes = msgpack.packb(msgspec.to_builtins(frame, builtin_types=(bytes,)))
+        return _ENCODER.encode(frame)
     except (ValueError, OverflowError, TypeError) as error:
         raise LocalProtocolError(f"cannot encode {type(frame).__name__}: {error}") from error
-    return packed
 
 
 def decode(data: bytes | memoryview, max_bytes: int) -> AnyFrame:
@@ -41,18 +49,36 @@ def decode(data: bytes | memoryview, max_bytes: int) -> AnyFrame:
     if len(data) > max_bytes:
         raise RemoteProtocolError(f"frame of {len(data)} bytes; at most {max_bytes} are allowed")
     try:
-        raw = msgpack.unpackb(
-            data,
-            strict_map_key=True,
-            use_list=True,
-            max_array_len=MAX_ROWS,
-            max_map_len=64,
-            max_ext_len=0,
-            max_str_len=MAX_TEXT * 4,
-            max_bin_len=max_bytes,
-        )
-        frame: AnyFrame = msgspec.convert(raw, AnyFrame, strict=True)
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        # msgspec.ValidationError is a ValueError.
+        return _DECODER.decode(data)
+    except (ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise RemoteProtocolError(f"not a frame: {str(error)[:200]}") from error
-    return frame
+
+
+def encode_message(frame: AnyFrame, payload: bytes | memoryview | None) -> list[bytes | memoryview]:
+    """Return the message parts of a frame and the KV bytes that belong to it.
+
+    Raises:
+      LocalProtocolError: a payload where none belongs, or none where one does.
+    """
+    if (payload is not None) != isinstance(frame, KvChunk):
+        raise LocalProtocolError(f"{type(frame).__name__}: only a KvChunk has a payload")
+    return [encode(frame)] if payload is None else [encode(frame), payload]
+
+
+def decode_message(
+    parts: Sequence[bytes | memoryview], max_bytes: int
+) -> tuple[AnyFrame, memoryview | None]:
+    """Return frame and payload of received message parts.
+
+    Raises:
+      RemoteProtocolError: not one frame with the payload that belongs to it.
+    """
+    if not 1 <= len(parts) <= 2:
+        raise RemoteProtocolError(f"a message has a frame and at most a payload, not {len(parts)}")
+    frame = decode(parts[0], max_bytes)
+    payload = memoryview(parts[1]) if len(parts) == 2 else None
+    if (payload is not None) != isinstance(frame, KvChunk):
+        raise RemoteProtocolError(f"{type(frame).__name__}: only a KvChunk has a payload")
+    if payload is not None and payload.nbytes > max_bytes:
+        raise RemoteProtocolError(f"payload of {payload.nbytes} bytes; at most {max_bytes}")
+    return frame, payload
