@@ -2,7 +2,7 @@
 
 A Listener is the bound side (many peers), a Connection the connecting side (one peer). Both hand
 out frames that are already parsed; what cannot be parsed is dropped, counted, and after
-`MAX_BAD_FRAMES` the sender is cut off.
+`MAX_BAD_FRAMES` the sender is cut off: nothing more of it is read, and sending to it is PeerGone.
 """
 
 from __future__ import annotations
@@ -84,7 +84,19 @@ class Listener(Protocol):
 
 
 class Connection(Protocol):
-    """The connecting side. It reconnects by itself; a new life of the peer says so in WELCOME."""
+    """The connecting side. It reconnects by itself; a new life of the peer says so in WELCOME.
+
+    Frames that were under way to a peer whose connection broke are dropped, never delivered to its
+    next life. A peer that was cut off for bad frames is PeerGone until it connects anew.
+    """
+
+    async def send(self, frame: AnyFrame, payload: bytes | memoryview | None = None) -> None:
+        """Wait until connected and until the pipe has room, then hand the frame over.
+
+        The way to say HELLO: `send_nowait` would find no peer yet. Give it a deadline. Cancelled
+        means not sent.
+        """
+        ...
 
     async def receive_many(self, max_messages: int = 256) -> Sequence[Message]:
         """Wait for one message, then take what else is there. Cancellation loses nothing."""

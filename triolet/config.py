@@ -62,6 +62,11 @@ class LinkConfig:
     (a TOKENS frame of 256 rows is 12 KiB)."""
     kv_hwm: int = 256
     """Frames per KV pipe; the byte window is reached first, this is the second fence."""
+    zmtp_heartbeat_s: float = 300 * MILLISECONDS
+    """ZeroMQ's own pings find a stopped process or a dead host. They say nothing of its threads,
+    so the protocol's heartbeats remain the judge."""
+    zmtp_timeout_s: float = 1.0 * SECONDS
+    """No pong for this long closes the connection: three pings, and below `peer_timeout_s`."""
     max_control_frame_bytes: int = 16 * MIB
     """The largest control frame is a PREFILL of a 1M-token prompt: 4 MiB of ids and some."""
     max_kv_frame_bytes: int = 64 * MIB
@@ -82,6 +87,12 @@ class LinkConfig:
             "lease_ttl_s",
             self.lease_ttl_s,
             f"> peer_timeout_s ({self.peer_timeout_s})",
+        )
+        require(
+            self.zmtp_timeout_s > self.zmtp_heartbeat_s,
+            "zmtp_timeout_s",
+            self.zmtp_timeout_s,
+            f"> zmtp_heartbeat_s ({self.zmtp_heartbeat_s})",
         )
         require(
             self.kv_ring_bytes >= self.kv_chunk_bytes,

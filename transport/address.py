@@ -1,0 +1,142 @@
+"""Where a link may be bound or connected: only where no stranger can reach it, or with keys.
+
+Knows the forms `ipc://path` and `tcp://host:port` and what makes each of them safe; opens nothing
+but a probe that finds out whether somebody already listens on an ipc path.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import socket
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from triolet.errors import ConfigError
+
+MAX_IPC_PATH_BYTES: Final = 107
+"""`sun_path` has 108 bytes, and the last is a NUL."""
+
+_TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\[\]:/]+):(?P<port>\d{1,5}|\*)")
+_FORMS = "allowed: ipc:///directory/name, tcp://host:port"
+
+
+@dataclass(frozen=True, slots=True)
+class IpcAddress:
+    """A socket in a directory of this host."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return f"ipc://{self.path}"
+
+    def require_private_directory(self) -> None:
+        """Raise a ConfigError unless only this user can reach the directory."""
+        directory = self.path.parent
+        remedy = f"create it with: mkdir -p -m 700 {directory}"
+        try:
+            found = directory.stat()
+        except OSError as error:
+            raise ConfigError(f"{self}: no directory {directory} ({error}); {remedy}") from error
+        if not stat.S_ISDIR(found.st_mode):
+            raise ConfigError(f"{self}: {directory} is not a directory; {remedy}")
+        if found.st_uid != os.geteuid():
+            raise ConfigError(
+                f"{self}: {directory} belongs to user {found.st_uid}, not to this one "
+                f"({os.geteuid()}); use a directory of your own"
+            )
+        mode = stat.S_IMODE(found.st_mode)
+        if mode & 0o077:
+            raise ConfigError(
+                f"{self}: {directory} has mode {mode:04o}, so others may reach the socket; "
+                f"allowed: 0700 (chmod 700 {directory})"
+            )
+
+    def require_unused(self) -> None:
+        """Raise a ConfigError if a process listens there.
+
+        libzmq would unlink the path and take its place without a word.
+        """
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)
+            try:
+                probe.connect(str(self.path))
+            except BlockingIOError:
+                pass  # a listener whose backlog is full
+            except OSError:
+                return
+        raise address_in_use(str(self))
+
+
+@dataclass(frozen=True, slots=True)
+class TcpAddress:
+    """A port of a host. Port 0 is any free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"tcp://{self.host}:{self.port or '*'}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this host can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def is_ipv6(self) -> bool:
+        return ":" in self.host
+
+    def require_reachable_by_us_only(self) -> None:
+        """Raise a ConfigError if another host can reach it."""
+        if not self.is_loopback:
+            raise ConfigError(
+                f"{self} can be reached from other hosts, and there are no keys; allowed: ipc:// "
+                "in a directory of mode 0700, tcp:// on 127.0.0.1, or any tcp:// with a CURVE key "
+                "directory (curve_dir)"
+            )
+
+
+Address: TypeAlias = IpcAddress | TcpAddress
+
+
+def parse_address(address: str) -> Address:
+    """Return what an address means.
+
+    Raises:
+      ConfigError: of another form, or an ipc path that is too long.
+    """
+    if address.startswith("ipc://"):
+        path = address.removeprefix("ipc://")
+        if not path.startswith("/") or path.endswith("/"):
+            raise ConfigError(f"address {address!r}: an ipc path must be absolute; {_FORMS}")
+        length = len(os.fsencode(path))
+        if length > MAX_IPC_PATH_BYTES:
+            raise ConfigError(
+                f"address {address!r}: its path has {length} bytes; allowed: at most "
+                f"{MAX_IPC_PATH_BYTES}. Choose a shorter directory, such as /tmp/triolet"
+            )
+        return IpcAddress(Path(path))
+    match = _TCP.fullmatch(address)
+    if match is None:
+        raise ConfigError(f"address {address!r} has no known form; {_FORMS}")
+    port = 0 if match["port"] == "*" else int(match["port"])
+    if port > 65_535:
+        raise ConfigError(f"address {address!r}: port {port} does not exist; allowed: 0 to 65535")
+    return TcpAddress(match["host"], port)
+
+
+def address_in_use(address: str) -> ConfigError:
+    """Return the error for a place that is taken."""
+    return ConfigError(
+        f"address {address} is in use by another process; stop that process or choose another "
+        "address"
+    )

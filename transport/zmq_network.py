@@ -1,0 +1,282 @@
+"""Links over ZeroMQ: a ROUTER where workers are bound, a DEALER where peers connect.
+
+Knows socket options, addresses and how ZeroMQ's failures read in this house's words; the waiting is
+zmq_socket.py's, the parsing gate.py's. One network is one context with one I/O thread: a process
+makes one for control and another for KV, so that bulk never stands before a heartbeat.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import trio
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from triolet.errors import ConfigError
+
+from .address import IpcAddress, TcpAddress, address_in_use, parse_address
+from .codec import encode_message
+from .gate import FrameGate
+from .link import LinkStatistics, Message, PeerBusy, PeerGone
+from .zmq_curve import KeyDirectory, guard_context
+from .zmq_socket import ZmqSocket
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from triolet.config import LinkConfig
+
+    from .frames import AnyFrame
+
+MAX_SOCKETS: Final = 16_384
+"""A connection takes three of them (its own, and two for its monitor); ZeroMQ's default of 1023
+would end at 341 workers."""
+
+_WATCHED_EVENTS: Final = int(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+_SERVER_SIDE: Final = b""
+"""The gate's name for the one peer of a connection."""
+
+
+class ZmqNetwork:
+    """Makes links that share one I/O thread.
+
+    Args:
+      config: bounds and deadlines.
+      curve_dir: key directory; with it every tcp link is authenticated and encrypted.
+
+    Raises:
+      ConfigError: the key directory cannot be used.
+    """
+
+    def __init__(self, config: LinkConfig, curve_dir: str | None = None) -> None:
+        self._config = config
+        self._keys = KeyDirectory.load(Path(curve_dir)) if curve_dir is not None else None
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
+        self._links: set[ZmqListener | ZmqConnection] = set()
+        if self._keys is not None:
+            guard_context(self._context, self._keys)
+
+    def listen(self, address: str, *, hwm: int, max_frame_bytes: int) -> ZmqListener:
+        """Bind.
+
+        Raises:
+          ConfigError: the address is malformed, unsafe, taken, or not of this host.
+        """
+        place = parse_address(address)
+        raw = self._new_socket(zmq.ROUTER, place, hwm, max_frame_bytes)
+        try:
+            raw.set(zmq.ROUTER_MANDATORY, 1)
+            raw.set(zmq.ROUTER_HANDOVER, 1)
+            if isinstance(place, IpcAddress):
+                place.require_unused()
+            elif self._keys is not None:
+                raw.set(zmq.CURVE_SERVER, 1)
+            _bind(raw, str(place))
+        except ConfigError:
+            raw.close(0)
+            raise
+        listener = ZmqListener(raw, max_frame_bytes, self._links.discard)
+        self._links.add(listener)
+        return listener
+
+    def connect(
+        self, address: str, identity: bytes, *, hwm: int, max_frame_bytes: int
+    ) -> ZmqConnection:
+        """Connect, now or whenever somebody is bound there, and again after each loss.
+
+        Raises:
+          ConfigError: the address is malformed or unsafe.
+        """
+        place = parse_address(address)
+        raw = self._new_socket(zmq.DEALER, place, hwm, max_frame_bytes)
+        raw.set(zmq.IDENTITY, identity)
+        # Without it a message waits for a peer that is gone and reaches its next life.
+        raw.set(zmq.IMMEDIATE, 1)
+        if isinstance(place, TcpAddress) and self._keys is not None:
+            raw.set(zmq.CURVE_SERVERKEY, self._keys.key_of(place))
+        connection = ZmqConnection(raw, str(place), max_frame_bytes, self._links.discard)
+        self._links.add(connection)
+        return connection
+
+    def close(self) -> None:
+        """Close every link and the I/O thread. Idempotent."""
+        for link in tuple(self._links):
+            link.close()
+        # Every socket is closed without linger, so this waits for threads, not for peers.
+        self._context.term()
+
+    def _new_socket(
+        self, kind: int, place: IpcAddress | TcpAddress, hwm: int, max_frame_bytes: int
+    ) -> zmq.Socket[bytes]:
+        if isinstance(place, IpcAddress):
+            place.require_private_directory()
+        elif self._keys is None:
+            place.require_reachable_by_us_only()
+        raw = self._context.socket(kind)
+        raw.set(zmq.LINGER, 0)
+        raw.set(zmq.SNDHWM, hwm)
+        raw.set(zmq.RCVHWM, hwm)
+        raw.set(zmq.MAXMSGSIZE, max_frame_bytes)
+        raw.set(zmq.HEARTBEAT_IVL, round(self._config.zmtp_heartbeat_s * 1000))
+        raw.set(zmq.HEARTBEAT_TIMEOUT, round(self._config.zmtp_timeout_s * 1000))
+        if isinstance(place, TcpAddress):
+            raw.set(zmq.IPV6, place.is_ipv6)
+            if self._keys is not None:
+                raw.set(zmq.CURVE_PUBLICKEY, self._keys.public)
+                raw.set(zmq.CURVE_SECRETKEY, self._keys.secret)
+        return raw
+
+
+def _bind(raw: zmq.Socket[bytes], address: str) -> None:
+    try:
+        raw.bind(address)
+    except zmq.ZMQError as error:
+        if error.errno == zmq.EADDRINUSE:
+            raise address_in_use(address) from error
+        raise ConfigError(
+            f"cannot bind {address}: {error}; give an address of this host that is free"
+        ) from error
+
+
+class ZmqListener:
+    """The bound side. See link.Listener."""
+
+    def __init__(
+        self,
+        raw: zmq.Socket[bytes],
+        max_frame_bytes: int,
+        on_close: Callable[[ZmqListener], None],
+    ) -> None:
+        self._on_close = on_close
+        self._address = raw.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._socket = ZmqSocket(raw, copied_parts=2)
+        self._gate = FrameGate(max_frame_bytes)
+        self._sent_frames = 0
+
+    @property
+    def address(self) -> str:
+        """What peers connect to."""
+        return self._address
+
+    async def receive_many(self, max_messages: int = 256) -> Sequence[Message]:
+        """Wait for one message, then take what else is there."""
+        while True:
+            received = await self._socket.receive_many(max_messages)
+            messages = [
+                message
+                for sender, *parts in received
+                if (message := self._gate.admit(bytes(sender), parts)) is not None
+            ]
+            if messages:
+                return messages
+
+    def send_nowait(
+        self, to: bytes, frame: AnyFrame, payload: bytes | memoryview | None = None
+    ) -> None:
+        """Hand a frame to the peer's pipe."""
+        parts = encode_message(frame, payload)
+        if self._gate.is_shut_out(to):
+            raise PeerGone(f"{to!r} was cut off: it sent what is no frame")
+        try:
+            self._socket.send_nowait([to, *parts])
+        except trio.WouldBlock:
+            raise PeerBusy(f"the pipe to {to!r} is full") from None
+        except trio.BrokenResourceError:
+            raise PeerGone(f"{to!r} is not connected") from None
+        self._sent_frames += 1
+
+    def statistics(self) -> LinkStatistics:
+        """Return the counters."""
+        return LinkStatistics(self._sent_frames, self._gate.received_frames, self._gate.bad_frames)
+
+    def close(self) -> None:
+        """Drop everything unsent and close."""
+        self._socket.close()
+        self._on_close(self)
+
+
+class ZmqConnection:
+    """The connecting side. See link.Connection."""
+
+    def __init__(
+        self,
+        raw: zmq.Socket[bytes],
+        address: str,
+        max_frame_bytes: int,
+        on_close: Callable[[ZmqConnection], None],
+    ) -> None:
+        self._on_close = on_close
+        self._address = address
+        self._raw = raw
+        self._monitor = raw.get_monitor_socket(_WATCHED_EVENTS)
+        self._socket = ZmqSocket(raw, copied_parts=1)
+        self._gate = FrameGate(max_frame_bytes)
+        self._sent_frames = 0
+        self._is_connected = False
+        self._is_closed = False
+        raw.connect(address)
+
+    async def receive_many(self, max_messages: int = 256) -> Sequence[Message]:
+        """Wait for one message, then take what else is there."""
+        while True:
+            received = await self._socket.receive_many(max_messages)
+            self._note_events()
+            messages = [
+                message
+                for parts in received
+                if (message := self._gate.admit(_SERVER_SIDE, parts)) is not None
+            ]
+            if messages:
+                return messages
+
+    async def send(self, frame: AnyFrame, payload: bytes | memoryview | None = None) -> None:
+        """Wait until connected and until the pipe has room, then hand the frame over."""
+        parts = encode_message(frame, payload)
+        await self._socket.send(parts)
+        self._sent_frames += 1
+        self._note_events()
+
+    def send_nowait(self, frame: AnyFrame, payload: bytes | memoryview | None = None) -> None:
+        """Hand a frame to the pipe."""
+        parts = encode_message(frame, payload)
+        self._note_events()
+        if self._gate.is_shut_out(_SERVER_SIDE):
+            raise PeerGone(f"{self._address} was cut off: it sent what is no frame")
+        try:
+            self._socket.send_nowait(parts)
+        except trio.WouldBlock:
+            if self._is_connected:
+                raise PeerBusy(f"the pipe to {self._address} is full") from None
+            raise PeerGone(f"{self._address} is not connected") from None
+        self._sent_frames += 1
+
+    def statistics(self) -> LinkStatistics:
+        """Return the counters."""
+        return LinkStatistics(self._sent_frames, self._gate.received_frames, self._gate.bad_frames)
+
+    def close(self) -> None:
+        """Drop everything unsent and close."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        # In this order: without a reader the monitor would block the I/O thread, and a monitor left
+        # open keeps the context from ending.
+        self._raw.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close()
+        self._on_close(self)
+
+    def _note_events(self) -> None:
+        """Take in what ZeroMQ says about the connection since the last look."""
+        if self._is_closed:
+            return
+        with suppress(zmq.Again):  # that was all it had to say
+            while True:
+                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]
+                self._is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+                if self._is_connected:
+                    self._gate.forgive(_SERVER_SIDE)

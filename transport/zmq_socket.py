@@ -1,0 +1,191 @@
+"""One ZeroMQ socket that Trio tasks may wait on, and be cancelled on, without loss.
+
+Knows how libzmq signals; knows no frames and no peers. What it is built on:
+
+- The socket's file descriptor is edge-triggered, and the edge is shared by both directions. Any
+  call on the socket, even asking for its state, may take the edge that another task waits for.
+- So one task at a time, the leader, waits for the descriptor; the others park. After each
+  operation the state is read again and whoever can go on is woken. When the leader leaves, for
+  whatever reason, all who are parked look for themselves and one of them leads.
+- Between taking a message and returning it there is no checkpoint that a cancellation can use.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import trio
+import zmq
+from trio.lowlevel import ParkingLot, cancel_shielded_checkpoint, checkpoint_if_cancelled
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+READABLE: Final = int(zmq.POLLIN)
+WRITABLE: Final = int(zmq.POLLOUT)
+MAX_PARTS: Final = 4
+"""Parts of a message that are kept: routing id, frame, payload, and one more that shows that there
+were too many."""
+
+
+class ZmqSocket:
+    """A pyzmq socket inside Trio. Any number of tasks may send and receive at once.
+
+    Args:
+      raw: the socket; owned from now on, and used by nobody else.
+      copied_parts: leading parts of a message that are small: copied into bytes. What follows is
+        handed out as a view on ZeroMQ's own buffer.
+    """
+
+    def __init__(self, raw: zmq.Socket[bytes], copied_parts: int) -> None:
+        self._raw = raw
+        self._copied_parts = copied_parts
+        self._fd = int(raw.get(zmq.FD))
+        self._leader: trio.CancelScope | None = None
+        self._leader_event = 0
+        self._parked = {READABLE: ParkingLot(), WRITABLE: ParkingLot()}
+        self._is_closed = False
+
+    async def receive_many(self, max_messages: int) -> list[list[bytes | memoryview]]:
+        """Wait for one message, then take what else is there; a message is a list of parts.
+
+        Raises:
+          trio.ClosedResourceError: `close` was called.
+        """
+        await checkpoint_if_cancelled()
+        messages = self._take(max_messages)
+        if messages:
+            await cancel_shielded_checkpoint()
+            return messages
+        while not messages:
+            await self._wait_until(READABLE)
+            messages = self._take(max_messages)
+        return messages
+
+    async def send(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Wait until the pipe takes the message. Cancelled means not sent.
+
+        Raises:
+          trio.ClosedResourceError: `close` was called.
+        """
+        await checkpoint_if_cancelled()
+        try:
+            self.send_nowait(parts)
+        except trio.WouldBlock:
+            await self._send_when_writable(parts)
+        else:
+            await cancel_shielded_checkpoint()
+
+    def send_nowait(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Hand over all parts or none. Large ones are not copied.
+
+        Raises:
+          trio.WouldBlock: no pipe, or it is full.
+          trio.BrokenResourceError: a ROUTER has no such peer.
+          trio.ClosedResourceError: `close` was called.
+        """
+        self._check_open()
+        last = len(parts) - 1
+        try:
+            for index, part in enumerate(parts):
+                more = zmq.SNDMORE if index < last else 0
+                # Below 64 KiB, where sharing costs more than it saves, pyzmq copies all the same.
+                self._raw.send(part, zmq.NOBLOCK | more, copy=False)
+        except zmq.Again:
+            # Can come at the first part only, or when the pipe breaks between two parts; libzmq
+            # then takes back what it had of the message.
+            raise trio.WouldBlock from None
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                raise trio.BrokenResourceError from error
+            raise
+        finally:
+            self._wake_ready()
+
+    def close(self) -> None:
+        """Drop what is unsent and close. Idempotent; whoever waits gets ClosedResourceError."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        # The leader must have left the descriptor before it is closed; cancel() sees to it at once.
+        if self._leader is not None:
+            self._leader.cancel()
+        self._unpark_all()
+        self._raw.close(0)
+
+    def _events(self) -> int:
+        return int(self._raw.get(zmq.EVENTS))
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise trio.ClosedResourceError("this socket was closed")
+
+    def _take(self, max_messages: int) -> list[list[bytes | memoryview]]:
+        self._check_open()
+        messages: list[list[bytes | memoryview]] = []
+        with suppress(zmq.Again):  # that was all of them
+            while len(messages) < max_messages:
+                messages.append(self._take_one())
+        self._wake_ready()
+        return messages
+
+    def _take_one(self) -> list[bytes | memoryview]:
+        """Return one message. All its parts are there once the first is: libzmq is atomic."""
+        raw = self._raw
+        parts: list[bytes | memoryview] = [raw.recv(zmq.NOBLOCK)]
+        while raw.get(zmq.RCVMORE):
+            if len(parts) < self._copied_parts:
+                parts.append(raw.recv(zmq.NOBLOCK))
+                continue
+            frame = raw.recv(zmq.NOBLOCK, copy=False)
+            if len(parts) < MAX_PARTS:
+                parts.append(frame.buffer)
+        return parts
+
+    async def _send_when_writable(self, parts: Sequence[bytes | memoryview]) -> None:
+        while True:
+            await self._wait_until(WRITABLE)
+            try:
+                self.send_nowait(parts)
+            except trio.WouldBlock:
+                continue  # another task was faster
+            return
+
+    async def _wait_until(self, event: int) -> None:
+        """Return when the socket is ready for `event`; another task may still be faster."""
+        while True:
+            self._check_open()
+            if self._events() & event:
+                return
+            # Asking may have taken an edge that the leader waits for.
+            self._wake_ready()
+            if self._leader is None:
+                await self._lead(event)
+            else:
+                await self._parked[event].park()
+
+    async def _lead(self, event: int) -> None:
+        """Wait for the descriptor, or until another task saw that `event` holds."""
+        with trio.CancelScope() as scope:
+            self._leader, self._leader_event = scope, event
+            try:
+                await trio.lowlevel.wait_readable(self._fd)
+            finally:
+                self._leader, self._leader_event = None, 0
+                self._unpark_all()
+
+    def _wake_ready(self) -> None:
+        """Wake whoever can go on. Without a leader nobody waits."""
+        if self._leader is None:
+            return
+        events = self._events()
+        if events & self._leader_event:
+            self._leader.cancel()
+        for event, lot in self._parked.items():
+            if events & event:
+                lot.unpark_all()
+
+    def _unpark_all(self) -> None:
+        for lot in self._parked.values():
+            lot.unpark_all()
