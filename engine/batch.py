@@ -1,0 +1,154 @@
+"""What a step computes and what comes of it, in plain integers.
+
+Knows rows, positions and block tables and lays them out flat; knows no tensors and no model, so
+that the workers' schedulers can be tested without either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from triolet.errors import invalid_request
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from triolet.sampling import SamplingParams
+
+MIN_STEP_TOKENS: Final = 4
+"""A linear layer gives a row the same bits in every batch of at least 4 rows, not below (matrix
+times vector is another kernel): smaller steps are padded, so that a token never depends on who else
+was in the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSpec:
+    """How to choose the token that follows a row.
+
+    Attributes:
+      params: the request's parameters.
+      position: which completion token it will be, from 0; with the seed it keys the randomness.
+      prompt_ids: for the repetition penalty.
+      output_ids: the `position` completion tokens so far, for the penalties.
+      eos_token_ids: the model's own end tokens, not chosen before `min_tokens`.
+    """
+
+    params: SamplingParams
+    position: int
+    prompt_ids: Sequence[int] = ()
+    output_ids: Sequence[int] = ()
+    eos_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One sequence's part in a step: one token in decode, a chunk of the prompt in prefill.
+
+    Attributes:
+      token_ids: tokens to compute, at least one; their KV is stored.
+      start: position of the first; the KV of all before it is in the blocks already.
+      block_table: the sequence's blocks, enough for `start + len(token_ids)` tokens.
+      sample: how to choose the token after the last one, or None to compute KV only.
+    """
+
+    token_ids: Sequence[int]
+    start: int
+    block_table: Sequence[int]
+    sample: SampleSpec | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A chosen token.
+
+    Attributes:
+      token_id: its id.
+      logprob: natural logarithm before temperature and penalties, None if not asked for.
+      top: (token id, logprob) of the best, best first, as many as asked for.
+    """
+
+    token_id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FlatStep:
+    """The rows of a step end to end, as the model's one forward takes them.
+
+    Attributes:
+      token_ids: all rows' tokens, then padding.
+      positions: of each token in its sequence.
+      slots: (block, offset) of each token's KV; padding has none and comes last.
+      query_start_loc: where each row begins in `token_ids`, and where the last one ends.
+      seq_lens: tokens of each row's sequence after this step.
+      block_tables: of each row, cut to the blocks that `seq_lens` fills.
+      sample_rows: indices into the rows that choose a token.
+      sample_tokens: index in `token_ids` of the last token of each such row, padded.
+    """
+
+    token_ids: list[int]
+    positions: list[int]
+    slots: list[tuple[int, int]]
+    query_start_loc: list[int]
+    seq_lens: list[int]
+    block_tables: list[Sequence[int]]
+    sample_rows: list[int]
+    sample_tokens: list[int]
+
+
+def flatten(rows: Sequence[StepRow], block_size: int) -> FlatStep:
+    """Lay rows out for one forward.
+
+    Args:
+      rows: at least one.
+      block_size: tokens per block.
+    """
+    step = FlatStep([], [], [], [0], [], [], [], [])
+    for index, row in enumerate(rows):
+        end = row.start + len(row.token_ids)
+        num_blocks = -(-end // block_size)
+        assert row.token_ids, "a row without tokens"
+        assert num_blocks <= len(row.block_table), "a row that is longer than its blocks"
+        step.token_ids.extend(row.token_ids)
+        step.positions.extend(range(row.start, end))
+        step.slots.extend(
+            (row.block_table[position // block_size], position % block_size)
+            for position in range(row.start, end)
+        )
+        step.query_start_loc.append(len(step.token_ids))
+        step.seq_lens.append(end)
+        step.block_tables.append(row.block_table[:num_blocks])
+        if row.sample is not None:
+            step.sample_rows.append(index)
+            step.sample_tokens.append(len(step.token_ids) - 1)
+    _pad(step.token_ids)
+    _pad(step.positions)
+    if step.sample_tokens:
+        _pad(step.sample_tokens)
+    return step
+
+
+def check_request(vocab_size: int, token_ids: Sequence[int], params: SamplingParams) -> None:
+    """Refuse what would break a step for everybody in it. To be called when a request arrives.
+
+    Raises:
+      RequestError: 400; a token id of the prompt or of logit_bias is not in the vocabulary.
+    """
+    if not token_ids:
+        raise invalid_request("the prompt has no tokens", "prompt")
+    largest = max(token_ids)
+    if largest >= vocab_size or min(token_ids) < 0:
+        raise invalid_request(
+            f"token ids of the prompt must lie in 0…{vocab_size - 1}; found {largest}", "prompt"
+        )
+    for token_id, _ in params.logit_bias:
+        if not 0 <= token_id < vocab_size:
+            raise invalid_request(
+                f"logit_bias names token {token_id}; ids lie in 0…{vocab_size - 1}", "logit_bias"
+            )
+
+
+def _pad(values: list[int]) -> None:
+    values.extend([0] * (MIN_STEP_TOKENS - len(values)))

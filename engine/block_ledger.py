@@ -1,0 +1,182 @@
+"""Who holds which KV block: every block is free, leased or cached, and exactly one of these.
+
+Knows block numbers, owners and reference counts; knows no bytes, no tensors, no tokens and no time.
+Block 0 is scratch: padding may point at it, so it is never handed out and not counted.
+
+A lease belongs to one owner, who alone may write its own blocks. Blocks that are finished may be
+shared by several leases (reference count > 1) and may outlive them as cached blocks, which still
+hold KV that somebody may share again; they are taken back, oldest first, when free ones run out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Final
+
+from triolet.errors import CapacityError, LeaseError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Hashable, Sequence
+
+SCRATCH_BLOCK: Final = 0
+
+
+class BlockLedger:
+    """The one place where blocks change hands. Synchronous, so that freeing needs no await.
+
+    Args:
+      num_blocks: blocks of the pool, the scratch block included.
+      on_evict: told of each cached block that is about to hold something else.
+    """
+
+    def __init__(self, num_blocks: int, on_evict: Callable[[int], None] | None = None) -> None:
+        if num_blocks < 2:
+            raise CapacityError(f"a pool of {num_blocks} blocks has none beside the scratch block")
+        self._total = num_blocks - 1
+        # First in, first out: a freed block is reused as late as possible, so that a stray read of
+        # it shows as poison in tests instead of plausible KV.
+        self._free: deque[int] = deque(range(1, num_blocks))
+        self._leases: dict[Hashable, list[int]] = {}
+        self._references: Counter[int] = Counter()
+        self._cached: dict[int, None] = {}  # ordered: oldest first
+        self._on_evict = on_evict
+
+    @property
+    def total_blocks(self) -> int:
+        """Blocks that can be leased at all."""
+        return self._total
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that hold nothing of use."""
+        return len(self._free)
+
+    @property
+    def leased_blocks(self) -> int:
+        """Blocks that at least one lease names."""
+        return len(self._references)
+
+    @property
+    def cached_blocks(self) -> int:
+        """Blocks that no lease names but whose KV is kept for a later one."""
+        return len(self._cached)
+
+    @property
+    def available_blocks(self) -> int:
+        """What the next lease can get: free blocks and cached ones that it may push out."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_leases(self) -> int:
+        """Owners that hold a lease, also one of no blocks."""
+        return len(self._leases)
+
+    def lease(self, owner: Hashable, num_blocks: int, shared: Sequence[int] = ()) -> list[int]:
+        """Open a lease.
+
+        Args:
+          owner: who answers for the blocks; holds no lease yet.
+          num_blocks: new blocks wanted, 0 or more.
+          shared: leased or cached blocks whose KV the owner reads and does not write.
+
+        Returns:
+          The shared blocks in the order given, then the new ones.
+
+        Raises:
+          CapacityError: fewer blocks are available; nothing has changed.
+          LeaseError: the owner has a lease already, or a shared block is neither leased nor cached.
+        """
+        if owner in self._leases:
+            raise LeaseError(f"{owner} has a lease already")
+        for block in shared:
+            if block not in self._references and block not in self._cached:
+                raise LeaseError(f"block {block} is free: there is nothing in it to share")
+        revived = {block for block in shared if block in self._cached}
+        self._require(num_blocks, self.available_blocks - len(revived))
+        for block in shared:
+            self._cached.pop(block, None)
+        self._references.update(shared)
+        self._leases[owner] = [*shared, *self._take(num_blocks)]
+        return list(self._leases[owner])
+
+    def extend(self, owner: Hashable, num_blocks: int) -> list[int]:
+        """Add blocks to a lease and return the new ones.
+
+        Raises:
+          CapacityError: fewer blocks are available; nothing has changed.
+          LeaseError: the owner has no lease.
+        """
+        blocks = self._lease_of(owner)
+        self._require(num_blocks, self.available_blocks)
+        added = self._take(num_blocks)
+        blocks.extend(added)
+        return added
+
+    def release(self, owner: Hashable, keep: Collection[int] = ()) -> int:
+        """End a lease. Idempotent: an owner without one releases nothing.
+
+        Args:
+          owner: whose lease.
+          keep: blocks whose KV is finished and worth caching once no lease names them.
+
+        Returns:
+          How many blocks no lease names any more.
+        """
+        freed = 0
+        for block in self._leases.pop(owner, ()):
+            self._references[block] -= 1
+            if self._references[block]:
+                continue
+            del self._references[block]
+            freed += 1
+            if block in keep:
+                self._cached[block] = None
+            else:
+                self._free.append(block)
+        return freed
+
+    def blocks_of(self, owner: Hashable) -> tuple[int, ...]:
+        """Return a lease's blocks in sequence order.
+
+        Raises:
+          LeaseError: the owner has no lease.
+        """
+        return tuple(self._lease_of(owner))
+
+    def has_lease(self, owner: Hashable) -> bool:
+        """Return whether the owner holds a lease."""
+        return owner in self._leases
+
+    def check_invariants(self) -> None:
+        """Assert that each block is in one state and each count is the number of its leases."""
+        free, cached, leased = set(self._free), set(self._cached), set(self._references)
+        assert len(free) == len(self._free), "a block is free twice"
+        assert len(free) + len(cached) + len(leased) == self._total, "a block has no or two states"
+        assert free | cached | leased == set(range(1, self._total + 1)), "a block is lost"
+        named = Counter(block for blocks in self._leases.values() for block in blocks)
+        assert named == self._references, "a reference count is not the number of leases"
+
+    def _lease_of(self, owner: Hashable) -> list[int]:
+        try:
+            return self._leases[owner]
+        except KeyError:
+            raise LeaseError(f"{owner} has no lease") from None
+
+    @staticmethod
+    def _require(num_blocks: int, available: int) -> None:
+        if num_blocks > available:
+            raise CapacityError(f"{num_blocks} blocks wanted, {available} available")
+
+    def _take(self, num_blocks: int) -> list[int]:
+        taken = []
+        for _ in range(num_blocks):
+            if self._free:
+                block = self._free.popleft()
+            else:
+                block = next(iter(self._cached))
+                del self._cached[block]
+                if self._on_evict is not None:
+                    self._on_evict(block)
+            taken.append(block)
+        self._references.update(taken)
+        return taken

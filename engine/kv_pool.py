@@ -1,0 +1,115 @@
+"""The KV memory of one worker: one tensor of blocks, and their bytes for shipping.
+
+Knows the layout `[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]` (2: K, then V);
+does not know who owns a block (engine/block_ledger.py does) nor what is in it. Block-major: a block
+with all its layers is one contiguous piece, so shipping it is one copy, and a layer's slice
+`[:, layer, 0]` is still a legal strided cache for attention kernels. Source: paged KV after
+PagedAttention (vLLM, SOSP '23).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from triolet.errors import ConfigError, RemoteProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """The shape of one block."""
+
+    num_layers: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> tuple[int, int, int, int, int]:
+        """[num_layers, 2, block_size, num_kv_heads, head_dim]"""
+        return (self.num_layers, 2, self.block_size, self.num_kv_heads, self.head_dim)
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block with all its layers."""
+        return int(np.prod(self.shape)) * self.dtype.itemsize
+
+
+class KVPool:
+    """All blocks of one worker, written by its own process only.
+
+    Args:
+      layout: the shape of a block.
+      num_blocks: blocks, the scratch block 0 included.
+      device: where they lie.
+
+    Raises:
+      ConfigError: the device has not that much memory.
+    """
+
+    def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
+        self.layout = layout
+        self.num_blocks = num_blocks
+        num_bytes = num_blocks * layout.bytes_per_block
+        try:
+            self.blocks = torch.zeros(num_blocks, *layout.shape, dtype=layout.dtype, device=device)
+        except RuntimeError as error:  # torch.OutOfMemoryError on a GPU is one too
+            raise ConfigError(
+                f"kv_pool_bytes is {num_bytes}; {device} has not that much free memory: lower it"
+            ) from error
+        # [num_blocks, bytes_per_block], the same memory. numpy copies rows with plain memcpy and
+        # no thread pool, so importing does not fight the device thread for cores.
+        self._rows: npt.NDArray[np.uint8] | None = None
+        if device.type == "cpu":
+            self._rows = self.blocks.view(num_blocks, -1).view(torch.uint8).numpy()
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block with all its layers."""
+        return self.layout.bytes_per_block
+
+    def export_blocks(self, block_ids: Sequence[int]) -> memoryview:
+        """Return the bytes of some blocks, in the order given.
+
+        Returns:
+          One contiguous buffer of its own: the blocks may be reused at once.
+        """
+        if self._rows is not None:
+            return self._rows[list(block_ids)].reshape(-1).data
+        index = torch.tensor(list(block_ids), device=self.blocks.device)
+        copied = self.blocks.index_select(0, index).view(-1).view(torch.uint8)
+        exported: memoryview = copied.cpu().numpy().data
+        return exported
+
+    def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
+        """Overwrite some blocks with bytes that `export_blocks` gave, here or elsewhere.
+
+        Raises:
+          RemoteProtocolError: the payload has not the size of that many blocks; nothing is written.
+        """
+        if len(payload) != len(block_ids) * self.bytes_per_block:
+            raise RemoteProtocolError(
+                f"KV payload of {len(payload)} bytes for {len(block_ids)} blocks "
+                f"of {self.bytes_per_block}"
+            )
+        # Copied from the frame's buffer byte by byte: it is not aligned for the cache's dtype.
+        received = np.frombuffer(payload, dtype=np.uint8).reshape(len(block_ids), -1)
+        if self._rows is not None:
+            self._rows[list(block_ids)] = received
+            return
+        index = torch.tensor(list(block_ids), device=self.blocks.device)
+        tensor = torch.from_numpy(received.copy()).view(self.layout.dtype)
+        self.blocks[index] = tensor.view(-1, *self.layout.shape).to(self.blocks.device)
+
+    def poison(self, block_ids: Sequence[int]) -> None:
+        """Fill blocks with NaN, so that one read beyond a sequence's length spoils its answer."""
+        self.blocks[list(block_ids)] = float("nan")
