@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from .errors import ConfigError
-from .units import MIB, MILLISECONDS, SECONDS
+from .units import KIB, MIB, MILLISECONDS, SECONDS
 
 
 class Dtype(StrEnum):
@@ -192,6 +192,22 @@ class ServerConfig:
     header_timeout_s: float = 10.0 * SECONDS
     """Request line and headers must be in by then."""
     body_timeout_s: float = 60.0 * SECONDS
+    body_grace_s: float = 10.0 * SECONDS
+    """A body may take this long whatever its size; beyond, `body_min_bytes_per_s` counts."""
+    body_min_bytes_per_s: float = 1024.0
+    """No honest client on any network is slower; what is slower holds a connection for nothing."""
+    send_buffer_bytes: int = 128 * KIB
+    """What the kernel may hold for one client that does not read: with the token window it bounds
+    how far an answer runs ahead of its reader."""
+    allow_remote_clients: bool = False
+    """There are no keys yet: whoever reaches the port may use it. Binding to anything but loopback
+    has to be meant."""
+    max_choices: int = 8
+    """`n`: answers to one prompt."""
+    max_prompts: int = 32
+    """Prompts in one request for completions; with `max_choices` at most 256 sequences."""
+    metrics_compat: str = "vllm"
+    """Also expose the metrics under these names, so that existing dashboards work; `none` for not."""
     idle_connection_s: float = 75.0 * SECONDS
     """Keep-alive; longer than the 60 s idle time of common load balancers, so that they close
     first and no request meets a closing socket."""
@@ -205,8 +221,15 @@ class ServerConfig:
     ws_max_message_bytes: int = 1 * MIB
     ws_max_messages_per_s: float = 50.0
     """A chat sends one message a turn; more is a flood."""
+    ws_max_frames_per_s: float = 500.0
+    """Fragments and pings counted too: a message in one-byte pieces costs more than its size says."""
     ws_max_streams: int = 8
     """Answers at once on one WebSocket."""
+    ws_max_queued: int = 32
+    """Questions that wait on one WebSocket behind the answers under way."""
+    ws_outbox_frames: int = 16
+    """Frames that wait for a WebSocket's writer; at the bound the answers wait, and with them the
+    tokens' credit."""
     drain_timeout_s: float = 30.0 * SECONDS
     """After SIGTERM running streams may finish for this long, then each gets a terminal event."""
     exit_grace_s: float = 5.0 * SECONDS
