@@ -1,0 +1,264 @@
+"""Text to token ids and back, for one model.
+
+Knows the tokenizer, the chat template and the threads that they run in; refuses to know requests
+and workers. Work on text that a client sent never runs on the event loop: it runs in a few threads,
+and who waits for one waits until a deadline.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import trio
+from tokenizers import AddedToken, Tokenizer
+
+from triolet.errors import RequestError, invalid_request, overloaded
+
+from .detokenizer import Detokenizer
+from .model_files import read_text_files
+from .special_tokens import SpecialTokenGuard
+from .template import ChatTemplate
+from .vocabulary import TokenText, Vocabulary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from .model_files import TextFiles
+
+_T = TypeVar("_T")
+
+PROMPT = "prompt"
+MESSAGES = "messages"
+
+
+class TextModel:
+    """The textual side of the served model.
+
+    Args:
+      files: what its directory says.
+      tokenize_threads: texts worked on at once.
+      tokenize_timeout_s: how long a request may wait for its text.
+
+    Attributes:
+      eos_token_ids: every id that ends a sequence.
+      max_model_len: positions that the model was made for.
+      vocab_size: ids that the tokenizer knows are below this.
+    """
+
+    def __init__(
+        self, files: TextFiles, *, tokenize_threads: int, tokenize_timeout_s: float
+    ) -> None:
+        self.eos_token_ids = files.eos_token_ids
+        self.max_model_len = files.max_model_len
+        self.vocab_size = files.tokenizer.get_vocab_size(with_added_tokens=True)
+        self._tokenizer = files.tokenizer
+        self._vocabulary = Vocabulary(files.tokenizer)
+        added = files.tokenizer.get_added_tokens_decoder()
+        self._specials = {i: token for i, token in added.items() if token.special}
+        self._guard = SpecialTokenGuard([token.content for token in self._specials.values()])
+        self._literal, self._id_of_marker = _literal_tokenizer(
+            files.tokenizer, self._specials, self._guard.markers
+        )
+        self._template = (
+            ChatTemplate(files.chat_templates, files.special_tokens)
+            if files.chat_templates
+            else None
+        )
+        self._limiter = trio.CapacityLimiter(tokenize_threads)
+        self._timeout_s = tokenize_timeout_s
+
+    @classmethod
+    def load(
+        cls, model_dir: str | Path, *, tokenize_threads: int = 2, tokenize_timeout_s: float = 10.0
+    ) -> TextModel:
+        """Read a model directory.
+
+        Raises:
+          ModelError: a file is missing or broken.
+        """
+        return cls(
+            read_text_files(model_dir),
+            tokenize_threads=tokenize_threads,
+            tokenize_timeout_s=tokenize_timeout_s,
+        )
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be rendered at all."""
+        return self._template is not None
+
+    async def encode(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        parse_special_tokens: bool = True,
+        param: str = PROMPT,
+    ) -> tuple[int, ...]:
+        """Return the ids of a prompt that its client wrote as a whole.
+
+        Args:
+          text: the prompt.
+          add_special_tokens: begin (and end) as the model expects, with its bos token for example.
+          parse_special_tokens: `<|im_end|>` in the text is that token. A raw prompt may be any
+            sequence of ids anyway, and formats such as fill-in-the-middle need it.
+          param: the request field to name in errors.
+
+        Raises:
+          RequestError: too long to fit, or the threads did not get to it in time.
+        """
+        self._refuse_if_hopeless(text, param)
+        tokenizer = self._tokenizer if parse_special_tokens else self._literal
+        return await self._in_thread(
+            lambda: tuple(tokenizer.encode(text, add_special_tokens=add_special_tokens).ids), param
+        )
+
+    async def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        template_kwargs: Mapping[str, object] | None = None,
+    ) -> tuple[int, ...]:
+        """Return the ids of a conversation. Special tokens in what the client wrote are text.
+
+        Raises:
+          RequestError: the model has no template, the template refused the messages, they are too
+            long to fit, or the threads did not get to it in time.
+        """
+
+        def work() -> tuple[int, ...]:
+            rendered = self._render(messages, add_generation_prompt, tools, template_kwargs)
+            return self._encode_rendered(rendered)
+
+        return await self._in_thread(work, MESSAGES)
+
+    async def render_chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        template_kwargs: Mapping[str, object] | None = None,
+    ) -> str:
+        """Return a conversation as its prompt reads. Not for `encode`: the string no longer says
+        which special tokens the client wrote; `encode_chat` does both.
+
+        Raises:
+          RequestError: as `encode_chat`.
+        """
+
+        def work() -> str:
+            return self._guard.as_text(
+                self._render(messages, add_generation_prompt, tools, template_kwargs)
+            )
+
+        return await self._in_thread(work, MESSAGES)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of ids that are all there. Cheap enough for the event loop up to some
+        thousand ids."""
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+    def detokenizer(
+        self, prompt_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
+    ) -> Detokenizer:
+        """Return a decoder for a completion of `prompt_ids` that arrives id by id."""
+        return Detokenizer(
+            self._tokenizer,
+            self._vocabulary.anchor_ids,
+            prompt_ids,
+            skip_special_tokens=skip_special_tokens,
+        )
+
+    def token(self, token_id: int) -> TokenText:
+        """Return what one token says by itself."""
+        return self._vocabulary.token(token_id)
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, object]] | None,
+        template_kwargs: Mapping[str, object] | None,
+    ) -> str:
+        if self._template is None:
+            raise invalid_request(
+                "this model has no chat template; send its own prompt format to /v1/completions",
+                MESSAGES,
+            )
+        rendered = self._template.render(
+            self._guard.protect(messages),
+            add_generation_prompt=add_generation_prompt,
+            tools=self._guard.protect(tools),
+            template_kwargs=self._guard.protect(template_kwargs),
+        )
+        self._refuse_if_hopeless(rendered, MESSAGES)
+        return rendered
+
+    def _encode_rendered(self, rendered: str) -> tuple[int, ...]:
+        text = self._guard.with_markers(rendered)
+        ids = self._literal.encode(text, add_special_tokens=False).ids
+        return tuple(self._id_of_marker.get(i, i) for i in ids)
+
+    def _refuse_if_hopeless(self, text: str, param: str) -> None:
+        """Raise for text that cannot fit whatever its tokens are, before time is spent on it."""
+        num_bytes = len(text.encode(errors="replace"))
+        longest = self._vocabulary.longest_token_bytes
+        if num_bytes > self.max_model_len * longest:
+            raise invalid_request(
+                f"{num_bytes} bytes of text cannot fit into a context of {self.max_model_len} "
+                f"tokens of at most {longest} bytes each",
+                param,
+                "context_length_exceeded",
+            )
+
+    async def _in_thread(self, work: Callable[[], _T], param: str) -> _T:
+        has_begun = False
+
+        def tracked() -> _T:
+            nonlocal has_begun
+            has_begun = True
+            return work()
+
+        with trio.move_on_after(self._timeout_s):
+            # An abandoned thread keeps its place in the limiter until it is done, so there are
+            # never more threads than that.
+            return await trio.to_thread.run_sync(
+                tracked, abandon_on_cancel=True, limiter=self._limiter
+            )
+        raise self._timed_out(has_begun, param)
+
+    def _timed_out(self, has_begun: bool, param: str) -> RequestError:
+        if has_begun:
+            return invalid_request(
+                f"this text takes longer than {self._timeout_s:g} s to tokenise; shorten it", param
+            )
+        return overloaded("too many texts wait for the tokenizer", retry_after_s=1.0)
+
+
+def _literal_tokenizer(
+    tokenizer: Tokenizer, specials: Mapping[int, AddedToken], markers: Sequence[str]
+) -> tuple[Tokenizer, dict[int, int]]:
+    """Return a copy to which special tokens are plain text and markers are what they stand for.
+
+    Returns:
+      The copy, and the special token's id for each marker's id.
+    """
+    literal = Tokenizer.from_str(tokenizer.to_str())
+    literal.add_tokens(
+        [
+            AddedToken(marker, lstrip=token.lstrip, rstrip=token.rstrip, normalized=False)
+            for marker, token in zip(markers, specials.values(), strict=True)
+        ]
+    )
+    # Hides those that are special, which the markers are not.
+    literal.encode_special_tokens = True
+    id_of_marker = {}
+    for marker, special_id in zip(markers, specials, strict=True):
+        marker_id = literal.token_to_id(marker)
+        assert marker_id is not None, "the marker was added above"
+        id_of_marker[marker_id] = special_id
+    return literal, id_of_marker
