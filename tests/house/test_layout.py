@@ -14,7 +14,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("triolet", "transport", "engine", "prefill", "decode", "server", "ops", "loadtest")
+ROOMS = (
+    "triolet",
+    "transport",
+    "engine",
+    "worker",
+    "prefill",
+    "decode",
+    "server",
+    "ops",
+    "loadtest",
+)
 
 MAX_FILE_LINES = 400
 MAX_MEDIAN_FILE_LINES = 160
@@ -26,8 +36,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "triolet": frozenset(),
     "transport": frozenset({"triolet"}),
     "engine": frozenset({"triolet"}),
-    "prefill": frozenset({"triolet", "transport", "engine"}),
-    "decode": frozenset({"triolet", "transport", "engine"}),
+    "worker": frozenset({"triolet", "transport", "engine"}),
+    "prefill": frozenset({"triolet", "transport", "engine", "worker"}),
+    "decode": frozenset({"triolet", "transport", "engine", "worker"}),
     "server": frozenset({"triolet", "transport"}),
     # The CLI starts each role's entry point, inside the command that is that role.
     "ops": frozenset({"triolet", "transport"}),
