@@ -207,7 +207,7 @@ class ServerConfig:
     max_prompts: int = 32
     """Prompts in one request for completions; with `max_choices` at most 256 sequences."""
     metrics_compat: str = "vllm"
-    """Also expose the metrics under these names, so that existing dashboards work; `none` for not."""
+    """Whose names the metrics also go by, so that existing dashboards work; `none` for nobody's."""
     idle_connection_s: float = 75.0 * SECONDS
     """Keep-alive; longer than the 60 s idle time of common load balancers, so that they close
     first and no request meets a closing socket."""
@@ -222,7 +222,7 @@ class ServerConfig:
     ws_max_messages_per_s: float = 50.0
     """A chat sends one message a turn; more is a flood."""
     ws_max_frames_per_s: float = 500.0
-    """Fragments and pings counted too: a message in one-byte pieces costs more than its size says."""
+    """Fragments and pings count too: a message in one-byte pieces costs more than its size."""
     ws_max_streams: int = 8
     """Answers at once on one WebSocket."""
     ws_max_queued: int = 32
