@@ -46,6 +46,7 @@ class EndReason(StrEnum):
     SUPERSEDED = "superseded"  # a newer attempt of the same request exists
     LEASE_EXPIRED = "lease_expired"  # its server fell silent or no longer names it
     PEER_LOST = "peer_lost"  # the other worker of the pair
+    HANDED_OVER = "handed_over"  # prefill only: decode has all of the KV; a success
     UNKNOWN = "unknown"  # the worker has no such attempt
     ERROR = "error"
 

@@ -55,8 +55,16 @@ class LinkConfig:
     taking work."""
     kv_stall_s: float = 2.0 * SECONDS
     """A transfer that gains no credit for this long has lost its receiver."""
+    kv_retry_s: float = 1.0 * SECONDS
+    """A chunk or manifest that is unanswered for this long is sent again: half of `kv_stall_s`, so
+    that one lost frame does not end a transfer. Far above a round trip, so that a slow receiver is
+    not sent everything twice."""
+    kv_idle_s: float = 60.0 * SECONDS
+    """A kv link that carried nothing for this long is closed; the next transfer dials again."""
     max_chunk_resends: int = 2
     """A chunk whose digest is wrong more often ends the attempt: the path is broken."""
+    max_peers: int = 1024
+    """Processes that one worker knows at once; at the bound a new HELLO is answered by GOODBYE."""
     control_hwm: int = 10_000
     """Frames per control pipe; a peer at this mark is busy and counts as failing. Frames are small
     (a TOKENS frame of 256 rows is 12 KiB)."""
@@ -81,6 +89,12 @@ class LinkConfig:
             "peer_timeout_s",
             self.peer_timeout_s,
             f"> 2 x heartbeat_interval_s ({2 * self.heartbeat_interval_s})",
+        )
+        require(
+            0 < self.kv_retry_s < self.kv_stall_s,
+            "kv_retry_s",
+            self.kv_retry_s,
+            f"> 0 and < kv_stall_s ({self.kv_stall_s})",
         )
         require(
             self.lease_ttl_s > self.peer_timeout_s,
