@@ -33,7 +33,10 @@ class LinkConfig:
     heartbeat_interval_s: float = 0.5 * SECONDS
     """Both ways. Three fit into `peer_timeout_s`, so one lost or late frame is no death."""
     peer_timeout_s: float = 1.5 * SECONDS
-    """Silence, or no progress with work pending, after which a peer counts as dead."""
+    """Silence after which a peer counts as dead."""
+    progress_timeout_s: float = 1.5 * SECONDS
+    """A peer that answers, has work and finishes no device step for this long is wedged, and counts
+    as dead. Raise it where one step of a large model takes longer."""
     lease_ttl_s: float = 2.0 * SECONDS
     """A lease that its server has not renewed for this long is released. Above `peer_timeout_s`, so
     that the server gives up first."""

@@ -1,0 +1,112 @@
+"""HELLO and its answer: may these two processes work together, and in which version.
+
+Decides, sends nothing. Every refusal is a GOODBYE whose reason an operator can act on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from triolet.ids import Role
+
+from .frames import (
+    MAX_TEXT,
+    OLDEST_PROTOCOL_VERSION,
+    PROTOCOL_VERSION,
+    Capacity,
+    Goodbye,
+    Hello,
+    Peer,
+    Welcome,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from triolet.ids import PeerId
+
+
+def make_hello(me: PeerId, fingerprint: str = "") -> Hello:
+    """Return our HELLO; a server has no fingerprint."""
+    return Hello(Peer.of(me), PROTOCOL_VERSION, OLDEST_PROTOCOL_VERSION, fingerprint)
+
+
+def answer_hello(
+    hello: Hello,
+    *,
+    sender: bytes,
+    me: PeerId,
+    expected: Collection[Role],
+    fingerprint: str,
+    capacity: Capacity,
+    kv_address: str = "",
+) -> Welcome | Goodbye:
+    """Return what the bound side answers.
+
+    Args:
+      hello: what came.
+      sender: the routing id that it came from; must be that of the peer that it names.
+      me: who is asked.
+      expected: the roles that may connect here.
+      fingerprint: of the model that is loaded here.
+      capacity: goes into the WELCOME.
+      kv_address: where KV is taken; goes into the WELCOME.
+    """
+    peer = hello.peer.peer_id
+    if sender != peer.identity():
+        return goodbye(f"routing id {sender!r} is not that of {peer}: two processes share a name")
+    if peer.role not in expected:
+        allowed = ", ".join(sorted(expected))
+        return goodbye(f"a {peer.role} connected to {me}, where only {allowed} may")
+    version = agree_version(hello.oldest_version, hello.version)
+    if version is None:
+        return goodbye(_versions_apart(peer, hello.oldest_version, hello.version, me))
+    if peer.role is not Role.SERVER and hello.fingerprint != fingerprint:
+        return goodbye(_models_apart(peer, hello.fingerprint, me, fingerprint))
+    return Welcome(Peer.of(me), version, fingerprint, capacity, kv_address)
+
+
+def check_welcome(
+    welcome: Welcome, *, me: PeerId, expected: Role, fingerprint: str = ""
+) -> Goodbye | None:
+    """Return why the connecting side cannot work with who answered, or None if it can.
+
+    Args:
+      welcome: what came.
+      me: who connected.
+      expected: the role that should be bound there.
+      fingerprint: of our own model; empty in a server, which works with any.
+    """
+    peer = welcome.peer.peer_id
+    if peer.role is not expected:
+        return goodbye(f"{me} connected to {peer}, a {peer.role}; a {expected} was expected there")
+    if agree_version(welcome.version, welcome.version) is None:
+        return goodbye(_versions_apart(peer, welcome.version, welcome.version, me))
+    if fingerprint and welcome.fingerprint != fingerprint:
+        return goodbye(_models_apart(peer, welcome.fingerprint, me, fingerprint))
+    return None
+
+
+def agree_version(their_oldest: int, their_newest: int) -> int | None:
+    """Return the newest version that both sides speak, or None."""
+    version = min(their_newest, PROTOCOL_VERSION)
+    return version if version >= max(their_oldest, OLDEST_PROTOCOL_VERSION) else None
+
+
+def goodbye(reason: str) -> Goodbye:
+    """Return a GOODBYE whose reason fits on the wire."""
+    return Goodbye(reason[:MAX_TEXT])
+
+
+def _versions_apart(peer: PeerId, oldest: int, newest: int, me: PeerId) -> str:
+    return (
+        f"{peer} speaks protocol versions {oldest} to {newest}, {me} {OLDEST_PROTOCOL_VERSION} to "
+        f"{PROTOCOL_VERSION}: upgrade the older by one release at a time"
+    )
+
+
+def _models_apart(peer: PeerId, theirs: str, me: PeerId, ours: str) -> str:
+    return (
+        f"{peer} has model {theirs or '(none)'} and {me} has {ours}: KV of one means nothing to "
+        "the other; start both with the same model directory, dtype and block size"
+    )

@@ -1,0 +1,194 @@
+"""Whether a peer lives, and whether we ourselves have been away.
+
+Judges by what the peer says and by its silence; sends nothing, and the clock is the caller's.
+ZeroMQ's own pings are answered by its I/O thread while everything behind it may be stuck, so a peer
+has to show progress: with work pending and a counter that stands still it is as good as dead.
+
+    CONNECTING ──greeted──▶ ALIVE ⇄ SUSPECT          (quiet, heard)
+         └────────────────────┴────────┴──silent, wedged, lost──▶ DEAD ──greeted──▶ ALIVE
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from triolet.errors import LocalProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from triolet.config import LinkConfig
+
+QUIET_INTERVALS: Final = 2.0
+"""Heartbeats that may be late before a peer gets no new work."""
+
+
+class PeerState(Enum):
+    """What we hold of a peer."""
+
+    CONNECTING = "connecting"  # it has not answered our HELLO yet
+    ALIVE = "alive"
+    SUSPECT = "suspect"  # late: keep what it has, give it nothing new
+    DEAD = "dead"
+
+
+class PeerEvent(Enum):
+    """What changes our mind."""
+
+    GREETED = "greeted"  # HELLO or WELCOME
+    HEARD = "heard"  # any other frame
+    QUIET = "quiet"  # heartbeats are late
+    SILENT = "silent"  # nothing for `peer_timeout_s` (`hello_timeout_s` while connecting)
+    WEDGED = "wedged"  # it answers, but has work and does none
+    LOST = "lost"  # GOODBYE, or the link says that the peer is gone
+
+
+_S, _E = PeerState, PeerEvent
+
+TRANSITIONS: Final[Mapping[PeerState, Mapping[PeerEvent, PeerState]]] = {
+    _S.CONNECTING: {_E.GREETED: _S.ALIVE, _E.SILENT: _S.DEAD, _E.LOST: _S.DEAD},
+    _S.ALIVE: {
+        _E.GREETED: _S.ALIVE,
+        _E.HEARD: _S.ALIVE,
+        _E.QUIET: _S.SUSPECT,
+        _E.SILENT: _S.DEAD,
+        _E.WEDGED: _S.DEAD,
+        _E.LOST: _S.DEAD,
+    },
+    _S.SUSPECT: {
+        _E.GREETED: _S.ALIVE,
+        _E.HEARD: _S.ALIVE,
+        _E.SILENT: _S.DEAD,
+        _E.WEDGED: _S.DEAD,
+        _E.LOST: _S.DEAD,
+    },
+    # Only a new greeting revives: whoever was given up has lost what it had from us.
+    _S.DEAD: {_E.GREETED: _S.ALIVE},
+}
+
+
+class PeerMonitor:
+    """What is known of the process at the other end of one link.
+
+    Args:
+      config: intervals and timeouts.
+      now: the time at which connecting began.
+    """
+
+    def __init__(self, config: LinkConfig, now: float) -> None:
+        self._config = config
+        self._state = PeerState.CONNECTING
+        self._epoch: int | None = None
+        self._heard_at = now
+        self._progress = 0
+        self._has_work = False
+        self._progressed_at = now
+
+    @property
+    def state(self) -> PeerState:
+        """As of the last call."""
+        return self._state
+
+    @property
+    def epoch(self) -> int | None:
+        """The life that was greeted last."""
+        return self._epoch
+
+    def greeted(self, epoch: int, now: float) -> bool:
+        """Take in HELLO or WELCOME.
+
+        Returns:
+          Whether an earlier life of this peer is over: all that it had is lost.
+        """
+        is_another_life = self._epoch is not None and self._epoch != epoch
+        self._epoch = epoch
+        self._heard_at = now
+        self._progress = 0
+        self._has_work = False
+        self._progressed_at = now
+        self._apply(PeerEvent.GREETED)
+        return is_another_life
+
+    def heartbeat(
+        self, epoch: int, now: float, *, progress: int = 0, has_work: bool = False
+    ) -> bool:
+        """Take in a heartbeat; servers have no progress to show.
+
+        Returns:
+          False if it is from another life than the one greeted, or from a peer given up: it counts
+          for nothing, and the peer has to be greeted again.
+        """
+        if epoch != self._epoch or self._state not in (PeerState.ALIVE, PeerState.SUSPECT):
+            return False
+        if progress != self._progress or not has_work or not self._has_work:
+            self._progressed_at = now
+        self._progress = progress
+        self._has_work = has_work
+        self.heard(now)
+        return True
+
+    def heard(self, now: float) -> None:
+        """Take in any other frame of the greeted life."""
+        if self._state in (PeerState.ALIVE, PeerState.SUSPECT):
+            self._heard_at = now
+            self._apply(PeerEvent.HEARD)
+
+    def lost(self) -> None:
+        """Take in that the link or the peer itself says that it is gone. Idempotent."""
+        if self._state is not PeerState.DEAD:
+            self._apply(PeerEvent.LOST)
+
+    def check(self, now: float) -> PeerState:
+        """Judge silence and progress; return the state. To be called at every sweep."""
+        silence_s = now - self._heard_at
+        if self._state is PeerState.CONNECTING:
+            if silence_s > self._config.hello_timeout_s:
+                self._apply(PeerEvent.SILENT)
+        elif self._state is not PeerState.DEAD:
+            if silence_s > self._config.peer_timeout_s:
+                self._apply(PeerEvent.SILENT)
+            elif self._is_wedged(now):
+                self._apply(PeerEvent.WEDGED)
+            elif (
+                self._state is PeerState.ALIVE
+                and silence_s > QUIET_INTERVALS * self._config.heartbeat_interval_s
+            ):
+                self._apply(PeerEvent.QUIET)
+        return self._state
+
+    def _is_wedged(self, now: float) -> bool:
+        return self._has_work and now - self._progressed_at > self._config.progress_timeout_s
+
+    def _apply(self, event: PeerEvent) -> None:
+        self._state = next_state(self._state, event)
+
+
+def next_state(state: PeerState, event: PeerEvent) -> PeerState:
+    """Return the state that follows.
+
+    Raises:
+      LocalProtocolError: the table has no such step.
+    """
+    following = TRANSITIONS[state].get(event)
+    if following is None:
+        raise LocalProtocolError(f"a peer that is {state.value} cannot be {event.value}")
+    return following
+
+
+class SelfFence:
+    """Notices that this process itself stood still for longer than its leases last.
+
+    Whoever gave us work has taken it elsewhere by then. A worker that finds itself fenced drops
+    everything and takes a new epoch, before it looks at any frame.
+    """
+
+    def __init__(self, config: LinkConfig, now: float) -> None:
+        self._lease_ttl_s = config.lease_ttl_s
+        self._beat_at = now
+
+    def beat(self, now: float) -> bool:
+        """Note that the loop runs; return whether everything must be dropped first."""
+        is_fenced = now - self._beat_at > self._lease_ttl_s
+        self._beat_at = now
+        return is_fenced
