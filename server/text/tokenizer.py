@@ -7,7 +7,7 @@ and who waits for one waits until a deadline.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import trio
 from tokenizers import AddedToken, Tokenizer
@@ -30,6 +30,24 @@ _T = TypeVar("_T")
 
 PROMPT = "prompt"
 MESSAGES = "messages"
+
+
+class ChatPrompt(str):
+    """A rendered conversation as it reads, which still knows the special tokens that the template
+    wrote from those that a user wrote. Use it whole: a part of it is an ordinary string.
+
+    Attributes:
+      marked: the same with markers for the template's special tokens.
+    """
+
+    __slots__ = ("marked",)
+
+    marked: str
+
+    def __new__(cls, text: str, marked: str) -> Self:
+        prompt = super().__new__(cls, text)
+        prompt.marked = marked
+        return prompt
 
 
 class TextModel:
@@ -96,44 +114,29 @@ class TextModel:
         parse_special_tokens: bool = True,
         param: str = PROMPT,
     ) -> tuple[int, ...]:
-        """Return the ids of a prompt that its client wrote as a whole.
+        """Return the ids of a text, or of what `render_chat` returned.
 
         Args:
           text: the prompt.
           add_special_tokens: begin (and end) as the model expects, with its bos token for example.
-          parse_special_tokens: `<|im_end|>` in the text is that token. A raw prompt may be any
-            sequence of ids anyway, and formats such as fill-in-the-middle need it.
+          parse_special_tokens: `<|im_end|>` in the text is that token. A prompt that its client
+            wrote as a whole may be any sequence of ids anyway, and formats such as
+            fill-in-the-middle need it. In a ChatPrompt only the template's own ever are.
           param: the request field to name in errors.
 
         Raises:
           RequestError: too long to fit, or the threads did not get to it in time.
         """
         self._refuse_if_hopeless(text, param)
-        tokenizer = self._tokenizer if parse_special_tokens else self._literal
-        return await self._in_thread(
-            lambda: tuple(tokenizer.encode(text, add_special_tokens=add_special_tokens).ids), param
-        )
-
-    async def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, object]],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, object]] | None = None,
-        template_kwargs: Mapping[str, object] | None = None,
-    ) -> tuple[int, ...]:
-        """Return the ids of a conversation. Special tokens in what the client wrote are text.
-
-        Raises:
-          RequestError: the model has no template, the template refused the messages, they are too
-            long to fit, or the threads did not get to it in time.
-        """
+        is_literal = isinstance(text, ChatPrompt) or not parse_special_tokens
+        tokenizer = self._literal if is_literal else self._tokenizer
+        source = text.marked if isinstance(text, ChatPrompt) else text
 
         def work() -> tuple[int, ...]:
-            rendered = self._render(messages, add_generation_prompt, tools, template_kwargs)
-            return self._encode_rendered(rendered)
+            ids = tokenizer.encode(source, add_special_tokens=add_special_tokens).ids
+            return tuple(self._id_of_marker.get(i, i) for i in ids) if is_literal else tuple(ids)
 
-        return await self._in_thread(work, MESSAGES)
+        return await self._in_thread(work, param)
 
     async def render_chat(
         self,
@@ -142,20 +145,32 @@ class TextModel:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, object]] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
-    ) -> str:
-        """Return a conversation as its prompt reads. Not for `encode`: the string no longer says
-        which special tokens the client wrote; `encode_chat` does both.
+    ) -> ChatPrompt:
+        """Return a conversation as its prompt, for `encode(..., add_special_tokens=False)`.
 
         Raises:
-          RequestError: as `encode_chat`.
+          RequestError: the model has no template, the template refused the messages, they are too
+            long to fit, or the threads did not get to it in time.
         """
-
-        def work() -> str:
-            return self._guard.as_text(
-                self._render(messages, add_generation_prompt, tools, template_kwargs)
+        template = self._template
+        if template is None:
+            raise invalid_request(
+                "this model has no chat template; send its own prompt format to /v1/completions",
+                MESSAGES,
             )
 
-        return await self._in_thread(work, MESSAGES)
+        def work() -> ChatPrompt:
+            rendered = template.render(
+                self._guard.protect(messages),
+                add_generation_prompt=add_generation_prompt,
+                tools=self._guard.protect(tools),
+                template_kwargs=self._guard.protect(template_kwargs),
+            )
+            return ChatPrompt(self._guard.as_text(rendered), self._guard.with_markers(rendered))
+
+        prompt = await self._in_thread(work, MESSAGES)
+        self._refuse_if_hopeless(prompt, MESSAGES)
+        return prompt
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of ids that are all there. Cheap enough for the event loop up to some
@@ -176,32 +191,6 @@ class TextModel:
     def token(self, token_id: int) -> TokenText:
         """Return what one token says by itself."""
         return self._vocabulary.token(token_id)
-
-    def _render(
-        self,
-        messages: Sequence[Mapping[str, object]],
-        add_generation_prompt: bool,
-        tools: Sequence[Mapping[str, object]] | None,
-        template_kwargs: Mapping[str, object] | None,
-    ) -> str:
-        if self._template is None:
-            raise invalid_request(
-                "this model has no chat template; send its own prompt format to /v1/completions",
-                MESSAGES,
-            )
-        rendered = self._template.render(
-            self._guard.protect(messages),
-            add_generation_prompt=add_generation_prompt,
-            tools=self._guard.protect(tools),
-            template_kwargs=self._guard.protect(template_kwargs),
-        )
-        self._refuse_if_hopeless(rendered, MESSAGES)
-        return rendered
-
-    def _encode_rendered(self, rendered: str) -> tuple[int, ...]:
-        text = self._guard.with_markers(rendered)
-        ids = self._literal.encode(text, add_special_tokens=False).ids
-        return tuple(self._id_of_marker.get(i, i) for i in ids)
 
     def _refuse_if_hopeless(self, text: str, param: str) -> None:
         """Raise for text that cannot fit whatever its tokens are, before time is spent on it."""
