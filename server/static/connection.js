@@ -1,0 +1,133 @@
+// Keeps one WebSocket to the server open: connects, reconnects with a bounded back-off, hands JSON
+// both ways. Knows nothing of chats, answers or the page.
+
+export const ConnectionState = Object.freeze({
+  CONNECTING: "connecting",
+  OPEN: "open",
+  WAITING: "waiting", // for the back-off to pass
+});
+
+const FIRST_DELAY_MS = 400; // a restarted server is often back within half a second
+const LONGEST_DELAY_MS = 10_000; // nobody looks at a dead page for longer without pressing "now"
+const CONNECT_DEADLINE_MS = 8_000; // a host that swallows packets never says no
+const STEADY_AFTER_MS = 5_000; // shorter lives count as failures, or an accept-and-close server is hammered
+
+/**
+ * How long to wait before the next try.
+ *
+ * @param {number} failures tries that have failed in a row, 0 at first.
+ * @param {number} random in [0, 1): spreads the clients of a restarted server.
+ */
+export function backoffMs(failures, random) {
+  const ceiling = Math.min(LONGEST_DELAY_MS, FIRST_DELAY_MS * 2 ** failures);
+  return ceiling * (0.5 + random / 2);
+}
+
+export class Connection {
+  #url;
+  #onState;
+  #onEvent;
+  #socket = null;
+  #state = ConnectionState.WAITING;
+  #failures = 0;
+  #openedAt = 0;
+  #timer = 0;
+  #waiters = new Set();
+
+  /**
+   * @param {string} url ws: or wss:
+   * @param {{onState: (state: string, closeCode?: number) => void, onEvent: (event: object) => void}} listener
+   *   the close code comes with WAITING, when the other side gave one.
+   */
+  constructor(url, { onState, onEvent }) {
+    this.#url = url;
+    this.#onState = onState;
+    this.#onEvent = onEvent;
+  }
+
+  get isOpen() {
+    return this.#state === ConnectionState.OPEN;
+  }
+
+  /** Connect now, whatever the back-off says. Does nothing while a socket is open or opening. */
+  connect() {
+    if (this.#state !== ConnectionState.WAITING) return;
+    clearTimeout(this.#timer);
+    const socket = new WebSocket(this.#url);
+    this.#socket = socket;
+    this.#timer = setTimeout(() => this.#lose(socket), CONNECT_DEADLINE_MS);
+    socket.onopen = () => this.#opened(socket);
+    socket.onclose = ({ code }) => this.#lose(socket, code);
+    socket.onmessage = ({ data }) => this.#received(socket, data);
+    this.#enter(ConnectionState.CONNECTING);
+  }
+
+  /** Close the socket, and with it everything the server does for us, and open a new one. */
+  reopen() {
+    if (this.#socket) this.#lose(this.#socket);
+    this.connect();
+  }
+
+  /**
+   * Wait until the connection is open, hurrying it up if it is backing off.
+   *
+   * @returns {Promise<boolean>} false when the deadline passed first.
+   */
+  whenOpen(deadlineMs) {
+    if (this.isOpen) return Promise.resolve(true);
+    this.connect();
+    return new Promise((resolve) => {
+      const waiter = (isOpen) => {
+        clearTimeout(deadline);
+        this.#waiters.delete(waiter);
+        resolve(isOpen);
+      };
+      const deadline = setTimeout(() => waiter(false), deadlineMs);
+      this.#waiters.add(waiter);
+    });
+  }
+
+  /** Send one event. @returns {boolean} false when there is no open connection to send it on. */
+  send(event) {
+    if (!this.isOpen) return false;
+    this.#socket.send(JSON.stringify(event));
+    return true;
+  }
+
+  #opened(socket) {
+    if (socket !== this.#socket) return;
+    clearTimeout(this.#timer);
+    this.#openedAt = performance.now();
+    this.#enter(ConnectionState.OPEN);
+    for (const waiter of [...this.#waiters]) waiter(true);
+  }
+
+  #received(socket, data) {
+    if (socket !== this.#socket) return;
+    let event;
+    try {
+      event = JSON.parse(data);
+    } catch {
+      this.#lose(socket); // not our protocol: a fresh connection is the only safe state
+      return;
+    }
+    this.#onEvent(event);
+  }
+
+  #lose(socket, closeCode) {
+    if (socket !== this.#socket) return;
+    clearTimeout(this.#timer);
+    this.#socket = null;
+    socket.close();
+    const wasSteady = this.isOpen && performance.now() - this.#openedAt >= STEADY_AFTER_MS;
+    if (wasSteady) this.#failures = 0;
+    this.#timer = setTimeout(() => this.connect(), backoffMs(this.#failures, Math.random()));
+    this.#failures += 1;
+    this.#enter(ConnectionState.WAITING, closeCode);
+  }
+
+  #enter(state, closeCode) {
+    this.#state = state;
+    this.#onState(state, closeCode);
+  }
+}

@@ -1,0 +1,57 @@
+// Times one answer: time to first token, tokens per second, tokens. Reads no clock: times come in.
+
+const SHORTEST_MS = 5; // the browser's timers and tasks blur anything shorter
+
+export class Meter {
+  #sentMs;
+  #firstMs = null;
+  #lastMs = null;
+  #pieces = 0;
+  #usageTokens = null;
+
+  /** @param {number} nowMs when the question was sent. */
+  constructor(nowMs) {
+    this.#sentMs = nowMs;
+  }
+
+  /** Note a piece of text. */
+  piece(nowMs) {
+    this.#firstMs ??= nowMs;
+    this.#lastMs = nowMs;
+    this.#pieces += 1;
+  }
+
+  /**
+   * Note the end.
+   *
+   * @param {number} nowMs
+   * @param {number|undefined} tokens what the server counted, if it said so.
+   */
+  end(nowMs, tokens) {
+    if (tokens === undefined) return;
+    this.#usageTokens = tokens;
+    if (this.#firstMs !== null) this.#lastMs = nowMs;
+  }
+
+  /** Milliseconds from sending to the first text, null before that. */
+  get ttftMs() {
+    return this.#firstMs === null ? null : this.#firstMs - this.#sentMs;
+  }
+
+  /** Tokens so far. Until the server has counted them, pieces of text stand for tokens. */
+  get tokens() {
+    return this.#usageTokens ?? this.#pieces;
+  }
+
+  /** Whether `tokens` is the server's own count; otherwise it is a lower bound. */
+  get isExact() {
+    return this.#usageTokens !== null;
+  }
+
+  /** Tokens per second after the first one, null while the interval is too short to measure. */
+  get tokensPerSecond() {
+    const intervalMs = this.#lastMs - this.#firstMs;
+    if (this.tokens < 2 || intervalMs < SHORTEST_MS) return null;
+    return ((this.tokens - 1) * 1000) / intervalMs;
+  }
+}
