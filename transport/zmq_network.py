@@ -36,8 +36,8 @@ MAX_SOCKETS: Final = 16_384
 would end at 341 workers."""
 
 _WATCHED_EVENTS: Final = int(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-_SERVER_SIDE: Final = b""
-"""The gate's name for the one peer of a connection."""
+_BOUND_SIDE: Final = b""
+"""What a connection calls its one peer."""
 
 
 class ZmqNetwork:
@@ -228,7 +228,7 @@ class ZmqConnection:
             messages = [
                 message
                 for parts in received
-                if (message := self._gate.admit(_SERVER_SIDE, parts)) is not None
+                if (message := self._gate.admit(_BOUND_SIDE, parts)) is not None
             ]
             if messages:
                 return messages
@@ -236,16 +236,14 @@ class ZmqConnection:
     async def send(self, frame: AnyFrame, payload: bytes | memoryview | None = None) -> None:
         """Wait until connected and until the pipe has room, then hand the frame over."""
         parts = encode_message(frame, payload)
+        self._require_trust()
         await self._socket.send(parts)
         self._sent_frames += 1
-        self._note_events()
 
     def send_nowait(self, frame: AnyFrame, payload: bytes | memoryview | None = None) -> None:
         """Hand a frame to the pipe."""
         parts = encode_message(frame, payload)
-        self._note_events()
-        if self._gate.is_shut_out(_SERVER_SIDE):
-            raise PeerGone(f"{self._address} was cut off: it sent what is no frame")
+        self._require_trust()
         try:
             self._socket.send_nowait(parts)
         except trio.WouldBlock:
@@ -270,6 +268,11 @@ class ZmqConnection:
         self._socket.close()
         self._on_close(self)
 
+    def _require_trust(self) -> None:
+        self._note_events()
+        if self._gate.is_shut_out(_BOUND_SIDE):
+            raise PeerGone(f"{self._address} was cut off: it sent what is no frame")
+
     def _note_events(self) -> None:
         """Take in what ZeroMQ says about the connection since the last look."""
         if self._is_closed:
@@ -279,4 +282,4 @@ class ZmqConnection:
                 event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]
                 self._is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
                 if self._is_connected:
-                    self._gate.forgive(_SERVER_SIDE)
+                    self._gate.forgive(_BOUND_SIDE)

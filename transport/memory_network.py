@@ -1,0 +1,285 @@
+"""The in-memory twin of zmq_network.py: the same links without sockets, with seeded misfortune.
+
+Frames are really encoded and parsed. With Trio's MockClock hours pass in seconds, and a seed always
+tells the same story. Knows how links come and go; what happens to a frame on its way is
+memory_pipe.py's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trio.lowlevel import ParkingLot, cancel_shielded_checkpoint, checkpoint_if_cancelled
+
+from triolet.errors import ConfigError
+
+from .address import address_in_use
+from .codec import encode_message
+from .gate import FrameGate
+from .link import LinkStatistics, Message, PeerBusy, PeerGone
+from .memory_pipe import Conditions, Faults, Inbox, Pipe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .frames import AnyFrame
+
+_BOUND_SIDE = b""
+"""What a connection calls its one peer."""
+
+
+class MemoryNetwork:
+    """Makes links inside this process. The "processes" of a test share one network.
+
+    Args:
+      seed: decides every fault.
+      faults: what the network does.
+
+    Attributes:
+      conditions: faults, to be exchanged at any time, and counts of those that happened.
+    """
+
+    def __init__(self, seed: int = 0, faults: Faults | None = None) -> None:
+        self.conditions = Conditions(seed, faults if faults is not None else Faults())
+        self._listeners: dict[str, MemoryListener] = {}
+        self._connections: dict[tuple[str, bytes], MemoryConnection] = {}
+
+    def listen(self, address: str, *, hwm: int, max_frame_bytes: int) -> MemoryListener:
+        """Bind; whoever waits for this address is connected at once.
+
+        Raises:
+          ConfigError: somebody is bound there.
+        """
+        if address in self._listeners:
+            raise address_in_use(address)
+        listener = MemoryListener(address, hwm, max_frame_bytes, self._drop_listener)
+        self._listeners[address] = listener
+        for connection in self._connections.values():
+            if connection.address == address:
+                self._attach(connection, listener)
+        return listener
+
+    def connect(
+        self, address: str, identity: bytes, *, hwm: int, max_frame_bytes: int
+    ) -> MemoryConnection:
+        """Connect, now or when somebody is bound there; an older link of that name is replaced.
+
+        Raises:
+          ConfigError: the identity is empty.
+        """
+        if not identity:
+            raise ConfigError("a connection needs an identity")
+        older = self._connections.get((address, identity))
+        if older is not None:
+            older.detach()
+        connection = MemoryConnection(
+            address, identity, hwm, max_frame_bytes, self._drop_connection
+        )
+        self._connections[address, identity] = connection
+        listener = self._listeners.get(address)
+        if listener is not None:
+            self._attach(connection, listener)
+        return connection
+
+    def cut(self, address: str, identity: bytes) -> None:
+        """Let every frame of this link vanish from now on, unnoticed by both sides."""
+        self.conditions.cut.add((address, identity))
+
+    def heal(self, address: str, identity: bytes) -> None:
+        """Undo `cut`. What vanished stays lost."""
+        self.conditions.cut.discard((address, identity))
+
+    def close(self) -> None:
+        """Close every link."""
+        for listener in tuple(self._listeners.values()):
+            listener.close()
+        for connection in tuple(self._connections.values()):
+            connection.close()
+
+    def _attach(self, connection: MemoryConnection, listener: MemoryListener) -> None:
+        link = (connection.address, connection.identity)
+        # As with sockets, both sides' marks add up.
+        capacity = connection.hwm + listener.hwm
+        up = Pipe(self.conditions, link, "up", capacity, listener.inbox)
+        down = Pipe(self.conditions, link, "down", capacity, connection.inbox)
+        listener.attach(connection.identity, up, down)
+        connection.attach(up, down)
+
+    def _drop_listener(self, listener: MemoryListener) -> None:
+        del self._listeners[listener.address]
+        for connection in self._connections.values():
+            if connection.address == listener.address:
+                connection.detach()
+
+    def _drop_connection(self, connection: MemoryConnection) -> None:
+        name = (connection.address, connection.identity)
+        if self._connections.get(name) is not connection:
+            return  # a newer one of that name has taken its place
+        del self._connections[name]
+        connection.detach()
+        listener = self._listeners.get(connection.address)
+        if listener is not None:
+            listener.detach(connection.identity)
+
+
+class MemoryListener:
+    """The bound side. See link.Listener."""
+
+    def __init__(
+        self,
+        address: str,
+        hwm: int,
+        max_frame_bytes: int,
+        on_close: Callable[[MemoryListener], None],
+    ) -> None:
+        self.hwm = hwm
+        self.inbox = Inbox()
+        self._address = address
+        self._on_close = on_close
+        self._gate = FrameGate(max_frame_bytes)
+        self._outgoing: dict[bytes, Pipe] = {}
+        self._sent_frames = 0
+
+    @property
+    def address(self) -> str:
+        """What peers connect to."""
+        return self._address
+
+    async def receive_many(self, max_messages: int = 256) -> Sequence[Message]:
+        """Wait for one message, then take what else is there."""
+        return await _receive_good(self.inbox, self._gate, max_messages)
+
+    def send_nowait(
+        self, to: bytes, frame: AnyFrame, payload: bytes | memoryview | None = None
+    ) -> None:
+        """Hand a frame to the peer's pipe."""
+        parts = encode_message(frame, payload)
+        self.inbox.require_open()
+        pipe = self._outgoing.get(to)
+        if pipe is None or self._gate.is_shut_out(to):
+            raise PeerGone(f"{to!r} is not connected, or was cut off")
+        if pipe.is_full:
+            raise PeerBusy(f"the pipe to {to!r} is full")
+        pipe.put(parts)
+        self._sent_frames += 1
+
+    def statistics(self) -> LinkStatistics:
+        """Return the counters."""
+        return LinkStatistics(self._sent_frames, self._gate.received_frames, self._gate.bad_frames)
+
+    def close(self) -> None:
+        """Drop everything unsent and close."""
+        if not self.inbox.is_closed:
+            self.inbox.is_closed = True
+            self.inbox.wake()
+            self._on_close(self)
+
+    def attach(self, identity: bytes, incoming: Pipe, outgoing: Pipe) -> None:
+        """Take in a peer; an older one of that name is replaced."""
+        self.inbox.pipes[identity] = incoming
+        self._outgoing[identity] = outgoing
+
+    def detach(self, identity: bytes) -> None:
+        """Forget a peer and what it had under way."""
+        self.inbox.pipes.pop(identity, None)
+        self._outgoing.pop(identity, None)
+
+
+class MemoryConnection:
+    """The connecting side. See link.Connection."""
+
+    def __init__(
+        self,
+        address: str,
+        identity: bytes,
+        hwm: int,
+        max_frame_bytes: int,
+        on_close: Callable[[MemoryConnection], None],
+    ) -> None:
+        self.address = address
+        self.identity = identity
+        self.hwm = hwm
+        self.inbox = Inbox()
+        self._on_close = on_close
+        self._gate = FrameGate(max_frame_bytes)
+        self._outgoing: Pipe | None = None
+        self._attached = ParkingLot()
+        self._sent_frames = 0
+
+    async def receive_many(self, max_messages: int = 256) -> Sequence[Message]:
+        """Wait for one message, then take what else is there."""
+        return await _receive_good(self.inbox, self._gate, max_messages)
+
+    async def send(self, frame: AnyFrame, payload: bytes | memoryview | None = None) -> None:
+        """Wait until connected and until the pipe has room, then hand the frame over."""
+        await checkpoint_if_cancelled()
+        has_slept = False
+        while True:
+            try:
+                self.send_nowait(frame, payload)
+                break
+            except PeerBusy:
+                await self._wait_for_room()
+            except PeerGone:
+                if self._outgoing is not None:
+                    raise  # cut off, not unconnected
+                await self._attached.park()
+            has_slept = True
+        if not has_slept:
+            await cancel_shielded_checkpoint()
+
+    def send_nowait(self, frame: AnyFrame, payload: bytes | memoryview | None = None) -> None:
+        """Hand a frame to the pipe."""
+        self.send_parts_nowait(encode_message(frame, payload))
+        self._sent_frames += 1
+
+    def send_parts_nowait(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Hand over anything, also what is no frame: as an enemy would."""
+        self.inbox.require_open()
+        if self._outgoing is None or self._gate.is_shut_out(_BOUND_SIDE):
+            raise PeerGone(f"{self.address} is not connected, or was cut off")
+        if self._outgoing.is_full:
+            raise PeerBusy(f"the pipe to {self.address} is full")
+        self._outgoing.put(parts)
+
+    def statistics(self) -> LinkStatistics:
+        """Return the counters."""
+        return LinkStatistics(self._sent_frames, self._gate.received_frames, self._gate.bad_frames)
+
+    def close(self) -> None:
+        """Drop everything unsent and close."""
+        if not self.inbox.is_closed:
+            self.inbox.is_closed = True
+            self.inbox.wake()
+            self._attached.unpark_all()
+            self._on_close(self)
+
+    def attach(self, outgoing: Pipe, incoming: Pipe) -> None:
+        """Be connected to whoever is bound now."""
+        self._outgoing = outgoing
+        self.inbox.pipes[_BOUND_SIDE] = incoming
+        self._gate.forgive(_BOUND_SIDE)
+        self._attached.unpark_all()
+
+    def detach(self) -> None:
+        """Lose the peer and everything under way to and from it."""
+        self.inbox.pipes.clear()
+        if self._outgoing is not None:
+            outgoing, self._outgoing = self._outgoing, None
+            outgoing.room.unpark_all()
+
+    async def _wait_for_room(self) -> None:
+        if self._outgoing is not None:
+            await self._outgoing.room.park()
+
+
+async def _receive_good(inbox: Inbox, gate: FrameGate, max_messages: int) -> Sequence[Message]:
+    """Return at least one message that the gate let in."""
+    while True:
+        messages = [
+            message
+            for sender, parcel in await inbox.take(max_messages)
+            if (message := gate.admit(sender, parcel.parts)) is not None
+        ]
+        if messages:
+            return messages

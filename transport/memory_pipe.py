@@ -1,0 +1,219 @@
+"""Pipes in memory, and what may happen to a frame on its way.
+
+Delay, loss, duplication, reordering and corruption are drawn per pipe from the seed, so that what
+one link suffers does not depend on the others. There are no tasks here: a frame lies in its pipe
+until it is due and its receiver looks. Knows message parts only, no frames.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import trio
+from trio.lowlevel import ParkingLot, cancel_shielded_checkpoint, checkpoint_if_cancelled
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+LinkName: TypeAlias = tuple[str, bytes]
+"""Address of the bound side and identity of the connecting one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What a network does to frames. Each share is a probability per frame.
+
+    Attributes:
+      min_delay_s: the fastest a frame can be.
+      max_delay_s: the slowest, but for the reordered. Delay alone never reorders: a pipe is a pipe.
+      loss: share that never arrives.
+      duplication: share that arrives twice, the second time out of order.
+      reorder: share that is overtaken by others.
+      reorder_s: how much later, at most, an overtaken or doubled frame comes.
+      corruption: share of payloads that arrive with one byte changed.
+    """
+
+    min_delay_s: float = 0.0
+    max_delay_s: float = 0.0
+    loss: float = 0.0
+    duplication: float = 0.0
+    reorder: float = 0.0
+    reorder_s: float = 0.1
+    corruption: float = 0.0
+
+
+@dataclass(slots=True)
+class FaultCounts:
+    """What was done so far, so that a test can prove that its fault happened."""
+
+    lost: int = 0
+    duplicated: int = 0
+    reordered: int = 0
+    corrupted: int = 0
+    cut: int = 0
+
+
+class Conditions:
+    """What all pipes of one network share.
+
+    Attributes:
+      seed: decides every fault.
+      faults: what happens to frames from now on; may be exchanged at any time.
+      counts: what happened.
+      cut: links whose frames vanish, both ways.
+    """
+
+    def __init__(self, seed: int, faults: Faults) -> None:
+        self.seed = seed
+        self.faults = faults
+        self.counts = FaultCounts()
+        self.cut: set[LinkName] = set()
+        self._order = 0
+
+    def next_order(self) -> int:
+        """Return a rising number: the order of frames that are due at the same time."""
+        self._order += 1
+        return self._order
+
+
+class Parcel(NamedTuple):
+    """A message under way. Sorts by arrival."""
+
+    due: float
+    order: int
+    parts: tuple[bytes | memoryview, ...]
+
+
+class Pipe:
+    """One direction of one link: messages on their way, in the order in which they will arrive.
+
+    Attributes:
+      room: where those wait for whom the pipe is too full.
+    """
+
+    def __init__(
+        self, conditions: Conditions, link: LinkName, direction: str, capacity: int, inbox: Inbox
+    ) -> None:
+        self.room = ParkingLot()
+        self._conditions = conditions
+        self._link = link
+        self._random = random.Random(f"{conditions.seed} {link[0]} {link[1].hex()} {direction}")
+        self._capacity = capacity
+        self._inbox = inbox
+        self._parcels: list[Parcel] = []
+        self._latest_due = 0.0
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._parcels) >= self._capacity
+
+    def peek(self) -> Parcel | None:
+        """Return what arrives next."""
+        return self._parcels[0] if self._parcels else None
+
+    def pop(self) -> None:
+        """Take away what `peek` returned."""
+        del self._parcels[0]
+        self.room.unpark_all()
+
+    def put(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Take a message in; what becomes of it is drawn here."""
+        faults, counts = self._conditions.faults, self._conditions.counts
+        # Every draw is made for every frame: a fault that is switched on shifts no other.
+        loss, late, copy, flip, delay, extra = (self._random.random() for _ in range(6))
+        if self._link in self._conditions.cut:
+            counts.cut += 1
+            return
+        if loss < faults.loss:
+            counts.lost += 1
+            return
+        if len(parts) > 1 and len(parts[1]) and flip < faults.corruption:
+            counts.corrupted += 1
+            parts = [parts[0], _flipped(parts[1], extra)]
+        due = trio.current_time() + faults.min_delay_s
+        due += delay * (faults.max_delay_s - faults.min_delay_s)
+        if late < faults.reorder:
+            counts.reordered += 1
+            self._insert(due + extra * faults.reorder_s, parts)
+        else:
+            self._latest_due = max(self._latest_due, due)
+            self._insert(self._latest_due, parts)
+        if copy < faults.duplication:
+            counts.duplicated += 1
+            self._insert(due + extra * faults.reorder_s, parts)
+        self._inbox.wake()
+
+    def _insert(self, due: float, parts: Sequence[bytes | memoryview]) -> None:
+        parcel = Parcel(due, self._conditions.next_order(), tuple(parts))
+        index = len(self._parcels)
+        while index > 0 and self._parcels[index - 1].due > due:
+            index -= 1
+        self._parcels.insert(index, parcel)
+
+
+class Inbox:
+    """Where the pipes of one link end.
+
+    Attributes:
+      pipes: by the name of who sends.
+      is_closed: nothing is taken out any more.
+    """
+
+    def __init__(self) -> None:
+        self.pipes: dict[bytes, Pipe] = {}
+        self.is_closed = False
+        self._arrival = ParkingLot()
+
+    def wake(self) -> None:
+        """Let receivers look again: something was sent, or the link was closed."""
+        self._arrival.unpark_all()
+
+    def require_open(self) -> None:
+        """Raise ClosedResourceError if the link was closed."""
+        if self.is_closed:
+            raise trio.ClosedResourceError("this link was closed")
+
+    async def take(self, max_messages: int) -> list[tuple[bytes, Parcel]]:
+        """Wait until a parcel is due, then take what is due. Cancelled means nothing was taken."""
+        await checkpoint_if_cancelled()
+        taken = self._take_due(max_messages)
+        if taken:
+            await cancel_shielded_checkpoint()
+            return taken
+        while not taken:
+            with trio.CancelScope() as scope:
+                waiting = [parcel.due for parcel, _ in self._next_parcels()]
+                if waiting:
+                    scope.deadline = min(waiting)
+                await self._arrival.park()
+            taken = self._take_due(max_messages)
+        return taken
+
+    def _next_parcels(self) -> list[tuple[Parcel, bytes]]:
+        return [
+            (parcel, sender)
+            for sender, pipe in self.pipes.items()
+            if (parcel := pipe.peek()) is not None
+        ]
+
+    def _take_due(self, max_messages: int) -> list[tuple[bytes, Parcel]]:
+        self.require_open()
+        now = trio.current_time()
+        taken: list[tuple[bytes, Parcel]] = []
+        while len(taken) < max_messages:
+            # The earliest of all pipes, so that no sender starves another.
+            parcel, sender = min(self._next_parcels(), default=(None, b""))
+            if parcel is None or parcel.due > now:
+                break
+            self.pipes[sender].pop()
+            taken.append((sender, parcel))
+        return taken
+
+
+def _flipped(payload: bytes | memoryview, where: float) -> bytes:
+    """Return the payload with one byte changed; `where` is in [0, 1)."""
+    broken = bytearray(payload)
+    broken[int(where * len(broken))] ^= 0xFF
+    return bytes(broken)
