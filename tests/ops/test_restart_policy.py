@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+
+from ops.restart_policy import Ending, GiveUp, Restart, RestartPolicy
+from triolet.config import SupervisorConfig
+
+CONFIG = SupervisorConfig(
+    restart_delay_s=0.1, max_restart_delay_s=1.0, stable_s=30.0, max_failed_starts=3
+)
+KILLED = Ending(code=-9)
+
+
+def new_policy() -> RestartPolicy:
+    return RestartPolicy("decode-0", CONFIG)
+
+
+def test_delays_double_with_each_death_up_to_the_cap() -> None:
+    policy = new_policy()
+    delays = []
+    for now in range(6):
+        policy.became_ready(float(now))
+        delays.append(policy.ended(float(now), KILLED))
+    assert delays == [Restart(d) for d in (0.1, 0.2, 0.4, 0.8, 1.0, 1.0)]
+
+
+def test_a_thousand_deaths_after_ready_never_give_up_nor_overflow() -> None:
+    policy = new_policy()
+    for _ in range(1000):
+        policy.became_ready(0.0)
+        verdict = policy.ended(0.0, KILLED)
+    assert verdict == Restart(1.0)
+
+
+@pytest.mark.parametrize(("life_s", "delay_s"), [(29.9, 0.2), (30.0, 0.1), (3000.0, 0.1)])
+def test_a_long_enough_life_clears_the_record(life_s: float, delay_s: float) -> None:
+    policy = new_policy()
+    policy.became_ready(0.0)
+    policy.ended(1.0, KILLED)
+    policy.became_ready(2.0)
+    assert policy.ended(2.0 + life_s, KILLED) == Restart(delay_s)
+
+
+def test_deaths_before_ready_in_a_row_end_the_trying() -> None:
+    policy = new_policy()
+    assert isinstance(policy.ended(0.0, KILLED), Restart)
+    assert isinstance(policy.ended(1.0, KILLED), Restart)
+    verdict = policy.ended(2.0, KILLED)
+    assert isinstance(verdict, GiveUp)
+    assert verdict.exit_code == 1
+    assert "decode-0 was killed by SIGKILL 3 times" in verdict.message
+
+
+def test_reaching_ready_forgives_failed_starts() -> None:
+    policy = new_policy()
+    for _ in range(4):
+        assert isinstance(policy.ended(0.0, KILLED), Restart)
+        assert isinstance(policy.ended(0.0, KILLED), Restart)
+        policy.became_ready(0.0)
+        assert isinstance(policy.ended(0.0, KILLED), Restart)
+        policy.became_ready(0.0)
+
+
+@pytest.mark.parametrize("was_ready", [False, True])
+def test_a_cause_that_cannot_heal_gives_up_at_once(was_ready: bool) -> None:
+    policy = new_policy()
+    if was_ready:
+        policy.became_ready(0.0)
+    verdict = policy.ended(1.0, Ending(code=2, failure="config.json is missing"))
+    assert verdict == GiveUp("decode-0: config.json is missing", 2)
+
+
+@pytest.mark.parametrize(
+    ("ending", "text"),
+    [
+        (Ending(0), "exited with code 0"),
+        (Ending(1), "exited with code 1"),
+        (Ending(-9), "was killed by SIGKILL"),
+        (Ending(-15), "was killed by SIGTERM"),
+        (Ending(-250), "was killed by signal 250"),
+        (Ending(-9, was_silent=True), "reported nothing while starting and was killed"),
+    ],
+)
+def test_an_ending_reads_as_what_happened(ending: Ending, text: str) -> None:
+    assert str(ending) == text
