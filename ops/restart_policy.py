@@ -1,6 +1,6 @@
 """Whether a process that ended is started again, when, or never. Decides; starts nothing.
 
-Two counts per process. Deaths in a row stretch the delay, and a long enough life clears them. Deaths
+Two counts per process. Deaths in a row stretch the delay; a long enough life clears them. Deaths
 before ready count on their own, because they repeat: after a few of them, or at once where the
 process itself said that its configuration cannot work, trying again is no answer.
 """
