@@ -1,0 +1,1 @@
+"""Attention over the paged KV pool: one interface, one file per backend."""

@@ -1,0 +1,182 @@
+"""From a model directory and a config to an engine that is ready to compute.
+
+Knows the order of loading and how large the pool becomes; every complaint names a field or a file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from triolet.config import Dtype, EngineConfig, require
+from triolet.errors import ConfigError
+from triolet.sampling import SamplingParams
+
+from .attention.registry import backend_traits, create_attention
+from .batch import SampleSpec, StepRow
+from .block_ledger import BlockLedger
+from .kv_pool import KVLayout, KVPool
+from .model import Transformer
+from .model_config import ModelConfig, load_eos_token_ids, load_model_config
+from .runner import Runner
+from .weights import Checkpoint, load_weights, weights_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+TORCH_DTYPES: Final = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Everything that a worker computes with.
+
+    Attributes:
+      runner: computes steps; device thread only.
+      pool: the KV bytes.
+      ledger: who holds which block.
+      fingerprint: equal fingerprints mean that KV can be exchanged.
+      model_config: the model's shape.
+      eos_token_ids: the model's own end tokens.
+      max_model_len: longest sequence, prompt and completion together.
+      max_model_len_reason: what limits it.
+    """
+
+    runner: Runner
+    pool: KVPool
+    ledger: BlockLedger
+    fingerprint: str
+    model_config: ModelConfig
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int
+    max_model_len_reason: str
+
+
+def load_engine(
+    model_dir: Path, config: EngineConfig, on_progress: Callable[[str, float], None]
+) -> Engine:
+    """Load a model. Blocking; to be run on the device thread.
+
+    Args:
+      model_dir: a Hugging Face directory.
+      config: what to compute with.
+      on_progress: told (stage, share of it done); stages are `config`, `digest`, `weights`,
+        `kv_pool`, `warm_up`, in this order.
+
+    Raises:
+      ModelError: the directory is broken or of an unsupported kind.
+      ConfigError: a setting cannot work with this model or this machine.
+    """
+    on_progress("config", 0.0)
+    model_config = load_model_config(model_dir)
+    eos_token_ids = load_eos_token_ids(model_dir)
+    device = _device(config)
+    backend_traits(config.backend).check(
+        device.type, config.dtype, config.block_size, model_config.head_dim
+    )
+    layout = KVLayout(
+        model_config.num_layers,
+        config.block_size,
+        model_config.num_kv_heads,
+        model_config.head_dim,
+        TORCH_DTYPES[config.dtype],
+    )
+    num_blocks = config.kv_pool_bytes // layout.bytes_per_block
+    max_model_len, reason = fit_model_len(config, model_config, num_blocks, layout.bytes_per_block)
+    checkpoint = Checkpoint(model_dir)
+    on_progress("digest", 0.0)
+    fingerprint = _fingerprint(weights_digest(checkpoint.files), config, model_config)
+    weights = load_weights(
+        model_config,
+        checkpoint,
+        layout.dtype,
+        device,
+        lambda share: on_progress("weights", share),
+    )
+    on_progress("kv_pool", 0.0)
+    pool = KVPool(layout, num_blocks, device)
+    ledger = BlockLedger(num_blocks)
+    attention = create_attention(config.backend, pool, model_config.num_heads, max_model_len)
+    model = Transformer(model_config, weights, max_model_len)
+    engine = Engine(
+        Runner(model, attention, config.block_size),
+        pool,
+        ledger,
+        fingerprint,
+        model_config,
+        eos_token_ids,
+        max_model_len,
+        reason,
+    )
+    on_progress("warm_up", 0.0)
+    _warm_up(engine, config.block_size)
+    on_progress("warm_up", 1.0)
+    return engine
+
+
+def fit_model_len(
+    config: EngineConfig, model_config: ModelConfig, num_blocks: int, bytes_per_block: int
+) -> tuple[int, str]:
+    """Return the longest sequence that model and pool allow, and what limits it.
+
+    Raises:
+      ConfigError: the pool holds no sequence at all, or not one of the length asked for.
+    """
+    length, reason = model_config.max_model_len, model_config.max_model_len_reason
+    if config.max_model_len is not None:
+        require(
+            1 <= config.max_model_len <= length,
+            "max_model_len",
+            config.max_model_len,
+            f"1…{length} ({reason})",
+        )
+        length, reason = config.max_model_len, "the setting max_model_len"
+    wanted_blocks = 1 + -(-length // config.block_size)
+    if num_blocks >= wanted_blocks:
+        return length, reason
+    if config.max_model_len is not None or num_blocks < 2:
+        least = 2 if config.max_model_len is None else wanted_blocks
+        raise ConfigError(
+            f"kv_pool_bytes is {config.kv_pool_bytes}, which is {num_blocks} blocks of "
+            f"{bytes_per_block} bytes; allowed: at least {least * bytes_per_block}"
+            + (f", or a smaller max_model_len than {length}" if least > 2 else "")
+        )
+    held = (num_blocks - 1) * config.block_size
+    return held, f"kv_pool_bytes of {config.kv_pool_bytes}; the model itself could do {length}"
+
+
+def _device(config: EngineConfig) -> torch.device:
+    try:
+        device = torch.device(config.device)
+    except RuntimeError:
+        raise ConfigError(
+            f"device is {config.device!r}; allowed: 'cpu', 'cuda', 'cuda:1' and so on"
+        ) from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"device is {config.device!r}, but torch sees no NVIDIA GPU here; use device 'cpu', or "
+            "install the driver and a CUDA build of torch"
+        )
+    return device
+
+
+def _fingerprint(digest: str, config: EngineConfig, model: ModelConfig) -> str:
+    """Name everything that two workers must agree on before KV passes between them."""
+    return (
+        f"{digest}:{config.dtype}:layers={model.num_layers}:kv_heads={model.num_kv_heads}"
+        f":head_dim={model.head_dim}:block_size={config.block_size}:rope={model.rope}"
+    )
+
+
+def _warm_up(engine: Engine, block_size: int) -> None:
+    """Run a prompt and a token, so that the first request does not pay for first calls."""
+    num_prompt = max(1, min(block_size, engine.max_model_len) - 1)
+    [block] = engine.ledger.lease("warm-up", 1)
+    spec = SampleSpec(SamplingParams(temperature=0.0), position=0)
+    engine.runner.step([StepRow([0] * num_prompt, 0, [block], spec)])
+    if num_prompt < min(block_size, engine.max_model_len):
+        engine.runner.step([StepRow([0], num_prompt, [block], spec)])
+    engine.ledger.release("warm-up")

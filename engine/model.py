@@ -1,0 +1,80 @@
+"""The forward pass of a decoder-only transformer over a flat step.
+
+Decode rows and prefill chunks go through together, one row of the matrices per token; only
+attention knows where one sequence ends. Knows no blocks and no sampling.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch.nn.functional as F
+
+from .rope import RotaryTable, rotate
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .attention.interface import AttentionBackend
+    from .layers import DecoderLayer, Weights
+    from .model_config import ModelConfig
+
+
+class Transformer:
+    """A model of the Llama family.
+
+    Args:
+      config: its shape.
+      weights: its tensors, all of one dtype and on one device.
+      max_model_len: positions that can occur.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Weights, max_model_len: int) -> None:
+        self.config = config
+        self.weights = weights
+        self._rotary = RotaryTable(
+            config.rope, config.head_dim, max_model_len, weights.embedding.device
+        )
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
+        """Compute a step.
+
+        Args:
+          token_ids: int64 [T].
+          positions: int64 [T].
+          attention: planned for this step; it stores keys and values.
+
+        Returns:
+          Hidden states [T, hidden_size] after the last norm.
+        """
+        hidden = F.embedding(token_ids, self.weights.embedding)
+        cos, sin = self._rotary.at(positions)
+        for index, layer in enumerate(self.weights.layers):
+            query, key, value = self._project(layer, layer.attention_norm(hidden), cos, sin)
+            attended = attention.attend(index, query, key, value)
+            hidden = hidden + layer.output(attended.view(len(hidden), -1))
+            gate, up = layer.gate_up(layer.mlp_norm(hidden)).chunk(2, dim=-1)
+            hidden = hidden + layer.down(F.silu(gate).mul_(up))
+        return self.weights.norm(hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return [n, vocab_size] in fp32 for some rows of hidden states."""
+        return self.weights.lm_head(hidden).float()
+
+    def _project(
+        self, layer: DecoderLayer, inputs: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query [T, Hq, D] and key [T, Hkv, D], both rotated, and value [T, Hkv, D]."""
+        config = self.config
+        heads = layer.qkv(inputs).view(len(inputs), -1, config.head_dim)
+        num_rotated = config.num_heads + config.num_kv_heads
+        if layer.query_norm is not None and layer.key_norm is not None:
+            heads[:, : config.num_heads] = layer.query_norm(heads[:, : config.num_heads])
+            keys = heads[:, config.num_heads : num_rotated]
+            keys.copy_(layer.key_norm(keys))
+        rotate(heads[:, :num_rotated], cos, sin)
+        return (
+            heads[:, : config.num_heads],
+            heads[:, config.num_heads : num_rotated],
+            heads[:, num_rotated:],
+        )

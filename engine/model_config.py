@@ -1,0 +1,233 @@
+"""What a Hugging Face model directory says about its model, checked before anything is loaded.
+
+Knows config.json and generation_config.json in the spellings of transformers 4 and 5; knows no
+tensors. Whatever would make the answers differ from the model's own is refused here with a remedy.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from triolet.errors import ModelError
+
+from .rope_config import RopeConfig, read_rope
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SUPPORTED_ARCHITECTURES: Final = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
+UNSAFE_SUFFIXES: Final = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt", ".py"})
+"""Files that run code when loaded. A model directory is data: none of them may lie in it."""
+
+
+class Biases(NamedTuple):
+    """Which linear layers have a bias."""
+
+    qkv: bool = False
+    output: bool = False
+    mlp: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The shape of a decoder-only transformer of the Llama family.
+
+    Attributes:
+      sliding_window: positions that attention looks back in the original, None for all. Triolet
+        attends to all, which is the same thing up to this length.
+      has_qk_norm: RMSNorm over each head's query and key before rotation (Qwen3).
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    is_tied: bool
+    biases: Biases
+    has_qk_norm: bool
+    max_position_embeddings: int
+    sliding_window: int | None
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest sequence for which the answers are the model's own."""
+        if self.sliding_window is None:
+            return self.max_position_embeddings
+        return min(self.max_position_embeddings, self.sliding_window)
+
+    @property
+    def max_model_len_reason(self) -> str:
+        """Why it is no longer."""
+        if self.max_model_len < self.max_position_embeddings:
+            return f"the model's sliding_window of {self.sliding_window}"
+        return f"the model's max_position_embeddings of {self.max_position_embeddings}"
+
+
+def load_model_config(model_dir: Path) -> ModelConfig:
+    """Read and check `config.json`, and refuse a directory that holds code.
+
+    Raises:
+      ModelError: names the file, what is wrong and what to do.
+    """
+    check_directory(model_dir)
+    path = model_dir / "config.json"
+    fields = read_json(path)
+    architecture = _architecture(path, fields)
+    num_heads = _count(path, fields, "num_attention_heads")
+    num_kv_heads = _count(path, fields, "num_key_value_heads", num_heads)
+    hidden_size = _count(path, fields, "hidden_size")
+    head_dim = _count(path, fields, "head_dim", hidden_size // num_heads)
+    if num_heads % num_kv_heads:
+        raise ModelError(
+            f"{path}: num_attention_heads {num_heads} is not a multiple of "
+            f"num_key_value_heads {num_kv_heads}; the file is broken: fetch it again"
+        )
+    max_position_embeddings = _count(path, fields, "max_position_embeddings")
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=_count(path, fields, "vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=_count(path, fields, "intermediate_size"),
+        num_layers=_count(path, fields, "num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=float(fields.get("rms_norm_eps", 1e-6)),
+        rope=read_rope(path, fields, max_position_embeddings),
+        is_tied=bool(fields.get("tie_word_embeddings", False)),
+        biases=_biases(architecture, fields),
+        has_qk_norm=architecture == "Qwen3ForCausalLM",
+        max_position_embeddings=max_position_embeddings,
+        sliding_window=_sliding_window(architecture, fields),
+    )
+
+
+def load_eos_token_ids(model_dir: Path) -> tuple[int, ...]:
+    """Return the ids that end a sequence: generation_config.json's, else config.json's.
+
+    Raises:
+      ModelError: a file is broken, or holds something else than ids.
+    """
+    for name in ("generation_config.json", "config.json"):
+        path = model_dir / name
+        if not path.exists():
+            continue
+        value = read_json(path).get("eos_token_id")
+        if value is None:
+            continue
+        ids = value if isinstance(value, list) else [value]
+        if not all(type(token_id) is int and token_id >= 0 for token_id in ids):
+            raise ModelError(f"{path}: eos_token_id is {value!r}; it must be a token id or a list")
+        return tuple(ids)
+    return ()
+
+
+def check_directory(model_dir: Path) -> None:
+    """Refuse a model directory that is missing or holds files that run code when loaded.
+
+    Raises:
+      ModelError: says which file and what to do.
+    """
+    if not model_dir.is_dir():
+        raise ModelError(
+            f"model directory {model_dir} does not exist; give the path of a directory with "
+            "config.json, tokenizer.json and *.safetensors"
+        )
+    unsafe = sorted(p.name for p in model_dir.iterdir() if p.suffix in UNSAFE_SUFFIXES)
+    if unsafe:
+        raise ModelError(
+            f"{model_dir / unsafe[0]}: files that can run code are refused; Triolet reads "
+            "*.safetensors and *.json only: convert the weights to safetensors, or delete the file "
+            "if the directory has them already"
+        )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object that a JSON file holds.
+
+    Raises:
+      ModelError: the file is missing, unreadable or holds something else.
+    """
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ModelError(
+            f"{path} is missing; give the path of a complete Hugging Face model directory"
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} cannot be read: {error}; fetch the file again") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} holds no JSON object; fetch the file again")
+    return value
+
+
+def _architecture(path: Path, fields: dict[str, Any]) -> str:
+    """Return the architecture, once everything that Triolet does not compute is ruled out."""
+    if fields.get("auto_map"):
+        raise ModelError(
+            f"{path}: auto_map names code that comes with the model; it is refused: use a model of "
+            f"a built-in architecture ({', '.join(SUPPORTED_ARCHITECTURES)})"
+        )
+    names = fields.get("architectures") or []
+    name = names[0] if isinstance(names, list) and names else None
+    if name not in SUPPORTED_ARCHITECTURES:
+        raise ModelError(
+            f"{path}: architecture {name!r} is not supported; supported: "
+            f"{', '.join(SUPPORTED_ARCHITECTURES)}"
+        )
+    if fields.get("quantization_config"):
+        raise ModelError(
+            f"{path}: quantization_config: quantised weights are not supported; use the model's "
+            "float32, float16 or bfloat16 directory"
+        )
+    activation = fields.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise ModelError(f"{path}: hidden_act {activation!r} is not supported; supported: silu")
+    return str(name)
+
+
+def _count(path: Path, fields: dict[str, Any], name: str, default: int | None = None) -> int:
+    value = fields.get(name)
+    if value is None:
+        value = default
+    if type(value) is not int or value < 1:
+        raise ModelError(
+            f"{path}: {name} is {value!r}; it must be a positive integer: fetch the file again"
+        )
+    return value
+
+
+def _biases(architecture: str, fields: dict[str, Any]) -> Biases:
+    if architecture == "Qwen2ForCausalLM":
+        return Biases(qkv=True)
+    if architecture == "MistralForCausalLM":
+        return Biases()
+    attention = bool(fields.get("attention_bias", False))
+    mlp = architecture == "LlamaForCausalLM" and bool(fields.get("mlp_bias", False))
+    return Biases(qkv=attention, output=attention, mlp=mlp)
+
+
+def _sliding_window(architecture: str, fields: dict[str, Any]) -> int | None:
+    """Return the window of the layers that have one: a sequence within it sees no difference."""
+    window = fields.get("sliding_window")
+    if architecture == "LlamaForCausalLM" or type(window) is not int or window < 1:
+        return None
+    if architecture.startswith("Qwen") and not fields.get("use_sliding_window", False):
+        return None
+    layer_types = fields.get("layer_types")
+    if layer_types and "sliding_attention" not in layer_types:
+        return None
+    return window

@@ -1,0 +1,115 @@
+"""Which rotary embedding a model uses, read from either spelling of its config.
+
+Knows `rope_theta` + `rope_scaling` (transformers 4) and `rope_parameters` (transformers 5); the
+frequencies themselves are computed in engine/rope.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from triolet.errors import ModelError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class RopeKind(StrEnum):
+    """How positions beyond the original training length are squeezed in."""
+
+    DEFAULT = "default"
+    LINEAR = "linear"
+    LLAMA3 = "llama3"
+    YARN = "yarn"
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary embedding parameters.
+
+    Attributes:
+      theta: base of the frequencies.
+      factor: by how much the context was stretched.
+      original_length: context length before that (llama3, yarn).
+      low_freq_factor: wavelengths above `original_length / low_freq_factor` are stretched (llama3).
+      high_freq_factor: wavelengths below `original_length / high_freq_factor` stay (llama3).
+      beta_fast: rotations over `original_length` above which a dimension stays (yarn).
+      beta_slow: rotations below which it is stretched (yarn).
+      attention_factor: scale of cos and sin; None derives it from `factor` (yarn).
+    """
+
+    theta: float = 10_000.0
+    kind: RopeKind = RopeKind.DEFAULT
+    factor: float = 1.0
+    original_length: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+
+
+_REQUIRED: dict[RopeKind, tuple[str, ...]] = {
+    RopeKind.DEFAULT: (),
+    RopeKind.LINEAR: ("factor",),
+    RopeKind.LLAMA3: (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    ),
+    RopeKind.YARN: ("factor",),
+}
+_UNSUPPORTED_YARN = ("mscale", "mscale_all_dim")
+
+
+def read_rope(path: Path, fields: dict[str, Any], max_position_embeddings: int) -> RopeConfig:
+    """Read the rotary embedding from a config's fields.
+
+    Args:
+      path: of the config, for error texts.
+      fields: the config's top level.
+      max_position_embeddings: stands in for a yarn config that names no original length.
+
+    Raises:
+      ModelError: an unknown kind, a missing or impossible parameter.
+    """
+    values: dict[str, Any] = dict(fields.get("rope_scaling") or {})
+    values.update(fields.get("rope_parameters") or {})
+    values.setdefault("rope_theta", fields.get("rope_theta") or 10_000.0)
+    if values.get("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise ModelError(f"{path}: partial_rotary_factor other than 1 is not supported")
+    name = values.get("rope_type") or values.get("type") or "default"
+    try:
+        kind = RopeKind(name)
+    except ValueError:
+        raise ModelError(
+            f"{path}: rope scaling {name!r} is not supported; supported: {', '.join(RopeKind)}"
+        ) from None
+    missing = [key for key in _REQUIRED[kind] if values.get(key) is None]
+    if missing:
+        raise ModelError(f"{path}: rope scaling {name!r} needs {missing[0]}; fetch the file again")
+    if kind is RopeKind.YARN and any(values.get(key) for key in _UNSUPPORTED_YARN):
+        raise ModelError(f"{path}: rope scaling 'yarn' with mscale is not supported")
+    try:
+        attention_factor = values.get("attention_factor")
+        rope = RopeConfig(
+            theta=float(values["rope_theta"]),
+            kind=kind,
+            factor=float(values.get("factor") or 1.0),
+            original_length=int(
+                values.get("original_max_position_embeddings") or max_position_embeddings
+            ),
+            low_freq_factor=float(values.get("low_freq_factor") or 1.0),
+            high_freq_factor=float(values.get("high_freq_factor") or 4.0),
+            beta_fast=float(values.get("beta_fast") or 32.0),
+            beta_slow=float(values.get("beta_slow") or 1.0),
+            attention_factor=None if attention_factor is None else float(attention_factor),
+        )
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"{path}: rope parameters: {error}; fetch the file again") from error
+    if rope.theta <= 1 or rope.factor < 1 or rope.high_freq_factor <= rope.low_freq_factor:
+        raise ModelError(f"{path}: rope parameters {values} cannot be; fetch the file again")
+    return rope

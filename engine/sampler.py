@@ -1,0 +1,143 @@
+"""From logits to tokens: a function of (seed, position, logits, tokens so far) and nothing else.
+
+A random token is the first whose cumulative probability exceeds one uniform number that
+(seed, position) determines (engine/philox.py). Rows do not see one another: a row's result is the
+same in every batch.
+
+Order, as in Hugging Face: repetition penalty, presence and frequency penalty, logit bias, no end
+token before `min_tokens`; then, unless greedy: temperature, top-k, top-p, min-p. Reported logprobs
+are of the model's own distribution, before all of this. Greedy rows that ask for nothing cost one
+argmax.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from triolet.sampling import end_token_ids
+
+from .batch import Sampled
+from .philox import uniform
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from triolet.sampling import SamplingParams
+
+    from .batch import SampleSpec
+
+TOP_P_CANDIDATES: Final = 1024
+"""A nucleus is looked for among this many best tokens before the whole vocabulary is sorted: that
+costs 10 ms a row at 128k tokens, and hardly any nucleus is larger."""
+
+
+def sample(logits: Tensor, specs: Sequence[SampleSpec]) -> list[Sampled]:
+    """Choose one token per row.
+
+    Args:
+      logits: fp32 [at least len(specs), vocab_size]; rows beyond the specs are padding. Changed in
+        place.
+      specs: how to choose, row by row.
+    """
+    reports = {
+        index: torch.log_softmax(logits[index], dim=-1)
+        for index, spec in enumerate(specs)
+        if spec.params.logprobs is not None
+    }
+    for index, spec in enumerate(specs):
+        _adjust(logits[index], spec)
+    token_ids = logits[: len(specs)].argmax(dim=-1).tolist()
+    for index, spec in enumerate(specs):
+        if spec.params.temperature > 0:
+            number = uniform(spec.params.seed, spec.position)
+            token_ids[index] = _draw(logits[index], token_ids[index], spec.params, number)
+    return [
+        _sampled(token_id, reports.get(index), spec.params.logprobs or 0)
+        for index, (token_id, spec) in enumerate(zip(token_ids, specs, strict=True))
+    ]
+
+
+def _sampled(token_id: int, logprobs: Tensor | None, num_top: int) -> Sampled:
+    if logprobs is None:
+        return Sampled(token_id)
+    best = torch.topk(logprobs, min(num_top, len(logprobs)))
+    top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    return Sampled(token_id, float(logprobs[token_id]), top)
+
+
+def _adjust(row: Tensor, spec: SampleSpec) -> None:
+    """Apply, in place, whatever changes a row's logits beside temperature."""
+    params = spec.params
+    if params.has_penalties:
+        _penalise(row, spec)
+    if params.logit_bias:
+        token_ids, biases = zip(*params.logit_bias, strict=True)
+        row.index_add_(0, _ids(token_ids, row), torch.tensor(biases, device=row.device))
+    if spec.position < params.min_tokens:
+        # A stop id beyond the vocabulary can never be chosen anyway.
+        ends = [i for i in end_token_ids(params, spec.eos_token_ids) if 0 <= i < len(row)]
+        row[_ids(ends, row)] = float("-inf")
+
+
+def _penalise(row: Tensor, spec: SampleSpec) -> None:
+    params = spec.params
+    if params.repetition_penalty != 1.0:
+        seen = _ids(list({*spec.prompt_ids, *spec.output_ids}), row)
+        values = row[seen]
+        row[seen] = torch.where(
+            values > 0, values / params.repetition_penalty, values * params.repetition_penalty
+        )
+    if spec.output_ids and (params.presence_penalty or params.frequency_penalty):
+        counts = Counter(spec.output_ids)
+        occurrences = torch.tensor(list(counts.values()), device=row.device)
+        row[_ids(list(counts), row)] -= (
+            params.presence_penalty + params.frequency_penalty * occurrences
+        )
+
+
+def _ids(token_ids: Sequence[int], row: Tensor) -> Tensor:
+    return torch.tensor(token_ids, dtype=torch.int64, device=row.device)
+
+
+def _draw(row: Tensor, best: int, params: SamplingParams, number: float) -> int:
+    """Choose a token at random.
+
+    Args:
+      row: adjusted logits [vocab_size].
+      best: the index of the largest.
+      params: temperature and filters.
+      number: uniform in [0, 1).
+    """
+    # Shifted before dividing: a tiny temperature then gives -inf where it would give inf and NaN.
+    # The best token's weight is exp(0) = 1, so min_p is a bound on the weights themselves.
+    scaled = (row - row[best]) / params.temperature
+    if params.top_k == 0 and params.top_p >= 1.0:
+        weights = scaled.exp_()
+        return _pick(weights.where(weights >= params.min_p, 0.0), number)
+    if params.top_k:
+        values, indices = scaled.topk(min(params.top_k, len(scaled)))
+        total = values.exp().sum(dtype=torch.float64)
+    else:
+        total = scaled.exp().sum(dtype=torch.float64)
+        values, indices = scaled.topk(min(TOP_P_CANDIDATES, len(scaled)))
+        if values.exp().sum(dtype=torch.float64) < params.top_p * total:
+            values, indices = scaled.sort(descending=True, stable=True)
+    weights = values.exp()
+    before = weights.cumsum(0, dtype=torch.float64) - weights
+    is_kept = (before < params.top_p * total) & (weights >= params.min_p)
+    return int(indices[_pick(weights.where(is_kept, 0.0), number)])
+
+
+def _pick(weights: Tensor, number: float) -> int:
+    """Return the first index at which the cumulative share of the weights exceeds a number."""
+    cumulative = weights.cumsum(0, dtype=torch.float64)
+    total = cumulative[-1]
+    index = torch.searchsorted(cumulative, number * total, right=True)
+    # A product that rounds up to the total would land behind the last token that has weight.
+    last = torch.searchsorted(cumulative, total)
+    return int(torch.minimum(index, last))

@@ -1,0 +1,256 @@
+"""Weights from safetensors files: read, checked against the config, merged and converted.
+
+Knows the tensor names of Hugging Face's Llama family. Reads through mmap and never unpickles; every
+complaint names the file or the tensor.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import torch
+import xxhash
+from safetensors import SafetensorError, safe_open
+
+from triolet.errors import ConfigError, ModelError
+
+from .layers import DecoderLayer, Linear, RMSNorm, Weights
+from .model_config import read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from .model_config import ModelConfig
+
+SINGLE_FILE: Final = "model.safetensors"
+INDEX_FILE: Final = "model.safetensors.index.json"
+_SHARD_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}\.safetensors")
+_IGNORED: Final = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+"""Old checkpoints carry the rotary frequencies, which follow from the config."""
+_FLOATS: Final = frozenset({"F32", "F16", "BF16"})
+
+
+class Checkpoint:
+    """The tensors of a model directory by name, still on disk.
+
+    Args:
+      model_dir: the directory.
+
+    Raises:
+      ModelError: files are missing or broken.
+    """
+
+    def __init__(self, model_dir: Path) -> None:
+        self.files = weight_files(model_dir)
+        self._file_of: dict[str, Any] = {}
+        self._path_of: dict[str, Path] = {}
+        for path in self.files:
+            try:
+                opened = safe_open(path, framework="pt", device="cpu")
+                names: list[str] = list(opened.keys())  # type: ignore[no-untyped-call]
+            except (SafetensorError, OSError) as error:
+                raise ModelError(
+                    f"{path} is not a sound safetensors file: {error}; fetch the file again"
+                ) from error
+            for name in names:
+                if name in self._file_of:
+                    raise ModelError(
+                        f"{path}: tensor {name} is in {self._path_of[name].name} as well; "
+                        "fetch the files again"
+                    )
+                self._file_of[name] = opened
+                self._path_of[name] = path
+
+    def names(self) -> set[str]:
+        """Return all tensors' names."""
+        return set(self._file_of)
+
+    def read(self, name: str, shape: tuple[int, ...], into: Tensor) -> None:
+        """Copy one tensor, converted to the dtype of where it goes.
+
+        Args:
+          name: of the tensor.
+          shape: what it must have.
+          into: a tensor of that shape.
+
+        Raises:
+          ModelError: it is missing, or has another shape or kind of number.
+        """
+        opened = self._file_of.get(name)
+        if opened is None:
+            raise ModelError(
+                f"tensor {name} is missing from {self.files[0].parent}; fetch the weights again, "
+                "or check that config.json belongs to them"
+            )
+        stored = opened.get_slice(name)
+        found = tuple(stored.get_shape())
+        if found != shape or stored.get_dtype() not in _FLOATS:
+            raise ModelError(
+                f"{self._path_of[name]}: tensor {name} is {stored.get_dtype()} {list(found)}; "
+                f"config.json wants floats {list(shape)}: check that they belong together"
+            )
+        try:
+            into.copy_(opened.get_tensor(name))
+        except SafetensorError as error:
+            raise ModelError(
+                f"{self._path_of[name]}: tensor {name}: {error}; fetch the file again"
+            ) from error
+
+
+def weight_files(model_dir: Path) -> list[Path]:
+    """Return the safetensors files of a model, sorted by name.
+
+    Raises:
+      ModelError: there are none, or the index names one that is missing or lies elsewhere.
+    """
+    index = model_dir / INDEX_FILE
+    if not index.exists():
+        if not (model_dir / SINGLE_FILE).exists():
+            raise ModelError(
+                f"{model_dir / SINGLE_FILE} is missing (and so is {INDEX_FILE}); give the path of "
+                "a complete directory with weights in safetensors form"
+            )
+        return [model_dir / SINGLE_FILE]
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelError(f"{index} has no weight_map; fetch the file again")
+    names = sorted({str(name) for name in weight_map.values()})
+    for name in names:
+        if not _SHARD_NAME.fullmatch(name):
+            raise ModelError(f"{index} names {name!r}, which is no plain *.safetensors file name")
+        if not (model_dir / name).exists():
+            raise ModelError(f"{model_dir / name} is missing, {INDEX_FILE} names it: fetch it")
+    return [model_dir / name for name in names]
+
+
+def weights_digest(files: Iterable[Path]) -> str:
+    """Return 128 bits that tell one set of weights from another (xxh3, about 10 GB/s).
+
+    Against mix-ups, not against forgery: both workers read their own files.
+    """
+    digest = xxhash.xxh3_128()
+    for path in files:
+        digest.update(path.name.encode())
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            digest.update(data)
+    return digest.hexdigest()
+
+
+def load_weights(
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    on_progress: Callable[[float], None],
+) -> Weights:
+    """Read all tensors of a model.
+
+    Args:
+      config: what they must be.
+      checkpoint: where they are.
+      dtype: to convert them to.
+      device: to put them on.
+      on_progress: told the share of layers that are loaded.
+
+    Raises:
+      ModelError: a tensor is missing, unknown or of another shape.
+    """
+    return _Loader(config, checkpoint, dtype, device).load(on_progress)
+
+
+class _Loader:
+    """Reads the tensors of one checkpoint and notes which it has used."""
+
+    def __init__(
+        self, config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._config = config
+        self._checkpoint = checkpoint
+        self._dtype = dtype
+        self._device = device
+        self._used: set[str] = set()
+
+    def load(self, on_progress: Callable[[float], None]) -> Weights:
+        config = self._config
+        embedding = self._tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        layers = []
+        for index in range(config.num_layers):
+            layers.append(self._layer(f"model.layers.{index}"))
+            on_progress((index + 1) / config.num_layers)
+        norm = self._norm("model.norm", config.hidden_size)
+        if config.is_tied:
+            lm_head = Linear(embedding)
+            self._used.add("lm_head.weight")  # some checkpoints store the same tensor twice
+        else:
+            lm_head = self._linear("lm_head", {"": config.vocab_size}, config.hidden_size, False)
+        unknown = sorted(
+            name for name in self._checkpoint.names() - self._used if not _IGNORED.fullmatch(name)
+        )
+        if unknown:
+            raise ModelError(
+                f"tensor {unknown[0]} has no place in a {config.architecture} as config.json "
+                f"describes it ({len(unknown)} such tensors): check that they belong together"
+            )
+        return Weights(embedding, tuple(layers), norm, lm_head)
+
+    def _layer(self, prefix: str) -> DecoderLayer:
+        config = self._config
+        hidden, biases = config.hidden_size, config.biases
+        keys = config.num_kv_heads * config.head_dim
+        queries = config.num_heads * config.head_dim
+        attention, mlp = f"{prefix}.self_attn.", f"{prefix}.mlp."
+        query_norm = key_norm = None
+        if config.has_qk_norm:
+            query_norm = self._norm(f"{attention}q_norm", config.head_dim)
+            key_norm = self._norm(f"{attention}k_norm", config.head_dim)
+        gate_up = {"gate_proj": config.intermediate_size, "up_proj": config.intermediate_size}
+        return DecoderLayer(
+            attention_norm=self._norm(f"{prefix}.input_layernorm", hidden),
+            qkv=self._linear(
+                attention, {"q_proj": queries, "k_proj": keys, "v_proj": keys}, hidden, biases.qkv
+            ),
+            query_norm=query_norm,
+            key_norm=key_norm,
+            output=self._linear(attention, {"o_proj": hidden}, queries, biases.output),
+            mlp_norm=self._norm(f"{prefix}.post_attention_layernorm", hidden),
+            gate_up=self._linear(mlp, gate_up, hidden, biases.mlp),
+            down=self._linear(mlp, {"down_proj": hidden}, config.intermediate_size, biases.mlp),
+        )
+
+    def _linear(self, prefix: str, parts: dict[str, int], inputs: int, has_bias: bool) -> Linear:
+        """Stack layers that share their input; `parts` says how many outputs each has."""
+        weight = self._empty(sum(parts.values()), inputs)
+        bias = self._empty(sum(parts.values())) if has_bias else None
+        first = 0
+        for part, outputs in parts.items():
+            self._read(f"{prefix}{part}.weight", weight[first : first + outputs])
+            if bias is not None:
+                self._read(f"{prefix}{part}.bias", bias[first : first + outputs])
+            first += outputs
+        return Linear(weight, bias)
+
+    def _norm(self, name: str, size: int) -> RMSNorm:
+        return RMSNorm(self._tensor(f"{name}.weight", size), self._config.rms_norm_eps)
+
+    def _tensor(self, name: str, *shape: int) -> Tensor:
+        tensor = self._empty(*shape)
+        self._read(name, tensor)
+        return tensor
+
+    def _empty(self, *shape: int) -> Tensor:
+        try:
+            return torch.empty(shape, dtype=self._dtype, device=self._device)
+        except RuntimeError as error:  # torch.OutOfMemoryError is one too
+            raise ConfigError(
+                f"device is {str(self._device)!r}, and its memory does not hold the model's "
+                "weights; take a smaller model, or dtype 'bfloat16'"
+            ) from error
+
+    def _read(self, name: str, into: Tensor) -> None:
+        self._used.add(name)
+        self._checkpoint.read(name, cast("tuple[int, ...]", tuple(into.shape)), into)
