@@ -38,6 +38,10 @@ class LeaseError(TrioletError):
     """A block or an attempt that the caller does not own."""
 
 
+class DeviceWedged(TrioletError):
+    """A device step did not return in time. Its thread still writes the pool: leave the process."""
+
+
 class WorkerLost(TrioletError):
     """A peer went away: its process died, froze, or the link to it broke."""
 
