@@ -19,7 +19,11 @@ OLDEST_PROTOCOL_VERSION: Final = 1
 """Peers that speak this version are still understood: one release back, for rolling upgrades."""
 
 MAX_ROWS: Final = 65_536
+MAX_TOKEN_ROWS: Final = 4096
+"""Rows of one step; with 20 alternatives each they take 8 MiB in memory."""
 MAX_TEXT: Final = 4096
+MAX_SECONDS: Final = 1e9
+"""Thirty years: keeps infinity out."""
 MAX_TOKENS_ON_WIRE: Final = 4 * 1024 * 1024
 """Token ids per frame; ids travel packed, 4 bytes each."""
 
@@ -27,7 +31,7 @@ RequestIdField: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=16, max_len
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
-Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
 PackedTokens: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS_ON_WIRE)]
 Digest: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
@@ -323,7 +327,7 @@ class Tokens(Frame, frozen=True, array_like=True, tag=16):
     """Decode -> server: the new tokens of one step, of all this server's sequences."""
 
     step: Count
-    rows: Annotated[tuple[TokenRow, ...], msgspec.Meta(max_length=MAX_ROWS)]
+    rows: Annotated[tuple[TokenRow, ...], msgspec.Meta(max_length=MAX_TOKEN_ROWS)]
 
 
 class TokenCredit(Frame, frozen=True, array_like=True, tag=17):

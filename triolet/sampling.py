@@ -2,18 +2,24 @@
 
 Knows no tensors. Token choice depends on (seed, position, logits) only, so an attempt on another
 worker continues exactly; the seed is therefore always set here, at random if the client gave none.
+The bounds are checked where parameters come from outside: by the API, and by the frames' parser.
 """
 
 from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field
+from typing import Annotated
+
+import msgspec
 
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 300
 MAX_STOP_TOKEN_IDS = 64
 MAX_SEED = 2**63 - 1
 MAX_TOP_K = 2**31 - 1
+MAX_FACTOR = 1e6
+"""Far above every useful temperature, penalty or bias; keeps infinity and NaN out."""
 
 
 def new_seed() -> int:
@@ -43,20 +49,23 @@ class SamplingParams:
       logprobs: None for none, else how many alternatives to report beside the chosen token (0…20).
     """
 
-    max_tokens: int = 16
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    seed: int = field(default_factory=new_seed)
-    stop_token_ids: tuple[int, ...] = ()
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] = 16
+    min_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=MAX_FACTOR)] = 1.0
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOP_K)] = 0
+    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    presence_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)] = 0.0
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=MAX_FACTOR)] = 1.0
+    logit_bias: Annotated[
+        tuple[tuple[int, Annotated[float, msgspec.Meta(ge=-MAX_FACTOR, le=MAX_FACTOR)]], ...],
+        msgspec.Meta(max_length=MAX_LOGIT_BIAS),
+    ] = ()
+    seed: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEED)] = field(default_factory=new_seed)
+    stop_token_ids: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_STOP_TOKEN_IDS)] = ()
     ignore_eos: bool = False
-    logprobs: int | None = None
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
     @property
     def has_penalties(self) -> bool:
