@@ -139,6 +139,11 @@ class EngineConfig:
     """Context length; None takes the model's own."""
     threads: int | None = None
     """CPU threads of the device thread's kernels; None divides the cores among local workers."""
+    max_waiting_steps: int = 2
+    """Calls that may wait for the device thread behind the running one: one step ahead keeps it
+    busy, and whatever is decided later is decided better."""
+    close_timeout_s: float = 5.0 * SECONDS
+    """How long leaving waits for the running step; longer than any step but a wedged one."""
 
     def __post_init__(self) -> None:
         require(self.block_size >= 1, "block_size", self.block_size, ">= 1")
@@ -171,6 +176,8 @@ class WorkerConfig:
     for a round trip."""
     step_timeout_s: float = 60.0 * SECONDS
     """A device step longer than this is a wedged device: the worker exits and is restarted."""
+    drain_timeout_s: float = 30.0 * SECONDS
+    """After SIGTERM running sequences may finish for this long; the server's own bound."""
 
 
 @dataclass(frozen=True, slots=True)
