@@ -1,0 +1,55 @@
+"""A real browser for the tests of the page, and a record of whatever it complains about."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Browser, ConsoleMessage, Page
+
+ARGUMENTS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run"
+    " --disable-background-networking --disable-component-update --disable-sync"
+).split()
+
+
+@contextmanager
+def running_browser() -> Iterator[Browser]:
+    """Run Chromium without a window; skip the test where there is none."""
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("chromium is not installed: `apt-get install chromium` brings it")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+class Complaints:
+    """What the browser said on its console: script errors, blocked content, failed requests."""
+
+    def __init__(self, page: Page) -> None:
+        self.heard: list[str] = []
+        page.on("console", self._console)
+        page.on("pageerror", lambda error: self.heard.append(f"uncaught: {error}"))
+
+    def forget(self, containing: str) -> None:
+        """Drop those that a test provoked on purpose; at least one must have come."""
+        others = [text for text in self.heard if containing not in text]
+        assert others != self.heard, f"nothing said {containing!r}: {self.heard}"
+        self.heard = others
+
+    def forget_if_heard(self, containing: str) -> None:
+        """Drop those that a test may or may not have provoked."""
+        self.heard = [text for text in self.heard if containing not in text]
+
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type in {"error", "warning", "assert"}:
+            self.heard.append(f"{message.type}: {message.text}")

@@ -1,0 +1,53 @@
+"""The chat page as its reader sees it: by role and name, not by how it is built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+    from tests.chromium import Complaints
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPage:
+    """An open page and what is on it."""
+
+    page: Page
+    complaints: Complaints
+
+    @property
+    def field(self) -> Locator:
+        return self.page.get_by_role("textbox", name="Your question")
+
+    @property
+    def link(self) -> Locator:
+        return self.page.locator("#link")
+
+    @property
+    def answer(self) -> Locator:
+        """The last answer's text."""
+        return self.page.locator(".answer .text").last
+
+    @property
+    def facts(self) -> Locator:
+        """The last answer's figures."""
+        return self.page.locator(".facts").last
+
+    @property
+    def problem(self) -> Locator:
+        return self.page.get_by_role("alert")
+
+    def button(self, name: str) -> Locator:
+        return self.page.get_by_role("button", name=name, exact=True)
+
+    def ask(self, question: str) -> None:
+        """Type a question and send it with Enter."""
+        self.field.fill(question)
+        self.field.press("Enter")
+
+    def round_trip(self) -> None:
+        """Let the server hear whatever the page has sent until now."""
+        self.page.evaluate("fetch('/v1/models').then((answer) => answer.text())")

@@ -1,0 +1,242 @@
+"""A server for the chat page that says only what a test tells it to say.
+
+Speaks the WebSocket protocol of /v1/responses and serves the page under the strictest policy; knows
+no model. Every wait of a test on it has a deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import mimetypes
+import queue
+import threading
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from websockets.datastructures import Headers
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+from websockets.sync.server import Server, ServerConnection, serve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+STATIC = Path(__file__).parents[3] / "server" / "static"
+WAIT_S = 10.0
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+
+
+class Exchange:
+    """One response.create of the page, and what the test lets the server say to it."""
+
+    def __init__(
+        self,
+        connection: ServerConnection,
+        closed: threading.Event,
+        request: dict[str, Any],
+        number: int,
+    ) -> None:
+        self.request = request
+        self.response_id = f"resp_{number}"
+        self._closed = closed
+        self._cancelled = threading.Event()
+        self._connection = connection
+        self._sequence = 0
+
+    @property
+    def messages(self) -> list[tuple[str, str]]:
+        """The input as (role, content)."""
+        return [(item["role"], item["content"]) for item in self.request["input"]]
+
+    def created(self) -> Exchange:
+        """Say that the response exists."""
+        self._response_event("response.created", "in_progress")
+        return self
+
+    def say(self, *pieces: str) -> Exchange:
+        """Stream pieces of text."""
+        for piece in pieces:
+            where = {"item_id": "msg_0", "output_index": 0, "content_index": 0, "logprobs": []}
+            self._send({"type": "response.output_text.delta", "delta": piece, **where})
+        return self
+
+    def complete(self, output_tokens: int) -> None:
+        """End well."""
+        self._response_event("response.completed", "completed", usage=usage(output_tokens))
+
+    def incomplete(self, output_tokens: int, reason: str | None = None) -> None:
+        """End early: at the length limit, or without a reason because the page cancelled."""
+        details = {"reason": reason} if reason else None
+        self._response_event(
+            "response.incomplete",
+            "incomplete",
+            usage=usage(output_tokens),
+            incomplete_details=details,
+        )
+
+    def refuse(self, status: int, code: str, message: str, **headers: str) -> None:
+        """End with an error event."""
+        error = {"type": "error", "code": code, "message": message, "headers": headers}
+        self._send({"type": "error", "status": status, "error": error})
+
+    def fail(self, code: str, message: str) -> None:
+        """End with a response that failed."""
+        self._response_event("response.failed", "failed", error={"code": code, "message": message})
+
+    def say_raw(self, text: str) -> None:
+        """Send a message that is none of the protocol's."""
+        self._connection.send(text)
+
+    def close(self, code: int) -> None:
+        """Close the connection with a code."""
+        self._connection.close(code)
+
+    def note_cancel(self) -> None:
+        """The page asked to cancel this response."""
+        self._cancelled.set()
+
+    def wait_cancelled(self) -> None:
+        """Wait until the page has cancelled it."""
+        assert self._cancelled.wait(WAIT_S), "the page did not cancel"
+
+    def wait_connection_closed(self) -> None:
+        """Wait until the page has closed the connection it came on."""
+        assert self._closed.wait(WAIT_S), "the page did not close the connection"
+
+    def _response_event(self, kind: str, status: str, **more: Any) -> None:  # noqa: ANN401
+        response = {"id": self.response_id, "object": "response", "status": status, **more}
+        self._send({"type": kind, "response": response})
+
+    def _send(self, event: dict[str, Any]) -> None:
+        self._connection.send(json.dumps({**event, "sequence_number": self._sequence}))
+        self._sequence += 1
+
+
+def usage(output_tokens: int) -> dict[str, int]:
+    """Return the usage record of an answer to a short question."""
+    return {"input_tokens": 7, "output_tokens": output_tokens, "total_tokens": 7 + output_tokens}
+
+
+class FakeServer:
+    """Serves the page and hands each of its requests to the test."""
+
+    def __init__(self) -> None:
+        self.model = "triolet-demo"
+        self._exchanges: queue.Queue[Exchange] = queue.Queue(maxsize=16)
+        self._by_id: dict[str, Exchange] = {}
+        self._connections: set[ServerConnection] = set()
+        self._port = 0
+        self._server: Server | None = None
+        self._thread: threading.Thread | None = None
+        self.start()
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        return f"http://127.0.0.1:{self._port}/"
+
+    def start(self) -> None:
+        """Listen, on the same port as before."""
+        server = serve(
+            self._converse, "127.0.0.1", self._port, process_request=self._process, compression=None
+        )
+        self._port = server.socket.getsockname()[1]
+        self._server = server
+        self._thread = threading.Thread(target=server.serve_forever)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop listening and cut every connection."""
+        if self._server is None or self._thread is None:
+            return
+        self._server.shutdown()
+        self._thread.join(WAIT_S)
+        self._server = None
+        self.drop()
+
+    def drop(self) -> None:
+        """Cut every connection without a word; the page may come again."""
+        for connection in list(self._connections):
+            connection.close_socket()
+
+    def next_exchange(self) -> Exchange:
+        """Wait for the page's next request."""
+        return self._exchanges.get(timeout=WAIT_S)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no request waits to be taken by the test."""
+        return self._exchanges.empty()
+
+    def _converse(self, connection: ServerConnection) -> None:
+        closed = threading.Event()
+        self._connections.add(connection)
+        try:
+            for event in events_of(connection):
+                self._take(connection, closed, event)
+        finally:
+            closed.set()
+            self._connections.discard(connection)
+
+    def _take(
+        self, connection: ServerConnection, closed: threading.Event, event: dict[str, Any]
+    ) -> None:
+        if event["type"] == "response.cancel":
+            self._by_id[event["response_id"]].note_cancel()
+            return
+        assert event["type"] == "response.create"
+        exchange = Exchange(connection, closed, event, len(self._by_id))
+        self._by_id[exchange.response_id] = exchange
+        self._exchanges.put(exchange, timeout=WAIT_S)
+
+    def _process(self, connection: ServerConnection, request: Request) -> Response | None:
+        del connection
+        if request.path == "/v1/responses":
+            return None
+        if request.path == "/v1/models":
+            listed = {"object": "list", "data": [{"id": self.model, "object": "model"}]}
+            return reply(json.dumps(listed).encode(), "application/json")
+        name = "index.html" if request.path == "/" else request.path.removeprefix("/static/")
+        if name not in {path.name for path in STATIC.iterdir()}:
+            return reply(b"not found", "text/plain", HTTPStatus.NOT_FOUND)
+        media_type = mimetypes.guess_type(name)[0]
+        assert media_type is not None, f"no media type for {name}"
+        return reply((STATIC / name).read_bytes(), media_type)
+
+
+def events_of(connection: ServerConnection) -> Iterator[dict[str, Any]]:
+    """Yield what the page sends until the connection ends, however it ends."""
+    while True:
+        try:
+            yield json.loads(connection.recv())
+        except ConnectionClosed:
+            return
+
+
+def reply(body: bytes, media_type: str, status: HTTPStatus = HTTPStatus.OK) -> Response:
+    """Make a response under the strict policy."""
+    headers = Headers(
+        {
+            "Content-Type": media_type,
+            "Content-Length": str(len(body)),
+            "Content-Security-Policy": POLICY,
+            "X-Content-Type-Options": "nosniff",
+            "Cache-Control": "no-store",
+            "Connection": "close",
+        }
+    )
+    return Response(status.value, status.phrase, headers, body)

@@ -1,0 +1,127 @@
+"""Connections that break, servers that go and come back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from playwright.sync_api import expect
+
+if TYPE_CHECKING:
+    from .chat_page import ChatPage
+    from .fake_server import FakeServer
+
+pytestmark = pytest.mark.slow
+
+REFUSED = "ERR_CONNECTION_REFUSED"
+
+
+def test_an_answer_whose_connection_breaks_says_so_and_can_be_tried_again(
+    chat: ChatPage, server: FakeServer
+) -> None:
+    chat.ask("Tell me a story.")
+    server.next_exchange().created().say("Once upon")
+    expect(chat.answer).to_have_text("Once upon")
+    server.drop()
+    expect(chat.problem).to_contain_text("The connection broke")
+    expect(chat.answer).to_have_text("Once upon")
+    chat.button("Try again").click()
+    server.next_exchange().created().say("Once upon a time.").complete(5)
+    expect(chat.answer).to_have_text("Once upon a time.")
+    expect(chat.link).to_have_text("Connected")
+
+
+def test_the_page_finds_a_restarted_server_and_its_new_model(
+    chat: ChatPage, server: FakeServer
+) -> None:
+    expect(chat.page.locator("#model")).to_have_text("triolet-demo")
+    server.stop()
+    expect(chat.link).to_have_text("Reconnecting")
+    expect(chat.page.get_by_text("No connection to the server.")).to_be_visible()
+    server.model = "another-model"
+    server.start()
+    expect(chat.link).to_have_text("Connected")
+    expect(chat.page.get_by_text("No connection to the server.")).to_be_hidden()
+    expect(chat.page.locator("#model")).to_have_text("another-model")
+    chat.ask("Hello!")
+    assert server.next_exchange().request["model"] == "another-model"
+    chat.complaints.forget_if_heard(REFUSED)
+
+
+def test_try_now_does_not_wait_for_the_back_off(chat: ChatPage, server: FakeServer) -> None:
+    chat.page.clock.install()
+    server.stop()
+    expect(chat.link).to_have_text("Reconnecting")
+    for _ in range(6):
+        chat.page.clock.fast_forward(10_000)
+        expect(chat.link).to_have_text("Reconnecting")
+    server.start()
+    chat.button("Try now").click()
+    expect(chat.link).to_have_text("Connected")
+    chat.complaints.forget(REFUSED)
+
+
+def test_a_question_asked_while_the_server_is_away_is_answered_when_it_is_back(
+    chat: ChatPage, server: FakeServer
+) -> None:
+    server.stop()
+    expect(chat.link).to_have_text("Reconnecting")
+    chat.ask("Are you there?")
+    expect(chat.button("Stop the answer")).to_be_visible()
+    server.start()
+    server.next_exchange().created().say("Yes.").complete(2)
+    expect(chat.answer).to_have_text("Yes.")
+    chat.complaints.forget(REFUSED)
+
+
+def test_a_question_does_not_wait_for_ever_for_a_server(chat: ChatPage, server: FakeServer) -> None:
+    chat.page.clock.install()
+    server.stop()
+    expect(chat.link).to_have_text("Reconnecting")
+    chat.ask("Are you there?")
+    expect(chat.button("Stop the answer")).to_be_visible()
+    chat.page.clock.fast_forward(10_000)
+    expect(chat.problem).to_contain_text("The server cannot be reached.")
+    chat.complaints.forget(REFUSED)
+
+
+def test_a_question_that_waits_for_a_server_can_be_stopped(
+    chat: ChatPage, server: FakeServer
+) -> None:
+    server.stop()
+    expect(chat.link).to_have_text("Reconnecting")
+    chat.ask("Are you there?")
+    chat.page.keyboard.press("Escape")
+    expect(chat.facts).to_contain_text("Stopped")
+    server.start()
+    expect(chat.link).to_have_text("Connected")
+    chat.ask("And now?")
+    assert server.next_exchange().messages == [("user", "And now?")]
+    chat.complaints.forget(REFUSED)
+
+
+def test_a_message_that_the_server_finds_too_big_counts_as_too_long(
+    chat: ChatPage, server: FakeServer
+) -> None:
+    chat.ask("Hello!")
+    server.next_exchange().close(1009)
+    expect(chat.problem).to_contain_text("too long for the model")
+
+
+def test_a_server_that_does_not_speak_json_is_left(chat: ChatPage, server: FakeServer) -> None:
+    chat.ask("Hello!")
+    exchange = server.next_exchange()
+    exchange.say_raw("<html>")
+    exchange.wait_connection_closed()
+    expect(chat.problem).to_contain_text("The connection broke")
+    expect(chat.link).to_have_text("Connected")
+
+
+def test_an_event_that_the_page_does_not_know_changes_nothing(
+    chat: ChatPage, server: FakeServer
+) -> None:
+    chat.ask("Hello!")
+    exchange = server.next_exchange().created()
+    exchange.say_raw('{"type": "response.of_tomorrow", "response": {}}')
+    exchange.say("Good day.").complete(3)
+    expect(chat.answer).to_have_text("Good day.")

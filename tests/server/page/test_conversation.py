@@ -1,0 +1,199 @@
+"""Asking, streaming, stopping, regenerating, beginning anew."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from playwright.sync_api import expect
+
+if TYPE_CHECKING:
+    from .chat_page import ChatPage
+    from .fake_server import FakeServer
+
+pytestmark = pytest.mark.slow
+
+STORY = "Tell me a story."
+
+
+def test_a_question_goes_out_as_the_official_client_would_send_it(
+    chat: ChatPage, server: FakeServer
+) -> None:
+    chat.ask("  What is 12 + 30? ")
+    assert server.next_exchange().request == {
+        "type": "response.create",
+        "model": server.model,
+        "input": [{"type": "message", "role": "user", "content": "What is 12 + 30?"}],
+        "store": False,
+    }
+
+
+def test_text_appears_as_it_streams(chat: ChatPage, server: FakeServer) -> None:
+    chat.ask(STORY)
+    exchange = server.next_exchange().created()
+    expect(chat.page.get_by_text("Waiting for the first word")).to_be_attached()
+    exchange.say("Once ", "upon ")
+    expect(chat.answer).to_have_text("Once upon ")
+    exchange.say("a time.")
+    expect(chat.answer).to_have_text("Once upon a time.")
+    expect(chat.button("Stop the answer")).to_be_visible()
+    exchange.complete(output_tokens=7)
+    expect(chat.button("Send")).to_be_visible()
+    expect(chat.answer).to_have_text("Once upon a time.")
+
+
+def test_an_answer_says_how_fast_and_how_long_it_was(chat: ChatPage, server: FakeServer) -> None:
+    chat.page.clock.install()
+    chat.ask(STORY)
+    exchange = server.next_exchange().created().say("Once ")
+    expect(chat.facts).to_contain_text(re.compile(r"TTFT\s*\d+ ms"))
+    expect(chat.facts).to_contain_text("1 token")
+    chat.page.clock.fast_forward(100)
+    exchange.say("upon a time.")
+    exchange.complete(output_tokens=1234)
+    expect(chat.facts).to_contain_text("1,234 tokens")
+    expect(chat.facts).to_contain_text(re.compile(r"[\d,.]+ tokens/s"))
+
+
+def test_each_turn_sends_the_whole_conversation(chat: ChatPage, server: FakeServer) -> None:
+    chat.ask("Hello!")
+    exchange = server.next_exchange().created().say("Good day.")
+    exchange.complete(3)
+    expect(chat.button("Send")).to_be_visible()
+    chat.ask("Spell it.")
+    assert server.next_exchange().messages == [
+        ("user", "Hello!"),
+        ("assistant", "Good day."),
+        ("user", "Spell it."),
+    ]
+
+
+def test_an_answer_cut_at_the_limit_says_so(chat: ChatPage, server: FakeServer) -> None:
+    chat.ask(STORY)
+    server.next_exchange().created().say("Once").incomplete(64, "max_output_tokens")
+    expect(chat.facts).to_contain_text("Reached the length limit")
+
+
+@pytest.mark.parametrize("way", ["button", "escape"])
+def test_stopping_cancels_at_the_server_and_keeps_the_text(
+    chat: ChatPage, server: FakeServer, way: str
+) -> None:
+    chat.ask(STORY)
+    exchange = server.next_exchange().created().say("Once upon")
+    expect(chat.answer).to_have_text("Once upon")
+    if way == "button":
+        chat.button("Stop the answer").click()
+    else:
+        chat.page.keyboard.press("Escape")
+    exchange.wait_cancelled()
+    expect(chat.facts).to_contain_text("Stopped")
+    expect(chat.facts).to_contain_text("≥ 1 token")
+    exchange.say(" too late").incomplete(5)
+    expect(chat.facts).to_contain_text("5 tokens")
+    expect(chat.answer).to_have_text("Once upon")
+
+
+def test_a_question_after_a_stop_waits_for_the_server_to_have_stopped(
+    chat: ChatPage, server: FakeServer
+) -> None:
+    chat.ask(STORY)
+    first = server.next_exchange().created().say("Once upon")
+    expect(chat.answer).to_have_text("Once upon")
+    chat.page.keyboard.press("Escape")
+    first.wait_cancelled()
+    chat.ask("Another one.")
+    chat.round_trip()
+    assert server.is_quiet
+    first.say(" a time").incomplete(4)
+    second = server.next_exchange()
+    assert second.messages[1] == ("assistant", "Once upon")
+    second.created().say("There was").complete(3)
+    expect(chat.answer).to_have_text("There was")
+
+
+def test_a_stop_before_the_server_named_the_response_still_cancels_it(
+    chat: ChatPage, server: FakeServer
+) -> None:
+    chat.ask(STORY)
+    exchange = server.next_exchange()
+    chat.button("Stop the answer").click()
+    expect(chat.facts).to_contain_text("Stopped")
+    exchange.created().wait_cancelled()
+
+
+def test_a_server_that_ignores_a_cancel_is_told_by_closing(
+    chat: ChatPage, server: FakeServer
+) -> None:
+    chat.page.clock.install()
+    chat.ask(STORY)
+    exchange = server.next_exchange().created().say("Once")
+    expect(chat.answer).to_have_text("Once")
+    chat.page.keyboard.press("Escape")
+    exchange.wait_cancelled()
+    chat.page.clock.fast_forward(2_000)
+    exchange.wait_connection_closed()
+    chat.ask("Hello again!")
+    server.next_exchange().created().say("Hello.").complete(2)
+    expect(chat.answer).to_have_text("Hello.")
+
+
+def test_regenerating_replaces_the_last_answer(chat: ChatPage, server: FakeServer) -> None:
+    chat.ask(STORY)
+    first = server.next_exchange()
+    first.created().say("A dull one.").complete(4)
+    chat.button("Regenerate").click()
+    second = server.next_exchange()
+    assert second.messages == first.messages
+    expect(chat.answer).to_have_text("")
+    second.created().say("A better one.").complete(4)
+    expect(chat.answer).to_have_text("A better one.")
+    expect(chat.page.locator(".turn")).to_have_count(1)
+    expect(chat.field).to_be_focused()
+
+
+def test_only_the_last_answer_can_be_regenerated(chat: ChatPage, server: FakeServer) -> None:
+    for question in ("One?", "Two?"):
+        chat.ask(question)
+        server.next_exchange().created().say("Yes.").complete(2)
+        expect(chat.button("Send")).to_be_visible()
+    expect(chat.button("Copy")).to_have_count(2)
+    expect(chat.button("Regenerate")).to_have_count(1)
+
+
+def test_a_new_chat_forgets_the_old_one_for_good(chat: ChatPage, server: FakeServer) -> None:
+    chat.ask(STORY)
+    exchange = server.next_exchange().created().say("Once")
+    expect(chat.answer).to_have_text("Once")
+    chat.button("New chat").click()
+    exchange.wait_cancelled()
+    expect(chat.page.get_by_text("What would you like to hear?")).to_be_visible()
+    expect(chat.field).to_be_focused()
+    exchange.say(" upon").incomplete(2)
+    chat.ask("Hello!")
+    assert server.next_exchange().messages == [("user", "Hello!")]
+    expect(chat.page.get_by_text("Once")).to_have_count(0)
+
+
+def test_a_suggestion_asks_its_question(chat: ChatPage, server: FakeServer) -> None:
+    suggestion = chat.page.get_by_role("button", name="What is the capital of France?")
+    suggestion.click()
+    assert server.next_exchange().messages == [("user", "What is the capital of France?")]
+    expect(suggestion).to_be_hidden()
+    expect(chat.field).to_be_focused()
+
+
+def test_there_are_suggestions_for_what_the_demo_model_can_do(chat: ChatPage) -> None:
+    offered = chat.page.locator(".suggestion").all_inner_texts()
+    for hint in ("dragon", "12 + 30", "capital of France", "garden", "lamp", "Who are you"):
+        assert any(hint in text for text in offered), hint
+
+
+def test_a_copied_answer_is_the_text_of_the_answer(chat: ChatPage, server: FakeServer) -> None:
+    chat.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    chat.ask(STORY)
+    server.next_exchange().created().say("Once\nupon <b>a</b> time.").complete(8)
+    chat.button("Copy").click()
+    expect(chat.button("Copied")).to_be_visible()
+    copied = chat.page.evaluate("navigator.clipboard.readText()")
+    assert copied == "Once\nupon <b>a</b> time."
