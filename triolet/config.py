@@ -204,6 +204,9 @@ class ServerConfig:
     """Requests that wait for a worker. About 8 KiB each plus their prompt."""
     max_queue_wait_s: float = 60.0 * SECONDS
     """Predicted wait beyond which a request is refused at once with Retry-After."""
+    worker_wait_s: float = 30.0 * SECONDS
+    """How long requests are kept while no worker of a role is there: a restart with loading of the
+    model. Beyond, they are refused with 503."""
     max_attempts: int = 3
     """One try and two retries: a request that outlives three workers' deaths may be their cause."""
     max_connections: int = 4096
