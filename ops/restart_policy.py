@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from .exit_codes import EXIT_BAD_INPUT, EXIT_FAILED
 
 if TYPE_CHECKING:
     from triolet.config import SupervisorConfig
-
-EXIT_FAILED: Final = 1
-EXIT_BAD_CONFIG: Final = 2
-"""What every command exits with when its options, model or configuration cannot work."""
 
 
 class Ending(NamedTuple):
@@ -90,7 +88,7 @@ class RestartPolicy:
     def ended(self, now: float, ending: Ending) -> Verdict:
         """Return what to do about the end of this life."""
         if ending.failure is not None:
-            return GiveUp(f"{self._name}: {ending.failure}", EXIT_BAD_CONFIG)
+            return GiveUp(f"{self._name}: {ending.failure}", EXIT_BAD_INPUT)
         ready_since, self._ready_since = self._ready_since, None
         if ready_since is None:
             self._failed_starts += 1

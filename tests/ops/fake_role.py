@@ -1,0 +1,50 @@
+"""A role process that behaves as its first argument says; the second is a journal it appends to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from ops.lifeline import hold_on_to
+from triolet.status import Failed, Progress, ServerReady, report
+
+
+def note(word: str) -> None:
+    with Path(sys.argv[2]).open("a") as journal:
+        journal.write(f"{word}\n")
+
+
+def wait_for_term() -> None:
+    signal.sigwait({signal.SIGTERM})
+
+
+def main() -> int:
+    name, _, behaviour = sys.argv[1].partition(":")
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    if behaviour != "unheld":
+        hold_on_to(os.getppid())
+    note(f"{name} started")
+    match behaviour:
+        case "crash":
+            return 1
+        case "broken":
+            report(Failed("config.json is missing; download it"))
+            return 2
+        case "silent":
+            signal.pause()
+        case "chatty":
+            report(Progress("weights", 1, 2))
+            sys.stdout.write("a library prints\n" + "x" * 100_000 + "\n")
+            sys.stderr.write('{"event":"loaded"}\nunfinished')
+    report(ServerReady(f"http://{name}"))
+    if behaviour == "stubborn":
+        signal.pause()
+    wait_for_term()
+    note(f"{name} ended")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
