@@ -1,0 +1,80 @@
+"""POST /v1/chat/completions: messages in, the assistant's turn out."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from triolet.errors import invalid_request
+
+from .chunks import ChatChunks
+from .generate import Plan, check_fields, head, stream_response, whole_response
+from .intake import read_json
+from .logprobs import chat_logprobs
+from .schemas import ChatRequest, Message, read_request
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quart import Response
+
+    from .answers import Answer
+    from .ports import Services
+
+_ROLES = {"developer": "system"}
+"""Templates were written before the name `developer` was."""
+
+
+def template_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
+    """Return a conversation in the words that chat templates know."""
+    return [
+        {"role": _ROLES.get(message.role, message.role), "content": message.content}
+        for message in messages
+    ]
+
+
+async def chat_completions(services: Services) -> Response:
+    """Answer a conversation."""
+    fields = read_request(ChatRequest, await read_json(services.config))
+    check_fields(fields, services)
+    plan = await _plan(fields, services)
+    if fields.stream:
+        return stream_response(
+            plan, services, head("chat.completion.chunk", "chatcmpl", services), ChatChunks
+        )
+    return await whole_response(
+        plan, services, head("chat.completion", "chatcmpl", services), partial(_choice, fields)
+    )
+
+
+async def _plan(fields: ChatRequest, services: Services) -> Plan:
+    if fields.top_logprobs is not None and not fields.logprobs:
+        raise invalid_request("needs logprobs to be true", "top_logprobs")
+    prompt = await services.text.render_chat(
+        template_messages(fields.messages),
+        add_generation_prompt=fields.add_generation_prompt is not False,
+        template_kwargs=fields.chat_template_kwargs,
+    )
+    prompt_ids = await services.text.encode(prompt, add_special_tokens=False, param="messages")
+    is_new_name = fields.max_completion_tokens is not None
+    return Plan(
+        fields=fields,
+        prompts=[tuple(prompt_ids)],
+        max_tokens=fields.max_completion_tokens if is_new_name else fields.max_tokens,
+        max_tokens_param="max_completion_tokens" if is_new_name else "messages",
+        logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
+    )
+
+
+def _choice(fields: ChatRequest, index: int, answer: Answer) -> dict[str, Any]:
+    logprobs = (
+        {"content": chat_logprobs(answer.logprobs), "refusal": None} if fields.logprobs else None
+    )
+    ids = {"token_ids": answer.token_ids} if fields.return_token_ids else {}
+    return {
+        "index": index,
+        "message": {"role": "assistant", "content": answer.text, "refusal": None},
+        "logprobs": logprobs,
+        "finish_reason": answer.finished.reason,
+        **ids,
+    }

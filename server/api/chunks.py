@@ -1,0 +1,193 @@
+"""The chunks of a stream as bytes. Pure: knows the schema and Server-Sent Events, no socket.
+
+Most chunks of a stream differ in their text only, so everything around it is encoded once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
+
+from .errors import error_body
+from .logprobs import chat_logprobs, completion_logprobs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from triolet.errors import RequestError
+
+    from ..generation import Delta, FinishReason, Usage
+
+DONE: Final = b"data: [DONE]\n\n"
+KEEP_ALIVE: Final = b": keep-alive\n\n"
+
+_encode = msgspec.json.Encoder().encode
+
+
+def error_event(error: RequestError) -> bytes:
+    """Return the end of a stream that failed: the error, then DONE."""
+    return b"data: " + error_body(error) + b"\n\n" + DONE
+
+
+def total_usage(usages: Sequence[Usage], per_prompt: int) -> dict[str, Any]:
+    """Return the value of `usage`.
+
+    Args:
+      usages: one per choice, in order.
+      per_prompt: choices that share one prompt, which counts once.
+    """
+    prompts = usages[::per_prompt]
+    prompt_tokens = sum(usage.prompt_tokens for usage in prompts)
+    completion_tokens = sum(usage.completion_tokens for usage in usages)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in prompts)},
+    }
+
+
+class Envelope:
+    """What surrounds every choice of one stream.
+
+    Args:
+      head: the fields that all chunks share: id, object, created, model.
+      with_usage: whether the client asked for usage; all chunks but its own then carry null.
+      with_token_ids: whether each chunk lists its tokens.
+    """
+
+    def __init__(self, head: dict[str, Any], *, with_usage: bool, with_token_ids: bool) -> None:
+        self.with_usage = with_usage
+        self.with_token_ids = with_token_ids
+        self._head = b"data: " + _encode(head)[:-1]
+        self._tail = b',"usage":null}\n\n' if with_usage else b"}\n\n"
+
+    def around(self, choice: bytes) -> bytes:
+        """Return a chunk with one choice, given as JSON."""
+        return b'%b,"choices":[%b]%b' % (self._head, choice, self._tail)
+
+    def usage(self, usage: dict[str, Any]) -> bytes:
+        """Return the chunk that carries the usage and no choice."""
+        return b'%b,"choices":[],"usage":%b}\n\n' % (self._head, _encode(usage))
+
+    def is_worth_a_chunk(self, delta: Delta) -> bool:
+        """Whether there is anything to show; part of a character is not."""
+        return bool(delta.text or delta.logprobs or (self.with_token_ids and delta.token_ids))
+
+    def token_ids(self, ids: Sequence[int]) -> bytes:
+        """Return the field that lists tokens, if it was asked for."""
+        return b',"token_ids":' + _encode(list(ids)) if self.with_token_ids else b""
+
+
+class ChunkWriter(Protocol):
+    """The form of one endpoint's chunks."""
+
+    @property
+    def envelope(self) -> Envelope:
+        """What surrounds its choices."""
+        ...
+
+    def first(self, index: int) -> bytes:
+        """Return what comes before a choice's text; may be empty."""
+        ...
+
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """Return the chunk of new text."""
+        ...
+
+    def finish(self, index: int, reason: FinishReason) -> bytes:
+        """Return the one chunk with a finish_reason."""
+        ...
+
+
+class ChatChunks:
+    """Chunks of chat completions."""
+
+    def __init__(self, envelope: Envelope) -> None:
+        self.envelope = envelope
+
+    def first(self, index: int) -> bytes:
+        """Return the chunk that says who speaks."""
+        return self._chunk(index, b'{"role":"assistant","content":""}')
+
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """Return the chunk of new text."""
+        logprobs = b"null"
+        if delta.logprobs:
+            logprobs = b'{"content":%b,"refusal":null}' % _encode(chat_logprobs(delta.logprobs))
+        return self._chunk(
+            index,
+            b'{"content":%b}' % _encode(delta.text),
+            logprobs=logprobs,
+            more=self.envelope.token_ids(delta.token_ids),
+        )
+
+    def finish(self, index: int, reason: FinishReason) -> bytes:
+        """Return the one chunk with a finish_reason."""
+        return self._chunk(index, b"{}", reason=_encode(reason))
+
+    def _chunk(
+        self,
+        index: int,
+        delta: bytes,
+        *,
+        logprobs: bytes = b"null",
+        reason: bytes = b"null",
+        more: bytes = b"",
+    ) -> bytes:
+        return self.envelope.around(
+            b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b}'
+            % (index, delta, logprobs, reason, more)
+        )
+
+
+class CompletionChunks:
+    """Chunks of plain completions.
+
+    Args:
+      envelope: what surrounds them.
+      echoes: by choice, the text that comes before the completion; empty for none.
+    """
+
+    def __init__(self, envelope: Envelope, echoes: Sequence[str]) -> None:
+        self.envelope = envelope
+        self._echoes = echoes
+        self._shown_chars = [len(text) for text in echoes]
+
+    def first(self, index: int) -> bytes:
+        """Return the chunk with the prompt, if it is to be repeated."""
+        echo = self._echoes[index]
+        return self._chunk(index, _encode(echo)) if echo else b""
+
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """Return the chunk of new text."""
+        logprobs = b"null"
+        if delta.logprobs:
+            offset = self._shown_chars[index]
+            logprobs = _encode(completion_logprobs(delta.logprobs, offset))
+        self._shown_chars[index] += len(delta.text)
+        return self._chunk(
+            index,
+            _encode(delta.text),
+            logprobs=logprobs,
+            more=self.envelope.token_ids(delta.token_ids),
+        )
+
+    def finish(self, index: int, reason: FinishReason) -> bytes:
+        """Return the one chunk with a finish_reason."""
+        return self._chunk(index, b'""', reason=_encode(reason))
+
+    def _chunk(
+        self,
+        index: int,
+        text: bytes,
+        *,
+        logprobs: bytes = b"null",
+        reason: bytes = b"null",
+        more: bytes = b"",
+    ) -> bytes:
+        return self.envelope.around(
+            b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b%b}'
+            % (index, text, logprobs, reason, more)
+        )

@@ -1,0 +1,87 @@
+"""POST /v1/completions: prompts in, their continuations out."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from triolet.errors import invalid_request
+
+from .chunks import CompletionChunks
+from .generate import Plan, check_fields, head, stream_response, whole_response
+from .intake import read_json
+from .logprobs import completion_logprobs
+from .sampling import unknown_token
+from .schemas import CompletionRequest, read_request
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quart import Response
+
+    from .answers import Answer
+    from .ports import Services
+    from .schemas import Prompt
+
+DEFAULT_MAX_TOKENS: Final = 16
+"""The API's own default; a plain completion may have no natural end."""
+
+
+async def completions(services: Services) -> Response:
+    """Continue one or several prompts."""
+    fields = read_request(CompletionRequest, await read_json(services.config))
+    check_fields(fields, services)
+    if fields.echo and fields.logprobs is not None:
+        raise invalid_request("with echo would need the logprobs of the prompt", "logprobs")
+    if len(fields.prompt) > services.config.max_prompts:
+        raise invalid_request(f"at most {services.config.max_prompts} are served at once", "prompt")
+    prompts = [await _prompt_ids(prompt, services) for prompt in fields.prompt]
+    plan = Plan(
+        fields=fields,
+        prompts=prompts,
+        max_tokens=DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens,
+        max_tokens_param="prompt" if fields.max_tokens is None else "max_tokens",
+        logprobs=fields.logprobs,
+    )
+    echoes = _echoes(fields, prompts, services)
+    fields_of_answer = head("text_completion", "cmpl", services)
+    if fields.stream:
+        return stream_response(
+            plan, services, fields_of_answer, partial(CompletionChunks, echoes=echoes)
+        )
+    return await whole_response(plan, services, fields_of_answer, partial(_choice, fields, echoes))
+
+
+async def _prompt_ids(prompt: Prompt, services: Services) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        return tuple(await services.text.encode(prompt))
+    if (largest := max(prompt)) >= services.text.vocab_size:
+        raise unknown_token(largest, services.text.vocab_size, "prompt")
+    return prompt
+
+
+def _echoes(
+    fields: CompletionRequest, prompts: Sequence[tuple[int, ...]], services: Services
+) -> list[str]:
+    """Return what precedes each choice's text: its prompt if asked for, else nothing."""
+    echoes = []
+    for prompt, ids in zip(fields.prompt, prompts, strict=True):
+        text = ""
+        if fields.echo:
+            text = prompt if isinstance(prompt, str) else services.text.decode(ids)
+        echoes += [text] * (fields.n or 1)
+    return echoes
+
+
+def _choice(
+    fields: CompletionRequest, echoes: Sequence[str], index: int, answer: Answer
+) -> dict[str, Any]:
+    logprobs = completion_logprobs(answer.logprobs, 0) if fields.logprobs is not None else None
+    ids = {"token_ids": answer.token_ids} if fields.return_token_ids else {}
+    return {
+        "index": index,
+        "text": echoes[index] + answer.text,
+        "logprobs": logprobs,
+        "finish_reason": answer.finished.reason,
+        **ids,
+    }

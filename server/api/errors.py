@@ -1,0 +1,95 @@
+"""The error table: how an error of a request looks to its client.
+
+Knows HTTP statuses, the JSON form and the headers that make clients retry sensibly; knows no
+framework and no socket, so that the parser of request heads and the WebSocket use it as well.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import reprlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from triolet.errors import RequestError, invalid_request
+
+if TYPE_CHECKING:
+    from typing import Any
+
+MAX_RETRY_AFTER_S = 120.0
+"""Above this the official clients do not retry at all."""
+RETRY_JITTER = 0.25
+"""Share added at random, so that clients refused together do not come back together."""
+MAX_ECHO = 200
+"""Characters of a client's own input that an error repeats."""
+
+_BRIEFLY = reprlib.Repr()
+_BRIEFLY.maxstring = _BRIEFLY.maxlong = _BRIEFLY.maxother = MAX_ECHO
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+}
+
+CODES = {
+    400: "invalid_request_error",
+    403: "permission_denied",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "request_timeout",
+    413: "request_too_large",
+    415: "unsupported_media_type",
+    431: "headers_too_large",
+    500: "server_error",
+    505: "http_version_not_supported",
+}
+"""The stable word of each status that the surface itself decides on."""
+
+
+def http_error(status: int, message: str, param: str | None = None) -> RequestError:
+    """Return an error with the status's own code."""
+    return RequestError(message, status=status, code=CODES[status], param=param)
+
+
+def unsupported(param: str, what: str) -> RequestError:
+    """Return the error for a parameter that is known but not served here."""
+    message = f"{what} is not supported by this server"
+    return invalid_request(message, param, code="unsupported_parameter")
+
+
+def error_object(error: RequestError) -> dict[str, Any]:
+    """Return the value of the key `error`."""
+    kind = _TYPES.get(error.status)
+    if kind is None:
+        kind = "invalid_request_error" if error.status < 500 else "server_error"
+    return {"message": error.message, "type": kind, "param": error.param, "code": error.code}
+
+
+def error_body(error: RequestError) -> bytes:
+    """Return the JSON document of an error."""
+    return msgspec.json.encode({"error": error_object(error)})
+
+
+def error_headers(error: RequestError) -> dict[str, str]:
+    """Return the headers that an error needs beside its body."""
+    if error.retry_after_s is None:
+        return {}
+    wait_s = min(
+        MAX_RETRY_AFTER_S,
+        error.retry_after_s * (1 + RETRY_JITTER * random.random()),
+    )
+    return {
+        "retry-after": str(max(1, math.ceil(wait_s))),
+        "retry-after-ms": str(math.ceil(wait_s * 1000)),
+    }
+
+
+def echo(value: object) -> str:
+    """Return a client's own input, cut to what an error may repeat, and free of control codes."""
+    shown = _BRIEFLY.repr(value).encode("ascii", "backslashreplace").decode()
+    return shown if len(shown) <= MAX_ECHO else shown[:MAX_ECHO] + "..."

@@ -1,0 +1,169 @@
+"""What chat and plain completions do alike: from prompts to a stream or an answer.
+
+Knows neither how a prompt comes about nor the form of an answer; both are handed in.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from quart import Response
+
+from triolet.errors import draining, invalid_request
+from triolet.ids import new_request_id
+
+from ..generation import GenerationRequest
+from .answers import collect
+from .choices import Choices
+from .chunks import Envelope, total_usage
+from .event_stream import EventStreamBody
+from .intake import check_model, deadline_s, live_request
+from .observed import begin
+from .sampling import check_token_ids, completion_budget, of_choice, sampling_params
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .answers import Answer
+    from .chunks import ChunkWriter
+    from .ports import Services
+    from .schemas import GenerationFields
+
+STREAM_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One request, ready to run.
+
+    Attributes:
+      fields: what it asks for.
+      prompts: ids of each prompt.
+      max_tokens: most tokens per completion; None for as many as fit.
+      max_tokens_param: what the client calls that.
+      logprobs: alternatives per token, None for no logprobs.
+    """
+
+    fields: GenerationFields
+    prompts: Sequence[tuple[int, ...]]
+    max_tokens: int | None
+    max_tokens_param: str
+    logprobs: int | None
+
+    @property
+    def per_prompt(self) -> int:
+        """Choices for each prompt."""
+        return self.fields.n or 1
+
+    @property
+    def count(self) -> int:
+        """Choices in all."""
+        return len(self.prompts) * self.per_prompt
+
+
+def check_fields(fields: GenerationFields, services: Services) -> None:
+    """Refuse what can be refused before any text is worked on.
+
+    Raises:
+      RequestError: 400, 404, or 503 while the process shuts down.
+    """
+    if services.lifecycle.is_draining:
+        raise draining()
+    check_model(fields.model, services.config)
+    check_token_ids(fields, services.text.vocab_size)
+    if (fields.n or 1) > services.config.max_choices:
+        raise invalid_request(f"at most {services.config.max_choices} choices are served", "n")
+    if fields.stream_options is not None and not fields.stream:
+        raise invalid_request("is for streams only; set stream to true", "stream_options")
+
+
+def begin_choices(plan: Plan, services: Services) -> Choices:
+    """Submit every sequence of a plan.
+
+    Raises:
+      RequestError: one of them was refused; the others end with the request.
+    """
+    max_model_len = services.fleet.status().max_model_len
+    live = live_request()
+    within_s = deadline_s(services.config)
+    fields = plan.fields
+    requests = []
+    for prompt_ids in plan.prompts:
+        max_tokens = completion_budget(
+            len(prompt_ids), plan.max_tokens, max_model_len, plan.max_tokens_param
+        )
+        params = sampling_params(fields, max_tokens=max_tokens, logprobs=plan.logprobs)
+        requests += [
+            GenerationRequest(
+                request_id=new_request_id(),
+                prompt_ids=prompt_ids,
+                sampling=of_choice(params, index),
+                deadline_s=within_s,
+                stop=fields.stop,
+                priority=fields.priority or 0,
+                skip_special_tokens=fields.skip_special_tokens is not False,
+                include_stop=bool(fields.include_stop_str_in_output),
+            )
+            for index in range(plan.per_prompt)
+        ]
+    return Choices([begin(services, live, request) for request in requests])
+
+
+def head(kind: str, prefix: str, services: Services) -> dict[str, Any]:
+    """Return the fields that begin an answer and each chunk of a stream."""
+    return {
+        "id": f"{prefix}-{live_request().request_id.hex()}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": services.config.model_name,
+    }
+
+
+def stream_response(
+    plan: Plan,
+    services: Services,
+    fields_of_chunk: dict[str, Any],
+    form: Callable[[Envelope], ChunkWriter],
+) -> Response:
+    """Begin a plan and return the stream of its answer."""
+    options = plan.fields.stream_options
+    envelope = Envelope(
+        fields_of_chunk,
+        with_usage=options is not None and bool(options.include_usage),
+        with_token_ids=bool(plan.fields.return_token_ids),
+    )
+    body = EventStreamBody(
+        begin_choices(plan, services),
+        form(envelope),
+        count=plan.count,
+        per_prompt=plan.per_prompt,
+        keep_alive_s=services.config.keep_alive_s,
+    )
+    return Response(body, headers=STREAM_HEADERS)
+
+
+async def whole_response(
+    plan: Plan,
+    services: Services,
+    fields_of_answer: dict[str, Any],
+    choice: Callable[[int, Answer], dict[str, Any]],
+) -> Response:
+    """Begin a plan, wait for its end and return the answer."""
+    answers = await collect(begin_choices(plan, services), plan.count)
+    document = fields_of_answer | {
+        "choices": [choice(index, answer) for index, answer in enumerate(answers)],
+        "usage": total_usage([answer.finished.usage for answer in answers], plan.per_prompt),
+    }
+    return json_response(document)
+
+
+def json_response(document: object, status: int = 200) -> Response:
+    """Return a JSON document."""
+    return Response(msgspec.json.encode(document), status, content_type="application/json")

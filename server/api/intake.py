@@ -1,0 +1,95 @@
+"""From a request on the wire to a checked one: its id, its deadline, its body within its time.
+
+Knows Quart's request; knows no endpoint.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import trio
+from quart import request
+from werkzeug.exceptions import RequestEntityTooLarge
+
+from triolet.errors import invalid_request
+from triolet.units import MILLISECONDS
+
+from .errors import echo, http_error
+from .json_body import parse_object
+from .live import SCOPE_KEY, LiveRequest
+
+if TYPE_CHECKING:
+    from triolet.config import ServerConfig
+    from triolet.errors import RequestError
+
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_CHARSETS: Final = frozenset({"utf-8", "utf8", ""})
+
+
+def live_request() -> LiveRequest:
+    """Return what holds the current request's generations."""
+    return cast("LiveRequest", request.scope["state"][SCOPE_KEY])
+
+
+def shown_request_id() -> str:
+    """Return the id that the answer carries: the client's own, if it is fit for a header."""
+    own = request.headers.get("x-request-id", "")
+    return own if _REQUEST_ID.fullmatch(own) else live_request().request_id.hex()
+
+
+def deadline_s(config: ServerConfig) -> float:
+    """Return how long the request may take: what the client asks for, up to the default."""
+    text = request.headers.get("x-request-timeout-ms")
+    if text is None:
+        return config.default_deadline_s
+    if not (text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text) > 0):
+        raise invalid_request(
+            f"must be a number of milliseconds; it is {echo(text)}", "x-request-timeout-ms"
+        )
+    return min(int(text) * MILLISECONDS, config.default_deadline_s)
+
+
+def check_model(name: str | None, config: ServerConfig) -> None:
+    """Raise the RequestError for a model that is not the served one. None means whichever is."""
+    if name is not None and name != config.model_name:
+        error = http_error(404, f"there is no model {echo(name)}; GET /v1/models lists them")
+        error.code, error.param = "model_not_found", "model"
+        raise error
+
+
+async def read_json(config: ServerConfig) -> dict[str, Any]:
+    """Return the request's body.
+
+    Raises:
+      RequestError: 400, 408, 413 or 415.
+    """
+    if request.mimetype != "application/json":
+        raise http_error(415, "send JSON, with content-type: application/json")
+    if request.mimetype_params.get("charset", "").lower() not in _CHARSETS:
+        raise http_error(415, "send UTF-8")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise http_error(415, "send the body without a content-encoding")
+    return parse_object(await _read_body(config))
+
+
+async def _read_body(config: ServerConfig) -> bytes:
+    began_at = trio.current_time()
+    body = bytearray()
+    with trio.CancelScope() as scope:
+        scope.deadline = began_at + config.body_grace_s
+        try:
+            async for data in request.body:
+                body += data
+                allowed_s = config.body_grace_s + len(body) / config.body_min_bytes_per_s
+                scope.deadline = began_at + min(allowed_s, config.body_timeout_s)
+        except RequestEntityTooLarge:
+            raise too_large(config) from None
+    if scope.cancelled_caught:
+        raise http_error(408, "the request's body did not arrive in time")
+    return bytes(body)
+
+
+def too_large(config: ServerConfig) -> RequestError:
+    """Return the error for a body beyond the bound."""
+    return http_error(413, f"the request's body is larger than {config.max_body_bytes} bytes")

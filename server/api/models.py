@@ -1,0 +1,80 @@
+"""The served model, and its tokenizer for clients that count."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from triolet.errors import invalid_request
+
+from .chat import template_messages
+from .generate import json_response
+from .intake import check_model, read_json
+from .sampling import unknown_token
+from .schemas import DetokenizeRequest, TokenizeRequest, read_request
+
+if TYPE_CHECKING:
+    from quart import Response
+
+    from .ports import Services
+
+STARTED_AT: Final = int(time.time())
+"""What the API calls the model's creation; when it became available here."""
+
+
+def list_models(services: Services) -> Response:
+    """Return the one model that there is."""
+    return json_response({"object": "list", "data": [_card(services)]})
+
+
+def show_model(services: Services, name: str) -> Response:
+    """Return one model by name."""
+    check_model(name, services.config)
+    return json_response(_card(services))
+
+
+async def tokenize(services: Services) -> Response:
+    """Return the ids of a prompt, or of messages as a chat would send them."""
+    fields = read_request(TokenizeRequest, await read_json(services.config))
+    check_model(fields.model, services.config)
+    if (fields.prompt is None) == (fields.messages is None):
+        raise invalid_request("send either prompt or messages", "prompt")
+    if fields.messages is not None:
+        prompt = await services.text.render_chat(
+            template_messages(fields.messages), add_generation_prompt=fields.add_generation_prompt
+        )
+        ids = await services.text.encode(prompt, add_special_tokens=False, param="messages")
+    else:
+        ids = await services.text.encode(
+            fields.prompt or "", add_special_tokens=fields.add_special_tokens
+        )
+    document: dict[str, Any] = {
+        "count": len(ids),
+        "max_model_len": services.fleet.status().max_model_len,
+        "tokens": list(ids),
+    }
+    if fields.return_token_strs:
+        document["token_strs"] = [
+            services.text.decode([token_id], skip_special_tokens=False) for token_id in ids
+        ]
+    return json_response(document)
+
+
+async def detokenize(services: Services) -> Response:
+    """Return the text of some ids."""
+    fields = read_request(DetokenizeRequest, await read_json(services.config))
+    check_model(fields.model, services.config)
+    largest = max(fields.tokens, default=0)
+    if largest >= services.text.vocab_size:
+        raise unknown_token(largest, services.text.vocab_size, "tokens")
+    return json_response({"prompt": services.text.decode(fields.tokens, skip_special_tokens=False)})
+
+
+def _card(services: Services) -> dict[str, Any]:
+    return {
+        "id": services.config.model_name,
+        "object": "model",
+        "created": STARTED_AT,
+        "owned_by": "triolet",
+        "max_model_len": services.fleet.status().max_model_len,
+    }

@@ -1,0 +1,38 @@
+"""GET / and /static: the chat page, under a policy that lets it reach nothing but this server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quart import Response, request
+
+from .errors import http_error
+from .static_files import content_security_policy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .ports import Services
+    from .static_files import StaticFile
+
+
+def chat_page(files: Mapping[str, StaticFile], services: Services) -> Response:
+    """Return the page itself."""
+    return static_file(files, services, "index.html")
+
+
+def static_file(files: Mapping[str, StaticFile], services: Services, name: str) -> Response:
+    """Return one of its files."""
+    file = files.get(name)
+    if file is None:
+        raise http_error(404, "there is nothing here")
+    host = request.headers.get("host") or f"{services.config.host}:{services.config.port}"
+    headers = {
+        "content-security-policy": content_security_policy(host),
+        # Files change with the release: asked for again each time, sent only when they did.
+        "cache-control": "no-cache",
+        "etag": file.etag,
+    }
+    if request.headers.get("if-none-match") == file.etag:
+        return Response(b"", 304, headers=headers)
+    return Response(file.body, headers=headers, content_type=file.content_type)

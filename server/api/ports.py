@@ -1,0 +1,132 @@
+"""What the surface needs of its neighbours, and the parts that every route is handed.
+
+Knows shapes only: the fleet and the text model are handed in by the process entry, fakes by tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from .live import Lifecycle
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from transport.frames import Capacity, Load
+    from triolet.config import ServerConfig
+    from triolet.ids import Role
+
+    from ..generation import Generation, GenerationRequest
+    from ..metrics import Metrics
+
+
+class WorkerView(Protocol):
+    """One worker as the server sees it."""
+
+    @property
+    def role(self) -> Role:
+        """Prefill or decode."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Its name in the fleet."""
+        ...
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it takes requests."""
+        ...
+
+    @property
+    def capacity(self) -> Capacity | None:
+        """What it has; None until it said so."""
+        ...
+
+    @property
+    def load(self) -> Load:
+        """What it last said it does."""
+        ...
+
+
+class FleetView(Protocol):
+    """All workers at one moment."""
+
+    @property
+    def workers(self) -> Sequence[WorkerView]:
+        """Every worker the server knows."""
+        ...
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a prefill and a decode worker live."""
+        ...
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait for a worker."""
+        ...
+
+    @property
+    def running(self) -> int:
+        """Requests that workers are busy with."""
+        ...
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Context length; None until a worker said it."""
+        ...
+
+
+class FleetPort(Protocol):
+    """The worker side of the server."""
+
+    def submit(self, request: GenerationRequest) -> Generation:
+        """Begin a generation; RequestError if it is refused."""
+        ...
+
+    def status(self) -> FleetView:
+        """Look at the fleet."""
+        ...
+
+
+class TextPort(Protocol):
+    """Text to ids and back."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are below this."""
+        ...
+
+    async def encode(
+        self, text: str, *, add_special_tokens: bool = True, param: str = "prompt"
+    ) -> Sequence[int]:
+        """Return the ids of a text; an error of the text names `param`."""
+        ...
+
+    async def render_chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool = True,
+        template_kwargs: Mapping[str, object] | None = None,
+    ) -> str:
+        """Return the prompt that a conversation becomes by the model's own template; to be encoded
+        whole, without adding special tokens."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of some ids."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What routes work with."""
+
+    config: ServerConfig
+    fleet: FleetPort
+    text: TextPort
+    metrics: Metrics
+    lifecycle: Lifecycle = field(default_factory=Lifecycle)

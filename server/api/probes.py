@@ -1,0 +1,58 @@
+"""What orchestrators, dashboards and people ask about the process. Answered from memory."""
+
+from __future__ import annotations
+
+from importlib.metadata import version as installed_version
+from typing import TYPE_CHECKING, Final
+
+from quart import Response
+
+from triolet.errors import draining, no_worker
+
+from ..metrics import CONTENT_TYPE
+from .generate import json_response
+
+if TYPE_CHECKING:
+    from .ports import Services
+
+VERSION: Final = installed_version("triolet")
+
+
+def live(services: Services) -> Response:
+    """The process runs and its event loop turns."""
+    return json_response({"status": "live", "model": services.config.model_name})
+
+
+def ready(services: Services) -> Response:
+    """A request sent now has workers to go to."""
+    if services.lifecycle.is_draining:
+        raise draining()
+    status = services.fleet.status()
+    if not status.is_ready:
+        roles = {worker.role.value for worker in status.workers if worker.is_live}
+        missing = sorted({"prefill", "decode"} - roles)
+        raise no_worker(f"no live worker for {' and '.join(missing) or 'a request'}")
+    return json_response({"status": "ready", "model": services.config.model_name})
+
+
+def metrics(services: Services) -> Response:
+    """Everything counted, for Prometheus."""
+    return Response(services.metrics.exposition(), content_type=CONTENT_TYPE)
+
+
+def version(services: Services) -> Response:
+    """Which release this is, and what it serves."""
+    return json_response({"version": VERSION, "model": services.config.model_name})
+
+
+def load(services: Services) -> Response:
+    """How much is going on."""
+    status = services.fleet.status()
+    return json_response(
+        {
+            "server_load": status.queued + status.running,
+            "queued": status.queued,
+            "running": status.running,
+            "in_flight": services.lifecycle.in_flight,
+        }
+    )

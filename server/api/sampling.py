@@ -1,0 +1,97 @@
+"""From a request's fields to what a worker samples by. Pure: knows ranges and defaults."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from triolet.errors import RequestError, invalid_request, no_worker
+from triolet.sampling import MAX_SEED, SamplingParams, new_seed
+
+if TYPE_CHECKING:
+    from .schemas import SamplingFields
+
+
+def sampling_params(
+    fields: SamplingFields, *, max_tokens: int, logprobs: int | None
+) -> SamplingParams:
+    """Return the parameters of the first choice."""
+    min_tokens = fields.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise invalid_request(f"min_tokens exceeds max_tokens ({max_tokens})", "min_tokens")
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        temperature=_or(fields.temperature, 1.0),
+        top_p=_or(fields.top_p, 1.0),
+        top_k=max(0, fields.top_k or 0),  # other servers say -1 for off
+        min_p=_or(fields.min_p, 0.0),
+        presence_penalty=_or(fields.presence_penalty, 0.0),
+        frequency_penalty=_or(fields.frequency_penalty, 0.0),
+        repetition_penalty=_or(fields.repetition_penalty, 1.0),
+        logit_bias=fields.logit_bias,
+        # Negative seeds are allowed by the API; the generator is keyed by 63 bits.
+        seed=new_seed() if fields.seed is None else fields.seed & MAX_SEED,
+        stop_token_ids=fields.stop_token_ids,
+        ignore_eos=bool(fields.ignore_eos),
+        logprobs=logprobs,
+    )
+
+
+def of_choice(params: SamplingParams, index: int) -> SamplingParams:
+    """Return the parameters of one of several choices: the same but for the seed."""
+    return replace(params, seed=(params.seed + index) & MAX_SEED)
+
+
+def completion_budget(
+    prompt_tokens: int, wanted: int | None, max_model_len: int | None, param: str
+) -> int:
+    """Return how many tokens a completion may have.
+
+    Args:
+      prompt_tokens: length of the prompt.
+      wanted: what the client asked for; None for as many as fit.
+      max_model_len: context length, None while no worker has said it.
+      param: the field an error names.
+
+    Raises:
+      RequestError: 400 context_length_exceeded, or 503 while no worker is known.
+    """
+    if max_model_len is None:
+        raise no_worker("no worker has connected yet")
+    room = max_model_len - prompt_tokens
+    if room < 1 or (wanted is not None and wanted > room):
+        raise context_length_exceeded(prompt_tokens, wanted, max_model_len, param)
+    return room if wanted is None else wanted
+
+
+def context_length_exceeded(
+    prompt_tokens: int, wanted: int | None, max_model_len: int, param: str
+) -> RequestError:
+    """Return the error for a prompt and completion that do not fit together."""
+    asked = "" if wanted is None else f" and {wanted} for the completion"
+    return invalid_request(
+        f"the model's context is {max_model_len} tokens; the request has {prompt_tokens} in the "
+        f"prompt{asked}. Shorten the prompt or ask for fewer tokens",
+        param,
+        code="context_length_exceeded",
+    )
+
+
+def check_token_ids(fields: SamplingFields, vocab_size: int) -> None:
+    """Raise the RequestError for an id that the model does not have."""
+    for token_id, _ in fields.logit_bias:
+        if token_id >= vocab_size:
+            raise unknown_token(token_id, vocab_size, "logit_bias")
+    for token_id in fields.stop_token_ids:
+        if token_id >= vocab_size:
+            raise unknown_token(token_id, vocab_size, "stop_token_ids")
+
+
+def unknown_token(token_id: int, vocab_size: int, param: str) -> RequestError:
+    """Return the error for an id outside the vocabulary."""
+    return invalid_request(f"the model has no token {token_id}; ids are below {vocab_size}", param)
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value

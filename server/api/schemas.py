@@ -1,0 +1,290 @@
+"""What a request may hold: names, types and ranges. Knows no tokens and no workers.
+
+Each name falls into one of three classes: applied (a field here), accepted without effect
+(IGNORED), or refused by name (UNSUPPORTED, unless it asks for what happens anyway). Anything else
+is unknown, and refused too: a parameter that silently does nothing misleads its user.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
+
+from triolet.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_TOP_K, MAX_TOP_LOGPROBS
+
+from .errors import echo, http_error, unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from triolet.errors import RequestError
+
+MAX_STOP_STRINGS: Final = 16
+MAX_STOP_CHARS: Final = 64
+MAX_MESSAGES: Final = 4096
+MAX_INT: Final = 2**31 - 1
+
+IGNORED: Final = frozenset(
+    "metadata user safety_identifier service_tier verbosity prompt_cache_key prompt_cache_options "
+    "prompt_cache_retention reasoning_effort parallel_tool_calls".split()
+)
+"""Bookkeeping of the client's, or hints that change no promise."""
+
+UNSUPPORTED: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
+    "tools": ("calling tools", ([],)),
+    "tool_choice": ("calling tools", ("none", "auto")),
+    "functions": ("calling functions", ([],)),
+    "function_call": ("calling functions", ("none", "auto")),
+    "response_format": ("a response_format other than text", ({"type": "text"},)),
+    "structured_outputs": ("constrained output", ()),
+    "guided_json": ("constrained output", ()),
+    "guided_regex": ("constrained output", ()),
+    "guided_choice": ("constrained output", ()),
+    "guided_grammar": ("constrained output", ()),
+    "grammar": ("constrained output", ()),
+    "regex": ("constrained output", ()),
+    "modalities": ("a modality other than text", (["text"],)),
+    "audio": ("audio", ()),
+    "prediction": ("predicted output", ()),
+    "moderation": ("moderation", ()),
+    "web_search_options": ("web search", ()),
+    "store": ("storing completions", (False,)),
+    "best_of": ("best_of other than 1", (1,)),
+    "use_beam_search": ("beam search", (False,)),
+    "suffix": ("a suffix", ("",)),
+    "prompt_logprobs": ("logprobs of the prompt", ()),
+    "continue_final_message": ("continuing the last message", (False,)),
+    "chat_template": ("a chat template in the request (it comes with the model)", ()),
+    "cache_salt": ("cache_salt", ()),
+}
+"""By name: what it would be, and the values that ask for nothing more than happens anyway."""
+
+
+def _stop(value: object) -> object:
+    texts = [value] if isinstance(value, str) else value
+    if texts is None:
+        return ()
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ValueError("must be a string or a list of strings")
+    if len(texts) > MAX_STOP_STRINGS:
+        raise ValueError(f"may hold at most {MAX_STOP_STRINGS} strings")
+    if not all(0 < len(text) <= MAX_STOP_CHARS for text in texts):
+        raise ValueError(f"strings must have 1 to {MAX_STOP_CHARS} characters")
+    return tuple(texts)
+
+
+def _logit_bias(value: object) -> object:
+    if value is None:
+        return ()
+    if not isinstance(value, dict) or len(value) > MAX_LOGIT_BIAS:
+        raise ValueError(f"must be an object of at most {MAX_LOGIT_BIAS} token ids")
+    pairs = []
+    for key, bias in value.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 10):
+            raise ValueError(f"the key {echo(key)} is no token id")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+            raise ValueError(f"the bias of {key} must be a number from -100 to 100")
+        pairs.append((int(key), float(bias)))
+    return tuple(pairs)
+
+
+def _token_ids(value: object) -> object:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or len(value) > MAX_STOP_TOKEN_IDS:
+        raise ValueError(f"must be a list of at most {MAX_STOP_TOKEN_IDS} token ids")
+    return _ids(value)
+
+
+def _ids(value: Sequence[object]) -> tuple[int, ...]:
+    if not all(type(item) is int and 0 <= item <= MAX_INT for item in value):
+        raise ValueError("token ids must be integers from 0 on")
+    return tuple(value)  # type: ignore[arg-type]
+
+
+Prompt = str | tuple[int, ...]
+
+
+def _prompts(value: object) -> object:
+    items = value if isinstance(value, list) else [value]
+    if items and type(items[0]) is int:
+        items = [items]
+    if not items:
+        raise ValueError("is empty")
+    prompts: list[Prompt] = []
+    for item in items:
+        if isinstance(item, str):
+            prompts.append(item)
+        elif isinstance(item, list):
+            prompts.append(_ids(item))
+        else:
+            raise ValueError("must be a string, a list of token ids, or a list of either")
+        if not item:
+            raise ValueError("is empty")
+    return tuple(prompts)
+
+
+TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text"})
+
+
+def joined_text(value: object) -> object:
+    """Return the text of a message's content: a string, or parts that are all text."""
+    if not isinstance(value, list):
+        return value
+    texts = []
+    for part in value:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str):
+            raise ValueError("parts must be objects with a type")
+        if kind not in TEXT_PARTS:
+            raise PydanticCustomError("unsupported", f"content of type {echo(kind)}")
+        text = part.get("text")
+        if not isinstance(text, str):
+            raise ValueError("a text part must hold a text")
+        texts.append(text)
+    return "".join(texts)
+
+
+class StrictModel(BaseModel):
+    """Nothing is converted: "1" is no number and true is no integer."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+class Message(StrictModel):
+    """One turn of a conversation."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, BeforeValidator(joined_text)]
+    tool_calls: Annotated[None, BeforeValidator(lambda value: value or None)] = None
+
+
+class SamplingFields(StrictModel):
+    """What decides the next token and the end."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOP_K)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(_logit_bias)] = ()
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Annotated[tuple[str, ...], BeforeValidator(_stop)] = ()
+    stop_token_ids: Annotated[tuple[int, ...], BeforeValidator(_token_ids)] = ()
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
+
+
+class StreamOptions(StrictModel):
+    """How a stream is written."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class GenerationFields(SamplingFields):
+    """What chat and plain completions have in common."""
+
+    model: str | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: Annotated[int, Field(ge=-100, le=100)] | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    return_token_ids: bool | None = None
+
+
+class TemplateSwitches(TypedDict, total=False):
+    """What of a chat template a client may switch: names that templates in the wild agree on."""
+
+    __pydantic_config__ = ConfigDict(strict=True, extra="forbid")  # type: ignore[misc]
+
+    enable_thinking: bool
+    thinking: bool
+
+
+class ChatRequest(GenerationFields):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: TemplateSwitches | None = None
+
+
+class CompletionRequest(GenerationFields):
+    """POST /v1/completions."""
+
+    prompt: Annotated[tuple[Prompt, ...], BeforeValidator(_prompts)]
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    echo: bool | None = None
+
+
+class TokenizeRequest(StrictModel):
+    """POST /tokenize: a prompt, or messages as a chat would send them."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(StrictModel):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: Annotated[list[Annotated[int, Field(ge=0, le=MAX_INT)]], Field(max_length=1_000_000)]
+
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def read_request(kind: type[ModelT], body: dict[str, Any]) -> ModelT:
+    """Return a request's fields.
+
+    Raises:
+      RequestError: 400 that names the parameter.
+    """
+    fields = {}
+    for name, value in body.items():
+        if name in IGNORED and name not in kind.model_fields:
+            continue
+        if name in UNSUPPORTED and name not in kind.model_fields:
+            what, harmless = UNSUPPORTED[name]
+            if value is not None and not any(
+                type(value) is type(same) and value == same for same in harmless
+            ):
+                raise unsupported(name, what)
+            continue
+        fields[name] = value
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise _first_fault(error) from None
+
+
+def _first_fault(error: ValidationError) -> RequestError:
+    fault = error.errors(include_url=False, include_context=False)[0]
+    param = ".".join(str(part) for part in fault["loc"]) or None
+    if fault["type"] == "unsupported":
+        return unsupported(param or "", fault["msg"])
+    if fault["type"] == "missing":
+        return http_error(400, f"{param} is required", param)
+    if fault["type"] == "extra_forbidden":
+        return http_error(400, f"{echo(param)} is no parameter of this endpoint", echo(param))
+    if fault["type"] == "value_error":
+        return http_error(400, f"{param} {fault['msg'].removeprefix('Value error, ')}", param)
+    return http_error(400, f"{param}: {fault['msg']}; it is {echo(fault['input'])}", param)

@@ -1,0 +1,129 @@
+"""Accepts connections and serves an application on them until told to stop.
+
+Knows hypercorn's parts and how they are put together; knows nothing of what the application does.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+import structlog
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.trio.worker_context import WorkerContext
+
+from triolet.errors import RequestError
+
+from ..api.errors import error_body
+from .cures_tcp import CuredTCPServer
+
+if TYPE_CHECKING:
+    import socket
+
+    from hypercorn.typing import ASGIFramework, ResponseSummary, WWWScope
+
+    from triolet.config import ServerConfig
+
+log = structlog.get_logger(__name__)
+
+REFUSAL_TIMEOUT_S = 1.0
+"""For the few bytes that say why a connection is refused."""
+
+
+class EdgeLog:
+    """Takes what hypercorn logs, in hypercorn's form, to the process's log."""
+
+    def __init__(self, config: Config) -> None:
+        """hypercorn makes it and hands over its config, of which nothing is needed."""
+
+    async def access(self, request: WWWScope, response: ResponseSummary, seconds: float) -> None:
+        """Drop it: the application knows more of a request than its line."""
+
+    async def exception(self, message: str, *args: object) -> None:
+        """Log the exception being handled."""
+        log.exception(message % args if args else message)
+
+
+def edge_config(bounds: ServerConfig) -> Config:
+    """Return hypercorn's config; whatever is not set here is not used by the parts we take."""
+    config = Config()
+    config.logger_class = EdgeLog  # type: ignore[assignment]
+    config.include_server_header = False
+    config.keep_alive_timeout = bounds.idle_connection_s
+    config.h11_max_incomplete_size = bounds.max_header_bytes
+    config.websocket_max_message_size = bounds.ws_max_message_bytes
+    return config
+
+
+def refusal() -> bytes:
+    """Return the whole answer to a connection beyond the limit."""
+    error = RequestError(
+        "this server has as many connections as it may", status=503, code="overloaded"
+    )
+    body = error_body(error)
+    return (
+        b"HTTP/1.1 503 \r\ncontent-type: application/json\r\nconnection: close\r\n"
+        b"retry-after: 2\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b"
+        % (secrets.token_hex(16).encode(), len(body), body)
+    )
+
+
+class Edge:
+    """The surface that clients connect to.
+
+    Attributes:
+      connections: open at present.
+    """
+
+    def __init__(self, app: ASGIFramework, bounds: ServerConfig) -> None:
+        self.connections = 0
+        self._app = ASGIWrapper(app)
+        self._bounds = bounds
+        self._config = edge_config(bounds)
+        self._context = WorkerContext(max_requests=None)
+        self._stop = trio.Event()
+
+    def stop(self, within_s: float) -> None:
+        """Accept no more, close idle connections, and end the others after a time."""
+        self._deadline_s = within_s
+        self._stop.set()
+
+    async def run(
+        self,
+        listening: socket.socket,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Serve until `stop`. Closes the listening socket."""
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
+        async with listener, trio.open_nursery() as connections, trio.open_nursery() as accepting:
+            accepting.start_soon(self._accept, listener, connections)
+            task_status.started()
+            await self._stop.wait()
+            accepting.cancel_scope.cancel()
+            await self._context.terminated.set()
+            connections.cancel_scope.deadline = trio.current_time() + self._deadline_s
+
+    async def _accept(self, listener: trio.SocketListener, connections: trio.Nursery) -> None:
+        await trio.serve_listeners(self._serve, [listener], handler_nursery=connections)
+
+    async def _serve(self, stream: trio.SocketStream) -> None:
+        if self.connections >= self._bounds.max_connections:
+            await _refuse(stream)
+            return
+        self.connections += 1
+        try:
+            await CuredTCPServer(self._app, self._config, self._bounds, self._context, stream).run()
+        finally:
+            self.connections -= 1
+
+
+async def _refuse(stream: trio.SocketStream) -> None:
+    with trio.move_on_after(REFUSAL_TIMEOUT_S):
+        try:
+            await stream.send_all(refusal())
+            await stream.send_eof()
+        except trio.BrokenResourceError:
+            log.debug("a refused connection was gone already")
+    await trio.aclose_forcefully(stream)

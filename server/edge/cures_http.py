@@ -1,0 +1,202 @@
+"""HTTP/1.1 on one connection: hypercorn's protocol with what it lets through closed.
+
+Cleartext HTTP/2 is refused: hypercorn cannot be told not to speak it, and one stream whose window
+stays at zero makes it buffer without bound (its buffer is declared drained by a read of nothing).
+The preface ends in 505, `Upgrade: h2c` is ignored as RFC 9110 7.8 allows; a proxy in front speaks
+HTTP/2 to the world.
+
+Bytes behind a request whose answer is not complete are not kept for later (pipelining): waiting for
+the answer means not reading, and who does not read does not see the client leave. They are thrown
+away, and the connection closes after the answer.
+
+Touches names that hypercorn does not promise: the exact version is pinned, and tests/server/edge
+holds the behaviour.
+"""
+
+from __future__ import annotations
+
+import secrets
+from itertools import chain
+from typing import TYPE_CHECKING, Final, cast
+
+import h11
+from hypercorn.events import Closed, RawData, Updated
+from hypercorn.protocol.events import Body, Data, EndBody, Request
+from hypercorn.protocol.h11 import STREAM_ID, H11Protocol, H11WSConnection
+from hypercorn.protocol.http_stream import HTTPStream
+
+from triolet.errors import RequestError
+
+from ..api.errors import error_body, http_error
+from .cures_websocket import CuredWSStream
+from .head_guard import HeadGuard
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from hypercorn.config import Config
+    from hypercorn.events import Event
+    from hypercorn.trio.task_group import TaskGroup
+    from hypercorn.trio.worker_context import WorkerContext
+    from hypercorn.typing import AppWrapper
+
+    from triolet.config import ServerConfig
+
+MAX_STRAY_BYTES: Final = 64 * 1024
+"""Thrown away behind a request before its connection is cut."""
+
+
+class CuredH11Protocol(H11Protocol):
+    """One HTTP/1.1 connection, which may become a WebSocket."""
+
+    def __init__(
+        self,
+        app: AppWrapper,
+        config: Config,
+        bounds: ServerConfig,
+        context: WorkerContext,
+        task_group: TaskGroup,
+        addresses: tuple[tuple[str, int] | None, tuple[str, int] | None],
+        send: Callable[[Event], Awaitable[None]],
+    ) -> None:
+        client, server = addresses
+        super().__init__(
+            app, config, context, task_group, {}, False, client, server, send  # type: ignore[arg-type]
+        )  # fmt: skip
+        self._bounds = bounds
+        self._guard = HeadGuard(
+            bounds.max_header_bytes, bounds.max_header_fields, bounds.max_body_bytes
+        )
+        self._stray_bytes: int | None = None
+
+    @property
+    def awaits_head(self) -> bool:
+        """Whether a request's head has begun and is not complete."""
+        return self._guard.has_begun
+
+    @property
+    def has_had_request(self) -> bool:
+        """Whether any request has come on this connection."""
+        return self.keep_alive_requests > 0
+
+    async def handle(self, event: Event) -> None:
+        """Take bytes from the client, or the news that it is gone."""
+        if not isinstance(event, RawData) or isinstance(self.connection, H11WSConnection):
+            await super().handle(event)
+            return
+        while self.connection.our_state is h11.DONE and self.connection.their_state is h11.DONE:
+            # The answer is out, and the task that wrote it is about to recycle the connection.
+            await self.can_read.clear()
+            await self.can_read.wait()
+        if self.connection.their_state is h11.IDLE:
+            await self._take_head(event.data)
+        elif self.connection.their_state is h11.SEND_BODY and self._stray_bytes is None:
+            await super().handle(event)
+        else:
+            await self._throw_away(len(event.data))
+
+    async def refuse(self, error: RequestError) -> None:
+        """Answer with an error, if an answer is possible, and close."""
+        if self.connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            body = error_body(error)
+            headers = [
+                (b"content-type", b"application/json"),
+                (b"content-length", b"%d" % len(body)),
+                (b"connection", b"close"),
+                (b"x-request-id", secrets.token_hex(16).encode()),
+            ]
+            await self._send_h11_event(
+                h11.Response(
+                    status_code=error.status,
+                    headers=list(chain(headers, self.config.response_headers("h11"))),
+                )
+            )
+            await self._send_h11_event(h11.Data(data=body))
+            await self._send_h11_event(h11.EndOfMessage())
+        await self.send(Closed())
+
+    async def _take_head(self, data: bytes) -> None:
+        try:
+            whole = self._guard.feed(data)
+        except RequestError as error:
+            await self.refuse(error)
+            return
+        if whole is not None:
+            await super().handle(RawData(data=whole))
+
+    async def _throw_away(self, count: int) -> None:
+        self._stray_bytes = (self._stray_bytes or 0) + count
+        if self._stray_bytes > MAX_STRAY_BYTES:
+            await self.send(Closed())
+
+    async def _handle_events(self) -> None:
+        while True:
+            if self.connection.they_are_waiting_for_100_continue:
+                await self._send_h11_event(h11.InformationalResponse(status_code=100, headers=[]))
+            if self.connection.their_state is h11.MUST_CLOSE and self.connection.trailing_data[0]:
+                await self._throw_away(len(self.connection.trailing_data[0]))
+                return
+            try:
+                event = self.connection.next_event()
+            except h11.RemoteProtocolError as error:
+                await self.refuse(http_error(400, f"the request is malformed: {error}"))
+                return
+            if isinstance(event, h11.Request):
+                await self.send(Updated(idle=False))
+                await self._create_stream(event)
+            elif event is h11.PAUSED:
+                await self._throw_away(len(self.connection.trailing_data[0]))
+                return
+            elif self.stream is None or event is h11.NEED_DATA:
+                return
+            elif isinstance(event, h11.Data):
+                await self.stream.handle(Body(stream_id=STREAM_ID, data=event.data))
+            elif isinstance(event, h11.EndOfMessage):
+                await self.stream.handle(EndBody(stream_id=STREAM_ID))
+            elif isinstance(event, Data):
+                await self.stream.handle(event)
+            else:
+                return
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        names = dict(request.headers)
+        upgrades = b"upgrade" in [
+            token.strip() for token in names.get(b"connection", b"").lower().split(b",")
+        ]
+        is_websocket = (
+            upgrades and names.get(b"upgrade", b"").lower() == b"websocket"
+        ) and request.method == b"GET"
+        kind = CuredWSStream if is_websocket else HTTPStream
+        self.stream = kind(
+            self.app,
+            self.config,
+            self.context,
+            self.task_group,
+            self.ssl,
+            self.client,
+            self.server,
+            self.stream_send,
+            STREAM_ID,
+        )
+        if isinstance(self.stream, CuredWSStream):
+            self.stream.bounds = self._bounds
+            self.connection = H11WSConnection(cast("h11.Connection", self.connection))
+        await self.stream.handle(
+            Request(
+                stream_id=STREAM_ID,
+                headers=list(request.headers),
+                http_version=request.http_version.decode(),
+                method=request.method.decode("ascii"),
+                raw_path=request.target,
+                state=self.connection_state,
+            )
+        )
+        self.keep_alive_requests += 1
+
+    async def _maybe_recycle(self) -> None:
+        if self._stray_bytes is not None or self.connection.trailing_data[0]:
+            await self._close_stream()
+            await self.can_read.set()
+            await self.send(Closed())
+        else:
+            await super()._maybe_recycle()

@@ -1,0 +1,46 @@
+"""How Quart runs a request here: its last write is not cut off, and its end frees what it began.
+
+hypercorn says `http.disconnect` inside the last send of a response, before it has recycled or
+closed the connection; Quart-Trio takes that for a client gone away and cancels the very send, so
+that keep-alive and `Connection: close` do nothing. The last send is therefore shielded, for a
+bounded time: under a shield without bound, connections stayed open for good.
+
+Touches names that Quart-Trio does not promise: the exact version is pinned, and tests/server/edge
+holds the behaviour.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+from quart_trio.asgi import TrioASGIHTTPConnection
+
+from ..api.live import SCOPE_KEY, LiveRequest
+
+if TYPE_CHECKING:
+    from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ASGISendEvent
+    from quart.typing import ResponseTypes
+
+LAST_SEND_TIMEOUT_S = 5.0
+
+
+class CuredHTTPConnection(TrioASGIHTTPConnection):
+    """One request and its answer."""
+
+    async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        """Run the request; whatever ends it, the generations it began end with it."""
+        with LiveRequest() as live:
+            self.scope["state"][SCOPE_KEY] = live
+            await super().__call__(receive, send)
+
+    async def _send_response(self, send: ASGISendCallable, response: ResponseTypes) -> None:
+        async def send_last_in_peace(message: ASGISendEvent) -> None:
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                with trio.CancelScope(shield=True) as scope:
+                    scope.deadline = trio.current_time() + LAST_SEND_TIMEOUT_S
+                    await send(message)
+            else:
+                await send(message)
+
+        await super()._send_response(send_last_in_peace, response)

@@ -1,0 +1,81 @@
+"""The listening socket. Ours rather than hypercorn's, because what is set on it is inherited by
+every accepted connection. Knows addresses and socket options; accepts nothing."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+from typing import TYPE_CHECKING
+
+from triolet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from triolet.config import ServerConfig
+
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach what is bound to `host`."""
+    if host in LOOPBACK_NAMES:
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def open_listening_socket(config: ServerConfig) -> socket.socket:
+    """Bind and listen.
+
+    Raises:
+      ConfigError: the address cannot be had; the text says what to do.
+    """
+    where = f"{config.host}:{config.port}"
+    if not config.allow_remote_clients and not is_loopback(config.host):
+        raise ConfigError(
+            f"host is {config.host!r}, which other machines can reach, and this server has no keys "
+            "yet: bind 127.0.0.1 (and put a proxy with authentication in front), or allow remote "
+            "clients explicitly"
+        )
+    try:
+        # IPv4 first: "localhost" in a client's URL reaches it with and without IPv6.
+        family, kind, protocol, _, address = min(
+            socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM),
+            key=lambda info: info[0] != socket.AF_INET,
+        )
+    except (socket.gaierror, UnicodeError) as error:
+        raise ConfigError(f"host {config.host!r} cannot be resolved: {error}") from None
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.send_buffer_bytes)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            listening.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(config.tcp_user_timeout_s * 1000)
+            )
+        listening.setblocking(False)
+        listening.bind(address)
+        listening.listen(config.listen_backlog)
+    except OSError as error:
+        listening.close()
+        raise ConfigError(_remedy(where, error)) from None
+    return listening
+
+
+def _remedy(where: str, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"{where} is in use: stop the process that listens there, or choose another port"
+    if error.errno == errno.EACCES:
+        return f"{where} needs privileges: choose a port above 1023"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"{where} is no address of this machine: choose one of its own, or 127.0.0.1"
+    return f"cannot listen on {where}: {error.strerror}"
+
+
+def base_url(listening: socket.socket) -> str:
+    """Return the address clients use, with the port that was really bound."""
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,204 @@
+"""A fleet and a text model for tests of the surface: scripted, in process, without workers.
+
+The text model's tokens are the bytes of UTF-8, so every text can be told from its ids by eye.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import trio
+
+from server.generation import (
+    CancelReason,
+    Delta,
+    Failed,
+    Finished,
+    FinishReason,
+    TokenLogprob,
+    Usage,
+)
+from transport.frames import Capacity, Load
+from triolet.errors import RequestError, invalid_request
+from triolet.ids import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from server.generation import Event, GenerationRequest
+
+MAX_MODEL_LEN = 4096
+CAPACITY = Capacity(
+    num_blocks=256,
+    block_size=16,
+    bytes_per_block=1024,
+    max_num_seqs=8,
+    max_model_len=MAX_MODEL_LEN,
+)
+
+
+def delta(text: str, *, logprobs: bool = False) -> Delta:
+    """Return a delta whose tokens are the bytes of its text."""
+    raw = text.encode()
+    scored = tuple(
+        TokenLogprob(
+            byte, chr(byte), bytes([byte]), -0.5, ((byte, chr(byte), bytes([byte]), -0.5),)
+        )
+        for byte in raw
+    )
+    return Delta(text, tuple(raw), scored if logprobs else ())
+
+
+class FakeGeneration:
+    """Hands out what a test pushes.
+
+    Attributes:
+      cancelled: reasons, in the order of the calls.
+      was_cancelled: set by the first.
+    """
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self._request = request
+        self._events: list[Event] = []
+        self._has_events = trio.Event()
+        self._num_tokens = 0
+        self.cancelled: list[CancelReason] = []
+        self.was_cancelled = trio.Event()
+
+    @property
+    def request(self) -> GenerationRequest:
+        return self._request
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(len(self._request.prompt_ids), self._num_tokens)
+
+    def push(self, *events: Event) -> None:
+        """Add events for the reader."""
+        for event in events:
+            if isinstance(event, Delta):
+                self._num_tokens += len(event.token_ids)
+        self._events.extend(events)
+        self._has_events.set()
+
+    def say(self, *texts: str) -> None:
+        """Push texts."""
+        self.push(*(delta(text, logprobs=self._request.sampling.logprobs is not None)
+                    for text in texts))  # fmt: skip
+
+    def finish(self, reason: FinishReason = FinishReason.STOP) -> None:
+        """Push the good end."""
+        self.push(Finished(reason, self.usage))
+
+    def fail(self, error: RequestError) -> None:
+        """Push the bad end."""
+        self.push(Failed(error, self.usage))
+
+    async def next_events(self) -> Sequence[Event]:
+        await self._has_events.wait()
+        events, self._events = self._events, []
+        self._has_events = trio.Event()
+        return events
+
+    def cancel(self, reason: CancelReason) -> None:
+        self.cancelled.append(reason)
+        if not self.was_cancelled.is_set():
+            self.was_cancelled.set()
+            self.fail(RequestError(f"ended: {reason}", status=503, code=reason.value))
+
+
+@dataclass
+class FakeWorker:
+    role: Role
+    name: str
+    is_live: bool = True
+    capacity: Capacity | None = CAPACITY
+    load: Load = field(default_factory=Load)
+
+
+@dataclass
+class FakeStatus:
+    workers: list[FakeWorker]
+    queued: int = 0
+    running: int = 0
+    max_model_len: int | None = MAX_MODEL_LEN
+
+    @property
+    def is_ready(self) -> bool:
+        return {w.role for w in self.workers if w.is_live} == {Role.PREFILL, Role.DECODE}
+
+
+def answer_hello(generation: FakeGeneration) -> None:
+    """The script of a fleet that was told nothing else."""
+    generation.say("Hello", " there")
+    generation.finish()
+
+
+class FakeFleet:
+    """Begins generations that follow a script.
+
+    Attributes:
+      script: what happens to a new generation; nothing, if a test drives it by hand.
+      generations: all of them, in order.
+      refuse_with: raised by the next submit.
+    """
+
+    def __init__(self, script: Callable[[FakeGeneration], None] = answer_hello) -> None:
+        self.script = script
+        self.generations: list[FakeGeneration] = []
+        self.refuse_with: RequestError | None = None
+        self._submitted = trio.Event()
+        self._status = FakeStatus(
+            [FakeWorker(Role.PREFILL, "prefill-0"), FakeWorker(Role.DECODE, "decode-0")]
+        )
+
+    def submit(self, request: GenerationRequest) -> FakeGeneration:
+        if self.refuse_with is not None:
+            raise self.refuse_with
+        generation = FakeGeneration(request)
+        self.generations.append(generation)
+        self.script(generation)
+        self._submitted.set()
+        return generation
+
+    def status(self) -> FakeStatus:
+        return self._status
+
+    async def nth(self, index: int) -> FakeGeneration:
+        """Wait for a generation by its number."""
+        while len(self.generations) <= index:
+            self._submitted = trio.Event()
+            await self._submitted.wait()
+        return self.generations[index]
+
+
+def by_hand(generation: FakeGeneration) -> None:
+    """A script that leaves everything to the test."""
+
+
+class FakeText:
+    """Bytes as tokens; a template that a person can read."""
+
+    vocab_size = 256
+
+    async def encode(
+        self, text: str, *, add_special_tokens: bool = True, param: str = "prompt"
+    ) -> tuple[int, ...]:
+        if "\0" in text:
+            raise invalid_request("a NUL cannot be encoded", param)
+        return tuple(text.encode())
+
+    async def render_chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool = True,
+        template_kwargs: Mapping[str, object] | None = None,
+    ) -> str:
+        turns = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+        opening = "assistant:" if add_generation_prompt else ""
+        return turns + opening + "".join(f" {name}" for name in template_kwargs or ())
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return bytes(token_ids).decode(errors="replace")

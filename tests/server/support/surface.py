@@ -1,0 +1,209 @@
+"""The whole surface on a real socket, in the test's own event loop, over a fake fleet."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from server.api.app import build_app
+from server.api.ports import Services
+from server.edge.accept import Edge
+from server.edge.sockets import base_url, open_listening_socket
+from server.metrics import Metrics
+from tests.server.support.fakes import FakeFleet, FakeText
+from triolet.config import ServerConfig
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+MODEL = "demo"
+CONFIG = ServerConfig(
+    model_dir="",
+    model_name=MODEL,
+    prefill_addresses=(),
+    decode_addresses=(),
+    port=0,
+)
+READ_TIMEOUT_S = 10.0
+
+
+@dataclass
+class Surface:
+    """A server that is up."""
+
+    fleet: FakeFleet
+    services: Services
+    edge: Edge
+    url: str
+    port: int
+
+    async def connect(self) -> RawClient:
+        """Open a connection to write bytes on."""
+        return RawClient(await trio.open_tcp_stream("127.0.0.1", self.port))
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> Answer:
+        """Send one request on a connection of its own and read the whole answer."""
+        client = await self.connect()
+        async with client.stream:
+            await client.send(request_bytes(method, path, body=body, headers=headers))
+            return await client.answer()
+
+    async def post(
+        self, path: str, body: object, *, headers: dict[str, str] | None = None
+    ) -> Answer:
+        """Send JSON."""
+        return await self.request("POST", path, body=json.dumps(body).encode(), headers=headers)
+
+
+@dataclass
+class Answer:
+    """What came back."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:  # noqa: ANN401
+        """The body as JSON."""
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error in it."""
+        assert self.headers["content-type"] == "application/json"
+        assert self.headers["x-request-id"]
+        error: dict[str, Any] = self.json["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        return error
+
+    @property
+    def events(self) -> list[Any]:
+        """The data of its Server-Sent Events, checked for their framing."""
+        assert self.headers["content-type"] == "text/event-stream; charset=utf-8"
+        return sse_events(self.body)
+
+
+def sse_events(body: bytes) -> list[Any]:
+    """Return the data lines of a stream, as JSON but for [DONE]; comments are left out."""
+    assert body.endswith(b"\n\n")
+    found: list[Any] = []
+    for frame in body.removesuffix(b"\n\n").split(b"\n\n"):
+        assert b"\n" not in frame
+        if frame.startswith(b":"):
+            continue
+        assert frame.startswith(b"data: ")
+        data = frame.removeprefix(b"data: ")
+        found.append("[DONE]" if data == b"[DONE]" else json.loads(data))
+    return found
+
+
+def request_bytes(
+    method: str, path: str, *, body: bytes | None = None, headers: dict[str, str] | None = None
+) -> bytes:
+    """Return a request; a header that is given replaces the usual one, empty for none."""
+    usual = {"Host": "127.0.0.1"}
+    if body is not None:
+        usual |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
+    lines = [f"{method} {path} HTTP/1.1"]
+    lines += [f"{name}: {value}" for name, value in (usual | (headers or {})).items() if value]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + (body or b"")
+
+
+class RawClient:
+    """Bytes to and from the server."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.stream = stream
+        self._buffer = bytearray()
+
+    async def send(self, data: bytes) -> None:
+        await self.stream.send_all(data)
+
+    async def until(self, mark: bytes) -> bytes:
+        """Read up to and including `mark`."""
+        with trio.fail_after(READ_TIMEOUT_S):
+            while mark not in self._buffer:
+                data = await self.stream.receive_some()
+                assert data, f"closed before {mark!r}: {bytes(self._buffer)!r}"
+                self._buffer += data
+        end = self._buffer.index(mark) + len(mark)
+        taken = bytes(self._buffer[:end])
+        del self._buffer[:end]
+        return taken
+
+    async def exactly(self, count: int) -> bytes:
+        """Read some bytes."""
+        with trio.fail_after(READ_TIMEOUT_S):
+            while len(self._buffer) < count:
+                data = await self.stream.receive_some()
+                assert data, "closed early"
+                self._buffer += data
+        taken = bytes(self._buffer[:count])
+        del self._buffer[:count]
+        return taken
+
+    async def is_closed(self) -> bool:
+        """Wait for the server's end of the connection; False if more bytes come instead."""
+        if self._buffer:
+            return False
+        with trio.fail_after(READ_TIMEOUT_S):
+            try:
+                return not await self.stream.receive_some()
+            except trio.BrokenResourceError:
+                return True
+
+    async def head(self) -> tuple[int, dict[str, str]]:
+        """Read a status line and headers."""
+        lines = (await self.until(b"\r\n\r\n")).decode().split("\r\n")
+        pairs = (line.split(": ", 1) for line in lines[1:] if line)
+        return int(lines[0].split()[1]), {name.lower(): value for name, value in pairs}
+
+    async def chunk(self) -> bytes:
+        """Read one chunk of a chunked body; empty at its end."""
+        size = int((await self.until(b"\r\n"))[:-2], 16)
+        data = await self.exactly(size)
+        assert await self.exactly(2) == b"\r\n"
+        return data
+
+    async def answer(self) -> Answer:
+        """Read a whole answer."""
+        status, headers = await self.head()
+        if headers.get("transfer-encoding") == "chunked":
+            body = bytearray()
+            while data := await self.chunk():
+                body += data
+            return Answer(status, headers, bytes(body))
+        return Answer(status, headers, await self.exactly(int(headers.get("content-length", 0))))
+
+
+@asynccontextmanager
+async def surface(fleet: FakeFleet | None = None, **changes: object) -> AsyncIterator[Surface]:
+    """Run a server with some settings changed; nothing may be left of it at the end."""
+    config = replace(CONFIG, **changes)  # type: ignore[arg-type]
+    fleet = fleet or FakeFleet()
+    services = Services(config, fleet, FakeText(), Metrics(MODEL, config.metrics_compat))
+    edge = Edge(build_app(services), config)
+    services.metrics.watch(
+        fleet.status, lambda: services.lifecycle.in_flight, lambda: edge.connections
+    )
+    listening = open_listening_socket(config)
+    url, port = base_url(listening), listening.getsockname()[1]
+    async with trio.open_nursery() as nursery:
+        await nursery.start(edge.run, listening)
+        yield Surface(fleet, services, edge, url, port)
+        with trio.fail_after(READ_TIMEOUT_S):
+            await services.lifecycle.wait_none_in_flight()
+        edge.stop(within_s=0.5)
+    assert edge.connections == 0
