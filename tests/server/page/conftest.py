@@ -47,4 +47,4 @@ def chat(browser: Browser, server: FakeServer) -> Iterator[ChatPage]:
     expect(chat.link).to_have_text("Connected")
     yield chat
     context.close()
-    assert not complaints.heard
+    assert not complaints.unexpected

@@ -45,7 +45,7 @@ def test_the_page_finds_a_restarted_server_and_its_new_model(
     expect(chat.page.locator("#model")).to_have_text("another-model")
     chat.ask("Hello!")
     assert server.next_exchange().request["model"] == "another-model"
-    chat.complaints.forget_if_heard(REFUSED)
+    chat.complaints.allow(REFUSED)
 
 
 def test_try_now_does_not_wait_for_the_back_off(chat: ChatPage, server: FakeServer) -> None:
@@ -58,7 +58,7 @@ def test_try_now_does_not_wait_for_the_back_off(chat: ChatPage, server: FakeServ
     server.start()
     chat.button("Try now").click()
     expect(chat.link).to_have_text("Connected")
-    chat.complaints.forget(REFUSED)
+    chat.complaints.allow(REFUSED)
 
 
 def test_a_question_asked_while_the_server_is_away_is_answered_when_it_is_back(
@@ -71,7 +71,7 @@ def test_a_question_asked_while_the_server_is_away_is_answered_when_it_is_back(
     server.start()
     server.next_exchange().created().say("Yes.").complete(2)
     expect(chat.answer).to_have_text("Yes.")
-    chat.complaints.forget(REFUSED)
+    chat.complaints.allow(REFUSED)
 
 
 def test_a_question_does_not_wait_for_ever_for_a_server(chat: ChatPage, server: FakeServer) -> None:
@@ -82,7 +82,7 @@ def test_a_question_does_not_wait_for_ever_for_a_server(chat: ChatPage, server: 
     expect(chat.button("Stop the answer")).to_be_visible()
     chat.page.clock.fast_forward(10_000)
     expect(chat.problem).to_contain_text("The server cannot be reached.")
-    chat.complaints.forget(REFUSED)
+    chat.complaints.allow(REFUSED)
 
 
 def test_a_question_that_waits_for_a_server_can_be_stopped(
@@ -97,7 +97,7 @@ def test_a_question_that_waits_for_a_server_can_be_stopped(
     expect(chat.link).to_have_text("Connected")
     chat.ask("And now?")
     assert server.next_exchange().messages == [("user", "And now?")]
-    chat.complaints.forget(REFUSED)
+    chat.complaints.allow(REFUSED)
 
 
 def test_a_message_that_the_server_finds_too_big_counts_as_too_long(
