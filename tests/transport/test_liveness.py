@@ -1,0 +1,152 @@
+"""Peers: every cell of the table, silence, lost progress, new lives; and our own absence."""
+
+from __future__ import annotations
+
+import pytest
+
+from transport.liveness import (
+    QUIET_INTERVALS,
+    TRANSITIONS,
+    PeerEvent,
+    PeerMonitor,
+    PeerState,
+    SelfFence,
+    next_state,
+)
+from triolet.config import LinkConfig
+from triolet.errors import LocalProtocolError
+
+S, E = PeerState, PeerEvent
+CONFIG = LinkConfig()
+QUIET_S = QUIET_INTERVALS * CONFIG.heartbeat_interval_s
+EPOCH = 7
+
+
+@pytest.mark.parametrize(("state", "event"), [(s, e) for s in PeerState for e in PeerEvent])
+def test_each_step_is_in_the_table_or_an_error(state: PeerState, event: PeerEvent) -> None:
+    following = TRANSITIONS[state].get(event)
+    if following is None:
+        with pytest.raises(LocalProtocolError):
+            next_state(state, event)
+    else:
+        assert next_state(state, event) is following
+
+
+def test_every_state_is_reachable_and_death_is_possible_from_each() -> None:
+    assert {s for row in TRANSITIONS.values() for s in row.values()} == set(S) - {S.CONNECTING}
+    for state in set(S) - {S.DEAD}:
+        assert TRANSITIONS[state][E.LOST] is S.DEAD
+        assert TRANSITIONS[state][E.SILENT] is S.DEAD
+    assert set(TRANSITIONS[S.DEAD]) == {E.GREETED}
+
+
+def greeted(now: float = 0.0) -> PeerMonitor:
+    monitor = PeerMonitor(CONFIG, now)
+    assert not monitor.greeted(EPOCH, now)
+    return monitor
+
+
+def test_a_peer_that_never_answers_is_given_up() -> None:
+    monitor = PeerMonitor(CONFIG, 10.0)
+    assert monitor.check(10.0 + CONFIG.hello_timeout_s) is S.CONNECTING
+    assert monitor.check(10.1 + CONFIG.hello_timeout_s) is S.DEAD
+    assert monitor.epoch is None
+
+
+def test_silence_makes_suspect_and_then_dead() -> None:
+    monitor = greeted()
+    assert monitor.check(QUIET_S) is S.ALIVE
+    assert monitor.check(QUIET_S + 0.1) is S.SUSPECT
+    assert monitor.check(CONFIG.peer_timeout_s) is S.SUSPECT
+    assert monitor.check(CONFIG.peer_timeout_s + 0.1) is S.DEAD
+    assert monitor.check(CONFIG.peer_timeout_s + 0.2) is S.DEAD
+
+
+def test_a_suspect_that_speaks_lives() -> None:
+    monitor = greeted()
+    monitor.check(QUIET_S + 0.1)
+    monitor.heard(QUIET_S + 0.2)
+    assert monitor.state is S.ALIVE
+    assert monitor.check(QUIET_S + 0.3) is S.ALIVE
+
+
+def test_one_late_heartbeat_is_no_death() -> None:
+    monitor = greeted()
+    now = 0.0
+    for gap in (0.5, 1.0, 0.5, 1.4, 0.5):
+        now += gap
+        assert monitor.check(now) is not S.DEAD
+        assert monitor.heartbeat(EPOCH, now)
+
+
+def test_no_progress_with_work_pending_is_death_although_it_answers() -> None:
+    monitor = greeted()
+    now = 0.0
+    while monitor.check(now) is S.ALIVE:
+        assert now < 10.0
+        monitor.heartbeat(EPOCH, now, progress=3, has_work=True)
+        now += CONFIG.heartbeat_interval_s
+    assert monitor.state is S.DEAD
+    assert CONFIG.progress_timeout_s < now <= CONFIG.progress_timeout_s + 0.6
+
+
+def test_progress_or_idleness_keeps_it_alive() -> None:
+    busy, idle = greeted(), greeted()
+    for beat in range(20):
+        now = beat * CONFIG.heartbeat_interval_s
+        busy.heartbeat(EPOCH, now, progress=beat, has_work=True)
+        idle.heartbeat(EPOCH, now, progress=3, has_work=False)
+        assert busy.check(now) is S.ALIVE
+        assert idle.check(now) is S.ALIVE
+
+
+def test_the_time_without_progress_begins_with_the_work() -> None:
+    monitor = greeted()
+    for beat in range(20):
+        monitor.heartbeat(EPOCH, beat * 0.5, progress=3, has_work=False)
+    monitor.heartbeat(EPOCH, 10.0, progress=3, has_work=True)
+    assert monitor.check(10.0) is S.ALIVE
+    monitor.heartbeat(EPOCH, 10.5, progress=3, has_work=True)
+    assert monitor.check(10.5) is S.ALIVE
+
+
+def test_another_epoch_is_another_peer() -> None:
+    monitor = greeted()
+    assert not monitor.greeted(EPOCH, 1.0), "the same life may greet again"
+    assert not monitor.heartbeat(EPOCH + 1, 1.0), "a life that was not greeted counts for nothing"
+    assert monitor.greeted(EPOCH + 1, 1.1), "the old life is over"
+    assert monitor.epoch == EPOCH + 1
+    assert not monitor.heartbeat(EPOCH, 1.2), "nor does the old one, a zombie"
+
+
+def test_frames_of_strangers_do_not_prolong_a_life() -> None:
+    monitor = greeted()
+    monitor.heartbeat(EPOCH + 1, 1.4)
+    assert monitor.check(CONFIG.peer_timeout_s + 0.1) is S.DEAD
+
+
+def test_the_dead_are_revived_by_a_greeting_only() -> None:
+    monitor = greeted()
+    monitor.lost()
+    monitor.lost()
+    assert monitor.state is S.DEAD
+    monitor.heard(0.1)
+    assert not monitor.heartbeat(EPOCH, 0.1)
+    assert monitor.check(0.1) is S.DEAD
+    monitor.greeted(EPOCH, 0.2)
+    assert monitor.check(0.3) is S.ALIVE
+
+
+def test_frames_before_the_greeting_count_for_nothing() -> None:
+    monitor = PeerMonitor(CONFIG, 0.0)
+    monitor.heard(4.9)
+    assert not monitor.heartbeat(EPOCH, 4.9)
+    assert monitor.check(CONFIG.hello_timeout_s + 0.1) is S.DEAD
+
+
+def test_a_process_that_stood_still_longer_than_its_leases_fences_itself_once() -> None:
+    fence = SelfFence(CONFIG, 0.0)
+    assert not fence.beat(CONFIG.sweep_interval_s)
+    assert not fence.beat(CONFIG.sweep_interval_s + CONFIG.lease_ttl_s)
+    assert fence.beat(10.0)
+    assert not fence.beat(10.05)

@@ -1,0 +1,84 @@
+"""Token packing, digests and the gate."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transport.codec import encode
+from transport.digest import payload_digest
+from transport.frames import Drain
+from transport.gate import MAX_REMEMBERED_SENDERS, FrameGate
+from transport.link import MAX_BAD_FRAMES, Message
+from transport.tokens import pack_tokens, unpack_tokens
+from triolet.errors import LocalProtocolError, RemoteProtocolError
+
+GOOD = [encode(Drain(1.0))]
+BAD = [b"\xc0"]
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=50))
+def test_token_ids_come_back_as_they_were(token_ids: list[int]) -> None:
+    assert unpack_tokens(pack_tokens(token_ids)) == tuple(token_ids)
+
+
+def test_packed_ids_are_little_endian_on_every_machine() -> None:
+    assert pack_tokens([1, 0x01020304]) == bytes([1, 0, 0, 0, 4, 3, 2, 1])
+
+
+@pytest.mark.parametrize("token_id", [-1, 2**32])
+def test_ids_that_do_not_fit_are_our_bug(token_id: int) -> None:
+    with pytest.raises(LocalProtocolError):
+        pack_tokens([token_id])
+
+
+def test_half_an_id_is_the_peers_fault() -> None:
+    with pytest.raises(RemoteProtocolError):
+        unpack_tokens(b"12345")
+
+
+@given(st.binary(min_size=1, max_size=100), st.data())
+def test_a_changed_byte_changes_the_digest(payload: bytes, data: st.DataObject) -> None:
+    index = data.draw(st.integers(0, len(payload) - 1))
+    broken = bytearray(payload)
+    broken[index] ^= data.draw(st.integers(1, 255))
+    assert payload_digest(memoryview(broken)) != payload_digest(payload)
+    assert len(payload_digest(payload)) == 16
+
+
+def test_the_gate_lets_frames_in_and_counts_them() -> None:
+    gate = FrameGate(100)
+    assert gate.admit(b"a", GOOD) == Message(b"a", Drain(1.0), None)
+    assert gate.admit(b"a", BAD) is None
+    assert (gate.received_frames, gate.bad_frames) == (1, 1)
+
+
+def test_a_sender_of_bad_frames_is_shut_out_and_nobody_else() -> None:
+    gate = FrameGate(100)
+    for count in range(MAX_BAD_FRAMES):
+        assert not gate.is_shut_out(b"a"), f"after {count}"
+        gate.admit(b"a", BAD)
+    assert gate.is_shut_out(b"a")
+    assert gate.admit(b"a", GOOD) is None
+    assert gate.admit(b"b", GOOD) is not None
+    assert gate.bad_frames == MAX_BAD_FRAMES + 1
+
+
+def test_a_new_life_of_a_sender_starts_clean() -> None:
+    gate = FrameGate(100)
+    for _ in range(MAX_BAD_FRAMES):
+        gate.admit(b"a", BAD)
+    gate.forgive(b"a")
+    assert gate.admit(b"a", GOOD) is not None
+
+
+def test_the_gate_remembers_a_bounded_number_of_senders() -> None:
+    gate = FrameGate(100)
+    for _ in range(MAX_BAD_FRAMES):
+        gate.admit(b"first", BAD)
+    for number in range(MAX_REMEMBERED_SENDERS - 1):
+        gate.admit(b"%d" % number, BAD)
+    assert gate.is_shut_out(b"first")
+    gate.admit(b"one more", BAD)
+    assert not gate.is_shut_out(b"first")
