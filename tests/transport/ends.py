@@ -1,0 +1,147 @@
+"""Two ends of a network, over memory, ipc and tcp: what the tests of links are run against."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+import zmq
+
+from transport.frames import Drain, KvChunk
+from transport.link import PeerBusy, PeerGone
+from transport.memory_network import MemoryConnection, MemoryNetwork
+from transport.zmq_network import ZmqNetwork
+from triolet.config import LinkConfig
+from triolet.ids import PeerId, Role
+from triolet.units import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from transport.link import Connection, Listener, Message, Network
+
+KINDS = ("memory", "ipc", "tcp")
+ME = PeerId(Role.SERVER, "web-0", 1).identity()
+POLL_S = 0.002
+PATIENCE_S = 20.0
+"""Nothing here takes a second on an idle machine; the machine is not always idle."""
+
+
+class Enemy(Protocol):
+    """Connects under a name and sends what it likes."""
+
+    def send(self, *parts: bytes) -> None: ...
+
+
+class Ends:
+    """A bound and a connecting network that reach each other.
+
+    Attributes:
+      address: where the bound side listens, once it did.
+    """
+
+    def __init__(self, bound: Network, connecting: Network, address: str) -> None:
+        self.bound = bound
+        self.connecting = connecting
+        self.address = address
+
+    def listen(self, hwm: int = 1000, max_frame_bytes: int = 64 * MIB) -> Listener:
+        listener = self.bound.listen(self.address, hwm=hwm, max_frame_bytes=max_frame_bytes)
+        self.address = listener.address
+        return listener
+
+    def connect(self, identity: bytes = ME, hwm: int = 1000) -> Connection:
+        return self.connecting.connect(self.address, identity, hwm=hwm, max_frame_bytes=64 * MIB)
+
+    async def linked(self, hwm: int = 1000) -> tuple[Listener, Connection]:
+        """Return both sides of a link over which a frame has gone each way."""
+        listener, connection = self.listen(hwm), self.connect(hwm=hwm)
+        with trio.fail_after(PATIENCE_S):
+            await connection.send(Drain(0.0))
+            await listener.receive_many()
+            listener.send_nowait(ME, Drain(0.0))
+            await connection.receive_many()
+        return listener, connection
+
+    @contextmanager
+    def enemy(self, identity: bytes) -> Iterator[Enemy]:
+        """Return somebody who is connected under this name and no friend."""
+        if isinstance(self.connecting, MemoryNetwork):
+            connection = self.connecting.connect(
+                self.address, identity, hwm=1000, max_frame_bytes=MIB
+            )
+            yield _MemoryEnemy(connection)
+            connection.close()
+        else:
+            with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+                socket.set(zmq.IDENTITY, identity)
+                socket.set(zmq.LINGER, 0)
+                socket.connect(self.address)
+                yield _ZmqEnemy(socket)
+
+    def close(self) -> None:
+        self.connecting.close()
+        self.bound.close()
+
+
+class _MemoryEnemy:
+    def __init__(self, connection: MemoryConnection) -> None:
+        self._connection = connection
+
+    def send(self, *parts: bytes) -> None:
+        self._connection.send_parts_nowait(parts)
+
+
+class _ZmqEnemy:
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+
+    def send(self, *parts: bytes) -> None:
+        self._socket.send_multipart(parts)
+
+
+def open_ends(kind: str, directory: Path) -> Ends:
+    """Return two ends of one kind of network; ipc sockets lie in `directory`."""
+    if kind == "memory":
+        network = MemoryNetwork()
+        return Ends(network, network, "memory://worker")
+    directory.chmod(0o700)
+    address = f"ipc://{directory}/worker" if kind == "ipc" else "tcp://127.0.0.1:*"
+    return Ends(ZmqNetwork(LinkConfig()), ZmqNetwork(LinkConfig()), address)
+
+
+def chunk(index: int) -> KvChunk:
+    return KvChunk(b"r" * 16, 0, 1, index, 0, 1, b"d" * 16)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition of real sockets holds."""
+    with trio.fail_after(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110 (what sockets do sets no event)
+            await trio.sleep(POLL_S)
+
+
+def is_gone(send: Callable[[], None]) -> bool:
+    """Whether sending fails because nobody is there."""
+    try:
+        send()
+    except PeerGone:
+        return True
+    except PeerBusy:
+        return False
+    return False
+
+
+async def receive_numbers(
+    end: Listener | Connection, count: int, into: list[float], max_messages: int = 256
+) -> None:
+    """Receive until `into` has `count` numbers of Drain frames."""
+    while len(into) < count:
+        into.extend(number_of(m) for m in await end.receive_many(max_messages))
+
+
+def number_of(message: Message) -> float:
+    assert isinstance(message.frame, Drain)
+    return message.frame.deadline_s
