@@ -1,0 +1,119 @@
+"""Which requests are refused at once, before anything is held for them, and with which words.
+
+Knows limits that workers announced and how full the line is; changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from triolet.errors import invalid_request, overloaded
+from triolet.ids import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from server.generation import GenerationRequest
+    from triolet.config import ServerConfig
+
+    from .workers import Worker
+
+MAX_RETRY_AFTER_S: Final = 120.0
+"""Official clients do not retry at all when told to wait longer."""
+
+
+class Limits(NamedTuple):
+    """What the fleet can hold of one sequence.
+
+    Attributes:
+      max_model_len: positions; the least that any part of the fleet takes.
+      pool_tokens: tokens that the largest decode pool holds; None if no decode worker was ever
+        seen.
+      prefill_pool_tokens: the same for prompts and prefill.
+    """
+
+    max_model_len: int
+    pool_tokens: int | None = None
+    prefill_pool_tokens: int | None = None
+
+
+def limits_of(workers: Iterable[Worker], max_model_len: int) -> Limits:
+    """Return the limits of a fleet, from what its workers said last, also those now gone."""
+    pools: dict[Role, int] = {}
+    for worker in workers:
+        capacity = worker.capacity
+        if capacity is not None:
+            max_model_len = min(max_model_len, capacity.max_model_len)
+            pool = capacity.num_blocks * capacity.block_size
+            pools[worker.role] = max(pool, pools.get(worker.role, 0))
+    return Limits(max_model_len, pools.get(Role.DECODE), pools.get(Role.PREFILL))
+
+
+def refuse_unfit(request: GenerationRequest, limits: Limits) -> None:
+    """Raise for a request that can never run, however empty the fleet is.
+
+    Raises:
+      RequestError: 400, with the numbers.
+    """
+    prompt_tokens = len(request.prompt_ids)
+    max_tokens = request.sampling.max_tokens
+    if prompt_tokens == 0:
+        raise invalid_request("the prompt is empty; at least one token is needed", "prompt")
+    if prompt_tokens + max_tokens > limits.max_model_len:
+        raise invalid_request(
+            f"{prompt_tokens} prompt tokens and max_tokens = {max_tokens} make "
+            f"{prompt_tokens + max_tokens}; the context of this model is {limits.max_model_len} "
+            "tokens",
+            "prompt" if prompt_tokens >= limits.max_model_len else "max_tokens",
+            "context_length_exceeded",
+        )
+    # The KV of the last token is never needed.
+    kv_tokens = prompt_tokens + max_tokens - 1
+    if limits.pool_tokens is not None and kv_tokens > limits.pool_tokens:
+        raise invalid_request(
+            f"{prompt_tokens} prompt tokens and max_tokens = {max_tokens} need KV for {kv_tokens} "
+            f"tokens; the largest decode pool holds {limits.pool_tokens}",
+            "max_tokens",
+            "context_length_exceeded",
+        )
+    if limits.prefill_pool_tokens is not None and prompt_tokens > limits.prefill_pool_tokens:
+        raise invalid_request(
+            f"a prompt of {prompt_tokens} tokens does not fit; the largest prefill pool holds "
+            f"{limits.prefill_pool_tokens}",
+            "prompt",
+            "context_length_exceeded",
+        )
+
+
+def refuse_overload(
+    request: GenerationRequest,
+    config: ServerConfig,
+    num_queued: int,
+    predicted_s: float | None,
+) -> None:
+    """Raise for a request that would wait too long.
+
+    Args:
+      request: what was asked for.
+      config: the bounds.
+      num_queued: requests in the line.
+      predicted_s: how long it would wait; None if that is not known.
+
+    Raises:
+      RequestError: 503 with the seconds after which a retry makes sense.
+    """
+    if num_queued >= config.max_queued_requests:
+        raise overloaded(f"{num_queued} requests wait already", _retry_after_s(predicted_s or 1.0))
+    if predicted_s is None:
+        return
+    bound_s = min(config.max_queue_wait_s, request.deadline_s)
+    if predicted_s > bound_s:
+        raise overloaded(
+            f"this request would wait {predicted_s:.0f} s for a worker; at most {bound_s:.0f} s "
+            "are allowed",
+            _retry_after_s(predicted_s - bound_s),
+        )
+
+
+def _retry_after_s(seconds: float) -> float:
+    return min(max(seconds, 1.0), MAX_RETRY_AFTER_S)

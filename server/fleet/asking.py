@@ -1,0 +1,52 @@
+"""The frames that ask workers for an attempt.
+
+Knows how a sequence is written into them; decides nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from transport.frames import KvTarget, Prefill, Reserve
+from transport.tokens import pack_tokens
+
+if TYPE_CHECKING:
+    from .sequence import Attempt, Sequence
+
+
+def reserve_frame(
+    sequence: Sequence, attempt: Attempt, eos_token_ids: tuple[int, ...], now: float
+) -> Reserve:
+    """Return what asks decode for a lease."""
+    return Reserve(
+        *attempt.key,
+        prompt=pack_tokens(sequence.request.prompt_ids),
+        replay=pack_tokens(sequence.relay.token_ids),
+        sampling=sequence.request.sampling,
+        priority=sequence.request.priority,
+        allowed=attempt.allowed,
+        remaining_s=max(sequence.deadline - now, 0.0),
+        eos_token_ids=eos_token_ids,
+    )
+
+
+def prefill_frame(
+    sequence: Sequence,
+    attempt: Attempt,
+    eos_token_ids: tuple[int, ...],
+    held_blocks: int,
+    now: float,
+) -> Prefill:
+    """Return what asks prefill to compute the prompt and ship it to the attempt's decode worker."""
+    welcome = attempt.pair.decode.welcome
+    assert welcome is not None, "an attempt goes to welcomed workers only"
+    return Prefill(
+        *attempt.key,
+        prompt=pack_tokens(sequence.request.prompt_ids),
+        target=KvTarget(peer=welcome.peer, address=welcome.kv_address),
+        sampling=sequence.request.sampling,
+        priority=sequence.request.priority,
+        remaining_s=max(sequence.deadline - now, 0.0),
+        held_blocks=held_blocks,
+        eos_token_ids=eos_token_ids,
+    )

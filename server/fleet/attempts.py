@@ -1,0 +1,226 @@
+"""Runs sequences on workers: begins attempts, takes their answers, ends them, begins new ones.
+
+Decides and sends nothing: frames pile up in the outbox. Knows which sequences wait; refuses to know
+why a request was accepted or cancelled (conductor.py) and which worker is best (dispatch.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from transport.frames import End, Ended, EndReason, FirstToken, Grant, Refuse, RefuseReason
+from triolet.ids import AttemptKey
+
+from . import ends
+from .asking import prefill_frame, reserve_frame
+from .dispatch import blocks_needed, choose_pair, is_model_gone
+from .phases import Phase, Step
+from .progress import (
+    Again,
+    Fail,
+    Finish,
+    refused_as_too_long,
+    take_ended,
+    take_first_token,
+    take_row,
+)
+from .sequence import Attempt
+from .waiting import Pace, WaitingLine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from transport.frames import TokenRow
+    from triolet.config import ServerConfig
+
+    from .book import RequestBook
+    from .dispatch import Pair
+    from .observer import FleetObserver
+    from .outbox import Outbox
+    from .progress import Change
+    from .sequence import Sequence
+    from .workers import Worker
+
+
+class Attempts:
+    """Every attempt of every sequence.
+
+    Args:
+      config: bounds and deadlines.
+      workers: every worker there is or will be.
+      book: the requests.
+      outbox: takes the frames.
+      eos_token_ids: the model's end tokens, told to workers with each attempt.
+      observer: told of what happens.
+      now: the time of the start.
+
+    Attributes:
+      line: who waits for workers.
+      pace: how fast the line moves.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        workers: tuple[Worker, ...],
+        book: RequestBook,
+        outbox: Outbox,
+        eos_token_ids: tuple[int, ...],
+        observer: FleetObserver,
+        now: float,
+    ) -> None:
+        self.line = WaitingLine()
+        self.pace = Pace(now)
+        self._config = config
+        self._workers = workers
+        self._book = book
+        self._outbox = outbox
+        self._eos_token_ids = eos_token_ids
+        self._observer = observer
+
+    def dispatch(self, now: float) -> None:
+        """Begin an attempt for whoever is first in the line, as long as workers have room.
+
+        Nobody overtakes: a long prompt would otherwise wait for as long as short ones keep coming.
+        """
+        while self.line:
+            sequence = self.line.first()
+            pair = choose_pair(self._workers, sequence.need, now)
+            if pair is not None:
+                self.line.remove(sequence)
+                self._begin(sequence, pair, now)
+            elif is_model_gone(self._workers, sequence.need):
+                self.fail(sequence, ends.other_model(), now)
+            else:
+                return
+
+    def take_rows(self, decode: Worker, rows: Iterable[TokenRow], now: float) -> None:
+        """Take tokens of many sequences."""
+        for row in rows:
+            sequence = self._book.running(row.key)
+            attempt = None if sequence is None else sequence.attempt
+            if sequence is None or attempt is None or attempt.pair.decode is not decode:
+                continue
+            if not attempt.is_handed_over:
+                attempt.is_handed_over = True
+                attempt.pair.prefill.release(attempt.key)
+            num_before = len(sequence.relay.token_ids)
+            change = take_row(sequence, attempt, row, now)
+            self._note_tokens(sequence, num_before, now)
+            self.apply(sequence, change, now)
+
+    def take_answer(
+        self, worker: Worker, frame: Grant | Refuse | FirstToken | Ended, now: float
+    ) -> None:
+        """Take what a worker says about one attempt."""
+        if isinstance(frame, Ended):
+            worker.release(frame.key, frame.freed_blocks)
+        sequence = self._book.running(frame.key)
+        attempt = None if sequence is None else sequence.attempt
+        if sequence is None or attempt is None or worker not in attempt.pair:
+            return
+        match frame:
+            case Grant():
+                self._granted(sequence, attempt, frame, now)
+            case Refuse():
+                self.apply(sequence, self._refused(attempt, frame, now), now)
+            case FirstToken():
+                self._observer.prefill_computed(frame.queue_s, frame.compute_s)
+                num_before = len(sequence.relay.token_ids)
+                change = take_first_token(sequence, attempt, frame, now)
+                self._note_tokens(sequence, num_before, now)
+                self.apply(sequence, change, now)
+            case Ended():
+                self.apply(sequence, take_ended(sequence, attempt, worker.role, frame, now), now)
+
+    def apply(self, sequence: Sequence, change: Change | None, now: float) -> None:
+        """Do what follows from a frame, a loss or a timeout."""
+        match change:
+            case None:
+                return
+            case Finish(end=end):
+                is_ours = end.stop_string is not None
+                self._leave(sequence, EndReason.STOP_STRING if is_ours else EndReason(end.reason))
+                self._book.finish(sequence, end, now)
+            case Fail(error=error, outcome=outcome):
+                self.fail(sequence, ends.End(error, outcome, EndReason.ERROR), now)
+            case Again(cause=cause, is_fault=is_fault):
+                sequence.num_failures += is_fault
+                if sequence.num_failures >= self._config.max_attempts:
+                    self.fail(sequence, ends.attempts_spent(sequence.num_failures, cause), now)
+                    return
+                self._observer.attempt_failed(cause)
+                self._leave(sequence, EndReason.SUPERSEDED)
+                sequence.step(Step.RETRY)
+                sequence.times.queued_at = now
+                self.line.add(sequence)
+
+    def fail(self, sequence: Sequence, end: ends.End, now: float) -> None:
+        """End a sequence wherever it is; its workers free what it has."""
+        if sequence.phase is Phase.QUEUED:
+            self.line.remove(sequence)
+        self._leave(sequence, end.reason)
+        self._book.fail(sequence, end.error, end.outcome, now)
+
+    def _begin(self, sequence: Sequence, pair: Pair, now: float) -> None:
+        times = sequence.times
+        if times.dispatched_at is None:
+            times.dispatched_at = now
+            self._observer.request_dispatched(now - times.submitted_at)
+        need = sequence.need
+        if now > times.queued_at:
+            self.pace.left(need.prompt_tokens)
+        key = AttemptKey(sequence.request.request_id, sequence.num_attempts)
+        attempt = Attempt(
+            key=key,
+            pair=pair,
+            grant_by=now + self._config.link.peer_timeout_s,
+            allowed=sequence.allowed,
+        )
+        sequence.num_attempts += 1
+        sequence.attempt = attempt
+        sequence.step(Step.DISPATCH)
+        pair.decode.reserve(key, num_blocks=blocks_needed(pair.decode, need))
+        pair.decode.asked(key)
+        pair.prefill.reserve(key, num_tokens=need.prompt_tokens)
+        self._outbox.send(pair.decode, reserve_frame(sequence, attempt, self._eos_token_ids, now))
+
+    def _granted(self, sequence: Sequence, attempt: Attempt, grant: Grant, now: float) -> None:
+        decode = attempt.pair.decode
+        if sequence.phase is not Phase.RESERVING or grant.epoch != decode.monitor.epoch:
+            return  # doubled, or from a life that is over
+        decode.granted(attempt.key)
+        sequence.step(Step.GRANT)
+        attempt.pair.prefill.asked(attempt.key)
+        self._outbox.send(
+            attempt.pair.prefill,
+            prefill_frame(sequence, attempt, self._eos_token_ids, grant.held_blocks, now),
+        )
+
+    def _refused(self, attempt: Attempt, refusal: Refuse, now: float) -> Change:
+        if refusal.reason is RefuseReason.TOO_LONG:
+            return refused_as_too_long()
+        decode = attempt.pair.decode
+        pause_s = max(refusal.retry_after_s, self._config.link.sweep_interval_s)
+        decode.busy_until = max(decode.busy_until, now + pause_s)
+        is_fault = refusal.reason is RefuseReason.ENDED
+        return Again(f"refused_{refusal.reason}", is_fault=is_fault)
+
+    def _leave(self, sequence: Sequence, reason: EndReason) -> None:
+        """End the present attempt on both workers. The one path by which attempts end."""
+        attempt, sequence.attempt = sequence.attempt, None
+        if attempt is None:
+            return
+        for worker in attempt.pair:
+            if worker.release(attempt.key):
+                self._outbox.send(worker, End(*attempt.key, reason))
+
+    def _note_tokens(self, sequence: Sequence, num_before: int, now: float) -> None:
+        times = sequence.times
+        for _ in range(num_before, len(sequence.relay.token_ids)):
+            if times.last_token_at is None:
+                times.first_token_at = now
+                self._observer.first_token(now - times.submitted_at)
+            else:
+                self._observer.next_token(now - times.last_token_at)
+            times.last_token_at = now

@@ -1,0 +1,103 @@
+"""The requests that this server has taken on, from acceptance to their one terminal event.
+
+The only place where a request begins and ends, so that the accounts are right by construction.
+Knows sequences and counters; refuses to know workers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from server.generation import Failed, Finished
+
+from .accounting import Accounting, Outcome
+from .phases import Step
+from .relay import Relay
+from .sequence import Sequence, Times
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from server.generation import GenerationRequest
+    from triolet.config import ServerConfig
+    from triolet.errors import RequestError
+    from triolet.ids import AttemptKey
+
+    from .observer import FleetObserver
+    from .relay import RelayEnd, RelayText
+
+
+class RequestBook:
+    """Live sequences, and the accounts.
+
+    Attributes:
+      accounting: what came and how it ended.
+    """
+
+    def __init__(self, config: ServerConfig, text: RelayText, observer: FleetObserver) -> None:
+        self.accounting = Accounting()
+        self._config = config
+        self._text = text
+        self._observer = observer
+        self._sequences: dict[bytes, Sequence] = {}
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Go through the live sequences; they may end meanwhile."""
+        return iter(list(self._sequences.values()))
+
+    def __contains__(self, request_id: bytes) -> bool:
+        return request_id in self._sequences
+
+    def running(self, key: AttemptKey) -> Sequence | None:
+        """Return the sequence whose present attempt this is, or None for any other attempt."""
+        sequence = self._sequences.get(key.request_id)
+        if sequence is None or sequence.attempt is None or sequence.attempt.key != key:
+            return None
+        return sequence
+
+    def receive(self) -> None:
+        """Count a request that arrived."""
+        self.accounting.received += 1
+        self._observer.request_received()
+
+    def reject(self, error: RequestError) -> None:
+        """Count a request that was refused."""
+        self.accounting.rejected[error.code] += 1
+        self._observer.request_rejected(error.code)
+
+    def accept(self, request: GenerationRequest, now: float) -> Sequence:
+        """Take a request on."""
+        self.accounting.accepted += 1
+        self._observer.request_accepted()
+        sequence = Sequence(
+            request=request,
+            order=self.accounting.accepted,
+            relay=Relay(request, self._text),
+            deadline=now + request.deadline_s,
+            times=Times(submitted_at=now, queued_at=now),
+            allowed=self._config.token_window,
+        )
+        self._sequences[request.request_id] = sequence
+        return sequence
+
+    def finish(self, sequence: Sequence, end: RelayEnd, now: float) -> None:
+        """Give out the good end."""
+        terminal = Finished(end.reason, sequence.usage(now), end.stop_string)
+        self._close(sequence, terminal, Outcome(end.reason), now)
+
+    def fail(self, sequence: Sequence, error: RequestError, outcome: Outcome, now: float) -> None:
+        """Give out the bad end."""
+        self._close(sequence, Failed(error, sequence.usage(now)), outcome, now)
+
+    def _close(
+        self, sequence: Sequence, terminal: Finished | Failed, outcome: Outcome, now: float
+    ) -> None:
+        sequence.step(Step.END)
+        del self._sequences[sequence.request.request_id]
+        self.accounting.ended[outcome] += 1
+        elapsed_s = now - sequence.times.submitted_at
+        self._observer.request_ended(outcome, terminal.usage, elapsed_s)
+        sequence.relay.mailbox.close(terminal, now)

@@ -1,0 +1,242 @@
+"""Conducts every request from submission to its one terminal event, over as many attempts as it
+takes.
+
+Decides everything and does nothing: frames, times and calls come in, frames to send pile up in the
+outbox. Knows no sockets, no tasks and no HTTP. Each request is a Sequence that moves by the table
+in phases.py; what a frame means for it is in progress.py; which workers it gets, in dispatch.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from transport.frames import Ended, FirstToken, Grant, Refuse, Tokens, WorkerHeartbeat
+from transport.liveness import PeerState
+from triolet.errors import RequestError, draining, server_error
+from triolet.ids import Role
+
+from . import ends
+from .admission import limits_of, refuse_overload, refuse_unfit
+from .attempts import Attempts
+from .book import RequestBook
+from .outbox import Outbox
+from .phases import Phase
+from .progress import Again
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from server.generation import CancelReason, GenerationRequest
+    from transport.frames import AnyFrame, Welcome
+    from triolet.config import ServerConfig
+
+    from .accounting import Accounting
+    from .observer import FleetObserver
+    from .relay import RelayText
+    from .sequence import Sequence
+    from .workers import Worker
+
+
+class Conductor:
+    """All requests of one server.
+
+    Args:
+      config: bounds and deadlines.
+      workers: every worker there is or will be.
+      text: for the relays.
+      observer: told of what happens.
+      now: the time of its start.
+
+    Attributes:
+      outbox: frames to send.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        workers: Iterable[Worker],
+        text: RelayText,
+        observer: FleetObserver,
+        now: float,
+    ) -> None:
+        self.outbox = Outbox()
+        self._config = config
+        self._workers = tuple(workers)
+        self._text = text
+        self._observer = observer
+        self._book = RequestBook(config, text, observer)
+        self._attempts = Attempts(
+            config, self._workers, self._book, self.outbox, text.eos_token_ids, observer, now
+        )
+        self._drain_until: float | None = None
+
+    @property
+    def accounting(self) -> Accounting:
+        """Requests received, accepted, rejected, ended."""
+        return self._book.accounting
+
+    @property
+    def num_queued(self) -> int:
+        """Requests that wait for workers."""
+        return len(self._attempts.line)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests without a terminal event, the waiting ones included."""
+        return len(self._book)
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest prompt and completion together."""
+        return limits_of(self._workers, self._text.max_model_len).max_model_len
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether nothing new is taken."""
+        return self._drain_until is not None
+
+    def submit(self, request: GenerationRequest, now: float) -> Sequence:
+        """Accept a request; its events come to the returned sequence's mailbox.
+
+        Raises:
+          RequestError: refused, and nothing was begun.
+        """
+        self._book.receive()
+        try:
+            self._refuse(request, now)
+        except RequestError as error:
+            self._book.reject(error)
+            raise
+        sequence = self._book.accept(request, now)
+        self._attempts.line.add(sequence)
+        self._attempts.dispatch(now)
+        return sequence
+
+    def cancel(self, sequence: Sequence, reason: CancelReason, now: float) -> None:
+        """End a request from outside. Idempotent."""
+        if sequence.phase is not Phase.FINISHED:
+            self._attempts.fail(sequence, ends.cancelled(reason, self._config), now)
+            self._attempts.dispatch(now)
+
+    def taken(self, sequence: Sequence) -> None:
+        """Note that its reader has taken all tokens so far, which makes room for as many more."""
+        window = self._config.token_window
+        sequence.allowed = len(sequence.relay.token_ids) + window
+        attempt = sequence.attempt
+        # A quarter at a time: a frame per token would cost more than the token.
+        if attempt is not None and sequence.allowed - attempt.allowed >= max(window // 4, 1):
+            attempt.allowed = sequence.allowed
+            self.outbox.allow(attempt.pair.decode, attempt.key, attempt.allowed)
+
+    def welcomed(self, worker: Worker, welcome: Welcome, now: float) -> None:
+        """Take in that a worker answered our HELLO, perhaps in a new life."""
+        if worker.monitor.epoch != welcome.peer.epoch:
+            self.lost(worker, "restarted", now)
+        worker.welcomed(welcome, now)
+        self._observer.worker_joined(str(worker))
+
+    def lost(self, worker: Worker, cause: str, now: float) -> None:
+        """Take in that a worker is gone; what it had goes elsewhere. Idempotent."""
+        if worker.missing_since is not None:
+            return
+        keys = list(worker.shares)
+        worker.lost(now)
+        self._observer.worker_lost(str(worker), cause)
+        for key in keys:
+            sequence = self._book.running(key)
+            if sequence is None or sequence.attempt is None:
+                continue
+            if worker.role is Role.DECODE or not sequence.attempt.is_handed_over:
+                self._attempts.apply(sequence, Again(f"{worker.role}_lost"), now)
+        self._attempts.dispatch(now)
+
+    def received(self, worker: Worker, frame: AnyFrame, now: float) -> None:
+        """Take in a frame of a worker that was greeted. What belongs to no present attempt is
+        dropped: it is late, doubled, or from an attempt that was given up."""
+        if not worker.is_connected:
+            return
+        worker.monitor.heard(now)
+        match frame:
+            case WorkerHeartbeat():
+                if not worker.heartbeat(frame, now):
+                    self.lost(worker, "another_life", now)
+            case Tokens(rows=rows):
+                self._attempts.take_rows(worker, rows, now)
+            case Grant() | Refuse() | FirstToken() | Ended():
+                self._attempts.take_answer(worker, frame, now)
+            case _:
+                # Not for a server: another program, or a bug over there.
+                self.lost(worker, "protocol", now)
+        self._attempts.dispatch(now)
+
+    def sweep(self, now: float) -> None:
+        """Look for whatever time alone brings about."""
+        self._attempts.pace.advance(now, is_waiting=bool(self._attempts.line))
+        for worker in self._workers:
+            state = worker.monitor.check(now)
+            if state is PeerState.DEAD:
+                self.lost(worker, "silent", now)
+        for sequence in self._book:
+            self._sweep_sequence(sequence, now)
+        role = self._role_missing_too_long(now)
+        if role is not None:
+            for sequence in list(self._attempts.line):
+                self._attempts.fail(sequence, ends.no_worker_left(role), now)
+        self._attempts.dispatch(now)
+
+    def begin_drain(self, now: float) -> None:
+        """Refuse what is new; what runs may finish until `drain_timeout_s`. Idempotent."""
+        if self._drain_until is None:
+            self._drain_until = now + self._config.drain_timeout_s
+
+    def check_accounting(self) -> None:
+        """Raise unless every request has or will have exactly one terminal event.
+
+        Raises:
+          LocalProtocolError: it does not add up.
+        """
+        self._book.accounting.check(len(self._book))
+
+    def _refuse(self, request: GenerationRequest, now: float) -> None:
+        if self.is_draining:
+            raise draining()
+        if request.request_id in self._book:
+            raise server_error()  # two requests with one id could not be told apart
+        refuse_unfit(request, limits_of(self._workers, self._text.max_model_len))
+        role = self._role_missing_too_long(now)
+        if role is not None:
+            raise ends.no_worker_left(role).error
+        line = self._attempts.line
+        predicted_s = None
+        if line:
+            predicted_s = self._attempts.pace.predict_s(
+                line.tokens_ahead(request.priority), len(line.first().request.prompt_ids)
+            )
+        refuse_overload(request, self._config, len(line), predicted_s)
+
+    def _sweep_sequence(self, sequence: Sequence, now: float) -> None:
+        config = self._config
+        attempt = sequence.attempt
+        waiting_since = sequence.relay.mailbox.waiting_since
+        gap_since = None if attempt is None else attempt.gap_since
+        if now >= sequence.deadline:
+            self._attempts.fail(sequence, ends.too_late(sequence.request.deadline_s), now)
+        elif self._drain_until is not None and now >= self._drain_until:
+            self._attempts.fail(sequence, ends.drained(), now)
+        elif waiting_since is not None and now - waiting_since >= config.stall_timeout_s:
+            self._attempts.fail(sequence, ends.stalled(config.stall_timeout_s), now)
+        elif attempt is not None and sequence.phase is Phase.RESERVING and now >= attempt.grant_by:
+            self._attempts.apply(sequence, Again("no_grant"), now)
+        elif gap_since is not None and now - gap_since >= config.link.peer_timeout_s:
+            self._attempts.apply(sequence, Again("tokens_missing"), now)
+
+    def _role_missing_too_long(self, now: float) -> Role | None:
+        """Return a role that no worker has filled for longer than a restart takes."""
+        for role in (Role.PREFILL, Role.DECODE):
+            since = [w.missing_since for w in self._workers if w.role is role]
+            gone = [at for at in since if at is not None]
+            if len(gone) == len(since) and (
+                not gone or now - max(gone) >= self._config.worker_wait_s
+            ):
+                return role
+        return None

@@ -1,0 +1,232 @@
+"""The fleet of workers as this server uses it: one link per worker, and the tasks that keep them.
+
+Knows Trio and the links; refuses to decide: every frame goes to the conductor, everything it wants
+sent goes out. No task here belongs to a request, so no client can hold one up or tear it down.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from transport.frames import AttemptRow, Goodbye, ServerHeartbeat, Welcome
+from transport.handshake import check_welcome, make_hello
+from transport.link import PeerBusy, PeerGone
+from triolet.ids import PeerId, Role, new_epoch
+
+from .conductor import Conductor
+from .observer import SilentObserver
+from .status import FleetStatus, is_ready, worker_status
+from .stream import Stream
+from .workers import Worker
+
+if TYPE_CHECKING:
+    from server.generation import CancelReason, GenerationRequest
+    from transport.frames import AnyFrame
+    from transport.link import Connection, Network
+    from triolet.config import ServerConfig
+
+    from .observer import FleetObserver
+    from .outbox import Outgoing
+    from .relay import RelayText
+    from .sequence import Sequence
+
+
+class Fleet:
+    """Submits requests to workers and gives their tokens back.
+
+    Args:
+      config: addresses, bounds and deadlines.
+      text: the model's text.
+      network: makes the links.
+      observer: told of what happens.
+      name: of this server, as workers see it.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        text: RelayText,
+        network: Network,
+        observer: FleetObserver | None = None,
+        name: str = "server",
+    ) -> None:
+        now = trio.current_time()
+        self._config = config
+        self._network = network
+        self._me = PeerId(Role.SERVER, name, new_epoch())
+        addresses = {Role.PREFILL: config.prefill_addresses, Role.DECODE: config.decode_addresses}
+        self._workers = tuple(
+            Worker(role, address, config.link, now)
+            for role, of_role in addresses.items()
+            for address in of_role
+        )
+        self._observer = observer or SilentObserver()
+        self._conductor = Conductor(config, self._workers, text, self._observer, now)
+        self._connections: dict[Worker, Connection] = {}
+        self._credit_due = trio.Event()
+        self._changed = trio.Event()
+
+    def submit(self, request: GenerationRequest) -> Stream:
+        """Begin a generation.
+
+        Raises:
+          RequestError: refused; nothing was begun.
+        """
+        sequence = self._conductor.submit(request, trio.current_time())
+        self._flush()
+        return Stream(sequence, self._taken, self._cancel)
+
+    def status(self) -> FleetStatus:
+        """Look at the fleet."""
+        conductor = self._conductor
+        return FleetStatus(
+            workers=tuple(worker_status(worker) for worker in self._workers),
+            is_ready=is_ready(self._workers) and not conductor.is_draining,
+            is_draining=conductor.is_draining,
+            queued=conductor.num_queued,
+            running=conductor.num_in_flight - conductor.num_queued,
+            max_model_len=conductor.max_model_len,
+            received=conductor.accounting.received,
+            accepted=conductor.accounting.accepted,
+            rejected=dict(conductor.accounting.rejected),
+            ended={str(how): n for how, n in conductor.accounting.ended.items()},
+        )
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep the links until cancelled. Started at once; `wait_ready` waits for workers."""
+        link = self._config.link
+        try:
+            async with trio.open_nursery() as nursery:
+                for worker in self._workers:
+                    self._connections[worker] = self._network.connect(
+                        worker.address,
+                        self._me.identity(),
+                        hwm=link.control_hwm,
+                        max_frame_bytes=link.max_control_frame_bytes,
+                    )
+                    nursery.start_soon(self._receive, worker)
+                    nursery.start_soon(self._greet, worker)
+                nursery.start_soon(self._beat)
+                nursery.start_soon(self._sweep)
+                nursery.start_soon(self._send_credit)
+                task_status.started()
+        finally:
+            for connection in self._connections.values():
+                connection.close()
+            self._connections.clear()
+
+    async def wait_ready(self) -> None:
+        """Wait until a prefill and a decode worker take requests."""
+        while not is_ready(self._workers):
+            await self._changed.wait()
+
+    def begin_drain(self) -> None:
+        """Refuse new requests from now on; running ones may finish until `drain_timeout_s`, then
+        each gets its terminal event. Idempotent."""
+        self._conductor.begin_drain(trio.current_time())
+        self._notify()
+
+    async def drain(self) -> None:
+        """Begin to drain and wait until no request runs. Bounded by `drain_timeout_s`."""
+        self.begin_drain()
+        while self._conductor.num_in_flight:
+            await self._changed.wait()
+
+    def check_accounting(self) -> None:
+        """Raise unless every request has or will have exactly one terminal event.
+
+        Raises:
+          LocalProtocolError: it does not add up.
+        """
+        self._conductor.check_accounting()
+
+    def _taken(self, sequence: Sequence) -> None:
+        self._conductor.taken(sequence)
+        self._credit_due.set()
+
+    def _cancel(self, sequence: Sequence, reason: CancelReason) -> None:
+        self._conductor.cancel(sequence, reason, trio.current_time())
+        self._flush()
+
+    async def _receive(self, worker: Worker) -> None:
+        connection = self._connections[worker]
+        while True:
+            messages = await connection.receive_many()
+            now = trio.current_time()
+            for message in messages:
+                self._take(worker, message.frame, now)
+            self._flush()
+
+    def _take(self, worker: Worker, frame: AnyFrame, now: float) -> None:
+        match frame:
+            case Welcome():
+                objection = check_welcome(frame, me=self._me, expected=worker.role)
+                if objection is None:
+                    self._conductor.welcomed(worker, frame, now)
+                else:
+                    self._observer.worker_refused(str(worker), objection.reason)
+            case Goodbye():
+                self._observer.worker_refused(str(worker), frame.reason)
+                self._conductor.lost(worker, "goodbye", now)
+            case _:
+                self._conductor.received(worker, frame, now)
+
+    async def _greet(self, worker: Worker) -> None:
+        """Say HELLO whenever the worker is not there, until it answers."""
+        link = self._config.link
+        while True:
+            if not worker.is_connected:
+                with trio.move_on_after(link.hello_timeout_s):
+                    await self._connections[worker].send(make_hello(self._me))
+            await trio.sleep(link.heartbeat_interval_s)
+
+    async def _beat(self) -> None:
+        """Renew the leases of everything that is still wanted."""
+        while True:
+            for worker in self._workers:
+                if worker.is_connected:
+                    live = tuple(AttemptRow(*key) for key in worker.live_keys)
+                    self._send(worker, ServerHeartbeat(self._me.epoch, live))
+            self._flush()
+            await trio.sleep(self._config.link.heartbeat_interval_s)
+
+    async def _sweep(self) -> None:
+        while True:
+            self._conductor.sweep(trio.current_time())
+            self._flush()
+            await trio.sleep(self._config.link.sweep_interval_s)
+
+    async def _send_credit(self) -> None:
+        """Send credit once per turn of the loop, whatever the number of streams that were read."""
+        while True:
+            await self._credit_due.wait()
+            self._credit_due = trio.Event()
+            self._send_all(self._conductor.outbox.drain_credit())
+            self._flush()
+
+    def _flush(self) -> None:
+        """Send what the conductor wants sent. A worker that cannot take it is lost, and what
+        follows from that is sent too."""
+        while frames := self._conductor.outbox.drain_frames():
+            self._send_all(frames)
+        self._notify()
+
+    def _send_all(self, frames: list[Outgoing]) -> None:
+        for worker, frame in frames:
+            self._send(worker, frame)
+
+    def _send(self, worker: Worker, frame: AnyFrame) -> None:
+        connection = self._connections.get(worker)
+        try:
+            if connection is not None and worker.is_connected:
+                connection.send_nowait(frame)
+        except PeerGone:
+            self._conductor.lost(worker, "link_gone", trio.current_time())
+        except PeerBusy:
+            self._conductor.lost(worker, "link_full", trio.current_time())
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()

@@ -1,0 +1,106 @@
+"""What the fleet tells whoever counts: metrics, logs, tests.
+
+Knows facts and no metrics library. Calls are synchronous and must be quick: they happen between two
+tokens.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from server.generation import Usage
+
+    from .accounting import Outcome
+
+
+class FleetObserver(Protocol):
+    """Told of each event once."""
+
+    def request_received(self) -> None:
+        """Somebody submitted."""
+        ...
+
+    def request_rejected(self, code: str) -> None:
+        """It was refused before anything was begun."""
+        ...
+
+    def request_accepted(self) -> None:
+        """It will get exactly one terminal event."""
+        ...
+
+    def request_dispatched(self, queue_s: float) -> None:
+        """Its first attempt begins, after so long in the queue."""
+        ...
+
+    def prefill_computed(self, queue_s: float, compute_s: float) -> None:
+        """A prefill worker said how long a prompt waited there and took."""
+        ...
+
+    def first_token(self, ttft_s: float) -> None:
+        """Its first token came."""
+        ...
+
+    def next_token(self, itl_s: float) -> None:
+        """Another token came, so long after the one before."""
+        ...
+
+    def attempt_failed(self, cause: str) -> None:
+        """An attempt is over and the request goes on with another one."""
+        ...
+
+    def request_ended(self, outcome: Outcome, usage: Usage, elapsed_s: float) -> None:
+        """It got its terminal event."""
+        ...
+
+    def worker_joined(self, worker: str) -> None:
+        """A worker, or its next life, was greeted."""
+        ...
+
+    def worker_lost(self, worker: str, cause: str) -> None:
+        """A worker was given up."""
+        ...
+
+    def worker_refused(self, worker: str, reason: str) -> None:
+        """A worker and this server cannot work together; an operator has to act."""
+        ...
+
+
+class SilentObserver:
+    """Counts nothing."""
+
+    def request_received(self) -> None:
+        """Ignore it."""
+
+    def request_rejected(self, code: str) -> None:
+        """Ignore it."""
+
+    def request_accepted(self) -> None:
+        """Ignore it."""
+
+    def request_dispatched(self, queue_s: float) -> None:
+        """Ignore it."""
+
+    def prefill_computed(self, queue_s: float, compute_s: float) -> None:
+        """Ignore it."""
+
+    def first_token(self, ttft_s: float) -> None:
+        """Ignore it."""
+
+    def next_token(self, itl_s: float) -> None:
+        """Ignore it."""
+
+    def attempt_failed(self, cause: str) -> None:
+        """Ignore it."""
+
+    def request_ended(self, outcome: Outcome, usage: Usage, elapsed_s: float) -> None:
+        """Ignore it."""
+
+    def worker_joined(self, worker: str) -> None:
+        """Ignore it."""
+
+    def worker_lost(self, worker: str, cause: str) -> None:
+        """Ignore it."""
+
+    def worker_refused(self, worker: str, reason: str) -> None:
+        """Ignore it."""

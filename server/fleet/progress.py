@@ -1,0 +1,153 @@
+"""What a frame about a running attempt means for its sequence.
+
+Pure steps: they move the sequence and return what must follow (finish it, begin another attempt,
+fail it), which the conductor then does. Rows may come twice, from two workers, and out of order:
+each position is passed on once, in order, and a second answer for one must be the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from server.generation import FinishReason
+from transport.frames import EndReason
+from triolet.errors import invalid_request, server_error
+from triolet.ids import Role
+
+from .accounting import Outcome
+from .phases import Phase, Step
+from .verdicts import OF_DECODE, OF_PREFILL, Verdict
+
+if TYPE_CHECKING:
+    from transport.frames import Ended, FirstToken, TokenRow
+    from triolet.errors import RequestError
+
+    from .relay import RelayEnd
+    from .sequence import Attempt, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """All tokens are there."""
+
+    end: RelayEnd
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """This attempt is over; begin another one.
+
+    Attributes:
+      cause: a word for metrics and logs.
+      is_fault: it counts against `max_attempts`.
+    """
+
+    cause: str
+    is_fault: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """No attempt can help."""
+
+    error: RequestError
+    outcome: Outcome = Outcome.ERROR
+
+
+Change: TypeAlias = Finish | Again | Fail
+
+_TOKEN_PHASES: Final = (Phase.PREFILLING, Phase.DECODING, Phase.FINISHING)
+
+
+def take_row(sequence: Sequence, attempt: Attempt, row: TokenRow, now: float) -> Change | None:
+    """Take one token row of the present attempt."""
+    if sequence.phase not in _TOKEN_PHASES:
+        return Again("token_without_prefill")
+    token_ids = sequence.relay.token_ids
+    if row.position < len(token_ids):
+        return None if token_ids[row.position] == row.token_id else Fail(server_error())
+    if row.position >= max(attempt.allowed, 1):
+        return Again("token_without_credit")
+    twin = attempt.early.setdefault(row.position, row)
+    if twin.token_id != row.token_id:
+        return Fail(server_error())
+    sequence.step(Step.TOKEN)
+    if not sequence.fingerprint:
+        sequence.fingerprint = attempt.pair.decode.fingerprint
+    while (following := attempt.early.pop(len(token_ids), None)) is not None:
+        end = sequence.relay.push(following, now)
+        if end is not None:
+            return Finish(end)
+    return _settle(sequence, attempt, now)
+
+
+def take_first_token(
+    sequence: Sequence, attempt: Attempt, frame: FirstToken, now: float
+) -> Change | None:
+    """Take position 0 as prefill sent it. With a replay it must repeat what the client has."""
+    sequence.cached_tokens = frame.cached_tokens
+    attempt.pair.prefill.computed(attempt.key)
+    if sequence.phase is Phase.PREFILLING and sequence.relay.token_ids:
+        sequence.step(Step.TOKEN)
+    return take_row(sequence, attempt, frame.row, now)
+
+
+def take_ended(
+    sequence: Sequence, attempt: Attempt, role: Role, frame: Ended, now: float
+) -> Change | None:
+    """Take a worker's word that the attempt is over there."""
+    if role is Role.PREFILL:
+        return _prefill_ended(sequence, attempt, frame.reason)
+    verdict = OF_DECODE.get(frame.reason, Verdict.IGNORE)
+    if verdict is Verdict.IGNORE or attempt.num_tokens is not None:
+        return None
+    if verdict is Verdict.MOVE:
+        return Again(frame.reason, is_fault=False)
+    if verdict is Verdict.RETRY or sequence.phase is Phase.RESERVING:
+        return Again(frame.reason)
+    if frame.num_tokens < len(sequence.relay.token_ids):
+        return Fail(server_error())
+    sequence.step(Step.COMPLETE)
+    attempt.is_handed_over = True
+    attempt.num_tokens = frame.num_tokens
+    is_stop = frame.reason is EndReason.STOP
+    attempt.finish_reason = FinishReason.STOP if is_stop else FinishReason.LENGTH
+    return _settle(sequence, attempt, now)
+
+
+def refused_as_too_long() -> Fail:
+    """Return the end of a sequence that the only fitting worker finds too long: its limits are
+    tighter than those it announced, or it restarted with less."""
+    return Fail(
+        invalid_request(
+            "prompt and max_tokens are more than a worker can hold",
+            "max_tokens",
+            "context_length_exceeded",
+        ),
+        Outcome.REFUSED,
+    )
+
+
+def _prefill_ended(sequence: Sequence, attempt: Attempt, reason: EndReason) -> Change | None:
+    match OF_PREFILL.get(reason, Verdict.IGNORE):
+        case Verdict.COMPLETE:
+            attempt.is_handed_over = True
+            return None
+        case Verdict.RETRY | Verdict.MOVE as verdict if not attempt.is_handed_over:
+            if reason is EndReason.UNKNOWN and sequence.phase is not Phase.PREFILLING:
+                # It has forgotten what it shipped; decode has it or will miss it.
+                return None
+            return Again(f"prefill_{reason}", is_fault=verdict is Verdict.RETRY)
+        case _:
+            return None
+
+
+def _settle(sequence: Sequence, attempt: Attempt, now: float) -> Change | None:
+    """Note whether something is missing; finish if decode has ended and nothing is."""
+    num_have = len(sequence.relay.token_ids)
+    if attempt.num_tokens == num_have and attempt.finish_reason is not None:
+        return Finish(sequence.relay.end(attempt.finish_reason, now))
+    is_missing = bool(attempt.early) or attempt.num_tokens is not None
+    attempt.gap_since = (attempt.gap_since or now) if is_missing else None
+    return None

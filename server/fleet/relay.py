@@ -1,0 +1,127 @@
+"""Token ids of one sequence into what its reader sees: text, logprobs, and where it ends.
+
+Knows the detokeniser, the stop strings and the model's end tokens; refuses to know workers and
+attempts. It is fed each position once and in order, whatever happened to the attempts, so its text
+does not depend on how many there were.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from server.generation import FinishReason, TokenLogprob
+from server.text.stop_strings import Scan, StopMatcher
+from triolet.sampling import is_end_token
+
+from .mailbox import Mailbox
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from server.generation import GenerationRequest
+    from server.text.vocabulary import TokenText
+    from transport.frames import TokenRow
+
+
+class TextStream(Protocol):
+    """An incremental detokeniser."""
+
+    def push(self, token_id: int) -> str:
+        """Return the text that this id completes."""
+        ...
+
+    def flush(self) -> str:
+        """Return what is left."""
+        ...
+
+
+class RelayText(Protocol):
+    """What a relay needs of the model's text (server.text.tokenizer.TextModel)."""
+
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int
+
+    def detokenizer(
+        self, prompt_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
+    ) -> TextStream:
+        """Return a decoder for one completion."""
+        ...
+
+    def token(self, token_id: int) -> TokenText:
+        """Return what one token says by itself."""
+        ...
+
+
+class RelayEnd(NamedTuple):
+    """The sequence is over, by the server's own reading of its tokens."""
+
+    reason: FinishReason
+    stop_string: str | None = None
+
+
+class Relay:
+    """One sequence.
+
+    Attributes:
+      token_ids: completion tokens so far, the end token included.
+      mailbox: where its reader finds the events.
+    """
+
+    def __init__(self, request: GenerationRequest, text: RelayText) -> None:
+        self.token_ids: list[int] = []
+        self.mailbox = Mailbox()
+        self._request = request
+        self._text = text
+        self._stream = text.detokenizer(
+            request.prompt_ids, skip_special_tokens=request.skip_special_tokens
+        )
+        self._stop = StopMatcher(request.stop, include_stop=request.include_stop)
+
+    def push(self, row: TokenRow, now: float) -> RelayEnd | None:
+        """Take the token at the next position.
+
+        Returns:
+          How the sequence ends with this token, or None if it goes on.
+        """
+        assert row.position == len(self.token_ids), "positions come once and in order"
+        sampling = self._request.sampling
+        is_end = is_end_token(sampling, self._text.eos_token_ids, row.position, row.token_id)
+        self.token_ids.append(row.token_id)
+        is_shown = not is_end or self._request.include_stop
+        scan = self._stop.push(self._stream.push(row.token_id) if is_shown else "")
+        end = None if scan.matched is None else RelayEnd(FinishReason.STOP, scan.matched)
+        if end is None and (is_end or len(self.token_ids) >= sampling.max_tokens):
+            end, scan = self._end(scan, FinishReason.STOP if is_end else FinishReason.LENGTH)
+        self.mailbox.put_text(scan.text, (row.token_id,), self._logprobs(row), now)
+        return end
+
+    def end(self, reason: FinishReason, now: float) -> RelayEnd:
+        """End where the worker says so, after the tokens so far."""
+        end, scan = self._end(Scan("", None), reason)
+        if scan.text:
+            self.mailbox.put_text(scan.text, (), (), now)
+        return end
+
+    def _end(self, scan: Scan, reason: FinishReason) -> tuple[RelayEnd, Scan]:
+        """Show what was held back: half a character, or what might have become a stop string."""
+        last = self._stop.push(self._stream.flush())
+        if last.matched is not None:
+            reason = FinishReason.STOP
+        text = scan.text + last.text + self._stop.flush()
+        return RelayEnd(reason, last.matched), Scan(text, last.matched)
+
+    def _logprobs(self, row: TokenRow) -> tuple[TokenLogprob, ...]:
+        if self._request.sampling.logprobs is None or row.logprob is None:
+            return ()
+        chosen = self._text.token(row.token_id)
+        return (
+            TokenLogprob(
+                token_id=row.token_id,
+                text=chosen.text,
+                raw=chosen.raw,
+                logprob=row.logprob,
+                top=tuple(
+                    (top.token_id, *self._text.token(top.token_id), top.logprob) for top in row.top
+                ),
+            ),
+        )

@@ -1,0 +1,121 @@
+"""One accepted request in the server: its phase, its tokens, its present attempt.
+
+Plain state with the questions that the conductor asks of it. What it keeps is all that a new
+attempt needs: prompt, sampling with its seed, and the tokens that the client already has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from server.generation import Usage
+
+from .dispatch import Need
+from .phases import Phase, Step, after
+
+if TYPE_CHECKING:
+    from server.generation import FinishReason, GenerationRequest
+    from transport.frames import TokenRow
+    from triolet.ids import AttemptKey
+
+    from .dispatch import Pair
+    from .relay import Relay
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One try, on one pair of workers.
+
+    Attributes:
+      key: request and attempt number.
+      pair: where it runs.
+      grant_by: decode has to answer the RESERVE by then.
+      allowed: positions below this decode was told it may produce.
+      early: rows whose predecessors are still under way, by position.
+      gap_since: since when something is missing; None if nothing is.
+      is_handed_over: decode has the KV, prefill's part is done.
+      num_tokens: completion tokens there are in all, once decode has said so.
+      finish_reason: how decode said that it ended.
+    """
+
+    key: AttemptKey
+    pair: Pair
+    grant_by: float
+    allowed: int
+    early: dict[int, TokenRow] = field(default_factory=dict)
+    gap_since: float | None = None
+    is_handed_over: bool = False
+    num_tokens: int | None = None
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(slots=True)
+class Times:
+    """When what happened, by the server's monotonic clock."""
+
+    submitted_at: float
+    queued_at: float
+    dispatched_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """An accepted request until its terminal event.
+
+    Attributes:
+      request: what was asked for.
+      order: rises with each accepted request.
+      relay: its tokens, text and reader.
+      deadline: when it ends whatever it has.
+      times: for usage and metrics.
+      allowed: positions below this may be produced: what the reader took, and a window.
+      phase: where it is.
+      attempt: the present try; None while it waits.
+      num_attempts: tries begun so far.
+      num_failures: tries that failed by a fault.
+      fingerprint: of the model that made its first token.
+      cached_tokens: prompt tokens whose KV was there already.
+    """
+
+    request: GenerationRequest
+    order: int
+    relay: Relay
+    deadline: float
+    times: Times
+    allowed: int
+    phase: Phase = Phase.QUEUED
+    attempt: Attempt | None = None
+    num_attempts: int = 0
+    num_failures: int = 0
+    fingerprint: str = ""
+    cached_tokens: int = 0
+
+    def step(self, step: Step) -> None:
+        """Move on.
+
+        Raises:
+          LocalProtocolError: the table has no such step from here.
+        """
+        self.phase = after(self.phase, step)
+
+    @property
+    def need(self) -> Need:
+        """What its next attempt asks of workers."""
+        prompt_tokens = len(self.request.prompt_ids)
+        return Need(prompt_tokens, prompt_tokens + len(self.relay.token_ids), self.fingerprint)
+
+    def usage(self, now: float) -> Usage:
+        """Return counts and times as of now."""
+        times = self.times
+        until = now if times.dispatched_at is None else times.dispatched_at
+        first = times.first_token_at
+        return Usage(
+            prompt_tokens=len(self.request.prompt_ids),
+            completion_tokens=len(self.relay.token_ids),
+            cached_tokens=self.cached_tokens,
+            queue_s=until - times.submitted_at,
+            ttft_s=None if first is None else first - times.submitted_at,
+        )

@@ -1,0 +1,97 @@
+"""A look at the fleet at one moment, for readiness, metrics and people. Plain values, no behaviour.
+
+Knows what is shown; nothing changes by looking.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from triolet.ids import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from transport.frames import Capacity, Load
+
+    from .workers import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One worker.
+
+    Attributes:
+      role: prefill or decode.
+      name: its own, or its address as long as it has not answered.
+      address: where it is reached.
+      state: connecting, alive, suspect, draining or dead.
+      fingerprint: of its model; empty until it answered.
+      capacity: what it has; None until it answered.
+      load: what it last said it does.
+      attempts: this server's attempts there.
+    """
+
+    role: Role
+    name: str
+    address: str
+    state: str
+    fingerprint: str
+    capacity: Capacity | None
+    load: Load
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class FleetStatus:
+    """All workers and requests.
+
+    Attributes:
+      workers: in the order of the configuration, prefill first.
+      is_ready: a prefill and a decode worker with the same model take requests.
+      is_draining: this server takes nothing new.
+      queued: requests that wait for workers.
+      running: requests that workers are busy with.
+      max_model_len: most tokens of prompt and completion together.
+      received: requests submitted so far.
+      accepted: of these, taken on.
+      rejected: of these, refused; by error code.
+      ended: terminal events so far; by outcome.
+    """
+
+    workers: tuple[WorkerStatus, ...]
+    is_ready: bool
+    is_draining: bool
+    queued: int
+    running: int
+    max_model_len: int
+    received: int
+    accepted: int
+    rejected: Mapping[str, int]
+    ended: Mapping[str, int]
+
+
+def worker_status(worker: Worker) -> WorkerStatus:
+    """Return how a worker is shown."""
+    peer_id = worker.peer_id
+    is_leaving = worker.is_connected and worker.is_draining
+    return WorkerStatus(
+        role=worker.role,
+        name=worker.address if peer_id is None else peer_id.name,
+        address=worker.address,
+        state="draining" if is_leaving else worker.monitor.state.value,
+        fingerprint=worker.fingerprint,
+        capacity=worker.capacity,
+        load=worker.load,
+        attempts=len(worker.shares),
+    )
+
+
+def is_ready(workers: tuple[Worker, ...]) -> bool:
+    """Return whether some pair of workers could take a request now."""
+    models = {
+        role: {w.fingerprint for w in workers if w.role is role and w.is_usable}
+        for role in (Role.PREFILL, Role.DECODE)
+    }
+    return bool(models[Role.PREFILL] & models[Role.DECODE])
