@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from .api.ports import FleetView, WorkerView
+    from .generation import Usage
+
+log = structlog.get_logger(__name__)
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -34,15 +38,69 @@ ITL_BUCKETS: Final = (
 SECONDS_BUCKETS: Final = (.05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)  # fmt: skip
 TOKEN_BUCKETS: Final = tuple(float(2**power) for power in range(18))
 
-OUTCOMES: Final = frozenset(
-    "stop length client_gone stopped stalled drain deadline_exceeded no_worker overloaded draining "
-    "context_length_exceeded server_error".split()
+COUNTERS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
+    ("requests_received", "Sequences submitted", ()),
+    ("requests_accepted", "Sequences taken on", ()),
+    ("requests_rejected", "Sequences refused at once", ("code",)),
+    ("requests", "Sequences by how they ended", ("outcome",)),
+    ("attempts_failed", "Attempts that another one followed", ("cause",)),
+    ("http_errors", "Requests answered with an error", ("status",)),
+    ("prompt_tokens", "Tokens in prompts", ()),
+    ("cached_prompt_tokens", "Prompt tokens whose KV was there already", ()),
+    ("completion_tokens", "Tokens generated", ()),
+    ("workers_joined", "Lives of workers that were greeted", ()),
+    ("workers_lost", "Workers given up", ("cause",)),
+    ("workers_refused", "Workers that do not fit this server", ()),
 )
-"""Anything else is counted as `other`."""
+HISTOGRAMS: Final[tuple[tuple[str, str, tuple[float, ...]], ...]] = (
+    ("time_to_first_token_seconds", "From submission to the first token", TTFT_BUCKETS),
+    ("inter_token_latency_seconds", "Between tokens of one sequence", ITL_BUCKETS),
+    ("request_seconds", "From submission to the end", SECONDS_BUCKETS),
+    ("queue_seconds", "From submission to dispatch", SECONDS_BUCKETS),
+    ("prefill_queue_seconds", "In the prefill worker before it computed", SECONDS_BUCKETS),
+    ("prefill_seconds", "A prefill worker computed", SECONDS_BUCKETS),
+    ("decode_seconds", "From the first token to the end", SECONDS_BUCKETS),
+    ("request_prompt_tokens", "Prompt by size", TOKEN_BUCKETS),
+    ("request_completion_tokens", "Completion by size", TOKEN_BUCKETS),
+)
+ALIASES: Final = {
+    "time_to_first_token_seconds": "time_to_first_token_seconds",
+    "inter_token_latency_seconds": "inter_token_latency_seconds",
+    "e2e_request_latency_seconds": "request_seconds",
+    "request_queue_time_seconds": "queue_seconds",
+    "request_prefill_time_seconds": "prefill_seconds",
+    "request_decode_time_seconds": "decode_seconds",
+    "request_prompt_tokens": "request_prompt_tokens",
+    "request_generation_tokens": "request_completion_tokens",
+    "prompt_tokens": "prompt_tokens",
+    "generation_tokens": "completion_tokens",
+    "prefix_cache_queries": "prompt_tokens",
+    "prefix_cache_hits": "cached_prompt_tokens",
+    "request_success": "requests",
+}
+"""vLLM's name, and ours for the same number."""
+
+MAX_WORDS: Final = 32
+"""Values of one label that come from elsewhere in this process; the next ones are `other`."""
+
+
+class Words:
+    """Bounds a label: the first words keep their names."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def bounded(self, word: str) -> str:
+        """Return the word, or `other` where there are too many."""
+        if word not in self._seen:
+            if len(self._seen) >= MAX_WORDS:
+                return "other"
+            self._seen.add(word)
+        return word
 
 
 class Metrics:
-    """The counters of this process.
+    """The counters of this process; also the fleet's observer.
 
     Args:
       model_name: label of the alias names.
@@ -53,116 +111,104 @@ class Metrics:
         self._registry = CollectorRegistry(auto_describe=False)
         self._model_name = model_name
         self._compat = compat
+        self._words = {name: Words() for name in ("outcome", "code", "cause")}
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
-        self._requests = self._counter("requests", "Sequences by how they ended", ("outcome",))
-        self._prompt_tokens = self._counter("prompt_tokens", "Tokens in prompts")
-        self._cached_tokens = self._counter(
-            "cached_prompt_tokens", "Prompt tokens whose KV was there already"
-        )
-        self._completion_tokens = self._counter("completion_tokens", "Tokens generated")
-        self._ttft = self._histogram(
-            "time_to_first_token_seconds", "From submission to the first token", TTFT_BUCKETS
-        )
-        self._itl = self._histogram(
-            "inter_token_latency_seconds", "Between tokens of one sequence", ITL_BUCKETS
-        )
-        self._e2e = self._histogram(
-            "request_duration_seconds", "From submission to the end", SECONDS_BUCKETS
-        )
-        self._queue = self._histogram(
-            "queue_seconds", "From submission to dispatch", SECONDS_BUCKETS
-        )
-        self._prompt_sizes = self._histogram("request_prompt_tokens", "By prompt", TOKEN_BUCKETS)
-        self._completion_sizes = self._histogram(
-            "request_completion_tokens", "By completion", TOKEN_BUCKETS
-        )
+        self._counters = {
+            name: Counter(f"triolet_{name}", text, labels, registry=self._registry)
+            for name, text, labels in COUNTERS
+        }
+        self._histograms = {
+            name: Histogram(f"triolet_{name}", text, buckets=buckets, registry=self._registry)
+            for name, text, buckets in HISTOGRAMS
+        }
 
-    def watch(
-        self,
-        status: Callable[[], FleetView],
-        in_flight: Callable[[], int],
-        connections: Callable[[], int],
-    ) -> None:
+    def watch(self, status: Callable[[], FleetView], connections: Callable[[], int]) -> None:
         """Read these whenever the metrics are."""
-        self._registry.register(FleetCollector(status, in_flight, connections))
+        self._registry.register(FleetCollector(status, connections))
         if self._compat == "vllm":
-            self._registry.register(AliasCollector(self._aliases, status, self._model_name))
+            aliases = AliasCollector(self._own_families, status, self._model_name)
+            self._registry.register(aliases)
 
     def exposition(self) -> bytes:
         """Return everything in Prometheus's text form."""
         return generate_latest(self._registry)
 
-    def first_token(self, seconds: float) -> None:
-        """A sequence has got its first token."""
-        self._ttft.observe(seconds)
+    def http_error(self, status: int) -> None:
+        """A request was answered with an error."""
+        self._counters["http_errors"].labels(str(status)).inc()
 
-    def next_tokens(self, count: int, seconds: float) -> None:
-        """`count` more tokens came together after a pause; the pause counts for each of them."""
-        for _ in range(count):
-            self._itl.observe(seconds / count)
+    def request_received(self) -> None:
+        """Somebody submitted."""
+        self._counters["requests_received"].inc()
 
-    def refused(self, code: str) -> None:
-        """A request was refused before anything ran."""
-        self._requests.labels(code if code in OUTCOMES else "other").inc()
+    def request_rejected(self, code: str) -> None:
+        """It was refused before anything was begun."""
+        self._counters["requests_rejected"].labels(self._words["code"].bounded(code)).inc()
 
-    def ended(
-        self,
-        outcome: str,
-        *,
-        elapsed_s: float,
-        prompt_tokens: int,
-        completion_tokens: int,
-        cached_tokens: int,
-        queue_s: float | None,
-    ) -> None:
-        """A sequence has ended, in whatever way."""
-        self._requests.labels(outcome if outcome in OUTCOMES else "other").inc()
-        self._prompt_tokens.inc(prompt_tokens)
-        self._cached_tokens.inc(cached_tokens)
-        self._completion_tokens.inc(completion_tokens)
-        self._e2e.observe(elapsed_s)
-        self._prompt_sizes.observe(prompt_tokens)
-        self._completion_sizes.observe(completion_tokens)
-        if queue_s is not None:
-            self._queue.observe(queue_s)
+    def request_accepted(self) -> None:
+        """It will end in exactly one way."""
+        self._counters["requests_accepted"].inc()
 
-    def _aliases(self) -> Iterator[tuple[str, Metric]]:
-        own: tuple[tuple[str, Counter | Histogram], ...] = (
-            ("time_to_first_token_seconds", self._ttft),
-            ("inter_token_latency_seconds", self._itl),
-            ("e2e_request_latency_seconds", self._e2e),
-            ("request_queue_time_seconds", self._queue),
-            ("request_prompt_tokens", self._prompt_sizes),
-            ("request_generation_tokens", self._completion_sizes),
-            ("prompt_tokens", self._prompt_tokens),
-            ("generation_tokens", self._completion_tokens),
-            ("prefix_cache_queries", self._prompt_tokens),
-            ("prefix_cache_hits", self._cached_tokens),
-            ("request_success", self._requests),
-        )
-        for alias, metric in own:
-            for family in metric.collect():
-                yield alias, family
+    def request_dispatched(self, queue_s: float) -> None:
+        """Its first attempt begins, after so long in the queue."""
+        self._histograms["queue_seconds"].observe(queue_s)
 
-    def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
-        return Counter(f"triolet_{name}", text, labels, registry=self._registry)
+    def prefill_computed(self, queue_s: float, compute_s: float) -> None:
+        """A prefill worker said how long a prompt waited there and took."""
+        self._histograms["prefill_queue_seconds"].observe(queue_s)
+        self._histograms["prefill_seconds"].observe(compute_s)
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"triolet_{name}", text, buckets=buckets, registry=self._registry)
+    def first_token(self, ttft_s: float) -> None:
+        """Its first token came."""
+        self._histograms["time_to_first_token_seconds"].observe(ttft_s)
+
+    def next_token(self, itl_s: float) -> None:
+        """Another token came, so long after the one before."""
+        self._histograms["inter_token_latency_seconds"].observe(itl_s)
+
+    def attempt_failed(self, cause: str) -> None:
+        """An attempt is over and the request goes on with another one."""
+        self._counters["attempts_failed"].labels(self._words["cause"].bounded(cause)).inc()
+
+    def request_ended(self, outcome: str, usage: Usage, elapsed_s: float) -> None:
+        """It got its terminal event."""
+        self._counters["requests"].labels(self._words["outcome"].bounded(str(outcome))).inc()
+        self._counters["prompt_tokens"].inc(usage.prompt_tokens)
+        self._counters["cached_prompt_tokens"].inc(usage.cached_tokens)
+        self._counters["completion_tokens"].inc(usage.completion_tokens)
+        self._histograms["request_seconds"].observe(elapsed_s)
+        self._histograms["request_prompt_tokens"].observe(usage.prompt_tokens)
+        self._histograms["request_completion_tokens"].observe(usage.completion_tokens)
+        if usage.ttft_s is not None:
+            self._histograms["decode_seconds"].observe(max(0.0, elapsed_s - usage.ttft_s))
+
+    def worker_joined(self, worker: str) -> None:
+        """A worker, or its next life, was greeted."""
+        self._counters["workers_joined"].inc()
+        log.info("worker joined", worker=worker)
+
+    def worker_lost(self, worker: str, cause: str) -> None:
+        """A worker was given up."""
+        self._counters["workers_lost"].labels(self._words["cause"].bounded(cause)).inc()
+        log.warning("worker lost", worker=worker, cause=cause)
+
+    def worker_refused(self, worker: str, reason: str) -> None:
+        """A worker and this server cannot work together; an operator has to act."""
+        self._counters["workers_refused"].inc()
+        log.error("worker refused", worker=worker, reason=reason)
+
+    def _own_families(self) -> dict[str, Metric]:
+        """Return every counter and histogram by its own name, without the prefix."""
+        own: dict[str, Counter | Histogram] = {**self._counters, **self._histograms}
+        return {name: family for name, metric in own.items() for family in metric.collect()}
 
 
 class FleetCollector(Collector):
     """What the fleet and the surface look like at the moment of the scrape."""
 
-    def __init__(
-        self,
-        status: Callable[[], FleetView],
-        in_flight: Callable[[], int],
-        connections: Callable[[], int],
-    ) -> None:
+    def __init__(self, status: Callable[[], FleetView], connections: Callable[[], int]) -> None:
         self._status = status
-        self._in_flight = in_flight
         self._connections = connections
 
     def collect(self) -> Iterable[Metric]:
@@ -170,7 +216,6 @@ class FleetCollector(Collector):
         status = self._status()
         yield _gauge("triolet_requests_queued", "Requests that wait for a worker", status.queued)
         yield _gauge("triolet_requests_running", "Requests that workers serve", status.running)
-        yield _gauge("triolet_requests_in_flight", "Sequences not ended", self._in_flight())
         yield _gauge("triolet_connections", "Open client connections", self._connections())
         yield from self._pools(status)
         yield from self._workers(status)
@@ -208,7 +253,7 @@ class FleetCollector(Collector):
         }
         for worker in status.workers:
             labels = (worker.role.value, worker.name)
-            up.add_metric(labels, float(worker.is_live))
+            up.add_metric(labels, float(worker.state == "alive"))
             for name, family in counters.items():
                 family.add_metric(labels, getattr(worker.load, name))
         yield up
@@ -220,7 +265,7 @@ class AliasCollector(Collector):
 
     def __init__(
         self,
-        families: Callable[[], Iterator[tuple[str, Metric]]],
+        families: Callable[[], dict[str, Metric]],
         status: Callable[[], FleetView],
         model_name: str,
     ) -> None:
@@ -230,8 +275,9 @@ class AliasCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield one family after the other."""
-        for alias, family in self._families():
-            yield self._renamed(alias, family)
+        families = self._families()
+        for alias, name in ALIASES.items():
+            yield self._renamed(alias, families[name])
         status = self._status()
         used, total = _decode_blocks(status)
         yield self._gauge("num_requests_waiting", status.queued)

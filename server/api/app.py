@@ -133,8 +133,7 @@ async def _on_error(services: Services, error: Exception) -> Response:
     if shown.status in {408, 413} or services.lifecycle.is_draining:
         # The rest of the body is not read, or the process ends: nothing more will be answered.
         headers["connection"] = "close"
-    if has_request_context() and not live_request().has_begun:
-        services.metrics.refused(shown.code)
+    services.metrics.http_error(shown.status)
     return Response(
         error_body(shown), shown.status, headers=headers, content_type="application/json"
     )

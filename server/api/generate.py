@@ -21,7 +21,6 @@ from .choices import Choices
 from .chunks import Envelope, total_usage
 from .event_stream import EventStreamBody
 from .intake import check_model, deadline_s, live_request
-from .observed import begin
 from .sampling import check_token_ids, completion_budget, of_choice, sampling_params
 
 if TYPE_CHECKING:
@@ -113,7 +112,12 @@ def begin_choices(plan: Plan, services: Services) -> Choices:
             )
             for index in range(plan.per_prompt)
         ]
-    return Choices([begin(services, live, request) for request in requests])
+    generations = []
+    for request in requests:
+        generation = services.fleet.submit(request)
+        live.hold(generation)
+        generations.append(generation)
+    return Choices(generations)
 
 
 def head(kind: str, prefix: str, services: Services) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What is running right now, and who ends it when its client or this process goes.
 
-Knows generations and when they end; knows no HTTP. A request holds its generations here and not in
+Knows generations; knows no HTTP. A request holds its generations here and not in
 its response, because a response that a client drops is finalised at a time of nobody's choosing.
 """
 
@@ -36,11 +36,6 @@ class LiveRequest:
         self.began_at = trio.current_time()
         self._generations: list[Generation] = []
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether any generation was begun for it."""
-        return bool(self._generations)
-
     def hold(self, generation: Generation) -> None:
         """End this generation with the request."""
         self._generations.append(generation)
@@ -59,44 +54,16 @@ class LiveRequest:
 
 
 class Lifecycle:
-    """Whether this process takes requests, and what it still owes.
+    """Whether this process takes requests.
 
     Attributes:
-      draining: set once no new request is taken.
+      draining: set once it takes none; answers under way go on.
     """
 
     def __init__(self) -> None:
         self.draining = trio.Event()
-        self._running: set[Generation] = set()
-        self._none_runs = trio.Event()
 
     @property
     def is_draining(self) -> bool:
         """Whether new requests are refused."""
         return self.draining.is_set()
-
-    @property
-    def in_flight(self) -> int:
-        """Generations that have not ended."""
-        return len(self._running)
-
-    def begin(self, generation: Generation) -> None:
-        """Count a generation until `end`."""
-        self._running.add(generation)
-
-    def end(self, generation: Generation) -> None:
-        """Its last event was read, or nobody is left to read it. Idempotent."""
-        self._running.discard(generation)
-        if not self._running:
-            self._none_runs.set()
-
-    async def wait_none_in_flight(self) -> None:
-        """Wait until no generation runs."""
-        while self._running:
-            self._none_runs = trio.Event()
-            await self._none_runs.wait()
-
-    def cancel_all(self, reason: CancelReason) -> None:
-        """End every generation; their readers get a terminal event."""
-        for generation in list(self._running):
-            generation.cancel(reason)

@@ -35,8 +35,8 @@ class WorkerView(Protocol):
         ...
 
     @property
-    def is_live(self) -> bool:
-        """Whether it takes requests."""
+    def state(self) -> str:
+        """A word for people; `alive` if it takes requests."""
         ...
 
     @property
@@ -74,8 +74,8 @@ class FleetView(Protocol):
         ...
 
     @property
-    def max_model_len(self) -> int | None:
-        """Context length; None until a worker said it."""
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and completion together."""
         ...
 
 

@@ -29,7 +29,7 @@ def ready(services: Services) -> Response:
         raise draining()
     status = services.fleet.status()
     if not status.is_ready:
-        roles = {worker.role.value for worker in status.workers if worker.is_live}
+        roles = {worker.role.value for worker in status.workers if worker.state == "alive"}
         missing = sorted({"prefill", "decode"} - roles)
         raise no_worker(f"no live worker for {' and '.join(missing) or 'a request'}")
     return json_response({"status": "ready", "model": services.config.model_name})
@@ -53,6 +53,5 @@ def load(services: Services) -> Response:
             "server_load": status.queued + status.running,
             "queued": status.queued,
             "running": status.running,
-            "in_flight": services.lifecycle.in_flight,
         }
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from triolet.errors import RequestError, invalid_request, no_worker
+from triolet.errors import RequestError, invalid_request
 from triolet.sampling import MAX_SEED, SamplingParams, new_seed
 
 if TYPE_CHECKING:
@@ -44,21 +44,19 @@ def of_choice(params: SamplingParams, index: int) -> SamplingParams:
 
 
 def completion_budget(
-    prompt_tokens: int, wanted: int | None, max_model_len: int | None, param: str
+    prompt_tokens: int, wanted: int | None, max_model_len: int, param: str
 ) -> int:
     """Return how many tokens a completion may have.
 
     Args:
       prompt_tokens: length of the prompt.
       wanted: what the client asked for; None for as many as fit.
-      max_model_len: context length, None while no worker has said it.
+      max_model_len: context length.
       param: the field an error names.
 
     Raises:
-      RequestError: 400 context_length_exceeded, or 503 while no worker is known.
+      RequestError: 400 context_length_exceeded.
     """
-    if max_model_len is None:
-        raise no_worker("no worker has connected yet")
     room = max_model_len - prompt_tokens
     if room < 1 or (wanted is not None and wanted > room):
         raise context_length_exceeded(prompt_tokens, wanted, max_model_len, param)

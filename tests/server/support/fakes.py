@@ -112,7 +112,7 @@ class FakeGeneration:
 class FakeWorker:
     role: Role
     name: str
-    is_live: bool = True
+    state: str = "alive"
     capacity: Capacity | None = CAPACITY
     load: Load = field(default_factory=Load)
 
@@ -122,11 +122,11 @@ class FakeStatus:
     workers: list[FakeWorker]
     queued: int = 0
     running: int = 0
-    max_model_len: int | None = MAX_MODEL_LEN
+    max_model_len: int = MAX_MODEL_LEN
 
     @property
     def is_ready(self) -> bool:
-        return {w.role for w in self.workers if w.is_live} == {Role.PREFILL, Role.DECODE}
+        return {w.role for w in self.workers if w.state == "alive"} == {Role.PREFILL, Role.DECODE}
 
 
 def answer_hello(generation: FakeGeneration) -> None:
