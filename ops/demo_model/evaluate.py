@@ -1,0 +1,174 @@
+"""Measure greedy accuracy per skill on combinations that training never saw.
+
+`python -m ops.demo_model.evaluate triolet/demo` prints a table and writes `accuracy.json` beside
+the weights. Half of the questions open a conversation; half come after a few other exchanges. A
+reply is right if every string that the question asks for occurs in it as whole words and it ends
+by itself.
+"""
+
+import json
+import re
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from . import facts, smalltalk, stories, story_talk
+from .corpus import DEFAULT_SHARES, FOLLOWS, SKILLS, conversation, typed
+from .generate import Message, Speaker
+from .samples import Exchange, Split
+
+SEED = 20_260_101
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A held-out exchange and the conversation that it ends."""
+
+    exchange: Exchange
+    messages: tuple[Message, ...]
+
+
+def occurs(wanted: str, reply: str) -> bool:
+    """Say whether one of `a|b` occurs in a reply as whole words."""
+    return any(
+        re.search(rf"(?<!\w){re.escape(word)}(?!\w)", reply, re.IGNORECASE)
+        for word in wanted.split("|")
+    )
+
+
+def is_right(exchange: Exchange, reply: str) -> bool:
+    """Judge a reply."""
+    if reply.endswith("…") or not reply.strip():
+        return False
+    if exchange.skill == stories.SKILL and not (
+        reply.endswith((".", "!", "?", '"')) and len(reply.split()) >= 40
+    ):
+        return False
+    for wanted in exchange.expect:
+        if wanted.startswith("topic:"):
+            if not smalltalk.matches_topic(wanted[6:], reply):
+                return False
+        elif not occurs(wanted, reply):
+            return False
+    return True
+
+
+def _as_messages(exchange: Exchange) -> list[Message]:
+    return [
+        {"role": "user", "content": exchange.user},
+        {"role": "assistant", "content": exchange.reply},
+    ]
+
+
+def _names(rng: Random) -> Question:
+    told = smalltalk.told_name(rng, Split.HELD_OUT)
+    between = conversation(rng, {"facts": 0.5, "arithmetic": 0.5}, 30).exchanges
+    asked = smalltalk.ask_name(rng, told.memo["me"])
+    told, asked = (
+        replace(told, user=typed(rng, told.user)),
+        replace(asked, user=typed(rng, asked.user)),
+    )
+    before = [
+        m
+        for e in (told, *between[:2])
+        if e.skill != asked.skill or e is told
+        for m in _as_messages(e)
+    ]
+    return Question(asked, (*before, {"role": "user", "content": asked.user}))
+
+
+def _second(rng: Random, skill: str) -> Question:
+    """Ask about a held-out story, or answer a question that the model may have asked."""
+    if skill == facts.QUIZ:
+        first = facts.quiz(rng, Split.HELD_OUT)
+        asked = facts.guess(rng, first, Split.HELD_OUT)
+    else:
+        first = stories.draw(rng, Split.HELD_OUT)
+        asked = story_talk.about(rng, first, Split.HELD_OUT)
+    asked = replace(asked, user=typed(rng, asked.user))
+    return Question(
+        asked,
+        (
+            *_as_messages(replace(first, user=typed(rng, first.user))),
+            {"role": "user", "content": asked.user},
+        ),
+    )
+
+
+def question(rng: Random, skill: str) -> Question:
+    """Draw a held-out question of a skill, opening a conversation or within one."""
+    if skill == smalltalk.NAMES:
+        return _names(rng)
+    if skill in (facts.QUIZ, story_talk.SKILL):
+        return _second(rng, skill)
+    messages: list[Message] = []
+    exchange = SKILLS[skill](rng, Split.HELD_OUT)
+    if rng.random() < 0.5:
+        before = conversation(rng, DEFAULT_SHARES, 60, 0.0)
+        if before.system:
+            messages.append({"role": "system", "content": before.system})
+        for earlier in before.exchanges[:3]:
+            messages += _as_messages(earlier)
+        last = before.exchanges[min(2, len(before.exchanges) - 1)]
+        if last.skill == skill and skill in FOLLOWS and last.memo:
+            exchange = FOLLOWS[skill](rng, last, Split.HELD_OUT)
+    exchange = replace(exchange, user=typed(rng, exchange.user))
+    return Question(exchange, (*messages, {"role": "user", "content": exchange.user}))
+
+
+def questions(skill: str, count: int) -> list[Question]:
+    """Draw questions of a skill, the same ones in every run."""
+    rng = Random(f"{SEED}:{skill}")
+    return [question(rng, skill) for _ in range(count)]
+
+
+def measure(
+    directory: Path, count: int, wrong_shown: int = 0, only: str = ""
+) -> dict[str, dict[str, float]]:
+    """Return right answers, questions and accuracy per skill."""
+    speaker = Speaker(directory)
+    result: dict[str, dict[str, float]] = {}
+    for skill in (*SKILLS, story_talk.SKILL):
+        if only and skill != only:
+            continue
+        asked = questions(skill, count)
+        replies = speaker.replies([q.messages for q in asked])
+        wrong = [(q, r) for q, r in zip(asked, replies, strict=True) if not is_right(q.exchange, r)]
+        right = count - len(wrong)
+        result[skill] = {"right": right, "asked": count, "accuracy": round(right / count, 4)}
+        for q, reply in wrong[:wrong_shown]:
+            sys.stdout.write(
+                f"[{skill}] {q.exchange.user!r} wants {q.exchange.expect}: {reply!r}\n"
+            )
+        sys.stdout.write(f"{skill}: {right}/{count}\n")
+        sys.stdout.flush()
+    return result
+
+
+def main(
+    directory: Annotated[Path, typer.Argument(help="Model directory.")] = Path("triolet/demo"),
+    count: Annotated[int, typer.Option(help="Questions per skill.")] = 400,
+    show_wrong: Annotated[int, typer.Option(help="Wrong replies to show per skill.")] = 0,
+    only: Annotated[str, typer.Option(help="Measure this skill alone; writes nothing.")] = "",
+    threads: Annotated[int, typer.Option(help="Processor threads.")] = 2,
+) -> None:
+    """Measure the demo model and write accuracy.json."""
+    torch.set_num_threads(threads)
+    result = measure(directory, count, show_wrong, only)
+    table = Table("skill", "right", "asked", "accuracy")
+    for skill, row in result.items():
+        table.add_row(skill, f"{row['right']:.0f}", f"{row['asked']:.0f}", f"{row['accuracy']:.1%}")
+    Console().print(table)
+    if not only:
+        (directory / "accuracy.json").write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)

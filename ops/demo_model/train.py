@@ -1,0 +1,186 @@
+"""Train the demo model: `python -m ops.demo_model.train --tokens 20000000`.
+
+Matrices learn by Muon, embeddings and norms by AdamW; the learning rate warms up, stays, and falls
+to zero over the last part, so that a run can be lengthened while it stays. Checkpoints lie in
+`build/demo_model/`; a run that finds one goes on from it, and SIGTERM writes one.
+"""
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import torch.nn.functional as F
+import typer
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from .model import Llama, ModelConfig
+from .packing import batches
+from .tokenizer import train_tokenizer
+
+BUILD = Path("build/demo_model")
+MUON_RATE, ADAM_RATE = 5e-3, 3e-3
+"""Rates of the flat part; Muon's is scaled to AdamW's update size (`match_rms_adamw`)."""
+WARMUP_TOKENS = 200_000
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a checkpoint holds beside the weights."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+def rate_factor(tokens: int, total: int, cooldown: float) -> float:
+    """Return the share of the flat learning rate after so many tokens."""
+    fall_start = total * (1.0 - cooldown)
+    if tokens < WARMUP_TOKENS:
+        return (tokens + 4096) / (WARMUP_TOKENS + 4096)
+    if tokens <= fall_start:
+        return 1.0
+    return max(0.0, (total - tokens) / (total - fall_start))
+
+
+def make_optimizers(model: Llama) -> list[torch.optim.Optimizer]:
+    """Give the matrices to Muon and the rest to AdamW."""
+    matrices = [w for n, w in model.named_parameters() if w.dim() == 2 and "embed" not in n]
+    rest = [w for n, w in model.named_parameters() if w.dim() != 2 or "embed" in n]
+    muon = torch.optim.Muon(
+        matrices, lr=MUON_RATE, weight_decay=0.02, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+    )
+    adam = torch.optim.AdamW(rest, lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0)
+    return [muon, adam]
+
+
+def loss_of(
+    model: Llama, hidden: Callable[[Tensor], Tensor], batch: tuple[Tensor, Tensor, Tensor]
+) -> Tensor:
+    """Return the mean loss over the tokens of replies; `hidden` is the model's, maybe compiled."""
+    ids, targets, learned = batch
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model.logits(hidden(ids)[learned])
+    return F.cross_entropy(logits.float(), targets[learned])
+
+
+def save(
+    path: Path, model: Llama, optimizers: list[torch.optim.Optimizer], progress: Progress
+) -> None:
+    """Write a checkpoint; a reader sees the old one or the new one, never a half."""
+    state = {
+        "model": model.state_dict(),
+        "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+        "progress": (progress.step, progress.tokens, progress.seconds),
+    }
+    torch.save(state, path.with_suffix(".tmp"))
+    path.with_suffix(".tmp").replace(path)
+
+
+def load(path: Path, model: Llama, optimizers: list[torch.optim.Optimizer]) -> Progress:
+    """Read a checkpoint if there is one."""
+    if not path.exists():
+        return Progress()
+    state: dict[str, Any] = torch.load(path, weights_only=True)
+    model.load_state_dict(state["model"])
+    for optimizer, saved in zip(optimizers, state["optimizers"], strict=bool(optimizers)):
+        optimizer.load_state_dict(saved)
+    return Progress(*state["progress"])
+
+
+def tokenizer_in(build: Path) -> Tokenizer:
+    """Load the tokenizer of this build, or train it."""
+    path = build / "tokenizer.json"
+    if not path.exists():
+        build.mkdir(parents=True, exist_ok=True)
+        train_tokenizer().save(str(path))
+    return Tokenizer.from_file(str(path))
+
+
+def run(
+    build: Path,
+    total: int,
+    cooldown: float,
+    length: int,
+    rows: int,
+    save_every_s: float,
+    shares: dict[str, float] | None,
+    compiled: bool,
+) -> None:
+    """Train until so many tokens were read."""
+    tokenizer = tokenizer_in(build)
+    model = Llama(ModelConfig())
+    optimizers = make_optimizers(model)
+    hidden: Callable[[Tensor], Tensor] = torch.compile(model.hidden) if compiled else model.hidden
+    rates = [MUON_RATE, ADAM_RATE]
+    checkpoint = build / "checkpoint.pt"
+    progress = load(checkpoint, model, optimizers)
+    source = batches(tokenizer, 1_000_003 * (progress.step + 1), length, rows, shares)
+    started = saved = time.monotonic()
+    before, mean = progress.seconds, 0.0
+    asked_to_stop: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: asked_to_stop.append(number))
+    while progress.tokens < total and not asked_to_stop:
+        factor = rate_factor(progress.tokens, total, cooldown)
+        for optimizer, rate in zip(optimizers, rates, strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * factor
+        loss = loss_of(model, hidden, next(source))
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        progress.step += 1
+        progress.tokens += rows * length
+        progress.seconds = before + time.monotonic() - started
+        mean = loss.item() if mean == 0.0 else 0.95 * mean + 0.05 * loss.item()
+        if progress.step % 20 == 0:
+            speed = progress.tokens / progress.seconds
+            sys.stdout.write(
+                f"step {progress.step} tokens {progress.tokens} loss {mean:.4f} "
+                f"rate {factor:.3f} {speed:.0f} tokens/s\n"
+            )
+            sys.stdout.flush()
+        if time.monotonic() - saved > save_every_s:
+            save(checkpoint, model, optimizers, progress)
+            saved = time.monotonic()
+    save(checkpoint, model, optimizers, progress)
+
+
+def main(
+    tokens: Annotated[int, typer.Option(help="Tokens to read in all.")] = 20_000_000,
+    cooldown: Annotated[float, typer.Option(help="Last part, in which the rate falls.")] = 0.3,
+    build: Annotated[Path, typer.Option(help="Where checkpoints lie.")] = BUILD,
+    length: Annotated[int, typer.Option(help="Tokens in a row.")] = 512,
+    rows: Annotated[int, typer.Option(help="Rows in a batch.")] = 8,
+    threads: Annotated[int, typer.Option(help="Processor threads.")] = 2,
+    save_every_s: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 120.0,
+    shares: Annotated[str, typer.Option(help="Shares of the skills, as JSON.")] = "",
+    compiled: Annotated[
+        bool, typer.Option(help="Compile: 1.8 x as fast; needs a compiler.")
+    ] = True,
+) -> None:
+    """Train the demo model, or go on with it."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    run(
+        build,
+        tokens,
+        cooldown,
+        length,
+        rows,
+        save_every_s,
+        json.loads(shares) if shares else None,
+        compiled,
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)
