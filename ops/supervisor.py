@@ -16,7 +16,7 @@ from triolet.ids import Role
 from triolet.status import ServerReady, WorkerReady
 
 from .child import Child
-from .exit_codes import EXIT_FAILED, CommandFailed
+from .exit_codes import EXIT_FAILED
 from .restart_policy import GiveUp, Restart, RestartPolicy
 
 if TYPE_CHECKING:
@@ -80,18 +80,17 @@ class Supervisor:
         self._stop = trio.Event()
         self._failure: GiveUp | None = None
 
-    async def run(self) -> None:
+    async def run(self) -> GiveUp | None:
         """Run the fleet until `stop` has been called and every process is gone.
 
-        Raises:
-          CommandFailed: a process could not be kept alive; all others have been stopped.
+        Returns:
+          Why it had to end, if not because that was asked for.
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._end_in_order)
             for spec in self._specs:
                 nursery.start_soon(self._keep_alive, spec)
-        if self._failure is not None:
-            raise CommandFailed(self._failure.message, self._failure.exit_code)
+        return self._failure
 
     async def wait_all_ready(self) -> None:
         """Wait until every process has been ready once."""

@@ -1,0 +1,60 @@
+"""Configuration back to the command line that means it: how the supervisor starts its roles.
+
+The inverse of options.py; a test holds the two together. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from triolet.config import EngineConfig, LinkConfig, ServerConfig
+
+
+def engine_arguments(config: EngineConfig) -> list[str]:
+    """Return the options of a worker."""
+    arguments = [
+        *("--dtype", config.dtype.value),
+        *("--backend", config.backend),
+        *("--device", config.device),
+        *("--block-size", str(config.block_size)),
+        *("--kv-pool", str(config.kv_pool_bytes)),
+        *("--max-num-seqs", str(config.max_num_seqs)),
+        *("--max-num-batched-tokens", str(config.max_num_batched_tokens)),
+    ]
+    if config.max_model_len is not None:
+        arguments += ["--max-model-len", str(config.max_model_len)]
+    if config.threads is not None:
+        arguments += ["--threads", str(config.threads)]
+    return arguments
+
+
+def link_arguments(config: LinkConfig) -> list[str]:
+    """Return the options that every role has."""
+    return [
+        *("--peer-timeout", str(config.peer_timeout_s)),
+        *("--progress-timeout", str(config.progress_timeout_s)),
+        *("--lease-ttl", str(config.lease_ttl_s)),
+    ]
+
+
+def server_arguments(config: ServerConfig) -> list[str]:
+    """Return the options of a server, its workers' addresses included."""
+    arguments = [
+        *("--host", config.host),
+        *("--port", str(config.port)),
+        *("--model-name", config.model_name),
+        *("--token-window", str(config.token_window)),
+        *("--stall-timeout", str(config.stall_timeout_s)),
+        *("--drain-timeout", str(config.drain_timeout_s)),
+        *("--max-queued-requests", str(config.max_queued_requests)),
+        *("--max-connections", str(config.max_connections)),
+        *("--metrics-compat", config.metrics_compat),
+    ]
+    if config.allow_remote_clients:
+        arguments.append("--allow-remote-clients")
+    for address in config.prefill_addresses:
+        arguments += ["--prefill", address]
+    for address in config.decode_addresses:
+        arguments += ["--decode", address]
+    return arguments

@@ -1,0 +1,103 @@
+"""How logs look: one JSON object per line on stderr; on a terminal, lines for people.
+
+Every string value is cut, control characters are escaped by JSON, and lines of libraries that use
+`logging` or `warnings` take the same form. What is logged, and that no prompt is, is for those who
+log.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from triolet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from structlog.typing import EventDict, Processor, WrappedLogger
+
+MAX_VALUE_CHARACTERS: Final = 256
+MAX_TRACEBACK_CHARACTERS: Final = 8192
+LEVELS: Final = ("debug", "info", "warning", "error")
+
+
+def default_level() -> str:
+    """Return the level for somebody who chose none: on a terminal only what needs attention."""
+    return "warning" if sys.stderr.isatty() else "info"
+
+
+def configure_logs(level: str | None, process: str) -> None:
+    """Send the logs of this process to stderr.
+
+    Args:
+      level: one of LEVELS; None chooses by whether stderr is a terminal.
+      process: what this process is called in each line.
+
+    Raises:
+      ConfigError: no such level.
+    """
+    chosen = default_level() if level is None else level.lower()
+    if chosen not in LEVELS:
+        raise ConfigError(f"log level {level!r} is unknown; allowed: {', '.join(LEVELS)}")
+    number = logging.getLevelNamesMapping()[chosen.upper()]
+
+    def name_process(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+        event.setdefault("process", process)
+        return event
+
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        name_process,
+    ]
+    last: list[Processor] = (
+        [cut_values, structlog.dev.ConsoleRenderer(pad_event_to=32)]
+        if sys.stderr.isatty()
+        else [
+            structlog.processors.format_exc_info,
+            cut_values,
+            structlog.processors.JSONRenderer(default=repr),
+        ]
+    )
+    structlog.configure(
+        processors=[*shared, *last],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+        )
+    )
+    # A library's own "info" is noise here.
+    logging.basicConfig(handlers=[handler], level=max(number, logging.WARNING), force=True)
+    logging.captureWarnings(True)
+    sys.excepthook = _log_crash
+
+
+def cut_values(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Cut every long value; of a traceback the end stays, which names the error."""
+    for key, value in event.items():
+        if key == "exception":
+            event[key] = str(value)[-MAX_TRACEBACK_CHARACTERS:]
+        elif key == "exc_info" or value is None or isinstance(value, bool | int | float):
+            continue
+        else:
+            text = value if isinstance(value, str) else repr(value)
+            if len(text) > MAX_VALUE_CHARACTERS:
+                event[key] = text[: MAX_VALUE_CHARACTERS - 1] + "…"
+    return event
+
+
+def _log_crash(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
+    structlog.get_logger().critical("crashed", exc_info=(kind, error, traceback))

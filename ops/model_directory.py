@@ -1,0 +1,79 @@
+"""Which directory MODEL means, and whether it can be one, before any process is started for it.
+
+Knows names of files and reads config.json; what is inside the weights and the tokenizer is found
+out by those who load them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from triolet.errors import ModelError
+
+_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+class ModelDirectory(NamedTuple):
+    """A directory that looks like a model.
+
+    Attributes:
+      path: absolute.
+      architecture: as config.json names it.
+      weight_bytes: size of all safetensors files.
+    """
+
+    path: Path
+    architecture: str
+    weight_bytes: int
+
+
+def demo_model_path() -> Path:
+    """Return where the model that ships in the package is."""
+    return Path(str(files("triolet") / "demo"))
+
+
+def find_model(model: Path | None) -> ModelDirectory:
+    """Return the directory of a model; None is the demo model.
+
+    Raises:
+      ModelError: it is missing or incomplete; the text says what is missing and what to do.
+    """
+    if model is None:
+        path = demo_model_path()
+        remedy = "install Triolet again, or name a model directory"
+    else:
+        path = model.expanduser().absolute()
+        remedy = "point MODEL at a complete Hugging Face directory, or download it again"
+        if not path.exists() and _HUB_ID.fullmatch(str(model)):
+            remedy = f"if it is a name on a hub, download it first: hf download {model} --local-dir"
+            remedy += f" {path.name}, then name that directory"
+    if not path.is_dir():
+        raise ModelError(f"model directory {path} does not exist; {remedy}")
+    architecture = _architecture(path / "config.json", remedy)
+    if not (path / "tokenizer.json").is_file():
+        raise ModelError(f"{path / 'tokenizer.json'} is missing; {remedy}")
+    weights = sorted(path.glob("*.safetensors"))
+    if not weights:
+        raise ModelError(
+            f"{path} has no .safetensors file (weights in other formats are not loaded); {remedy}"
+        )
+    return ModelDirectory(path, architecture, sum(file.stat().st_size for file in weights))
+
+
+def _architecture(path: Path, remedy: str) -> str:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelError(f"{path} is missing; {remedy}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} cannot be read as JSON: {error}; {remedy}") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"{path} holds a {type(config).__name__}, not an object; {remedy}")
+    architectures = config.get("architectures")
+    if isinstance(architectures, list) and architectures:
+        return str(architectures[0])
+    return str(config.get("model_type", "unknown"))

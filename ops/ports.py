@@ -1,0 +1,55 @@
+"""Whether the server's port can be had, found out before anything is started."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from triolet.errors import ConfigError
+
+
+def claim_port(host: str, port: int) -> int:
+    """Return a port that this host can listen on now: the given one, or for 0 any free one.
+
+    The port is not kept: the server binds it a moment later and again after each restart.
+
+    Raises:
+      ConfigError: it is taken or may not be used, or there is no such address here.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise ConfigError(
+            f"host {host!r} is no address of this machine ({error.strerror}); allowed: 127.0.0.1, "
+            "or 0.0.0.0 for all of them"
+        ) from error
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+            probe.listen(1)
+        except OSError as error:
+            raise ConfigError(_cause(host, port, error)) from error
+        claimed: int = probe.getsockname()[1]
+        return claimed
+
+
+def _cause(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"port {port} on {host} is in use by another program; stop that program, or choose "
+            f"another port with --port {port + 1 if port < 65_535 else 8000} (0 takes any free one)"
+        )
+    if error.errno == errno.EACCES:
+        return f"port {port} needs more rights than this user has; choose one above 1023"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"{host} is no address of this machine; allowed: 127.0.0.1, or 0.0.0.0 for all"
+    return f"cannot listen on {host} port {port}: {error.strerror}"
+
+
+def base_url(host: str, port: int) -> str:
+    """Return the URL by which this machine reaches a server that listens there."""
+    reachable = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"

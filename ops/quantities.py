@@ -1,0 +1,43 @@
+"""Amounts as people write and read them: `512MiB` is 536870912 bytes, 3000000 is `3.0M`."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from triolet.errors import ConfigError
+from triolet.units import GIB, KIB, MIB
+
+_UNITS: Final = {"": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": 1024 * GIB}
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes that `512MiB`, `1.5GiB` or `1048576` means.
+
+    Raises:
+      ConfigError: it is no size.
+    """
+    match = _SIZE.fullmatch(text.strip().lower())
+    if match is None or match[2] not in _UNITS:
+        raise ConfigError(
+            f"size {text!r} is not understood; allowed: bytes, or a number with KiB, MiB, GiB or "
+            "TiB, such as 512MiB"
+        )
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def show_size(size_bytes: int) -> str:
+    """Return bytes in the largest unit that leaves at least 1, such as `1.5 GiB`."""
+    for unit, factor in (("TiB", 1024 * GIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.1f}".removesuffix(".0") + f" {unit}"
+    return f"{size_bytes} B"
+
+
+def show_count(count: int) -> str:
+    """Return a large count as it is spoken of, such as `3.2M` parameters."""
+    for unit, factor in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if count >= factor:
+            return f"{count / factor:.1f}{unit}"
+    return str(count)
