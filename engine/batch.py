@@ -45,6 +45,9 @@ class SampleSpec:
 class StepRow:
     """One sequence's part in a step: one token in decode, a chunk of the prompt in prefill.
 
+    A chunk of one token in the middle of a prompt is computed as decode is; its bits then differ in
+    the last place from what any other cut gives, so schedulers do not make one.
+
     Attributes:
       token_ids: tokens to compute, at least one; their KV is stored.
       start: position of the first; the KV of all before it is in the blocks already.
@@ -84,6 +87,8 @@ class FlatStep:
       query_start_loc: where each row begins in `token_ids`, and where the last one ends.
       seq_lens: tokens of each row's sequence after this step.
       block_tables: of each row, cut to the blocks that `seq_lens` fills.
+      is_decode: of each row, whether it continues a completion. A row's bits depend on how it is
+        computed, so a prompt's last token is prefill also where a chunk border leaves it alone.
       sample_rows: indices into the rows that choose a token.
       sample_tokens: index in `token_ids` of the last token of each such row, padded.
     """
@@ -94,6 +99,7 @@ class FlatStep:
     query_start_loc: list[int]
     seq_lens: list[int]
     block_tables: list[Sequence[int]]
+    is_decode: list[bool]
     sample_rows: list[int]
     sample_tokens: list[int]
 
@@ -105,7 +111,7 @@ def flatten(rows: Sequence[StepRow], block_size: int) -> FlatStep:
       rows: at least one.
       block_size: tokens per block.
     """
-    step = FlatStep([], [], [], [0], [], [], [], [])
+    step = FlatStep([], [], [], [0], [], [], [], [], [])
     for index, row in enumerate(rows):
         end = row.start + len(row.token_ids)
         num_blocks = -(-end // block_size)
@@ -120,6 +126,8 @@ def flatten(rows: Sequence[StepRow], block_size: int) -> FlatStep:
         step.query_start_loc.append(len(step.token_ids))
         step.seq_lens.append(end)
         step.block_tables.append(row.block_table[:num_blocks])
+        is_prompt_end = row.sample is not None and row.sample.position == 0
+        step.is_decode.append(len(row.token_ids) == 1 and not is_prompt_end)
         if row.sample is not None:
             step.sample_rows.append(index)
             step.sample_tokens.append(len(step.token_ids) - 1)

@@ -1,0 +1,35 @@
+"""Checkpoints shared by all engine tests of a session: writing one takes longer than using it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from .checkpoints import Checkpoint, write_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Keep tests to one core, as a worker beside others is."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
+    """Return a function that gives a family's checkpoint, written at its first use."""
+    written: dict[str, Checkpoint] = {}
+
+    def of(name: str) -> Checkpoint:
+        if name not in written:
+            written[name] = write_checkpoint(tmp_path_factory.mktemp("models") / name, name)
+        return written[name]
+
+    return of
