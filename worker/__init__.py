@@ -1,1 +1,1 @@
-"""What both kinds of worker share: the shell around a deciding core, and what a core may ask of it."""
+"""What both roles share: the shell around a deciding core, and what a core asks of an engine."""

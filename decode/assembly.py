@@ -1,0 +1,134 @@
+"""How the KV of one prompt comes together from chunks that may be late, doubled, reordered or
+damaged.
+
+Knows chunk addresses, digests and counts; does not know pools (the caller copies a chunk that was
+judged TAKEN) nor leases (the caller asks only for attempts that hold one).
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from transport.digest import payload_digest
+from triolet.errors import RemoteProtocolError
+
+if TYPE_CHECKING:
+    from transport.frames import KvChunk, KvManifest
+
+
+class Verdict(Enum):
+    """What to do with a chunk."""
+
+    TAKEN = auto()  # copy it into the leased blocks
+    DUPLICATE = auto()  # it is there already; only its bytes of window go back
+    CORRUPT = auto()  # ask for it again
+
+
+class Assembly:
+    """The chunks of one attempt.
+
+    Attributes:
+      manifest: what the sender says there was, once it has said so.
+    """
+
+    def __init__(
+        self, *, first_block: int, num_blocks: int, num_tokens: int, bytes_per_block: int
+    ) -> None:
+        """Begin with nothing received.
+
+        Args:
+          first_block: leading blocks of the sequence that need no shipping.
+          num_blocks: blocks of the whole prompt, held ones included.
+          num_tokens: tokens of the prompt.
+          bytes_per_block: payload bytes of one block.
+        """
+        self.manifest: KvManifest | None = None
+        self._first_block = first_block
+        self._num_blocks = num_blocks
+        self._num_tokens = num_tokens
+        self._bytes_per_block = bytes_per_block
+        self._chunks: dict[int, tuple[int, int]] = {}
+        self._filled = bytearray(num_blocks)
+        self._num_missing = num_blocks - first_block
+        self._failures: dict[int, int] = {}
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every block is there and the manifest says that this is all."""
+        return self.manifest is not None and self._num_missing == 0
+
+    def judge(self, chunk: KvChunk, payload: bytes | memoryview) -> Verdict:
+        """Check one chunk and note it as received if it is good.
+
+        Raises:
+          RemoteProtocolError: its address contradicts the prompt, the manifest or another chunk.
+        """
+        where = (chunk.first_block, chunk.num_blocks)
+        known = self._chunks.get(chunk.index)
+        if known is not None:
+            if known != where:
+                raise RemoteProtocolError(f"chunk {chunk.index} came twice with other blocks")
+            return Verdict.DUPLICATE
+        self._check_address(chunk, len(payload))
+        if payload_digest(payload) != chunk.digest:
+            self._failures[chunk.index] = self._failures.get(chunk.index, 0) + 1
+            return Verdict.CORRUPT
+        end = chunk.first_block + chunk.num_blocks
+        if any(self._filled[chunk.first_block : end]):
+            raise RemoteProtocolError(f"chunk {chunk.index} overlaps another chunk")
+        self._filled[chunk.first_block : end] = b"\x01" * chunk.num_blocks
+        self._chunks[chunk.index] = where
+        self._num_missing -= chunk.num_blocks
+        self._check_count()
+        return Verdict.TAKEN
+
+    def num_failures(self, index: int) -> int:
+        """Return how often this chunk came with a wrong digest."""
+        return self._failures.get(index, 0)
+
+    def accept_manifest(self, manifest: KvManifest) -> None:
+        """Note the manifest; the same one again changes nothing.
+
+        Raises:
+          RemoteProtocolError: it contradicts the prompt, the chunks so far or an earlier manifest.
+        """
+        if self.manifest is not None and manifest != self.manifest:
+            raise RemoteProtocolError("a second manifest says something else")
+        if manifest.num_tokens != self._num_tokens:
+            raise RemoteProtocolError(
+                f"manifest of {manifest.num_tokens} tokens for a prompt of {self._num_tokens}"
+            )
+        if manifest.first.position != 0 or manifest.first.key != manifest.key:
+            raise RemoteProtocolError("the manifest's first token is not position 0 of its attempt")
+        last = max(self._chunks, default=-1)
+        if last >= manifest.num_chunks:
+            raise RemoteProtocolError(f"chunk {last} of only {manifest.num_chunks}")
+        self.manifest = manifest
+        self._check_count()
+
+    def _check_count(self) -> None:
+        if self.manifest is None:
+            return
+        has_all_chunks = len(self._chunks) == self.manifest.num_chunks
+        if has_all_chunks != (self._num_missing == 0):
+            raise RemoteProtocolError(
+                f"{len(self._chunks)} of {self.manifest.num_chunks} chunks came, "
+                f"{self._num_missing} blocks are missing"
+            )
+
+    def _check_address(self, chunk: KvChunk, num_bytes: int) -> None:
+        end = chunk.first_block + chunk.num_blocks
+        if not self._first_block <= chunk.first_block < end <= self._num_blocks:
+            raise RemoteProtocolError(
+                f"chunk {chunk.index} is blocks {chunk.first_block}…{end - 1}; "
+                f"wanted are {self._first_block}…{self._num_blocks - 1}"
+            )
+        if num_bytes != chunk.num_blocks * self._bytes_per_block:
+            raise RemoteProtocolError(
+                f"chunk {chunk.index} of {chunk.num_blocks} blocks has {num_bytes} bytes"
+            )
+        if self.manifest is not None and chunk.index >= self.manifest.num_chunks:
+            raise RemoteProtocolError(
+                f"chunk {chunk.index} of only {self.manifest.num_chunks} in the manifest"
+            )

@@ -1,0 +1,107 @@
+"""One attempt at a request as decode holds it: its tokens, its blocks, how far it is computed.
+
+Plain state with the questions that schedulers ask of it; knows no frames and changes nothing by
+itself. Where it is in its life is its lease's state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.batch import SampleSpec, StepRow
+from transport.frames import EndReason
+from triolet.sampling import is_end_token
+
+if TYPE_CHECKING:
+    from transport.window import TokenWindow
+    from triolet.ids import AttemptKey, PeerId
+    from triolet.sampling import SamplingParams
+
+    from .assembly import Assembly
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """A lease and what it is for.
+
+    Attributes:
+      key: request and attempt number.
+      server: the life of the server that asked.
+      prompt_ids: the prompt.
+      replay_ids: completion tokens that the client has already; computed, never sampled or sent.
+      sampling: how the next token is chosen.
+      eos_token_ids: the model's end tokens.
+      priority: lower is more important.
+      order: rises with each reservation; the greatest is the youngest.
+      window: how far the stream may run.
+      assembly: the KV on its way.
+      block_table: leased blocks in sequence order.
+      output_ids: completion tokens that are decided, replayed ones first; empty until the KV is in.
+      num_computed_tokens: leading tokens of prompt and completion whose KV is in the pool.
+      last_step: number of the step in which it last had a row.
+      kv_sender: routing id of the prefill worker that ships to it, None before the first chunk.
+    """
+
+    key: AttemptKey
+    server: PeerId
+    prompt_ids: tuple[int, ...]
+    replay_ids: tuple[int, ...]
+    sampling: SamplingParams
+    eos_token_ids: tuple[int, ...]
+    priority: int
+    order: int
+    window: TokenWindow
+    assembly: Assembly
+    block_table: list[int]
+    output_ids: list[int]
+    num_computed_tokens: int = 0
+    last_step: int = 0
+    kv_sender: bytes | None = None
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Completion tokens that exist, replayed ones included."""
+        return max(len(self.output_ids), len(self.replay_ids))
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and decided completion tokens."""
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def samples_next(self) -> bool:
+        """Whether its next row decides a token; if not, that row only replays one."""
+        return self.num_computed_tokens == self.num_tokens - 1
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether it may not go on until its client has read more."""
+        return self.samples_next and not self.window.may_produce(len(self.output_ids))
+
+    def row(self) -> StepRow:
+        """Return its next decode row: the first token that is not computed yet."""
+        sample = None
+        if self.samples_next:
+            sample = SampleSpec(
+                params=self.sampling,
+                position=len(self.output_ids),
+                prompt_ids=self.prompt_ids,
+                output_ids=self.output_ids,
+                eos_token_ids=self.eos_token_ids,
+            )
+        return StepRow(
+            token_ids=(self.output_ids[self.num_computed_tokens - len(self.prompt_ids)],),
+            start=self.num_computed_tokens,
+            block_table=self.block_table,
+            sample=sample,
+        )
+
+    def finish_reason(self, max_model_len: int) -> EndReason | None:
+        """Return why it is over with its last decided token, or None if it goes on."""
+        position = len(self.output_ids) - 1
+        if is_end_token(self.sampling, self.eos_token_ids, position, self.output_ids[position]):
+            return EndReason.STOP
+        if len(self.output_ids) >= self.sampling.max_tokens or self.num_tokens >= max_model_len:
+            return EndReason.LENGTH
+        return None

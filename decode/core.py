@@ -1,0 +1,295 @@
+"""The decisions of a decode worker: frames and time in, frames out.
+
+Knows the protocol of both its listeners; knows no sockets, threads or clocks. The shell hands it
+frames, runs the steps that it plans, and sends what is in its outbox.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING
+
+from engine.batch import check_request
+from transport.frames import (
+    Goodbye,
+    Grant,
+    Hello,
+    KvChunk,
+    KvManifest,
+    Load,
+    Refuse,
+    RefuseReason,
+    Reserve,
+    TokenCredit,
+    WorkerHeartbeat,
+)
+from transport.lease import DECODE_TRANSITIONS, LeaseState, Standing
+from transport.tokens import unpack_tokens
+from transport.window import TokenWindow
+from triolet.errors import RemoteProtocolError, RequestError
+from triolet.ids import Role
+from worker.counters import Counters
+from worker.outbox import Outbox
+from worker.peers import PeerTable
+from worker.reception import Reception
+from worker.roster import Roster
+
+from .assembly import Assembly
+from .attempt import Attempt
+from .intake import KvIntake
+from .scheduler import blocks_for
+from .stepper import Stepper
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.batch import Sampled, StepRow
+    from transport.frames import AnyFrame
+    from triolet.config import LinkConfig
+    from triolet.ids import PeerId
+    from worker.engine_port import EnginePort
+    from worker.identity import Identity
+
+_HOLDING = (LeaseState.RESERVED, LeaseState.FILLING)
+_WITH_ROW = (LeaseState.READY, LeaseState.RUNNING)
+
+
+class DecodeCore:
+    """One decode worker's mind.
+
+    Args:
+      engine: blocks and their bytes.
+      identity: who it is.
+      link: lifetimes and bounds.
+      now: the time at which it begins.
+
+    Attributes:
+      outbox: what is to be sent.
+      counters: what was done.
+      roster: who holds a lease.
+    """
+
+    def __init__(
+        self, engine: EnginePort, identity: Identity, link: LinkConfig, now: float
+    ) -> None:
+        self.outbox = Outbox()
+        self.counters = Counters()
+        self._engine = engine
+        self._identity = identity
+        self._link = link
+        self._orders = count()
+        self.roster: Roster[Attempt] = Roster(
+            engine.ledger, DECODE_TRANSITIONS, link, self.outbox, on_end=self._on_end
+        )
+        self._reception = Reception(
+            identity, link, self.roster, self.outbox, self.counters, self._describe, now
+        )
+        # Senders close an idle link themselves; twice that time says that one could not.
+        self._senders = PeerTable(
+            identity,
+            Role.PREFILL,
+            silence_s=2 * link.kv_idle_s,
+            max_peers=link.max_peers,
+            send=self.outbox.to_sender,
+        )
+        self._stepper = Stepper(engine, identity, self.roster, self.outbox, self.counters)
+        self._intake = KvIntake(
+            engine,
+            identity,
+            link,
+            self.roster,
+            self.outbox,
+            self.counters,
+            on_complete=self._stepper.join,
+        )
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the worker may leave."""
+        return self._reception.is_drained
+
+    def wake(self, now: float) -> None:
+        """To be called before frames are handed in and at every sweep: a worker that stood still
+        must not act on what it believed before."""
+        if self._reception.is_fenced(now):
+            self._reception.begin_new_life(now)
+            self._senders.dismiss("this worker has begun a new life: dial again")
+
+    def on_control(self, sender: bytes, frame: AnyFrame, now: float) -> None:
+        """Take in a frame of a server."""
+        server = self._reception.take(sender, frame, now)
+        if server is None:
+            return
+        try:
+            match frame:
+                case Reserve():
+                    self._reserve(server, frame, now)
+                case TokenCredit():
+                    self._grant_tokens(server, frame)
+                case _:
+                    raise RemoteProtocolError(f"no {type(frame).__name__} to a decode worker")
+        except (RemoteProtocolError, RequestError) as error:
+            self._reception.reject(server, frame, error, now)
+
+    def on_kv(
+        self, sender: bytes, frame: AnyFrame, payload: bytes | memoryview | None, now: float
+    ) -> None:
+        """Take in a frame of a prefill worker."""
+        if isinstance(frame, Hello):
+            self._senders.greet(sender, frame, now)
+            return
+        if isinstance(frame, Goodbye):
+            self._senders.forget(sender)
+            return
+        if self._senders.hear(sender, now) is None:
+            self.counters.stale_frames += 1
+            return
+        match frame:
+            case KvChunk() if payload is not None:
+                self._intake.on_chunk(sender, frame, payload, now)
+            case KvManifest():
+                self._intake.on_manifest(sender, frame, now)
+            case _:
+                self.counters.stale_frames += 1
+
+    def on_server_gone(self, sender: bytes, now: float) -> None:
+        """Note that a frame did not reach a server."""
+        self._reception.on_server_gone(sender, now)
+
+    def on_sender_gone(self, sender: bytes) -> None:
+        """Note that a prefill worker's pipe is closed."""
+        self._senders.forget(sender)
+
+    def plan_step(self, now: float) -> list[StepRow]:
+        """Begin the next step; an empty list means that there is nothing to compute."""
+        return self._stepper.plan(now)
+
+    def complete_step(self, results: Sequence[Sampled | None], now: float) -> None:
+        """Take in what the step has computed."""
+        self._stepper.complete(results, now)
+
+    def fail_step(self, message: str, now: float) -> None:
+        """Take in that the step raised."""
+        self._stepper.fail(message, now)
+
+    def sweep(self, now: float) -> None:
+        """End what is over and forget who is silent."""
+        self._reception.sweep(now)
+        self._senders.forget_silent(now)
+
+    def beat(self) -> None:
+        """Tell every server how things stand."""
+        self._reception.beat()
+
+    def drain(self, now: float, deadline_s: float) -> None:
+        """Take nothing new and end what is left after `deadline_s`."""
+        self._reception.drain(now, deadline_s)
+
+    def say_goodbye(self) -> None:
+        """Tell everybody that this worker leaves."""
+        self._reception.say_goodbye()
+        self._senders.dismiss("this decode worker has shut down")
+
+    def load(self) -> Load:
+        """Return what the worker is doing."""
+        ledger, leases, counters = self._engine.ledger, self.roster.leases, self.counters
+        waiting = [lease.key for lease in leases.leases() if lease.state in _HOLDING]
+        return Load(
+            free_blocks=ledger.free_blocks,
+            cached_blocks=ledger.cached_blocks,
+            leased_blocks=ledger.leased_blocks,
+            running=sum(leases.count(state) for state in _WITH_ROW),
+            paused=leases.count(LeaseState.PAUSED),
+            waiting=len(waiting),
+            waiting_tokens=sum(len(self.roster.attempts[key].prompt_ids) for key in waiting),
+            steps=counters.steps,
+            computed_tokens=counters.computed_tokens,
+            kv_bytes=counters.kv_bytes,
+            stale_frames=counters.stale_frames,
+            bad_digests=counters.bad_digests,
+            preemptions=counters.preemptions,
+        )
+
+    def _describe(self, server: PeerId) -> WorkerHeartbeat:
+        own = len(self.roster.leases.owned_by(server))
+        num_servers = max(1, len(self._reception.servers))
+        return WorkerHeartbeat(
+            epoch=self._identity.me.epoch,
+            progress=self.counters.steps,
+            has_work=self.roster.is_stepping,
+            is_draining=self._reception.is_draining,
+            load=self.load(),
+            row_credit=own + self._num_free_rows() // num_servers,
+        )
+
+    def _num_free_rows(self) -> int:
+        # A paused attempt has no row; if all come back at once they take turns.
+        num_rows = len(self.roster.leases) - self.roster.leases.count(LeaseState.PAUSED)
+        return max(0, self._identity.capacity.max_num_seqs - num_rows)
+
+    def _reserve(self, server: PeerId, frame: Reserve, now: float) -> None:
+        standing = self.roster.leases.standing(frame.key)
+        if standing is Standing.NEW:
+            self.roster.end_older(frame.key, now)
+            prompt_ids = unpack_tokens(frame.prompt)
+            check_request(self._engine.vocab_size, prompt_ids, frame.sampling)
+            reason = self._refusal(len(prompt_ids))
+            if reason is None:
+                self._admit(server, frame, prompt_ids, now)
+        else:
+            reason = RefuseReason.ENDED if standing is Standing.ENDED else None
+        if reason is None:
+            answer: Grant | Refuse = Grant(*frame.key, epoch=self._identity.me.epoch)
+        else:
+            answer = Refuse(*frame.key, reason, retry_after_s=self._link.heartbeat_interval_s)
+        self.outbox.to_server(server.identity(), answer)
+
+    def _refusal(self, num_prompt_tokens: int) -> RefuseReason | None:
+        if self._reception.is_draining:
+            return RefuseReason.DRAINING
+        if num_prompt_tokens >= self._identity.capacity.max_model_len:
+            return RefuseReason.TOO_LONG
+        if self._num_free_rows() == 0:
+            return RefuseReason.NO_ROWS
+        # Everybody here may need another block soon: a new prompt must not make that a preemption.
+        growth_blocks = len(self.roster.leases)
+        needed_blocks = blocks_for(num_prompt_tokens, self._engine.block_size)
+        if needed_blocks + growth_blocks > self._engine.ledger.available_blocks:
+            return RefuseReason.NO_BLOCKS
+        return None
+
+    def _admit(
+        self, server: PeerId, frame: Reserve, prompt_ids: tuple[int, ...], now: float
+    ) -> None:
+        replay_ids = unpack_tokens(frame.replay)
+        num_blocks = blocks_for(len(prompt_ids), self._engine.block_size)
+        attempt = Attempt(
+            key=frame.key,
+            server=server,
+            prompt_ids=prompt_ids,
+            replay_ids=replay_ids,
+            sampling=frame.sampling,
+            eos_token_ids=frame.eos_token_ids,
+            priority=frame.priority,
+            order=next(self._orders),
+            window=TokenWindow(frame.allowed),
+            assembly=Assembly(
+                first_block=0,
+                num_blocks=num_blocks,
+                num_tokens=len(prompt_ids),
+                bytes_per_block=self._engine.bytes_per_block,
+            ),
+            block_table=self._engine.ledger.lease(frame.key, num_blocks),
+            output_ids=[],
+        )
+        self.roster.add(attempt, now, frame.remaining_s)
+
+    def _grant_tokens(self, server: PeerId, frame: TokenCredit) -> None:
+        for row in frame.rows:
+            attempt = self.roster.attempts.get(row.key)
+            if attempt is not None and attempt.server == server:
+                attempt.window.grant(row.allowed)
+
+    def _on_end(self, attempt: Attempt) -> None:
+        if not attempt.assembly.is_complete:
+            self._intake.abandon(attempt)

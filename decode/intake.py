@@ -1,0 +1,146 @@
+"""How KV frames become KV in this pool: under a live lease of this epoch, or not at all.
+
+Knows kv frames, leases and blocks; does not know servers' wishes or steps. Every chunk is answered,
+also the one that is dropped, so that no sender loses window to a frame that came too late.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from transport.frames import EndReason, KvCredit, KvDone, KvResend
+from transport.lease import LeaseEvent, LeaseState
+from triolet.errors import RemoteProtocolError
+
+from .assembly import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transport.frames import KvChunk, KvManifest
+    from triolet.config import LinkConfig
+    from triolet.ids import AttemptKey
+    from worker.counters import Counters
+    from worker.engine_port import EnginePort
+    from worker.identity import Identity
+    from worker.outbox import Outbox
+    from worker.roster import Roster
+
+    from .attempt import Attempt
+
+_INCOMPLETE = (LeaseState.RESERVED, LeaseState.FILLING)
+
+
+class KvIntake:
+    """Takes chunks and manifests for all attempts of one decode worker.
+
+    Args:
+      engine: into whose blocks they go.
+      identity: names the present epoch.
+      link: how often a chunk may come damaged.
+      roster: who holds a lease.
+      outbox: takes the answers.
+      counters: of what came.
+      on_complete: told of each attempt whose KV has become complete, with its state at READY.
+    """
+
+    def __init__(
+        self,
+        engine: EnginePort,
+        identity: Identity,
+        link: LinkConfig,
+        roster: Roster[Attempt],
+        outbox: Outbox,
+        counters: Counters,
+        on_complete: Callable[[Attempt, float], None],
+    ) -> None:
+        self._engine = engine
+        self._identity = identity
+        self._max_resends = link.max_chunk_resends
+        self._roster = roster
+        self._outbox = outbox
+        self._counters = counters
+        self._on_complete = on_complete
+
+    def on_chunk(
+        self, sender: bytes, chunk: KvChunk, payload: bytes | memoryview, now: float
+    ) -> None:
+        """Copy a chunk into its leased blocks if it is wanted, and answer it."""
+        attempt = self._wanted(sender, chunk.key, chunk.target_epoch)
+        if attempt is None:
+            self._give_credit(sender, chunk, payload)
+            return
+        try:
+            verdict = attempt.assembly.judge(chunk, payload)
+        except RemoteProtocolError as error:
+            self._give_credit(sender, chunk, payload)
+            self._roster.end(chunk.key, EndReason.ERROR, now, str(error))
+            return
+        if verdict is Verdict.CORRUPT:
+            self._on_corrupt(sender, attempt, chunk, now)
+            return
+        if verdict is Verdict.TAKEN:
+            end = chunk.first_block + chunk.num_blocks
+            self._engine.import_blocks(attempt.block_table[chunk.first_block : end], payload)
+            self._counters.kv_bytes += len(payload)
+            if self._state(chunk.key) is LeaseState.RESERVED:
+                self._roster.leases.step(chunk.key, LeaseEvent.FIRST_CHUNK)
+        self._give_credit(sender, chunk, payload)
+        self._finish_if_complete(attempt, now)
+
+    def on_manifest(self, sender: bytes, manifest: KvManifest, now: float) -> None:
+        """Note what there was in all; with it and every chunk the attempt is ready."""
+        attempt = self._wanted(sender, manifest.key, manifest.target_epoch)
+        if attempt is None:
+            return
+        try:
+            attempt.assembly.accept_manifest(manifest)
+        except RemoteProtocolError as error:
+            self._roster.end(manifest.key, EndReason.ERROR, now, str(error))
+            return
+        self._finish_if_complete(attempt, now)
+
+    def abandon(self, attempt: Attempt) -> None:
+        """Tell the sender of an attempt that ended that nothing more is wanted."""
+        if attempt.kv_sender is not None:
+            self._say_done(attempt.kv_sender, attempt.key)
+
+    def _wanted(self, sender: bytes, key: AttemptKey, target_epoch: int) -> Attempt | None:
+        """Return the attempt that takes this frame, or None after saying that it is not wanted."""
+        attempt = self._roster.attempts.get(key)
+        if attempt is None or target_epoch != self._identity.me.epoch:
+            self._counters.stale_frames += 1
+            self._say_done(sender, key)
+            return None
+        if self._state(key) not in _INCOMPLETE:
+            # A repeat of something that came in time: the answer to it was lost.
+            self._say_done(sender, key)
+            return None
+        attempt.kv_sender = sender
+        return attempt
+
+    def _state(self, key: AttemptKey) -> LeaseState:
+        lease = self._roster.leases.get(key)
+        return LeaseState.RELEASED if lease is None else lease.state
+
+    def _on_corrupt(self, sender: bytes, attempt: Attempt, chunk: KvChunk, now: float) -> None:
+        self._counters.bad_digests += 1
+        failures = attempt.assembly.num_failures(chunk.index)
+        if failures > self._max_resends:
+            message = f"chunk {chunk.index} came damaged {failures} times: the path is broken"
+            self._roster.end(chunk.key, EndReason.ERROR, now, message)
+        else:
+            self._outbox.to_sender(sender, KvResend(*chunk.key, indices=(chunk.index,)))
+
+    def _finish_if_complete(self, attempt: Attempt, now: float) -> None:
+        if attempt.assembly.is_complete:
+            self._roster.leases.step(attempt.key, LeaseEvent.COMPLETE)
+            self.abandon(attempt)
+            self._on_complete(attempt, now)
+
+    def _give_credit(self, sender: bytes, chunk: KvChunk, payload: bytes | memoryview) -> None:
+        credit = KvCredit(*chunk.key, index=chunk.index, num_bytes=len(payload))
+        self._outbox.to_sender(sender, credit)
+
+    def _say_done(self, sender: bytes, key: AttemptKey) -> None:
+        self._outbox.to_sender(sender, KvDone(*key))

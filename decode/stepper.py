@@ -1,0 +1,168 @@
+"""From one decode step to the next: who has a row, what came of it, who is told.
+
+Knows attempts, blocks and results; does not know where KV came from or how steps are run.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from transport.frames import MAX_TEXT, EndReason, TokenRow, Tokens, TopToken
+from transport.lease import LeaseEvent, LeaseState
+
+from .scheduler import plan_step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from engine.batch import Sampled, StepRow
+    from triolet.ids import PeerId
+    from worker.counters import Counters
+    from worker.engine_port import EnginePort
+    from worker.identity import Identity
+    from worker.outbox import Outbox
+    from worker.roster import Roster
+
+    from .attempt import Attempt
+
+
+class Stepper:
+    """Plans steps and takes in their results.
+
+    Args:
+      engine: whose blocks grow.
+      identity: names rows and context length.
+      roster: who holds a lease.
+      outbox: takes the TOKENS frames.
+      counters: of steps, tokens and preemptions.
+    """
+
+    def __init__(
+        self,
+        engine: EnginePort,
+        identity: Identity,
+        roster: Roster[Attempt],
+        outbox: Outbox,
+        counters: Counters,
+    ) -> None:
+        self._engine = engine
+        self._capacity = identity.capacity
+        self._roster = roster
+        self._outbox = outbox
+        self._counters = counters
+        self._rows: list[Attempt] = []
+
+    def plan(self, now: float) -> list[StepRow]:
+        """Begin the next step; an empty list means that there is nothing to compute."""
+        ledger = self._engine.ledger
+        plan = plan_step(
+            self._roster.attempts.values(),
+            self._runnable(),
+            free_blocks=ledger.available_blocks,
+            block_size=self._engine.block_size,
+            max_num_seqs=self._capacity.max_num_seqs,
+        )
+        for attempt in plan.preempted:
+            self._counters.preemptions += 1
+            self._roster.end(attempt.key, EndReason.PREEMPTED, now)
+        for attempt in plan.growing:
+            attempt.block_table += ledger.extend(attempt.key, 1)
+        self._rows = plan.rows
+        self._roster.begin_step(attempt.key for attempt in plan.rows)
+        return [attempt.row() for attempt in plan.rows]
+
+    def complete(self, results: Sequence[Sampled | None], now: float) -> None:
+        """Take in what the step that `plan` began has computed."""
+        self._counters.steps += 1
+        self._counters.computed_tokens += len(self._rows)
+        rows, self._rows = self._rows, []
+        self._roster.finish_step(now)
+        produced: list[tuple[Attempt, TokenRow]] = []
+        for attempt, sampled in zip(rows, results, strict=True):
+            if attempt.key not in self._roster.attempts:
+                continue  # it ended meanwhile: its token is never seen
+            is_replay = not attempt.samples_next
+            attempt.num_computed_tokens += 1
+            attempt.last_step = self._counters.steps
+            if is_replay:
+                continue
+            assert sampled is not None, "a row that samples has a result"
+            produced.append((attempt, _token_row(attempt, sampled)))
+            attempt.output_ids.append(sampled.token_id)
+        self._tell([(attempt.server, row) for attempt, row in produced])
+        self._end_finished((attempt for attempt, _ in produced), now)
+
+    def fail(self, message: str, now: float) -> None:
+        """The step that `plan` began raised: each of its attempts ends, the others go on."""
+        self._counters.steps += 1
+        rows, self._rows = self._rows, []
+        self._roster.finish_step(now)
+        for attempt in rows:
+            self._roster.end(attempt.key, EndReason.ERROR, now, message[:MAX_TEXT])
+
+    def join(self, attempt: Attempt, now: float) -> None:
+        """Take an attempt whose KV is complete; its row comes with the next step.
+
+        The first token decides whether this attempt continues what its client has already: prefill
+        sampled it again, and it must be the one that was sent.
+        """
+        manifest = attempt.assembly.manifest
+        assert manifest is not None, "complete without a manifest"
+        attempt.num_computed_tokens = len(attempt.prompt_ids)
+        first = manifest.first
+        if attempt.replay_ids:
+            if first.token_id != attempt.replay_ids[0]:
+                message = (
+                    f"the prompt's first token is {first.token_id} now and was "
+                    f"{attempt.replay_ids[0]} before: the continuation would not be the same"
+                )
+                self._roster.end(attempt.key, EndReason.ERROR, now, message)
+                return
+            attempt.output_ids += attempt.replay_ids
+        else:
+            attempt.output_ids.append(first.token_id)
+            self._tell([(attempt.server, first)])
+        self._end_finished((attempt,), now)
+
+    def _runnable(self) -> list[Attempt]:
+        """Move leases between READY, RUNNING and PAUSED; return who may have a row."""
+        leases = self._roster.leases
+        runnable = []
+        for lease in leases.leases():
+            attempt = self._roster.attempts[lease.key]
+            state = lease.state
+            if state is LeaseState.READY:
+                state = leases.step(lease.key, LeaseEvent.START)
+            if state is LeaseState.RUNNING and attempt.is_blocked:
+                state = leases.step(lease.key, LeaseEvent.PAUSE)
+            elif state is LeaseState.PAUSED and not attempt.is_blocked:
+                state = leases.step(lease.key, LeaseEvent.RESUME)
+            if state is LeaseState.RUNNING:
+                runnable.append(attempt)
+        return runnable
+
+    def _tell(self, rows: Iterable[tuple[PeerId, TokenRow]]) -> None:
+        """Send each server its rows of this step in one frame."""
+        by_server: defaultdict[PeerId, list[TokenRow]] = defaultdict(list)
+        for server, row in rows:
+            by_server[server].append(row)
+        for server, its_rows in by_server.items():
+            frame = Tokens(self._counters.steps, tuple(its_rows))
+            self._outbox.to_server(server.identity(), frame)
+
+    def _end_finished(self, attempts: Iterable[Attempt], now: float) -> None:
+        for attempt in attempts:
+            reason = attempt.finish_reason(self._capacity.max_model_len)
+            if reason is not None:
+                self._roster.end(attempt.key, reason, now)
+
+
+def _token_row(attempt: Attempt, sampled: Sampled) -> TokenRow:
+    return TokenRow(
+        *attempt.key,
+        position=len(attempt.output_ids),
+        token_id=sampled.token_id,
+        logprob=sampled.logprob,
+        top=tuple(TopToken(token_id, logprob) for token_id, logprob in sampled.top),
+    )

@@ -1,0 +1,116 @@
+"""The decode worker process: the core, its two listeners, its device thread.
+
+Knows how the parts are put together; decides nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from transport.link import PeerBusy, PeerGone
+from triolet.config import require
+from triolet.ids import Role
+from worker.entry import run_worker
+from worker.identity import Identity
+from worker.shell import Shell
+
+from .core import DecodeCore
+
+if TYPE_CHECKING:
+    from transport.link import Listener, Network
+    from triolet.config import WorkerConfig
+    from worker.engine_port import EnginePort
+    from worker.shell import Device
+
+log = structlog.get_logger()
+
+MAX_KV_MESSAGES: Final = 8
+"""Chunks taken in between two looks at anything else: about 3 ms of copying at 1 MiB each."""
+
+
+async def serve(
+    config: WorkerConfig,
+    engine: EnginePort,
+    device: Device,
+    control_network: Network,
+    kv_network: Network,
+    *,
+    task_status: trio.TaskStatus[Shell] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve with an engine that is loaded, until drained.
+
+    Args:
+      config: addresses and bounds.
+      engine: what it computes with.
+      device: where steps run.
+      control_network: makes the listener for servers.
+      kv_network: makes the listener for prefill workers; another one, so that bulk never stands
+        before a heartbeat.
+      task_status: started with the shell once everybody can connect.
+
+    Raises:
+      ConfigError: an address cannot be bound, or none is given for KV.
+    """
+    require(config.kv_address is not None, "kv_address", None, "an ipc:// or tcp:// address")
+    assert config.kv_address is not None
+    kv = kv_network.listen(
+        config.kv_address,
+        hwm=config.link.kv_hwm,
+        max_frame_bytes=config.link.max_kv_frame_bytes,
+    )
+    control = control_network.listen(
+        config.control_address,
+        hwm=config.link.control_hwm,
+        max_frame_bytes=config.link.max_control_frame_bytes,
+    )
+    identity = Identity(
+        Role.DECODE,
+        config.name,
+        engine,
+        max_num_seqs=config.engine.max_num_seqs,
+        kv_window_bytes=config.link.kv_window_bytes,
+        kv_address=kv.address,
+    )
+    core = DecodeCore(engine, identity, config.link, now=trio.current_time())
+
+    def flush_kv(now: float) -> None:
+        del now
+        for send in core.outbox.take_for_senders():
+            try:
+                kv.send_nowait(send.to, send.frame)
+            except (PeerGone, PeerBusy) as error:
+                # It asks again for what it has not been told; if it is gone, that was all.
+                log.warning("kv_answer_unsent", error=str(error))
+                core.on_sender_gone(send.to)
+
+    shell = Shell(core, engine, device, control, config, flush_kv)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_receive_kv, kv, core, shell)
+            await shell.run(task_status=task_status)
+            nursery.cancel_scope.cancel()
+    finally:
+        control.close()
+        kv.close()
+
+
+async def _receive_kv(kv: Listener, core: DecodeCore, shell: Shell) -> None:
+    while True:
+        messages = await kv.receive_many(MAX_KV_MESSAGES)
+        now = trio.current_time()
+        core.wake(now)
+        for message in messages:
+            core.on_kv(message.sender, message.frame, message.payload, now)
+        shell.settle(now)
+
+
+def main(config: WorkerConfig) -> None:
+    """Load the model and serve until SIGTERM. Ends the process's work, not the process.
+
+    Raises:
+      ConfigError: the model or a setting cannot work.
+    """
+    trio.run(run_worker, config, serve)

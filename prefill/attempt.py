@@ -1,0 +1,66 @@
+"""One attempt at a request as prefill holds it: its prompt, and how far it is computed.
+
+Plain state with the questions that the scheduler asks of it; knows no frames and no time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from triolet.ids import AttemptKey, PeerId
+    from triolet.sampling import SamplingParams
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """A prompt to compute and ship.
+
+    Attributes:
+      key: request and attempt number.
+      server: the life of the server that asked.
+      prompt_ids: the prompt.
+      sampling: how the first token is chosen.
+      eos_token_ids: the model's end tokens.
+      priority: lower is more important.
+      order: rises with each arrival.
+      arrived_at: when it came.
+      num_blocks: blocks that the prompt fills.
+      started_at: when it first had a row, None while it waits.
+      block_table: its blocks, empty while it waits; not its own any more once all is exported.
+      num_computed_tokens: leading tokens whose KV is final.
+    """
+
+    key: AttemptKey
+    server: PeerId
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    eos_token_ids: tuple[int, ...]
+    priority: int
+    order: int
+    arrived_at: float
+    num_blocks: int
+    started_at: float | None = None
+    block_table: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Completion tokens that exist: the first one, once the prompt is computed."""
+        return 1 if self.is_computed else 0
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Prompt tokens still to compute."""
+        return len(self.prompt_ids) - self.num_computed_tokens
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether only shipping is left."""
+        return self.num_remaining_tokens == 0
+
+    @property
+    def is_started(self) -> bool:
+        """Whether it has blocks for all of its prompt."""
+        return self.started_at is not None

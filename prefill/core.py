@@ -1,0 +1,281 @@
+"""The decisions of a prefill worker: frames and time in, frames out.
+
+Knows the protocol with servers and with decode workers; knows no sockets, threads or clocks. The
+shell hands it frames, runs the steps that it plans, keeps the kv links that it wants, and sends
+what it has decided.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+from engine.batch import check_request
+from transport.frames import (
+    EndReason,
+    KvCredit,
+    KvDone,
+    KvResend,
+    Load,
+    Prefill,
+    WorkerHeartbeat,
+)
+from transport.lease import PREFILL_TRANSITIONS, LeaseState, Standing
+from transport.tokens import unpack_tokens
+from triolet.errors import RemoteProtocolError, RequestError
+from worker.counters import Counters
+from worker.outbox import Outbox
+from worker.reception import Reception
+from worker.roster import Roster
+
+from .attempt import Attempt
+from .shipper import KvSend, Shipper
+from .stepper import Stepper
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.batch import Sampled, StepRow
+    from transport.frames import AnyFrame, KvTarget
+    from triolet.config import LinkConfig
+    from triolet.ids import AttemptKey, PeerId
+    from worker.engine_port import EnginePort
+    from worker.identity import Identity
+
+MAX_OVERRUN: Final = 2
+"""Times `max_waiting_tokens` that may wait before a prompt is turned away: shares of credit change
+while frames are under way, so servers together may overrun it for a moment, but not without end."""
+
+
+class PrefillCore:
+    """One prefill worker's mind.
+
+    Args:
+      engine: blocks and their bytes.
+      identity: who it is.
+      link: lifetimes and bounds.
+      max_num_batched_tokens: prompt tokens per step.
+      now: the time at which it begins.
+
+    Attributes:
+      outbox: what is to be sent to servers.
+      counters: what was done.
+      roster: who holds a lease.
+      shipper: what is on its way to decode workers.
+    """
+
+    def __init__(
+        self,
+        engine: EnginePort,
+        identity: Identity,
+        link: LinkConfig,
+        max_num_batched_tokens: int,
+        now: float,
+    ) -> None:
+        self.outbox = Outbox()
+        self.counters = Counters()
+        self.roster: Roster[Attempt] = Roster(
+            engine.ledger, PREFILL_TRANSITIONS, link, self.outbox, on_end=self._on_end
+        )
+        self.shipper = Shipper(link, engine.bytes_per_block, self._export)
+        self._engine = engine
+        self._identity = identity
+        self._orders = count()
+        self._reception = Reception(
+            identity, link, self.roster, self.outbox, self.counters, self._describe, now
+        )
+        self._stepper = Stepper(
+            engine, self.roster, self.shipper, self.outbox, self.counters, max_num_batched_tokens
+        )
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the worker may leave."""
+        return self._reception.is_drained
+
+    def wake(self, now: float) -> None:
+        """To be called before frames are handed in and at every sweep: a worker that stood still
+        must not act on what it believed before."""
+        if self._reception.is_fenced(now):
+            self._reception.begin_new_life(now)
+            for target in self.shipper.targets:
+                self.shipper.close_lane(target)
+
+    def on_control(self, sender: bytes, frame: AnyFrame, now: float) -> None:
+        """Take in a frame of a server."""
+        server = self._reception.take(sender, frame, now)
+        if server is None:
+            return
+        try:
+            match frame:
+                case Prefill():
+                    self._accept(server, frame, now)
+                case _:
+                    raise RemoteProtocolError(f"no {type(frame).__name__} to a prefill worker")
+        except (RemoteProtocolError, RequestError) as error:
+            self._reception.reject(server, frame, error, now)
+
+    def on_kv(self, target: KvTarget, frame: AnyFrame, now: float) -> None:
+        """Take in what a decode worker answers."""
+        match frame:
+            case KvCredit():
+                self.shipper.on_credit(target, frame, now)
+            case KvResend():
+                self.counters.bad_digests += len(frame.indices)
+                self.shipper.on_resend(target, frame, now)
+            case KvDone():
+                self._on_done(target, frame.key, now)
+            case _:
+                self.counters.stale_frames += 1
+
+    def on_target_lost(self, target: KvTarget, reason: str, now: float) -> None:
+        """A decode worker is gone, is another life, or has another model."""
+        for key in self.shipper.close_lane(target):
+            self.roster.end(key, EndReason.PEER_LOST, now, reason)
+
+    def on_server_gone(self, sender: bytes, now: float) -> None:
+        """Note that a frame did not reach a server."""
+        self._reception.on_server_gone(sender, now)
+
+    def plan_step(self, now: float) -> list[StepRow]:
+        """Begin the next step; an empty list means that there is nothing to compute."""
+        return self._stepper.plan(now)
+
+    def complete_step(self, results: Sequence[Sampled | None], now: float) -> None:
+        """Take in what the step has computed."""
+        self._stepper.complete(results, now)
+
+    def fail_step(self, message: str, now: float) -> None:
+        """Take in that the step raised."""
+        self._stepper.fail(message, now)
+
+    def take_kv_sends(self, now: float) -> list[KvSend]:
+        """Export what is final, free blocks that are out, and return what goes to decode now."""
+        sends = self.shipper.pump(now)
+        self.counters.kv_bytes = self.shipper.sent_bytes
+        for key in self.shipper.exported():
+            self._engine.ledger.release(key)
+        return sends
+
+    def sweep(self, now: float) -> None:
+        """End what is over and give up receivers that have fallen silent."""
+        self._reception.sweep(now)
+        for target in self.shipper.stalled(now):
+            self.on_target_lost(target, f"{target.peer.name} does not answer", now)
+
+    def beat(self) -> None:
+        """Tell every server how things stand."""
+        self._reception.beat()
+
+    def drain(self, now: float, deadline_s: float) -> None:
+        """Take nothing new and end what is left after `deadline_s`."""
+        self._reception.drain(now, deadline_s)
+
+    def say_goodbye(self) -> None:
+        """Tell every server that this worker leaves."""
+        self._reception.say_goodbye()
+
+    def load(self) -> Load:
+        """Return what the worker is doing."""
+        ledger, leases, counters = self._engine.ledger, self.roster.leases, self.counters
+        return Load(
+            free_blocks=ledger.free_blocks,
+            cached_blocks=ledger.cached_blocks,
+            leased_blocks=ledger.leased_blocks,
+            running=leases.count(LeaseState.RUNNING),
+            waiting=leases.count(LeaseState.RESERVED),
+            waiting_tokens=self._num_waiting_tokens(),
+            steps=counters.steps,
+            computed_tokens=counters.computed_tokens,
+            kv_bytes=counters.kv_bytes,
+            stale_frames=counters.stale_frames,
+            bad_digests=counters.bad_digests,
+        )
+
+    def _describe(self, server: PeerId) -> WorkerHeartbeat:
+        del server  # every server has the same share
+        num_servers = max(1, len(self._reception.servers))
+        return WorkerHeartbeat(
+            epoch=self._identity.me.epoch,
+            progress=self.counters.steps,
+            has_work=self.roster.is_stepping,
+            is_draining=self._reception.is_draining,
+            load=self.load(),
+            token_credit=self._identity.capacity.max_waiting_tokens // num_servers,
+        )
+
+    def _num_waiting_tokens(self) -> int:
+        return sum(attempt.num_remaining_tokens for attempt in self.roster.attempts.values())
+
+    def _accept(self, server: PeerId, frame: Prefill, now: float) -> None:
+        standing = self.roster.leases.standing(frame.key)
+        if standing is Standing.ENDED:
+            self.roster.repeat_last_words(server, frame.key)
+        elif standing is Standing.NEW:
+            self.roster.end_older(frame.key, now)
+            prompt_ids = unpack_tokens(frame.prompt)
+            check_request(self._engine.vocab_size, prompt_ids, frame.sampling)
+            if self._reception.is_draining:
+                self.roster.turn_away(server, frame.key, EndReason.DRAIN, now)
+            else:
+                self._check_room(len(prompt_ids), frame.held_blocks)
+                self._admit(server, frame, prompt_ids, now)
+
+    def _check_room(self, num_prompt_tokens: int, held_blocks: int) -> None:
+        capacity = self._identity.capacity
+        if num_prompt_tokens > capacity.max_model_len:
+            raise RemoteProtocolError(
+                f"a prompt of {num_prompt_tokens} tokens; {self._identity.me.name} can hold "
+                f"{capacity.max_model_len} ({capacity.num_blocks} blocks of {capacity.block_size})"
+            )
+        if held_blocks * capacity.block_size >= num_prompt_tokens:
+            raise RemoteProtocolError(f"{held_blocks} held blocks leave nothing to compute")
+        waiting = self._num_waiting_tokens()
+        most = MAX_OVERRUN * capacity.max_waiting_tokens
+        if waiting and waiting + num_prompt_tokens > most:
+            raise RemoteProtocolError(
+                f"{waiting} prompt tokens wait already; at most {most} may: mind the credit"
+            )
+
+    def _admit(
+        self, server: PeerId, frame: Prefill, prompt_ids: tuple[int, ...], now: float
+    ) -> None:
+        num_blocks = -(-len(prompt_ids) // self._engine.block_size)
+        attempt = Attempt(
+            key=frame.key,
+            server=server,
+            prompt_ids=prompt_ids,
+            sampling=frame.sampling,
+            eos_token_ids=frame.eos_token_ids,
+            priority=frame.priority,
+            order=next(self._orders),
+            arrived_at=now,
+            num_blocks=num_blocks,
+        )
+        self.roster.add(attempt, now, frame.remaining_s)
+        self.shipper.begin(
+            frame.key,
+            frame.target,
+            num_blocks=num_blocks,
+            num_tokens=len(prompt_ids),
+            held_blocks=frame.held_blocks,
+            now=now,
+        )
+
+    def _on_done(self, target: KvTarget, key: AttemptKey, now: float) -> None:
+        """Decode has everything, or wants nothing more; only the first is a success."""
+        has_everything = self.shipper.on_done(target, key, now)
+        if has_everything is None:
+            return
+        if has_everything:
+            self.roster.end(key, EndReason.HANDED_OVER, now)
+        else:
+            message = f"{target.peer.name} does not want this KV any more"
+            self.roster.end(key, EndReason.PEER_LOST, now, message)
+
+    def _on_end(self, attempt: Attempt) -> None:
+        self.shipper.forget(attempt.key)
+
+    def _export(self, key: AttemptKey, blocks: range) -> bytes | memoryview:
+        table = self.roster.attempts[key].block_table
+        return self._engine.export_blocks(table[blocks.start : blocks.stop])

@@ -1,0 +1,168 @@
+"""The kv links of a prefill worker: dialled when something is to be shipped, closed when idle.
+
+Moves frames between the core and decode workers; decides only who may be believed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+import trio
+
+from transport.frames import Goodbye, Welcome
+from transport.handshake import check_welcome, goodbye, make_hello
+from transport.link import PeerBusy, PeerGone
+from triolet.errors import ConfigError
+from triolet.ids import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from transport.frames import KvTarget
+    from transport.link import Connection, Message, Network
+    from triolet.config import LinkConfig
+    from worker.identity import Identity
+
+    from .core import PrefillCore
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True, eq=False)
+class _Link:
+    """One dialled target.
+
+    Attributes:
+      connection: the socket.
+      scope: cancels its task.
+      used_at: when it last had something to do.
+    """
+
+    connection: Connection
+    scope: trio.CancelScope
+    used_at: float
+
+
+class KvLinks:
+    """Connections to decode workers, as many as there are targets.
+
+    Args:
+      core: says what is to be sent and takes the answers.
+      identity: who says HELLO.
+      network: makes connections.
+      link: bounds and deadlines.
+      nursery: for the lifetime of all links.
+      settle: sends what the core has decided after an answer came.
+    """
+
+    def __init__(
+        self,
+        core: PrefillCore,
+        identity: Identity,
+        network: Network,
+        link: LinkConfig,
+        nursery: trio.Nursery,
+        settle: Callable[[float], None],
+    ) -> None:
+        self._core = core
+        self._identity = identity
+        self._network = network
+        self._config = link
+        self._nursery = nursery
+        self._settle = settle
+        self._links: dict[KvTarget, _Link] = {}
+
+    def flush(self, now: float) -> None:
+        """Send what may be sent; dial new targets, hang up on lost and idle ones."""
+        sends = self._core.take_kv_sends(now)
+        self._hang_up_unwanted(now)
+        self._dial_missing(now)
+        for send in sends:
+            # What does not get through is sent again when its answer is overdue.
+            try:
+                self._links[send.target].connection.send_nowait(send.frame, send.payload)
+            except (PeerGone, PeerBusy) as error:
+                log.warning("kv_send_failed", target=send.target.peer.name, error=str(error))
+
+    def _hang_up_unwanted(self, now: float) -> None:
+        wanted = set(self._core.shipper.targets)
+        for target, link in tuple(self._links.items()):
+            if target not in wanted:
+                self._hang_up(target, "this transfer is over")
+            elif not self._core.shipper.is_idle(target):
+                link.used_at = now
+            elif now - link.used_at > self._config.kv_idle_s:
+                self._core.shipper.close_lane(target)
+                self._hang_up(target, "this link was idle")
+
+    def _dial_missing(self, now: float) -> None:
+        for target in self._core.shipper.targets:
+            if target in self._links:
+                continue
+            for older in [t for t in self._links if t.address == target.address]:
+                # One address, one life: a worker that was started anew there has ended the old one.
+                self._core.on_target_lost(older, f"{target.peer.name} has a new life", now)
+                self._hang_up(older, "you have a new life")
+            try:
+                connection = self._network.connect(
+                    target.address,
+                    self._identity.me.identity(),
+                    hwm=self._config.kv_hwm,
+                    max_frame_bytes=self._config.max_kv_frame_bytes,
+                )
+            except ConfigError as error:
+                self._core.on_target_lost(target, str(error), now)
+                continue
+            link = _Link(connection, trio.CancelScope(), now)
+            self._links[target] = link
+            self._nursery.start_soon(self._serve, target, link)
+
+    def _hang_up(self, target: KvTarget, reason: str) -> None:
+        link = self._links.pop(target)
+        try:
+            link.connection.send_nowait(goodbye(reason))
+        except (PeerGone, PeerBusy):
+            log.info("kv_goodbye_unsent", target=target.peer.name)
+        link.scope.cancel()
+
+    async def _serve(self, target: KvTarget, link: _Link) -> None:
+        """Greet one decode worker and listen to it until the link is not wanted any more."""
+        try:
+            with link.scope:
+                # Without an answer the core gives the target up, which cancels this.
+                hello = make_hello(self._identity.me, self._identity.fingerprint)
+                await link.connection.send(hello)
+                while True:
+                    self._take(target, await link.connection.receive_many())
+        finally:
+            link.connection.close()
+
+    def _take(self, target: KvTarget, messages: Sequence[Message]) -> None:
+        now = trio.current_time()
+        self._core.wake(now)
+        for message in messages:
+            match message.frame:
+                case Welcome() as welcome:
+                    self._on_welcome(target, welcome, now)
+                case Goodbye(reason=reason):
+                    self._core.on_target_lost(target, reason, now)
+                case frame:
+                    self._core.on_kv(target, frame, now)
+        self._settle(now)
+
+    def _on_welcome(self, target: KvTarget, welcome: Welcome, now: float) -> None:
+        refusal = check_welcome(
+            welcome,
+            me=self._identity.me,
+            expected=Role.DECODE,
+            fingerprint=self._identity.fingerprint,
+        )
+        if refusal is not None:
+            self._core.on_target_lost(target, refusal.reason, now)
+        elif welcome.peer != target.peer:
+            reason = f"{welcome.peer.peer_id} answers where {target.peer.peer_id} was expected"
+            self._core.on_target_lost(target, reason, now)
+        else:
+            self._core.shipper.open_lane(target, welcome.capacity.kv_window_bytes, now)

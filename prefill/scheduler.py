@@ -1,0 +1,103 @@
+"""Which chunks of which prompts the next prefill step computes.
+
+Pure: attempts and free blocks in, chunks out. Shortest remaining first, so that a short prompt is
+done within a step or two whatever else is there; but a share of every step goes to the prompt that
+came first, so that a stream of short ones starves no long one. Age is order of arrival, not time:
+the guarantee holds at any speed of the device.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .attempt import Attempt
+
+OLDEST_SHARE: Final = 4
+"""One part in this many of each step's tokens is the oldest prompt's: a long prompt takes at most
+this many times as long as alone, and short ones lose a quarter of their speed beside it."""
+
+MAX_OVERTAKES: Final = 16
+"""How many younger prompts may take blocks while the oldest waits for enough of them. After that
+none may, so that the pool drains until the oldest fits."""
+
+
+class Chunk(NamedTuple):
+    """One row of a step.
+
+    Attributes:
+      attempt: whose prompt.
+      num_tokens: how many of its next tokens.
+    """
+
+    attempt: Attempt
+    num_tokens: int
+
+
+class ChunkScheduler:
+    """Chooses the chunks of each step.
+
+    Args:
+      max_tokens: the budget of a step.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._num_overtakes = 0
+
+    def plan(self, attempts: Iterable[Attempt], free_blocks: int) -> list[Chunk]:
+        """Choose the next step.
+
+        Args:
+          attempts: all whose prompt is not computed yet.
+          free_blocks: blocks that can be leased now; an attempt that has not started needs all of
+            its own at once, so that two half-computed prompts never wait for one another.
+
+        Returns:
+          At most one chunk per attempt, in all at most the budget.
+        """
+        waiting = sorted(attempts, key=_by_urgency)
+        if not waiting:
+            return []
+        oldest = min(waiting, key=lambda attempt: attempt.order)
+        admitted = self._admit(waiting, oldest, free_blocks)
+        shares = dict.fromkeys(admitted, 0)
+        budget = self._max_tokens
+        if oldest in shares:
+            share = max(1, self._max_tokens // OLDEST_SHARE)
+            shares[oldest] = min(oldest.num_remaining_tokens, share)
+            budget -= shares[oldest]
+        for attempt in admitted:
+            more = min(attempt.num_remaining_tokens - shares[attempt], budget)
+            shares[attempt] += more
+            budget -= more
+        chosen = [Chunk(attempt, tokens) for attempt, tokens in shares.items() if tokens]
+        self._count_overtakes(chosen, oldest)
+        return chosen
+
+    def _admit(self, waiting: list[Attempt], oldest: Attempt, free_blocks: int) -> list[Attempt]:
+        """Return who may have a row, most urgent first; their blocks fit together."""
+        is_oldest_stuck = not oldest.is_started and oldest.num_blocks > free_blocks
+        is_closed = is_oldest_stuck and self._num_overtakes >= MAX_OVERTAKES
+        if not (oldest.is_started or is_oldest_stuck):
+            free_blocks -= oldest.num_blocks
+        admitted = []
+        for attempt in waiting:
+            if attempt.is_started or (attempt is oldest and not is_oldest_stuck):
+                admitted.append(attempt)
+            elif not is_closed and attempt.num_blocks <= free_blocks:
+                free_blocks -= attempt.num_blocks
+                admitted.append(attempt)
+        return admitted
+
+    def _count_overtakes(self, chosen: list[Chunk], oldest: Attempt) -> None:
+        if oldest.is_started or any(chunk.attempt is oldest for chunk in chosen):
+            self._num_overtakes = 0
+        else:
+            self._num_overtakes += sum(not chunk.attempt.is_started for chunk in chosen)
+
+
+def _by_urgency(attempt: Attempt) -> tuple[int, int, int]:
+    return (attempt.priority, attempt.num_remaining_tokens, attempt.order)

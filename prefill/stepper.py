@@ -1,0 +1,142 @@
+"""From one prefill step to the next: which prompts go on, what came of it, what may be shipped.
+
+Knows attempts, blocks and results; does not know how steps are run or how KV leaves.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.batch import SampleSpec, StepRow
+from transport.frames import EndReason, FirstToken, TokenRow, TopToken
+from transport.lease import LeaseEvent
+
+from .scheduler import ChunkScheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.batch import Sampled
+    from worker.counters import Counters
+    from worker.engine_port import EnginePort
+    from worker.outbox import Outbox
+    from worker.roster import Roster
+
+    from .attempt import Attempt
+    from .scheduler import Chunk
+    from .shipper import Shipper
+
+
+class Stepper:
+    """Plans steps and takes in their results.
+
+    Args:
+      engine: whose blocks are filled.
+      roster: who holds a lease.
+      shipper: told how far each prompt is.
+      outbox: takes the FIRST_TOKEN frames.
+      counters: of steps and tokens.
+      max_num_batched_tokens: prompt tokens per step.
+    """
+
+    def __init__(
+        self,
+        engine: EnginePort,
+        roster: Roster[Attempt],
+        shipper: Shipper,
+        outbox: Outbox,
+        counters: Counters,
+        max_num_batched_tokens: int,
+    ) -> None:
+        self._engine = engine
+        self._roster = roster
+        self._shipper = shipper
+        self._outbox = outbox
+        self._counters = counters
+        self._scheduler = ChunkScheduler(max_num_batched_tokens)
+        self._chunks: list[Chunk] = []
+
+    def plan(self, now: float) -> list[StepRow]:
+        """Begin the next step; an empty list means that there is nothing to compute, or no room
+        for what would come of it."""
+        if self._shipper.is_full:
+            return []
+        waiting = [a for a in self._roster.attempts.values() if not a.is_computed]
+        self._chunks = self._scheduler.plan(waiting, self._engine.ledger.available_blocks)
+        for chunk in self._chunks:
+            if not chunk.attempt.is_started:
+                self._start(chunk.attempt, now)
+        self._roster.begin_step(chunk.attempt.key for chunk in self._chunks)
+        return [_row(chunk) for chunk in self._chunks]
+
+    def complete(self, results: Sequence[Sampled | None], now: float) -> None:
+        """Take in what the step that `plan` began has computed."""
+        for chunk, sampled in zip(self._take_chunks(now), results, strict=True):
+            attempt = chunk.attempt
+            self._counters.computed_tokens += chunk.num_tokens
+            if attempt.key not in self._roster.attempts:
+                continue  # it ended meanwhile
+            attempt.num_computed_tokens += chunk.num_tokens
+            if attempt.is_computed:
+                assert sampled is not None, "the last chunk of a prompt has a result"
+                self._finish(attempt, sampled, now)
+            else:
+                num_final_blocks = attempt.num_computed_tokens // self._engine.block_size
+                self._shipper.computed(attempt.key, num_final_blocks, None)
+
+    def fail(self, message: str, now: float) -> None:
+        """The step that `plan` began raised: each of its attempts ends, the others go on."""
+        for chunk in self._take_chunks(now):
+            self._roster.end(chunk.attempt.key, EndReason.ERROR, now, message)
+
+    def _take_chunks(self, now: float) -> list[Chunk]:
+        self._counters.steps += 1
+        self._roster.finish_step(now)
+        chunks, self._chunks = self._chunks, []
+        return chunks
+
+    def _start(self, attempt: Attempt, now: float) -> None:
+        attempt.block_table = self._engine.ledger.lease(attempt.key, attempt.num_blocks)
+        attempt.started_at = now
+        self._roster.leases.step(attempt.key, LeaseEvent.START)
+
+    def _finish(self, attempt: Attempt, sampled: Sampled, now: float) -> None:
+        """Send the first token straight to the server; KV and manifest follow to decode."""
+        assert attempt.started_at is not None, "computed without having started"
+        self._roster.leases.step(attempt.key, LeaseEvent.COMPUTED)
+        first = TokenRow(
+            *attempt.key,
+            position=0,
+            token_id=sampled.token_id,
+            logprob=sampled.logprob,
+            top=tuple(TopToken(token_id, logprob) for token_id, logprob in sampled.top),
+        )
+        frame = FirstToken(
+            *attempt.key,
+            row=first,
+            cached_tokens=0,
+            queue_s=attempt.started_at - attempt.arrived_at,
+            compute_s=now - attempt.started_at,
+        )
+        self._outbox.to_server(attempt.server.identity(), frame)
+        self._shipper.computed(attempt.key, attempt.num_blocks, first)
+
+
+def _row(chunk: Chunk) -> StepRow:
+    attempt, num_tokens = chunk
+    start = attempt.num_computed_tokens
+    end = start + num_tokens
+    sample = None
+    if end == len(attempt.prompt_ids):
+        sample = SampleSpec(
+            params=attempt.sampling,
+            position=0,
+            prompt_ids=attempt.prompt_ids,
+            eos_token_ids=attempt.eos_token_ids,
+        )
+    return StepRow(
+        token_ids=attempt.prompt_ids[start:end],
+        start=start,
+        block_table=attempt.block_table,
+        sample=sample,
+    )

@@ -1,0 +1,112 @@
+"""The KV of one attempt on its way out: which blocks are computed, exported, sent, taken.
+
+Knows block counts and chunks; does not know windows, other attempts or sockets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from transport.digest import payload_digest
+from transport.frames import KvChunk, KvManifest
+
+if TYPE_CHECKING:
+    from transport.frames import TokenRow
+    from triolet.ids import AttemptKey
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Some whole blocks outside the pool, kept until the receiver has taken them.
+
+    Attributes:
+      frame: address and digest.
+      payload: the bytes, which do not change any more.
+      sent_at: when it was last handed to the link, None if it is to be sent.
+    """
+
+    frame: KvChunk
+    payload: bytes | memoryview
+    sent_at: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """One attempt's shipment.
+
+    Attributes:
+      key: request and attempt number.
+      target_epoch: the life of the receiver that holds the lease.
+      num_blocks: blocks of the whole prompt.
+      num_tokens: tokens of the prompt.
+      num_exported: leading blocks out of the pool, or held by the receiver from the start.
+      num_computed: leading blocks whose KV is final.
+      first: the first completion token, known when the whole prompt is computed.
+      chunks: by index, those that the receiver has not taken yet.
+      num_chunks: chunks made so far.
+      manifest_sent_at: when the manifest was last handed to the link.
+    """
+
+    key: AttemptKey
+    target_epoch: int
+    num_blocks: int
+    num_tokens: int
+    num_exported: int
+    num_computed: int = 0
+    first: TokenRow | None = None
+    chunks: dict[int, Chunk] = field(default_factory=dict)
+    num_chunks: int = 0
+    manifest_sent_at: float | None = None
+
+    @property
+    def is_exported(self) -> bool:
+        """Whether the pool's blocks are not needed any more."""
+        return self.first is not None and self.num_exported >= self.num_blocks
+
+    @property
+    def is_all_sent(self) -> bool:
+        """Whether only the manifest is left to send."""
+        return self.is_exported and all(c.sent_at is not None for c in self.chunks.values())
+
+    def next_export(self, blocks_per_chunk: int) -> range:
+        """Return the blocks of the next chunk; empty if more must be computed first.
+
+        Chunks are full but for the last one: many small frames cost more than a short wait.
+        """
+        ready = self.num_computed - self.num_exported
+        if ready >= blocks_per_chunk:
+            return range(self.num_exported, self.num_exported + blocks_per_chunk)
+        if self.num_computed >= self.num_blocks:
+            return range(self.num_exported, self.num_blocks)
+        return range(0)
+
+    def add_chunk(self, blocks: range, payload: bytes | memoryview) -> None:
+        """Keep exported blocks for sending."""
+        request_id, attempt = self.key
+        frame = KvChunk(
+            request_id,
+            attempt,
+            target_epoch=self.target_epoch,
+            index=self.num_chunks,
+            first_block=blocks.start,
+            num_blocks=len(blocks),
+            digest=payload_digest(payload),
+        )
+        self.chunks[self.num_chunks] = Chunk(frame, payload)
+        self.num_chunks += 1
+        self.num_exported = blocks.stop
+
+    def manifest(self) -> KvManifest:
+        """Return the frame that says that this is all."""
+        assert self.is_exported, "a manifest before the last chunk"
+        assert self.first is not None, "a manifest before the first token"
+        request_id, attempt = self.key
+        return KvManifest(
+            request_id,
+            attempt,
+            target_epoch=self.target_epoch,
+            num_chunks=self.num_chunks,
+            num_tokens=self.num_tokens,
+            first=self.first,
+        )

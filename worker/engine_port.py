@@ -1,0 +1,61 @@
+"""What a worker's core asks of an engine: blocks, their bytes, and the facts that peers compare.
+
+The cores see this and nothing else of the engine, so that they run the same against the real one
+and against a fake that costs no time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.batch import Sampled, StepRow
+    from engine.block_ledger import BlockLedger
+
+
+class EnginePort(Protocol):
+    """One model with one KV pool."""
+
+    @property
+    def ledger(self) -> BlockLedger:
+        """Who holds which block."""
+        ...
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        ...
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block with all its layers."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Context length in tokens."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal if and only if two workers may exchange KV."""
+        ...
+
+    def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
+        """Compute one step, on the device's thread; one result per row."""
+        ...
+
+    def export_blocks(self, block_ids: Sequence[int]) -> bytes | memoryview:
+        """Copy blocks out; the pool's blocks may be reused at once."""
+        ...
+
+    def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
+        """Overwrite blocks that no running step reads."""
+        ...

@@ -1,0 +1,128 @@
+"""From a config to a worker that serves: device thread, model, sockets, signals.
+
+The one place where both roles touch the real engine and ZeroMQ. Says on stdout how far the start
+is; logs go elsewhere.
+"""
+
+from __future__ import annotations
+
+import signal
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+import structlog
+import trio
+
+from engine.device_thread import DeviceThread
+from engine.load import load_engine
+from transport.zmq_network import ZmqNetwork
+from triolet.status import Progress, WorkerReady, report
+from triolet.units import SECONDS
+
+from .local_engine import LocalEngine
+from .model_size import num_parameters
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from engine.load import Engine
+    from transport.link import Network
+    from triolet.config import WorkerConfig
+
+    from .engine_port import EnginePort
+    from .shell import Device, Shell
+
+log = structlog.get_logger()
+
+CLOSE_DEVICE_S: Final = 10.0 * SECONDS
+"""How long leaving waits for the running step."""
+
+PROGRESS_UNITS: Final = 1000
+"""The share of a stage that is done is told in thousandths."""
+
+
+class Serve(Protocol):
+    """A role's serving function."""
+
+    async def __call__(
+        self,
+        config: WorkerConfig,
+        engine: EnginePort,
+        device: Device,
+        control_network: Network,
+        kv_network: Network,
+        *,
+        task_status: trio.TaskStatus[Shell],
+    ) -> None:
+        """Serve until drained; started with the shell once peers can connect."""
+        ...
+
+
+async def run_worker(
+    config: WorkerConfig,
+    serve: Serve,
+    *,
+    task_status: trio.TaskStatus[Shell] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Load the model, serve, and drain on SIGTERM or SIGINT; a second signal ends at once.
+
+    Raises:
+      ConfigError: the model or a setting cannot work.
+    """
+    async with DeviceThread(1, config.engine.threads, CLOSE_DEVICE_S) as device:
+        loaded = await device.run(
+            load_engine, Path(config.model_dir), config.engine, _report_progress
+        )
+        with (
+            closing(ZmqNetwork(config.link, config.curve_dir)) as control_network,
+            closing(ZmqNetwork(config.link, config.curve_dir)) as kv_network,
+            trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals,
+        ):
+            async with trio.open_nursery() as nursery:
+
+                async def serve_until_drained(*, task_status: trio.TaskStatus[Shell]) -> None:
+                    await serve(
+                        config,
+                        LocalEngine(loaded),
+                        device,
+                        control_network,
+                        kv_network,
+                        task_status=task_status,
+                    )
+                    nursery.cancel_scope.cancel()
+
+                shell = await nursery.start(serve_until_drained)
+                report(_ready(config, loaded))
+                log.info("worker_ready", name=config.name)
+                task_status.started(shell)
+                await _heed_signals(signals, shell, config.drain_timeout_s)
+                nursery.cancel_scope.cancel()
+
+
+async def _heed_signals(signals: AsyncIterator[int], shell: Shell, drain_timeout_s: float) -> None:
+    """Drain at the first signal, return at the second."""
+    is_draining = False
+    async for number in signals:
+        log.info("signal", name=signal.Signals(number).name)
+        if is_draining:
+            return
+        is_draining = True
+        shell.drain(drain_timeout_s)
+
+
+def _report_progress(stage: str, share: float) -> None:
+    report(Progress(stage, round(share * PROGRESS_UNITS), PROGRESS_UNITS))
+
+
+def _ready(config: WorkerConfig, loaded: Engine) -> WorkerReady:
+    return WorkerReady(
+        name=config.name,
+        parameters=num_parameters(loaded.model_config),
+        dtype=config.engine.dtype,
+        device=config.engine.device,
+        num_blocks=loaded.ledger.total_blocks,
+        block_size=config.engine.block_size,
+        pool_bytes=loaded.pool.num_blocks * loaded.pool.bytes_per_block,
+        max_model_len=loaded.max_model_len,
+    )

@@ -1,0 +1,61 @@
+"""The real engine behind the port that cores see."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.batch import Sampled, StepRow
+    from engine.block_ledger import BlockLedger
+    from engine.load import Engine
+
+
+class LocalEngine:
+    """One loaded model with its pool. See engine_port.EnginePort."""
+
+    def __init__(self, loaded: Engine) -> None:
+        self._loaded = loaded
+
+    @property
+    def ledger(self) -> BlockLedger:
+        """Who holds which block."""
+        return self._loaded.ledger
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return self._loaded.pool.layout.block_size
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block with all its layers."""
+        return self._loaded.pool.bytes_per_block
+
+    @property
+    def max_model_len(self) -> int:
+        """Context length in tokens."""
+        return self._loaded.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+        return self._loaded.model_config.vocab_size
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal if and only if two workers may exchange KV."""
+        return self._loaded.fingerprint
+
+    def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
+        """Compute one step, on the device's thread."""
+        return self._loaded.runner.step(rows)
+
+    def export_blocks(self, block_ids: Sequence[int]) -> memoryview:
+        """Copy blocks out."""
+        return self._loaded.pool.export_blocks(block_ids)
+
+    def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
+        """Overwrite blocks that no running step reads."""
+        self._loaded.pool.import_blocks(block_ids, payload)

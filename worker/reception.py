@@ -1,0 +1,190 @@
+"""What both roles do with the frames of servers: greetings, heartbeats, END, DRAIN; and when a
+worker leaves or begins a new life.
+
+Knows the control listener's protocol but for the frames that begin work; those go to the role's
+core.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import structlog
+
+from transport.frames import (
+    AttemptFrame,
+    Drain,
+    End,
+    EndReason,
+    Goodbye,
+    Hello,
+    ServerHeartbeat,
+    WorkerHeartbeat,
+)
+from transport.lease import Standing
+from transport.liveness import SelfFence
+from triolet.ids import Role
+
+from .peers import PeerTable
+from .roster import Member
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transport.frames import AnyFrame
+    from triolet.config import LinkConfig
+    from triolet.errors import TrioletError
+    from triolet.ids import AttemptKey, PeerId
+
+    from .counters import Counters
+    from .identity import Identity
+    from .outbox import Outbox
+    from .roster import Roster
+
+log = structlog.get_logger()
+
+A = TypeVar("A", bound=Member)
+
+
+class Reception(Generic[A]):
+    """The side of a worker that servers see.
+
+    Args:
+      identity: who answers.
+      link: lifetimes.
+      roster: who holds a lease.
+      outbox: takes the answers.
+      counters: of what came.
+      describe: how things stand, with the credit of one server.
+      now: the time at which the worker begins.
+
+    Attributes:
+      servers: those that have said HELLO.
+      is_draining: nothing new is taken.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        link: LinkConfig,
+        roster: Roster[A],
+        outbox: Outbox,
+        counters: Counters,
+        describe: Callable[[PeerId], WorkerHeartbeat],
+        now: float,
+    ) -> None:
+        # A server that is silent for longer has lost its leases here and is greeted anew.
+        self.servers = PeerTable(
+            identity,
+            Role.SERVER,
+            silence_s=link.lease_ttl_s,
+            max_peers=link.max_peers,
+            send=outbox.to_server,
+        )
+        self.is_draining = False
+        self._identity = identity
+        self._roster = roster
+        self._outbox = outbox
+        self._counters = counters
+        self._describe = describe
+        self._fence = SelfFence(link, now)
+        self._drain_deadline: float | None = None
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the worker may leave."""
+        return self.is_draining and self._roster.is_empty
+
+    def is_fenced(self, now: float) -> bool:
+        """Note that the loop runs; return whether it stood still for longer than leases last."""
+        return self._fence.beat(now)
+
+    def take(self, sender: bytes, frame: AnyFrame, now: float) -> PeerId | None:
+        """Handle a frame that every worker understands.
+
+        Returns:
+          The server that sent it, if the frame is one for the role's core; else None.
+        """
+        if isinstance(frame, Hello):
+            if self.servers.greet(sender, frame, now):
+                log.info("server_greeted", server=str(frame.peer.peer_id))
+                # At once, so that it may dispatch without waiting for the next heartbeat.
+                self._outbox.to_server(sender, self._describe(frame.peer.peer_id))
+            return None
+        if isinstance(frame, Goodbye):
+            self.on_server_gone(sender, now)
+            return None
+        server = self.servers.hear(sender, now)
+        if server is None:
+            self._counters.stale_frames += 1
+            return None
+        match frame:
+            case ServerHeartbeat(live=live):
+                self._roster.renew(server, (row.key for row in live), now)
+            case End(reason=reason):
+                self._end(server, frame.key, reason, now)
+            case Drain(deadline_s=deadline_s):
+                self.drain(now, deadline_s)
+            case _:
+                return server
+        return None
+
+    def on_server_gone(self, sender: bytes, now: float) -> None:
+        """End what a server has here: it left, or a frame to it was lost, and after a gap its
+        streams cannot go on exactly. If it lives it is told when it names them again."""
+        server = self.servers.forget(sender)
+        if server is not None:
+            log.warning("server_gone", server=str(server))
+            for key in self._roster.leases.owned_by(server):
+                self._roster.end(key, EndReason.LEASE_EXPIRED, now)
+
+    def reject(self, server: PeerId, frame: AnyFrame, error: TrioletError, now: float) -> None:
+        """Answer a frame that cannot be acted upon."""
+        log.warning("frame_rejected", server=str(server), error=str(error))
+        self._counters.stale_frames += 1
+        if isinstance(frame, AttemptFrame):
+            self._roster.turn_away(server, frame.key, EndReason.ERROR, now, str(error))
+
+    def beat(self) -> None:
+        """Tell every server how things stand."""
+        for sender, server in self.servers.known():
+            self._outbox.to_server(sender, self._describe(server))
+
+    def drain(self, now: float, deadline_s: float) -> None:
+        """Take nothing new; end what is left after `deadline_s`. The earliest deadline counts."""
+        self.is_draining = True
+        until = now + deadline_s
+        if self._drain_deadline is None or until < self._drain_deadline:
+            self._drain_deadline = until
+            log.info("draining", deadline_s=deadline_s)
+
+    def sweep(self, now: float) -> None:
+        """End what is over: expired leases, deadlines, silent servers, the drain."""
+        self._roster.end_expired(now)
+        self.servers.forget_silent(now)
+        if self._drain_deadline is not None and now >= self._drain_deadline:
+            self._roster.end_all(EndReason.DRAIN, now)
+
+    def begin_new_life(self, now: float) -> None:
+        """Drop everything: whoever gave us work has taken it elsewhere by now."""
+        log.warning("fenced", epoch=self._identity.me.epoch)
+        self._roster.end_all(EndReason.LEASE_EXPIRED, now)
+        self.servers.dismiss("this worker stood still for longer than its leases: say HELLO again")
+        self._identity.begin_new_life()
+
+    def say_goodbye(self) -> None:
+        """Tell every server that this worker leaves."""
+        self.servers.dismiss("this worker has shut down")
+
+    def _end(self, server: PeerId, key: AttemptKey, reason: EndReason, now: float) -> None:
+        attempt = self._roster.attempts.get(key)
+        if attempt is None:
+            if self._roster.leases.standing(key) is Standing.ENDED:
+                self._roster.repeat_last_words(server, key)
+            else:
+                # It overtook the frame that begins the attempt, which will find it ended.
+                self._roster.turn_away(server, key, reason, now)
+        elif attempt.server == server:
+            self._roster.end(key, reason, now)
+        else:
+            self._counters.stale_frames += 1

@@ -1,0 +1,209 @@
+"""The attempts of one worker, and the one path by which each of them ends.
+
+Knows leases, blocks and last words; does not know what an attempt computes. Blocks go back in one
+place, whatever the reason: finish, cancel, deadline, silence, preemption, a lost peer, an error.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+
+import structlog
+
+from transport.frames import MAX_TEXT, Ended, EndReason
+from transport.lease import LeaseTable
+
+from .last_words import LastWords
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from engine.block_ledger import BlockLedger
+    from transport.lease import Transitions
+    from triolet.config import LinkConfig
+    from triolet.ids import AttemptKey, PeerId
+
+    from .outbox import Outbox
+
+log = structlog.get_logger()
+
+
+class Member(Protocol):
+    """What the roster must know of an attempt."""
+
+    @property
+    def key(self) -> AttemptKey:
+        """Request and attempt number; also the owner of its blocks."""
+        ...
+
+    @property
+    def server(self) -> PeerId:
+        """The life of the server that asked for it."""
+        ...
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Completion tokens that exist."""
+        ...
+
+
+A = TypeVar("A", bound=Member)
+
+
+class _Departure(NamedTuple, Generic[A]):
+    """An attempt that has ended and whose blocks are still to be given back."""
+
+    attempt: A
+    reason: EndReason
+    message: str
+
+
+class Roster(Generic[A]):
+    """All attempts that hold a lease here.
+
+    Args:
+      ledger: whose blocks they hold.
+      transitions: the table of this role.
+      link: lifetimes of leases and tombstones.
+      outbox: takes the ENDED frames.
+      on_end: told of each attempt that ends, before its blocks go back.
+
+    Attributes:
+      attempts: the living ones.
+      leases: their leases; ended through `end` only.
+    """
+
+    def __init__(
+        self,
+        ledger: BlockLedger,
+        transitions: Transitions,
+        link: LinkConfig,
+        outbox: Outbox,
+        on_end: Callable[[A], None],
+    ) -> None:
+        self.attempts: dict[AttemptKey, A] = {}
+        self.leases = LeaseTable(transitions, link)
+        self._ledger = ledger
+        self._outbox = outbox
+        self._on_end = on_end
+        self._last_words = LastWords(link)
+        self._in_step: frozenset[AttemptKey] = frozenset()
+        self._leaving: list[_Departure[A]] = []
+
+    @property
+    def is_stepping(self) -> bool:
+        """Whether the device computes a step."""
+        return bool(self._in_step)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing lives and nothing is on its way out."""
+        return not self.attempts and not self._leaving
+
+    def add(self, attempt: A, now: float, remaining_s: float) -> None:
+        """Give an attempt its lease.
+
+        Raises:
+          LeaseError: it is over already, or an older attempt of the same request still lives.
+        """
+        self.leases.reserve(attempt.key, attempt.server, now, remaining_s)
+        self.attempts[attempt.key] = attempt
+
+    def end_older(self, key: AttemptKey, now: float) -> None:
+        """End the attempt of the same request that this one replaces, if it lives here."""
+        older = self.leases.superseded_by(key)
+        if older is not None:
+            self.end(older, EndReason.SUPERSEDED, now)
+
+    def renew(self, server: PeerId, named: Iterable[AttemptKey], now: float) -> None:
+        """Prolong what a server names, and tell it of what is over here."""
+        for key in self.leases.renew(server, named, now):
+            self.repeat_last_words(server, key)
+
+    def repeat_last_words(self, server: PeerId, key: AttemptKey) -> None:
+        """Say again how an attempt ended, or that there is none."""
+        if any(departure.attempt.key == key for departure in self._leaving):
+            return  # its last words come when the step returns
+        ended = self._last_words.find(key)
+        if ended is None:
+            ended = Ended(*key, EndReason.UNKNOWN, num_tokens=0, freed_blocks=0)
+        self._outbox.to_server(server.identity(), ended)
+
+    def turn_away(
+        self, server: PeerId, key: AttemptKey, reason: EndReason, now: float, message: str = ""
+    ) -> None:
+        """End an attempt that never began here, so that its late frames find it ended."""
+        self.end_older(key, now)
+        self.leases.release(key, now)
+        ended = Ended(*key, reason, num_tokens=0, freed_blocks=0, message=message[:MAX_TEXT])
+        self._last_words.say(ended, now)
+        self._outbox.to_server(server.identity(), ended)
+
+    def end(self, key: AttemptKey, reason: EndReason, now: float, message: str = "") -> None:
+        """End an attempt. Idempotent; what is inside the running step leaves when that returns.
+
+        Args:
+          key: which.
+          reason: goes to its server.
+          now: the time.
+          message: for people, with `ERROR`.
+        """
+        if self.leases.release(key, now) is None:
+            return
+        attempt = self.attempts.pop(key)
+        self._on_end(attempt)
+        departure = _Departure(attempt, reason, message[:MAX_TEXT])
+        if key in self._in_step:
+            # The device still writes into its blocks.
+            self._leaving.append(departure)
+        else:
+            self._leave(departure, now)
+
+    def end_all(self, reason: EndReason, now: float, message: str = "") -> None:
+        """End every attempt."""
+        for key in tuple(self.attempts):
+            self.end(key, reason, now, message)
+
+    def end_expired(self, now: float) -> None:
+        """End what its server no longer wants and what ran out of time."""
+        for key, reason in self.leases.expired(now):
+            self.end(key, reason, now)
+        self._last_words.sweep(now)
+
+    def begin_step(self, keys: Iterable[AttemptKey]) -> None:
+        """Note that the device works on the blocks of these."""
+        assert not self._in_step, "one step at a time"
+        self._in_step = frozenset(keys)
+
+    def finish_step(self, now: float) -> None:
+        """The device is done: give back what ended meanwhile."""
+        self._in_step = frozenset()
+        leaving, self._leaving = self._leaving, []
+        for departure in leaving:
+            self._leave(departure, now)
+
+    def check_invariants(self) -> None:
+        """Assert that leases, attempts and blocks agree."""
+        self._ledger.check_invariants()
+        leased = {lease.key for lease in self.leases.leases()}
+        assert leased == set(self.attempts), "an attempt without a lease, or the other way round"
+        leaving = {departure.attempt.key for departure in self._leaving}
+        assert leaving <= self._in_step, "an attempt lingers outside the step"
+        known = leased | leaving
+        holders = sum(self._ledger.has_lease(key) for key in known)
+        assert holders == self._ledger.num_leases, "blocks are leased to an unknown attempt"
+
+    def _leave(self, departure: _Departure[A], now: float) -> None:
+        attempt, reason, message = departure
+        freed_blocks = self._ledger.release(attempt.key)
+        ended = Ended(*attempt.key, reason, attempt.num_output_tokens, freed_blocks, message)
+        self._last_words.say(ended, now)
+        self._outbox.to_server(attempt.server.identity(), ended)
+        log.info(
+            "attempt_ended",
+            attempt=str(attempt.key),
+            reason=reason.value,
+            num_tokens=attempt.num_output_tokens,
+            freed_blocks=freed_blocks,
+            message=message,
+        )

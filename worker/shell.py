@@ -1,0 +1,163 @@
+"""The tasks around a core: receive, step, beat, sweep. They move frames and time, deciding nothing.
+
+One Trio thread runs all of this; the device's thread runs the steps. Whatever a core decides is
+sent before anything else happens.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar, TypeVarTuple
+
+import structlog
+import trio
+
+from transport.link import PeerBusy, PeerGone
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transport.link import Listener
+    from triolet.config import WorkerConfig
+
+    from .core_port import WorkerCore
+    from .engine_port import EnginePort
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+EXIT_WEDGED: Final = 70
+"""Exit code of a worker whose device does not come back; BSD's "internal software error"."""
+
+
+class Device(Protocol):
+    """Where steps run."""
+
+    async def run(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
+        """Run a blocking call to its end and return its result."""
+        ...
+
+
+class Shell:
+    """One worker's tasks.
+
+    Args:
+      core: decides.
+      engine: computes steps.
+      device: where it does.
+      control: the listener for servers.
+      config: intervals and bounds.
+      flush_kv: sends what the core has decided for the other side of the KV path.
+      exit_process: leaves at once, whatever still runs.
+    """
+
+    def __init__(
+        self,
+        core: WorkerCore,
+        engine: EnginePort,
+        device: Device,
+        control: Listener,
+        config: WorkerConfig,
+        flush_kv: Callable[[float], None],
+        exit_process: Callable[[int], object] = os._exit,
+    ) -> None:
+        self._core = core
+        self._engine = engine
+        self._device = device
+        self._control = control
+        self._config = config
+        self._flush_kv = flush_kv
+        self._exit_process = exit_process
+        self._work = trio.Event()
+        self._drained = trio.Event()
+        self._step_began_at: float | None = None
+
+    async def run(self, *, task_status: trio.TaskStatus[Shell] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until drained. Starts with itself, so that whoever started it can drain it."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._receive)
+            nursery.start_soon(self._step)
+            nursery.start_soon(self._beat)
+            nursery.start_soon(self._sweep)
+            task_status.started(self)
+            await self._drained.wait()
+            nursery.cancel_scope.cancel()
+
+    def drain(self, deadline_s: float) -> None:
+        """Take nothing new; `run` returns when everything is over or ended."""
+        self._core.drain(trio.current_time(), deadline_s)
+        self.settle(trio.current_time())
+
+    def settle(self, now: float) -> None:
+        """Send what the core has decided, and let the step loop look again.
+
+        To be called after each call into the core.
+        """
+        self._flush(now)
+        self._work.set()
+
+    def _flush(self, now: float) -> None:
+        self._flush_kv(now)
+        # A send that fails ends attempts, whose last words are sends again; each server is
+        # forgotten at its first failure, so this ends.
+        while sends := self._core.outbox.take_for_servers():
+            for send in sends:
+                try:
+                    self._control.send_nowait(send.to, send.frame)
+                except (PeerGone, PeerBusy):
+                    self._core.on_server_gone(send.to, now)
+
+    async def _receive(self) -> None:
+        while True:
+            messages = await self._control.receive_many()
+            now = trio.current_time()
+            self._core.wake(now)
+            for message in messages:
+                self._core.on_control(message.sender, message.frame, now)
+            self.settle(now)
+
+    async def _step(self) -> None:
+        while True:
+            self._work = trio.Event()
+            rows = self._core.plan_step(trio.current_time())
+            self._flush(trio.current_time())
+            if not rows:
+                await self._work.wait()
+                continue
+            self._step_began_at = trio.current_time()
+            try:
+                results = await self._device.run(self._engine.step, rows)
+            except Exception as error:
+                log.exception("step_failed", rows=len(rows))
+                message = f"the device step failed: {type(error).__name__}"
+                self._core.fail_step(message, trio.current_time())
+            else:
+                self._core.complete_step(results, trio.current_time())
+            self._step_began_at = None
+            self.settle(trio.current_time())
+
+    async def _beat(self) -> None:
+        while True:
+            self._core.beat()
+            self.settle(trio.current_time())
+            await trio.sleep(self._config.link.heartbeat_interval_s)
+
+    async def _sweep(self) -> None:
+        while not self._core.is_drained:
+            await trio.sleep(self._config.link.sweep_interval_s)
+            now = trio.current_time()
+            self._core.wake(now)
+            self._core.sweep(now)
+            self.settle(now)
+            self._watch_step(now)
+        self._core.say_goodbye()
+        self.settle(trio.current_time())
+        self._drained.set()
+
+    def _watch_step(self, now: float) -> None:
+        began_at = self._step_began_at
+        if began_at is not None and now - began_at > self._config.step_timeout_s:
+            log.error("device_wedged", step_s=now - began_at)
+            self._exit_process(EXIT_WEDGED)
