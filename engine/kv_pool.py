@@ -9,6 +9,7 @@ PagedAttention (vLLM, SOSP '23).
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
+
+
+def _physical_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +66,14 @@ class KVPool:
         self.num_blocks = num_blocks
         num_bytes = num_blocks * layout.bytes_per_block
         try:
+            if device.type == "cpu" and num_bytes > _physical_bytes():
+                # Linux would promise it, and kill the process when the blocks come to be used.
+                raise MemoryError(f"this machine has {_physical_bytes()} bytes in all")
             self.blocks = torch.zeros(num_blocks, *layout.shape, dtype=layout.dtype, device=device)
-        except RuntimeError as error:  # torch.OutOfMemoryError on a GPU is one too
+        except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
             raise ConfigError(
-                f"kv_pool_bytes is {num_bytes}; {device} has not that much free memory: lower it"
+                f"kv_pool_bytes is {num_bytes}, and {device} has not that much memory; lower it "
+                f"({layout.bytes_per_block} bytes hold {layout.block_size} tokens)"
             ) from error
         # [num_blocks, bytes_per_block], the same memory. numpy copies rows with plain memcpy and
         # no thread pool, so importing does not fight the device thread for cores.

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import torch
+import xxhash
 
 from triolet.config import Dtype, EngineConfig, require
-from triolet.errors import ConfigError
+from triolet.errors import CapacityError, ConfigError
 from triolet.sampling import SamplingParams
 
 from .attention.registry import backend_traits, create_attention
@@ -112,7 +113,13 @@ def load_engine(
         reason,
     )
     on_progress("warm_up", 0.0)
-    _warm_up(engine, config.block_size)
+    try:
+        _warm_up(engine, config.block_size)
+    except CapacityError as error:
+        raise ConfigError(
+            f"kv_pool_bytes is {config.kv_pool_bytes} and leaves {device} no memory to compute in: "
+            "lower it"
+        ) from error
     on_progress("warm_up", 1.0)
     return engine
 
@@ -165,9 +172,10 @@ def _device(config: EngineConfig) -> torch.device:
 
 def _fingerprint(digest: str, config: EngineConfig, model: ModelConfig) -> str:
     """Name everything that two workers must agree on before KV passes between them."""
+    shape = xxhash.xxh3_64(repr(model).encode()).hexdigest()  # norms, rotary scaling and so on
     return (
-        f"{digest}:{config.dtype}:layers={model.num_layers}:kv_heads={model.num_kv_heads}"
-        f":head_dim={model.head_dim}:block_size={config.block_size}:rope={model.rope}"
+        f"{digest}:{shape}:{config.dtype}:layers={model.num_layers}"
+        f":kv_heads={model.num_kv_heads}:head_dim={model.head_dim}:block_size={config.block_size}"
     )
 
 

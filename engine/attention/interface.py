@@ -26,16 +26,16 @@ class BackendTraits:
       device_types: torch device types.
       dtypes: cache dtypes.
       block_size_multiple: block sizes must be multiples of this.
-      max_head_dim: of a head; it must also be a multiple of 8.
-      is_graph_capturable: whether a step can be captured in a CUDA graph.
+      head_dim_multiple: head dimensions must be multiples of this,
+      max_head_dim: and at most this.
     """
 
     name: str
     device_types: frozenset[str]
     dtypes: frozenset[Dtype]
     block_size_multiple: int
+    head_dim_multiple: int
     max_head_dim: int
-    is_graph_capturable: bool
 
     def check(self, device_type: str, dtype: Dtype, block_size: int, head_dim: int) -> None:
         """Refuse a configuration that this backend cannot serve.
@@ -53,7 +53,7 @@ class BackendTraits:
         require(
             dtype in self.dtypes,
             "dtype",
-            str(dtype),
+            dtype.value,
             f"{', '.join(sorted(self.dtypes))} {of_backend}",
         )
         require(
@@ -63,10 +63,10 @@ class BackendTraits:
             f"multiples of {self.block_size_multiple} {of_backend}",
         )
         require(
-            head_dim <= self.max_head_dim and head_dim % 2 == 0,
-            "head_dim",
+            head_dim <= self.max_head_dim and head_dim % self.head_dim_multiple == 0,
+            "head_dim of the model",
             head_dim,
-            f"even numbers up to {self.max_head_dim} {of_backend}",
+            f"multiples of {self.head_dim_multiple} up to {self.max_head_dim} {of_backend}",
         )
 
 

@@ -1,4 +1,4 @@
-"""Which backends there are. A backend's packages are imported only when it is chosen."""
+"""Which backends there are, by the name that the config calls them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ from typing import TYPE_CHECKING, Final
 
 from triolet.config import require
 
-from . import sdpa
+from . import flash, sdpa
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..kv_pool import KVPool
     from .interface import AttentionBackend, BackendTraits
 
-BACKENDS: Final = {sdpa.TRAITS.name: sdpa.TRAITS}
+TRAITS: Final = {traits.name: traits for traits in (sdpa.TRAITS, flash.TRAITS)}
+_CREATE: Final[dict[str, Callable[[KVPool, int, int], AttentionBackend]]] = {
+    sdpa.TRAITS.name: sdpa.SdpaAttention,
+    flash.TRAITS.name: lambda pool, num_heads, max_model_len: flash.FlashAttention(pool),
+}
 
 
 def backend_traits(name: str) -> BackendTraits:
@@ -21,12 +27,17 @@ def backend_traits(name: str) -> BackendTraits:
     Raises:
       ConfigError: there is no such backend.
     """
-    require(name in BACKENDS, "backend", name, ", ".join(sorted(BACKENDS)))
-    return BACKENDS[name]
+    require(name in TRAITS, "backend", name, ", ".join(sorted(TRAITS)))
+    return TRAITS[name]
 
 
 def create_attention(
     name: str, pool: KVPool, num_heads: int, max_model_len: int
 ) -> AttentionBackend:
-    """Return a backend over a pool."""
-    return sdpa.SdpaAttention(pool, num_heads, max_model_len)
+    """Return a backend over a pool.
+
+    Raises:
+      ConfigError: there is no such backend, or its package is not installed.
+    """
+    backend_traits(name)
+    return _CREATE[name](pool, num_heads, max_model_len)

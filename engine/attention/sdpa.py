@@ -39,8 +39,8 @@ TRAITS: Final = BackendTraits(
     device_types=frozenset({"cpu", "cuda"}),
     dtypes=frozenset({Dtype.FLOAT32, Dtype.BFLOAT16}),
     block_size_multiple=1,
+    head_dim_multiple=2,  # rotation pairs the dimensions
     max_head_dim=1024,
-    is_graph_capturable=False,
 )
 
 
