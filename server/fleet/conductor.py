@@ -139,14 +139,13 @@ class Conductor:
         """Take in that a worker is gone; what it had goes elsewhere. Idempotent."""
         if worker.missing_since is not None:
             return
-        keys = list(worker.shares)
         worker.lost(now)
         self._observer.worker_lost(str(worker), cause)
-        for key in keys:
-            sequence = self._book.running(key)
-            if sequence is None or sequence.attempt is None:
+        for sequence in self._book:
+            attempt = sequence.attempt
+            if attempt is None or worker not in attempt.pair:
                 continue
-            if worker.role is Role.DECODE or not sequence.attempt.is_handed_over:
+            if worker is attempt.pair.decode or not attempt.is_handed_over:
                 self._attempts.apply(sequence, Again(f"{worker.role}_lost"), now)
         self._attempts.dispatch(now)
 

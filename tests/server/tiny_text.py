@@ -1,0 +1,52 @@
+"""A byte-level tokenizer made on the spot: 256 byte tokens, some words, three special tokens."""
+
+from __future__ import annotations
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from server.text.model_files import TextFiles
+from server.text.tokenizer import TextModel
+from server.text.vocabulary import _byte_level_alphabet
+
+BOS, EOS, PAD = "<|bos|>", "<|end|>", "<|pad|>"
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def tiny_tokenizer() -> Tokenizer:
+    """Return a tokenizer without merges: token i below 256 is byte i."""
+    of_byte = {raw[0]: char for char, raw in _byte_level_alphabet().items()}
+    vocabulary = {of_byte[byte]: byte for byte in range(256)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    specials: list[str | AddedToken] = [
+        AddedToken(content, normalized=False, special=True) for content in (BOS, EOS, PAD)
+    ]
+    tokenizer.add_special_tokens(specials)
+    return tokenizer
+
+
+BOS_ID, EOS_ID, PAD_ID = 256, 257, 258
+
+
+def tiny_text(
+    *,
+    template: str = TEMPLATE,
+    max_model_len: int = 4096,
+    tokenize_threads: int = 1,
+    tokenize_timeout_s: float = 10.0,
+) -> TextModel:
+    """Return a text model whose tokens are bytes."""
+    files = TextFiles(
+        tokenizer=tiny_tokenizer(),
+        eos_token_ids=(EOS_ID,),
+        max_model_len=max_model_len,
+        special_tokens={"bos_token": BOS, "eos_token": EOS},
+        chat_templates={"default": template} if template else {},
+    )
+    return TextModel(
+        files, tokenize_threads=tokenize_threads, tokenize_timeout_s=tokenize_timeout_s
+    )
