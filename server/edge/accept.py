@@ -84,11 +84,17 @@ class Edge:
         self._config = edge_config(bounds)
         self._context = WorkerContext(max_requests=None)
         self._stop = trio.Event()
+        self._closed = trio.Event()
+        self._close_within_s = 0.0
 
     def stop(self, within_s: float) -> None:
         """Accept no more, close idle connections, and end the others after a time."""
-        self._deadline_s = within_s
+        self._close_within_s = within_s
         self._stop.set()
+
+    async def wait_closed(self) -> None:
+        """Wait until no connection is left after `stop`."""
+        await self._closed.wait()
 
     async def run(
         self,
@@ -103,7 +109,8 @@ class Edge:
             await self._stop.wait()
             accepting.cancel_scope.cancel()
             await self._context.terminated.set()
-            connections.cancel_scope.deadline = trio.current_time() + self._deadline_s
+            connections.cancel_scope.deadline = trio.current_time() + self._close_within_s
+        self._closed.set()
 
     async def _accept(self, listener: trio.SocketListener, connections: trio.Nursery) -> None:
         await trio.serve_listeners(self._serve, [listener], handler_nursery=connections)

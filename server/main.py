@@ -1,0 +1,141 @@
+"""The server process: puts the parts together, and takes them apart in order.
+
+Knows every room of server/ and nothing of what happens inside one. Order at the end: new requests
+are refused, the fleet lets what runs finish (each stream gets its terminal event at the latest at
+the deadline), then connections close; a watchdog thread ends the process if something still hangs.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from transport.zmq_network import ZmqNetwork
+from triolet.errors import ConfigError
+from triolet.status import ServerReady, report
+
+from .api.app import build_app
+from .api.live import Lifecycle
+from .api.ports import Services
+from .edge.accept import Edge
+from .edge.sockets import base_url, open_listening_socket
+from .fleet.fleet import Fleet
+from .metrics import Metrics
+from .text.tokenizer import TextModel
+
+if TYPE_CHECKING:
+    from triolet.config import ServerConfig
+
+log = structlog.get_logger(__name__)
+
+GC_THRESHOLDS: Final = (100_000, 50, 1000)
+"""Streams make few cycles and many objects: collecting as often as the default costs more than it
+finds, and a full collection over a large heap pauses every stream at once."""
+CLOSE_SHARE: Final = 0.5
+"""Of the grace after the drain: for writing what is left. The rest is for leaving."""
+EXIT_FORCED: Final = 1
+
+
+async def serve(
+    config: ServerConfig,
+    lifecycle: Lifecycle | None = None,
+    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve until `lifecycle.draining` is set and what runs then has ended.
+
+    Args:
+      config: all there is to know.
+      lifecycle: how the caller says that it is enough; None to serve until cancelled.
+      task_status: started with the address once connections are accepted. Workers may still be
+        missing then: /health/ready says.
+
+    Raises:
+      ConfigError: the model, an address or the port cannot be used.
+    """
+    listening = open_listening_socket(config)
+    with listening:
+        text = TextModel.load(
+            config.model_dir,
+            tokenize_threads=config.tokenize_threads,
+            tokenize_timeout_s=config.tokenize_timeout_s,
+        )
+        network = ZmqNetwork(config.link, config.curve_dir)
+        try:
+            metrics = Metrics(config.model_name, config.metrics_compat)
+            fleet = Fleet(config, text, network, metrics)
+            services = Services(config, fleet, text, metrics, lifecycle or Lifecycle())
+            edge = Edge(build_app(services), config)
+            metrics.watch(fleet.status, lambda: edge.connections)
+            async with trio.open_nursery() as nursery:
+                await nursery.start(fleet.run)
+                await nursery.start(edge.run, listening)
+                task_status.started(base_url(listening))
+                await services.lifecycle.draining.wait()
+                await fleet.drain()
+                services.lifecycle.drained.set()
+                edge.stop(within_s=CLOSE_SHARE * config.exit_grace_s)
+                await edge.wait_closed()
+                nursery.cancel_scope.cancel()
+        finally:
+            network.close()
+
+
+def main(config: ServerConfig) -> None:
+    """Run the process until SIGTERM or SIGINT, and through the drain that follows.
+
+    Raises:
+      ConfigError: as `serve`.
+    """
+    try:
+        trio.run(_run, config)
+    except BaseExceptionGroup as group:
+        error: BaseException | None = group.subgroup(ConfigError)
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if error is None:
+            raise
+        raise error from None
+
+
+async def _run(config: ServerConfig) -> None:
+    lifecycle = Lifecycle()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(_drain_on_signal, lifecycle, nursery.cancel_scope)
+        nursery.start_soon(_leave_in_time, lifecycle, config.exit_grace_s)
+        async with trio.open_nursery() as serving:
+            url = await serving.start(serve, config, lifecycle)
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(*GC_THRESHOLDS)
+            report(ServerReady(url))
+        nursery.cancel_scope.cancel()
+
+
+async def _drain_on_signal(
+    lifecycle: Lifecycle,
+    everything: trio.CancelScope,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started()
+        async for number in signals:
+            if lifecycle.is_draining:
+                log.warning("second signal: leaving at once", signal=number)
+                everything.cancel()
+                return
+            log.info("draining", signal=number)
+            lifecycle.draining.set()
+
+
+async def _leave_in_time(lifecycle: Lifecycle, within_s: float) -> None:
+    await lifecycle.drained.wait()
+    # A thread, because what hangs may be the event loop itself.
+    watchdog = threading.Timer(within_s, os._exit, [EXIT_FORCED])
+    watchdog.daemon = True
+    watchdog.start()
