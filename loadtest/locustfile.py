@@ -1,0 +1,11 @@
+"""The file that locust is pointed at: `locust -f loadtest/locustfile.py --host http://127.0.0.1:8000`.
+
+Locust loads it by path, outside of its package, so that it has to find its neighbours by name.
+"""
+
+from importlib import import_module
+
+_users = import_module("loadtest.users")
+
+ChatOverSSE = _users.ChatOverSSE
+ChatOverWebSocket = _users.ChatOverWebSocket

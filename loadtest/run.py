@@ -1,0 +1,134 @@
+"""`python -m loadtest.run`: locust, headless, against a server that it starts and stops.
+
+Writes report.html, streams.json and logs to build/loadtest/ and prints what the streams took. Exit
+code 0 if every stream ended well, 1 if one did not or none was measured, 2 if nothing could run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from .server_process import ServerDidNotStartError, running_server
+from .stream_times import StreamRecord
+from .summary import PERCENTILES, failures, rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOT = Path(__file__).parents[1]
+USER_CLASSES = {
+    "sse": ["ChatOverSSE"],
+    "ws": ["ChatOverWebSocket"],
+    "both": ["ChatOverSSE", "ChatOverWebSocket"],
+}
+FINISH_S = 60
+"""How long streams that are under way at the end may take to finish, so that none counts as cut."""
+MARGIN_S = 60
+"""What locust itself may take beyond that."""
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.run",
+        description="Load a Triolet server with SSE and WebSocket users.",
+        epilog="Options after -- go to `triolet serve`, for example: -- --prefill 2 path/to/model",
+    )
+    parser.add_argument("--users", type=int, default=8, help="users at the same time (8)")
+    parser.add_argument("--spawn-rate", type=float, default=8, help="new users per second (8)")
+    parser.add_argument("--duration", type=int, default=20, help="seconds of load (20)")
+    parser.add_argument("--protocol", choices=tuple(USER_CLASSES), default="both")
+    parser.add_argument("--url", help="load this server and start none")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "build" / "loadtest", help="where to write"
+    )
+    parser.add_argument("serve", nargs="*", metavar="SERVE-OPTION", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.url and options.serve:
+        parser.error("--url starts no server, so that options for one have no use")
+    return options
+
+
+def locust_command(options: argparse.Namespace, url: str) -> list[str]:
+    """Return the command that runs locust."""
+    out: Path = options.out
+    return [
+        *(sys.executable, "-m", "locust", "--headless", "--only-summary"),
+        *("--locustfile", str(Path(__file__).with_name("locustfile.py"))),
+        *("--host", url, "--users", str(options.users), "--spawn-rate", str(options.spawn_rate)),
+        *("--run-time", f"{options.duration}s", "--stop-timeout", str(FINISH_S)),
+        *("--html", str(out / "report.html"), "--streams-file", str(out / "streams.json")),
+        *("--logfile", str(out / "locust.log")),
+        *USER_CLASSES[options.protocol],
+    ]
+
+
+def load(options: argparse.Namespace, url: str) -> list[StreamRecord]:
+    """Run locust and return the record of every stream."""
+    streams: Path = options.out / "streams.json"
+    streams.unlink(missing_ok=True)  # one of an earlier run must not pass for this one's
+    with (options.out / "locust.out").open("wb") as output:
+        subprocess.run(
+            locust_command(options, url),
+            check=False,  # locust counts failures in its exit code; we count them ourselves
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            timeout=options.duration + FINISH_S + MARGIN_S,
+        )
+    if not streams.exists():
+        return []
+    return [StreamRecord(**record) for record in json.loads(streams.read_text(encoding="utf-8"))]
+
+
+def show(console: Console, records: Sequence[StreamRecord], out: Path) -> None:
+    """Print the table of figures and the list of failures."""
+    table = Table(title=f"{len(records)} streams")
+    for heading in ("figure", "unit", "streams", *(f"p{p}" for p in PERCENTILES)):
+        table.add_column(heading, justify="left" if heading in {"figure", "unit"} else "right")
+    for row in rows(records):
+        table.add_row(row.name, row.unit, str(row.count), *(f"{v:.1f}" for v in row.percentiles))
+    console.print(table)
+    failed = failures(records)
+    console.print(
+        f"failures: {failed.total()}", *(f"  {n} x {why}" for why, n in failed.items()), sep="\n"
+    )
+    console.print(f"report: {out / 'report.html'}", soft_wrap=True)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run and return the exit code."""
+    options = parse(arguments)
+    console = Console(highlight=False)
+    options.out.mkdir(parents=True, exist_ok=True)
+    server = (
+        nullcontext(options.url)
+        if options.url
+        else running_server(options.serve, options.out / "server.log")
+    )
+    try:
+        with server as url:
+            records = load(options, url)
+    except ServerDidNotStartError as error:
+        console.print(f"error: {error}", style="red", soft_wrap=True, markup=False)
+        return 2
+    if not records:
+        why = options.out / "locust.log"
+        console.print(f"error: locust measured nothing; see {why}", style="red", soft_wrap=True)
+        return 1
+    show(console, records, options.out)
+    return 1 if failures(records) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,59 @@
+"""The times of one stream: first token, between tokens, in all. Reads no clock: times come in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRecord:
+    """What is kept of a stream that ended.
+
+    Attributes:
+      protocol: "SSE" or "WS".
+      prompt: the kind of prompt, as `prompts` names it.
+      failure: why it did not end well, None if it did.
+      tokens: completion tokens as the server counted them.
+      ttft_s: from sending to the first text, None if there was none.
+      itl_s: mean time between tokens, None with fewer than two.
+      tokens_per_s: tokens over the whole time of the stream, waiting included.
+    """
+
+    protocol: str
+    prompt: str
+    failure: str | None
+    tokens: int
+    ttft_s: float | None
+    itl_s: float | None
+    tokens_per_s: float | None
+
+
+class StreamClock:
+    """Notes when pieces of one stream came."""
+
+    def __init__(self, now_s: float) -> None:
+        self._sent_s = now_s
+        self._first_s: float | None = None
+        self._last_s = now_s
+
+    def piece(self, now_s: float) -> None:
+        """Note a piece of text; it may hold several tokens."""
+        if self._first_s is None:
+            self._first_s = now_s
+        self._last_s = now_s
+
+    def record(self, protocol: str, prompt: str, tokens: int, failure: str | None) -> StreamRecord:
+        """Return what is to be kept.
+
+        The mean time between tokens is taken over first and last text: servers may merge tokens
+        into one piece, so that single gaps would say more about merging than about decoding.
+        """
+        ttft_s = itl_s = tokens_per_s = None
+        if self._first_s is not None:
+            ttft_s = self._first_s - self._sent_s
+            duration_s = self._last_s - self._sent_s
+            if tokens > 1:
+                itl_s = (self._last_s - self._first_s) / (tokens - 1)
+            if tokens > 0 and duration_s > 0:
+                tokens_per_s = tokens / duration_s
+        return StreamRecord(protocol, prompt, failure, tokens, ttft_s, itl_s, tokens_per_s)

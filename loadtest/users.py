@@ -1,0 +1,212 @@
+"""Locust's users: one chats over SSE, one over the WebSocket. Both time every stream.
+
+Runs inside locust, where gevent has patched the sockets; imports nothing of the product. Per stream
+and protocol three statistics appear beside the request itself: TTFT and ITL in milliseconds, and
+tokens/s, whose figures are tokens and not milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from itertools import count
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import websocket
+from locust import HttpUser, between, events, task
+
+from .prompts import Prompt, PromptMix
+from .readers import End, Part, Piece, StreamFailedError, read_chat_sse, read_response_events
+from .stream_times import StreamClock, StreamRecord
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
+    from collections.abc import Iterator
+
+    from locust.env import Environment
+    from requests import Response
+
+TIMEOUT_S = 60.0
+"""Longest silence of a stream; a server that keeps its stall bounds stays far below."""
+THINKING_S = (0.0, 0.3)
+"""Users answer at once or nearly: the point is load, not realism of pauses."""
+
+_user_numbers = count(1)
+_records: list[StreamRecord] = []
+
+
+@events.init_command_line_parser.add_listener  # type: ignore[untyped-decorator]
+def _add_options(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--streams-file", default="streams.json", help="where to write a record per stream"
+    )
+
+
+@events.quitting.add_listener  # type: ignore[untyped-decorator]
+def _write_records(environment: Environment, **_: object) -> None:
+    text = json.dumps([asdict(record) for record in _records])
+    Path(vars(environment.parsed_options)["streams_file"]).write_text(text, encoding="utf-8")
+
+
+def _take(parts: Iterator[Part], clock: StreamClock) -> int:
+    """Read a stream to its end and return its tokens.
+
+    Raises:
+      StreamFailedError: it failed, or cannot be understood.
+    """
+    tokens = 0
+    try:
+        for part in parts:
+            match part:
+                case Piece():
+                    clock.piece(perf_counter())
+                case End(tokens):
+                    pass
+    except (ValueError, LookupError, TypeError) as error:
+        raise StreamFailedError(f"cannot be understood: {error!r}") from error
+    return tokens
+
+
+def _report(environment: Environment, record: StreamRecord) -> None:
+    """Keep the record, and show its figures as statistics of their own."""
+    _records.append(record)
+    figures = {
+        "TTFT": None if record.ttft_s is None else record.ttft_s * 1000,
+        "ITL": None if record.itl_s is None else record.itl_s * 1000,
+        "tokens/s": record.tokens_per_s,
+    }
+    for name, figure in figures.items():
+        if record.failure is None and figure is not None:
+            _fire(environment, record.protocol, f"{record.protocol} {name}", figure, record.tokens)
+
+
+def _fire(
+    environment: Environment,
+    kind: str,
+    name: str,
+    figure: float,
+    tokens: int,
+    failure: str | None = None,
+) -> None:
+    environment.events.request.fire(  # type: ignore[no-untyped-call]
+        request_type=kind,
+        name=name,
+        response_time=figure,
+        response_length=tokens,
+        exception=None if failure is None else StreamFailedError(failure),
+        context={},
+    )
+
+
+class ChatUser(HttpUser):
+    """What both kinds of users share: prompts of their own, and the model's name."""
+
+    abstract = True
+    wait_time = between(*THINKING_S)
+
+    def on_start(self) -> None:
+        """Learn the model's name."""
+        self.prompts = PromptMix(next(_user_numbers))
+        listed = self.client.get("/v1/models", timeout=TIMEOUT_S).json()
+        self.model = str(listed["data"][0]["id"])
+
+
+class ChatOverSSE(ChatUser):
+    """Streams POST /v1/chat/completions."""
+
+    @task
+    def chat(self) -> None:
+        """Ask once and read the whole answer."""
+        prompt = self.prompts.draw()
+        body = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": prompt.text}],
+            "max_tokens": prompt.max_tokens,
+            "seed": prompt.seed,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        began_s = perf_counter()
+        clock = StreamClock(began_s)
+        failure, tokens = None, 0
+        with self.client.post(
+            "/v1/chat/completions",
+            json=body,
+            stream=True,
+            timeout=TIMEOUT_S,
+            name=f"SSE {prompt.kind}",
+            catch_response=True,
+        ) as response:
+            try:
+                if response.status_code != 200:
+                    raise StreamFailedError(_refusal(response))
+                tokens = _take(read_chat_sse(response.iter_lines()), clock)
+                response.success()
+            except (StreamFailedError, OSError) as error:
+                failure = str(error) or type(error).__name__
+                response.failure(failure)
+            # Locust would stop its own clock at the headers.
+            response.request_meta["response_time"] = (perf_counter() - began_s) * 1000
+        _report(self.environment, clock.record("SSE", prompt.kind, tokens, failure))
+
+
+class ChatOverWebSocket(ChatUser):
+    """Asks one question after the other on a WebSocket that stays open."""
+
+    socket: websocket.WebSocket | None = None
+
+    def on_stop(self) -> None:
+        self._close()
+
+    @task
+    def chat(self) -> None:
+        """Ask once and read the whole answer."""
+        prompt = self.prompts.draw()
+        began_s = perf_counter()
+        clock = StreamClock(began_s)
+        failure, tokens = None, 0
+        try:
+            socket = self._connected()
+            clock = StreamClock(perf_counter())
+            socket.send(json.dumps(_create(prompt, self.model)))
+            tokens = _take(read_response_events(iter(socket.recv, "")), clock)
+        except (StreamFailedError, websocket.WebSocketException, OSError) as error:
+            failure = str(error) or type(error).__name__
+            self._close()  # what is left on it belongs to the failed stream
+        record = clock.record("WS", prompt.kind, tokens, failure)
+        took_ms = (perf_counter() - began_s) * 1000
+        _fire(self.environment, "WS", f"WS {prompt.kind}", took_ms, tokens, failure)
+        _report(self.environment, record)
+
+    def _connected(self) -> websocket.WebSocket:
+        if self.socket is None:
+            url = self.environment.host.replace("http", "ws", 1) + "/v1/responses"
+            self.socket = websocket.create_connection(url, timeout=TIMEOUT_S)
+        return self.socket
+
+    def _close(self) -> None:
+        if self.socket is not None:
+            self.socket.close(timeout=1)
+            self.socket = None
+
+
+def _create(prompt: Prompt, model: str) -> dict[str, Any]:
+    message = {"type": "message", "role": "user", "content": prompt.text}
+    return {
+        "type": "response.create",
+        "model": model,
+        "input": [message],
+        "max_output_tokens": prompt.max_tokens,
+        "store": False,
+    }
+
+
+def _refusal(response: Response) -> str:
+    """Say status and code of an answer that is no stream, or what kept it from coming at all."""
+    try:
+        code = response.json()["error"]["code"]
+    except (ValueError, LookupError, TypeError):
+        code = "without an error object"
+    return f"status {response.status_code}, {code}"

@@ -1,0 +1,110 @@
+"""The figures of streams and of runs, and the mix of prompts."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtest.prompts import WEIGHTS, Prompt, PromptMix
+from loadtest.stream_times import StreamClock, StreamRecord
+from loadtest.summary import failures, percentile, rows
+
+
+def timed(*pieces_s: float, tokens: int) -> StreamRecord:
+    clock = StreamClock(10.0)
+    for at_s in pieces_s:
+        clock.piece(at_s)
+    return clock.record("SSE", "short", tokens, None)
+
+
+def test_a_stream_of_single_tokens() -> None:
+    record = timed(10.5, 10.6, 10.7, tokens=3)
+    assert record.ttft_s == pytest.approx(0.5)
+    assert record.itl_s == pytest.approx(0.1)
+    assert record.tokens_per_s == pytest.approx(3 / 0.7)
+
+
+def test_merged_tokens_count_as_many() -> None:
+    assert timed(10.5, 11.5, tokens=11).itl_s == pytest.approx(0.1)
+
+
+def test_one_token_has_no_gap() -> None:
+    record = timed(10.5, tokens=1)
+    assert record.itl_s is None
+    assert record.tokens_per_s == pytest.approx(2.0)
+
+
+def test_a_stream_without_text_has_no_times() -> None:
+    record = timed(tokens=0)
+    assert (record.ttft_s, record.itl_s, record.tokens_per_s) == (None, None, None)
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1), st.integers(1, 100))
+def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed(
+    values: list[float], percent: int
+) -> None:
+    ordered = sorted(values)
+    found = percentile(ordered, percent)
+
+    def share(limit: float) -> float:
+        return sum(value <= limit for value in ordered) * 100
+
+    assert share(found) >= percent * len(ordered)
+    below = [value for value in ordered if value < found]
+    assert not below or share(below[-1]) < percent * len(ordered)
+
+
+def record(protocol: str, rate: float, failure: str | None = None) -> StreamRecord:
+    return StreamRecord(protocol, "short", failure, 5, 1 / rate, 0.01, rate)
+
+
+def test_rows_are_per_protocol_and_leave_out_what_failed() -> None:
+    records = [record("WS", 10), record("SSE", 20), record("SSE", 40), record("SSE", 1, "broke")]
+    table = rows(records)
+    assert [row.name for row in table] == [
+        f"{protocol} {figure}"
+        for protocol in ("SSE", "WS")
+        for figure in ("TTFT", "ITL", "tokens/s")
+    ]
+    assert [row.count for row in table] == [2, 2, 2, 1, 1, 1]
+    assert table[0].percentiles == (25.0, 50.0, 50.0)
+
+
+def test_the_bad_end_of_tokens_per_second_is_the_low_one() -> None:
+    table = rows([record("SSE", rate) for rate in range(1, 101)])
+    assert table[2].percentiles == (51, 11, 2)
+
+
+def test_failures_are_counted_by_reason() -> None:
+    records = [record("WS", 1, "broke"), record("WS", 1, "broke"), record("SSE", 1)]
+    assert failures(records) == {"WS: broke": 2}
+
+
+def drawn(user: int, many: int) -> list[Prompt]:
+    mix = PromptMix(user)
+    return [mix.draw() for _ in range(many)]
+
+
+def test_prompts_repeat_for_a_user_and_differ_between_users() -> None:
+    assert drawn(1, 20) == drawn(1, 20)
+    assert [p.text for p in drawn(1, 20)] != [p.text for p in drawn(2, 20)]
+
+
+def test_no_two_prompts_share_a_seed() -> None:
+    seeds = [prompt.seed for user in (1, 2, 3) for prompt in drawn(user, 200)]
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_every_kind_is_drawn_about_as_often_as_its_weight() -> None:
+    prompts = drawn(1, 2000)
+    for kind, weight in WEIGHTS.items():
+        share = sum(p.kind == kind for p in prompts) / len(prompts)
+        assert share == pytest.approx(weight / sum(WEIGHTS.values()), abs=0.05)
+
+
+def test_long_prompts_are_long() -> None:
+    lengths = {p.kind: len(p.text) for p in islice(drawn(1, 100), 100)}
+    assert lengths["long"] > 10 * lengths["story"]
