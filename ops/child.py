@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import trio
@@ -19,29 +18,13 @@ from triolet.status import Failed, Progress, ServerReady, WorkerReady, parse_rep
 from .restart_policy import Ending
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from typing import IO
 
     from triolet.config import SupervisorConfig
-    from triolet.ids import Role
     from triolet.status import Report
 
-
-@dataclass(frozen=True, slots=True)
-class ProcessSpec:
-    """What to start.
-
-    Attributes:
-      name: unique among the supervised, such as `decode-0`.
-      role: decides the order of shutdown.
-      argv: program and arguments.
-      env: added to the supervisor's own environment.
-    """
-
-    name: str
-    role: Role
-    argv: tuple[str, ...]
-    env: Mapping[str, str] = field(default_factory=dict)
+    from .process_spec import ProcessSpec
 
 
 class Child:

@@ -26,9 +26,7 @@ _FLEET: Final = "Processes and links"
 
 ModelArgument: TypeAlias = Annotated[
     Path | None,
-    typer.Argument(
-        metavar="[MODEL]", help="Hugging Face directory.", show_default="the demo model"
-    ),
+    typer.Argument(metavar="MODEL", help="Hugging Face directory.", show_default="the demo model"),
 ]
 LogLevelOption: TypeAlias = Annotated[
     str | None,

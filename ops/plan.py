@@ -12,7 +12,7 @@ from triolet.errors import ConfigError
 from triolet.ids import Role
 
 from .arguments import engine_arguments, link_arguments, server_arguments
-from .child import ProcessSpec
+from .process_spec import ProcessSpec
 
 if TYPE_CHECKING:
     from pathlib import Path

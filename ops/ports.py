@@ -51,5 +51,5 @@ def _cause(host: str, port: int, error: OSError) -> str:
 
 def base_url(host: str, port: int) -> str:
     """Return the URL by which this machine reaches a server that listens there."""
-    reachable = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    reachable = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"

@@ -55,8 +55,10 @@ def private_directory() -> Iterator[Path]:
             raise ConfigError(
                 f"{path} is too long for sockets; set TMPDIR to a shorter one, such as /tmp"
             )
-        with (path / LOCK).open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with (path / f"{LOCK}.new").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            # Only now can it be found, so nobody takes it for abandoned.
+            (path / f"{LOCK}.new").rename(path / LOCK)
             yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)

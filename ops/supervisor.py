@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from triolet.config import SupervisorConfig
     from triolet.status import Report
 
-    from .child import ProcessSpec
+    from .process_spec import ProcessSpec
     from .restart_policy import Ending, Verdict
 
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

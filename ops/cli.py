@@ -1,0 +1,307 @@
+"""The command line: `triolet serve`, single roles, `chat`, `doctor`, `keys`, `version`.
+
+Only parses and hands over. What a command needs is imported when it runs, so that `triolet --help`
+and `triolet server` never load torch. Every error ends here: one line on stderr that names cause
+and remedy, and an exit code; no traceback for anything that the user can mend.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path  # noqa: TC003 (typer reads the annotations)
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from triolet.config import EngineConfig, LinkConfig, ServerConfig, WorkerConfig
+from triolet.errors import ConfigError
+from triolet.status import Failed, report
+
+from .exit_codes import EXIT_BAD_INPUT, EXIT_FAILED, CommandFailed
+from .option_groups import with_groups
+from .options import (
+    CurveOption,
+    LogLevelOption,
+    ModelArgument,
+    SupervisorPidOption,
+    WorkerNameOption,
+    engine_options,
+    link_options,
+    server_options,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+EXIT_INTERRUPTED = 130
+"""128 + SIGINT, as shells count."""
+
+app = typer.Typer(
+    name="triolet",
+    help="Serve language models: prefill and decode in separate processes.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+keys_app = typer.Typer(help="Keys for links between machines.", no_args_is_help=True)
+app.add_typer(keys_app, name="keys")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    try:
+        result = app(args=arguments, prog_name="triolet", standalone_mode=False)
+    except typer.Abort:
+        return EXIT_INTERRUPTED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except typer.TyperException as error:
+        return _complain_of_usage(error)
+    except ConfigError as error:
+        return _complain(str(error), EXIT_BAD_INPUT)
+    except CommandFailed as error:
+        return _complain(str(error), error.exit_code)
+    return result if isinstance(result, int) else 0
+
+
+def _complain_of_usage(error: typer.TyperException) -> int:
+    # Called without arguments, a command has printed its help, and has nothing to add.
+    message = error.format_message()
+    if not message:
+        return EXIT_BAD_INPUT
+    context = getattr(error, "ctx", None)
+    command = "triolet" if context is None else context.command_path
+    return _complain(f"{message.rstrip('.')}; see `{command} --help`", EXIT_BAD_INPUT)
+
+
+def _complain(message: str, exit_code: int) -> int:
+    sys.stderr.write(f"triolet: {_one_line(message)}\n")
+    return exit_code
+
+
+def _one_line(message: str) -> str:
+    return " ".join("".join(c if c.isprintable() else " " for c in message).split())
+
+
+@app.command()
+@with_groups(server=server_options, engine=engine_options, link=link_options)
+def serve(
+    server: ServerConfig,
+    engine: EngineConfig,
+    link: LinkConfig,
+    model: ModelArgument = None,
+    prefill: Annotated[
+        int, typer.Option(help="Prefill workers.", rich_help_panel="Processes and links")
+    ] = 1,
+    decode: Annotated[
+        int, typer.Option(help="Decode workers.", rich_help_panel="Processes and links")
+    ] = 1,
+    log_level: LogLevelOption = None,
+) -> None:
+    """Serve a model on this machine: a server, prefill and decode workers, kept alive."""
+    from .logs import configure_logs, default_level
+    from .model_directory import find_model
+    from .plan import FleetPlan
+    from .serve import serve as serve_fleet
+
+    level = log_level or default_level()
+    configure_logs(level, "supervisor")
+    serve_fleet(
+        FleetPlan(
+            model_dir=find_model(model).path,
+            server=server,
+            engine=engine,
+            link=link,
+            prefill=prefill,
+            decode=decode,
+            log_level=level,
+        )
+    )
+
+
+@app.command()
+@with_groups(config=server_options, link=link_options)
+def server(
+    config: ServerConfig,
+    link: LinkConfig,
+    model: ModelArgument = None,
+    prefill: Annotated[
+        list[str] | None, typer.Option(help="Control address of a prefill worker; repeatable.")
+    ] = None,
+    decode: Annotated[
+        list[str] | None, typer.Option(help="Control address of a decode worker; repeatable.")
+    ] = None,
+    curve: CurveOption = None,
+    log_level: LogLevelOption = None,
+    supervisor_pid: SupervisorPidOption = None,
+) -> None:
+    """Run one server for workers that run elsewhere."""
+    from .model_directory import find_model
+
+    def run() -> None:
+        from server.main import main as run_server
+
+        if not decode:
+            raise ConfigError("no decode worker is named; give --decode ADDRESS at least once")
+        model_dir = find_model(model).path
+        run_server(
+            replace(
+                config,
+                model_dir=str(model_dir),
+                model_name=config.model_name or model_dir.name,
+                prefill_addresses=tuple(prefill or ()),
+                decode_addresses=tuple(decode),
+                link=link,
+                curve_dir=None if curve is None else str(curve),
+            )
+        )
+
+    _run_role("server", "server", log_level, supervisor_pid, run)
+
+
+@app.command()
+@with_groups(engine=engine_options, link=link_options)
+def prefill(
+    engine: EngineConfig,
+    link: LinkConfig,
+    control: Annotated[str, typer.Option(help="Address for servers: ipc://… or tcp://host:port.")],
+    model: ModelArgument = None,
+    name: WorkerNameOption = None,
+    curve: CurveOption = None,
+    log_level: LogLevelOption = None,
+    supervisor_pid: SupervisorPidOption = None,
+) -> None:
+    """Run one prefill worker."""
+    name = name or f"prefill-{os.getpid()}"
+
+    def run() -> None:
+        from prefill.worker import main as run_worker
+
+        run_worker(_worker_config(name, model, control, None, engine, link, curve))
+
+    _run_role("prefill", name, log_level, supervisor_pid, run)
+
+
+@app.command()
+@with_groups(engine=engine_options, link=link_options)
+def decode(
+    engine: EngineConfig,
+    link: LinkConfig,
+    control: Annotated[str, typer.Option(help="Address for servers: ipc://… or tcp://host:port.")],
+    kv: Annotated[str, typer.Option(help="Address for prefill workers, which send KV there.")],
+    model: ModelArgument = None,
+    name: WorkerNameOption = None,
+    curve: CurveOption = None,
+    log_level: LogLevelOption = None,
+    supervisor_pid: SupervisorPidOption = None,
+) -> None:
+    """Run one decode worker."""
+    name = name or f"decode-{os.getpid()}"
+
+    def run() -> None:
+        from decode.worker import main as run_worker
+
+        run_worker(_worker_config(name, model, control, kv, engine, link, curve))
+
+    _run_role("decode", name, log_level, supervisor_pid, run)
+
+
+def _worker_config(
+    name: str,
+    model: Path | None,
+    control: str,
+    kv: str | None,
+    engine: EngineConfig,
+    link: LinkConfig,
+    curve: Path | None,
+) -> WorkerConfig:
+    from .model_directory import find_model
+
+    return WorkerConfig(
+        name=name,
+        model_dir=str(find_model(model).path),
+        control_address=control,
+        kv_address=kv,
+        engine=engine,
+        link=link,
+        curve_dir=None if curve is None else str(curve),
+    )
+
+
+def _run_role(
+    role: str,
+    process: str,
+    log_level: str | None,
+    supervisor_pid: int | None,
+    run: Callable[[], None],
+) -> None:
+    """Run a role as a process of its own, or as one that belongs to a supervisor."""
+    from .lifeline import hold_on_to, show_name
+    from .logs import configure_logs
+
+    configure_logs(log_level, process)
+    show_name(f"triolet {role}")
+    if supervisor_pid is None:
+        run()
+        return
+    hold_on_to(supervisor_pid)
+    try:
+        run()
+    except ConfigError as error:
+        # The supervisor prints the one line, after it has ended the others.
+        report(Failed(_one_line(str(error))))
+        raise SystemExit(EXIT_BAD_INPUT) from error
+
+
+@app.command()
+def chat(
+    url: Annotated[str, typer.Option(help="A running server.")] = "http://127.0.0.1:8000",
+    model: Annotated[
+        str | None, typer.Option(help="Model name.", show_default="the server's")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0.0, max=2.0)] = None,
+) -> None:
+    """Talk to a running server; piped, it answers each line of stdin."""
+    from .chat import ChatOptions, run_chat
+
+    run_chat(ChatOptions(url, model, max_tokens, temperature))
+
+
+@app.command()
+def doctor(
+    model: ModelArgument = None,
+    port: Annotated[int, typer.Option(min=1, max=65_535, help="Port to serve on.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Check this machine, the model and the ports, and say what to do."""
+    from .doctor import run_doctor
+
+    if not run_doctor(model, host, port, as_json=as_json):
+        raise typer.Exit(EXIT_FAILED)
+
+
+@keys_app.command("make")
+def make_keys(directory: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
+    """Write a new key pair and an empty list of those who may connect."""
+    from transport.zmq_curve import make_keys as make
+
+    public = make(directory)
+    typer.echo(f"{directory}: new keys; others let this process in by its public key:")
+    typer.echo(public.decode())
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from importlib.metadata import version as installed
+
+    typer.echo(f"triolet {installed('triolet')}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

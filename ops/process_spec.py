@@ -1,0 +1,28 @@
+"""What a supervised process is, before it is one. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from triolet.ids import Role
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """What to start.
+
+    Attributes:
+      name: unique among the supervised, such as `decode-0`.
+      role: decides the order of shutdown.
+      argv: program and arguments.
+      env: added to the supervisor's own environment.
+    """
+
+    name: str
+    role: Role
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
