@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trio.lowlevel import ParkingLot, cancel_shielded_checkpoint, checkpoint_if_cancelled
+import trio
+from trio.lowlevel import ParkingLot
 
 from triolet.errors import ConfigError
 
@@ -212,21 +213,18 @@ class MemoryConnection:
 
     async def send(self, frame: AnyFrame, payload: bytes | memoryview | None = None) -> None:
         """Wait until connected and until the pipe has room, then hand the frame over."""
-        await checkpoint_if_cancelled()
-        has_slept = False
+        await trio.lowlevel.checkpoint()
         while True:
             try:
                 self.send_nowait(frame, payload)
-                break
             except PeerBusy:
                 await self._wait_for_room()
             except PeerGone:
                 if self._outgoing is not None:
                     raise  # cut off, not unconnected
                 await self._attached.park()
-            has_slept = True
-        if not has_slept:
-            await cancel_shielded_checkpoint()
+            else:
+                return
 
     def send_nowait(self, frame: AnyFrame, payload: bytes | memoryview | None = None) -> None:
         """Hand a frame to the pipe."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import trio
-from trio.lowlevel import ParkingLot, cancel_shielded_checkpoint, checkpoint_if_cancelled
+from trio.lowlevel import ParkingLot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -177,18 +177,13 @@ class Inbox:
 
     async def take(self, max_messages: int) -> list[tuple[bytes, Parcel]]:
         """Wait until a parcel is due, then take what is due. Cancelled means nothing was taken."""
-        await checkpoint_if_cancelled()
-        taken = self._take_due(max_messages)
-        if taken:
-            await cancel_shielded_checkpoint()
-            return taken
-        while not taken:
+        await trio.lowlevel.checkpoint()
+        while not (taken := self._take_due(max_messages)):
             with trio.CancelScope() as scope:
                 waiting = [parcel.due for parcel, _ in self._next_parcels()]
                 if waiting:
                     scope.deadline = min(waiting)
                 await self._arrival.park()
-            taken = self._take_due(max_messages)
         return taken
 
     def _next_parcels(self) -> list[tuple[Parcel, bytes]]:

@@ -7,7 +7,8 @@ Knows how libzmq signals; knows no frames and no peers. What it is built on:
 - So one task at a time, the leader, waits for the descriptor; the others park. After each
   operation the state is read again and whoever can go on is woken. When the leader leaves, for
   whatever reason, all who are parked look for themselves and one of them leads.
-- Between taking a message and returning it there is no checkpoint that a cancellation can use.
+- Messages are taken, and handed over, after the last checkpoint of a call: cancelled means that
+  nothing happened, and several receivers see messages in their order.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 import zmq
-from trio.lowlevel import ParkingLot, cancel_shielded_checkpoint, checkpoint_if_cancelled
+from trio.lowlevel import ParkingLot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,14 +54,9 @@ class ZmqSocket:
         Raises:
           trio.ClosedResourceError: `close` was called.
         """
-        await checkpoint_if_cancelled()
-        messages = self._take(max_messages)
-        if messages:
-            await cancel_shielded_checkpoint()
-            return messages
-        while not messages:
+        await trio.lowlevel.checkpoint()
+        while not (messages := self._take(max_messages)):
             await self._wait_until(READABLE)
-            messages = self._take(max_messages)
         return messages
 
     async def send(self, parts: Sequence[bytes | memoryview]) -> None:
@@ -69,13 +65,14 @@ class ZmqSocket:
         Raises:
           trio.ClosedResourceError: `close` was called.
         """
-        await checkpoint_if_cancelled()
-        try:
-            self.send_nowait(parts)
-        except trio.WouldBlock:
-            await self._send_when_writable(parts)
-        else:
-            await cancel_shielded_checkpoint()
+        await trio.lowlevel.checkpoint()
+        while True:
+            try:
+                self.send_nowait(parts)
+            except trio.WouldBlock:
+                await self._wait_until(WRITABLE)
+            else:
+                return
 
     def send_nowait(self, parts: Sequence[bytes | memoryview]) -> None:
         """Hand over all parts or none. Large ones are not copied.
@@ -142,15 +139,6 @@ class ZmqSocket:
             if len(parts) < MAX_PARTS:
                 parts.append(frame.buffer)
         return parts
-
-    async def _send_when_writable(self, parts: Sequence[bytes | memoryview]) -> None:
-        while True:
-            await self._wait_until(WRITABLE)
-            try:
-                self.send_nowait(parts)
-            except trio.WouldBlock:
-                continue  # another task was faster
-            return
 
     async def _wait_until(self, event: int) -> None:
         """Return when the socket is ready for `event`; another task may still be faster."""

@@ -116,11 +116,11 @@ def chunk(index: int) -> KvChunk:
     return KvChunk(b"r" * 16, 0, 1, index, 0, 1, b"d" * 16)
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def until(condition: Callable[[], bool], poll_s: float = POLL_S) -> None:
     """Wait until a condition of real sockets holds."""
     with trio.fail_after(PATIENCE_S):
         while not condition():  # noqa: ASYNC110 (what sockets do sets no event)
-            await trio.sleep(POLL_S)
+            await trio.sleep(poll_s)
 
 
 def is_gone(send: Callable[[], None]) -> bool:

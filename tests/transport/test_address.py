@@ -1,0 +1,143 @@
+"""Addresses: what they mean, and which of them are safe."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from transport.address import (
+    MAX_IPC_PATH_BYTES,
+    IpcAddress,
+    TcpAddress,
+    address_in_use,
+    parse_address,
+)
+from triolet.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ("ipc:///run/triolet/decode-0", IpcAddress(Path("/run/triolet/decode-0"))),
+        ("tcp://127.0.0.1:7001", TcpAddress("127.0.0.1", 7001)),
+        ("tcp://127.0.0.1:*", TcpAddress("127.0.0.1", 0)),
+        ("tcp://localhost:0", TcpAddress("localhost", 0)),
+        ("tcp://[::1]:7001", TcpAddress("[::1]", 7001)),
+        ("tcp://*:7001", TcpAddress("*", 7001)),
+    ],
+)
+def test_an_address_is_understood(text: str, meaning: IpcAddress | TcpAddress) -> None:
+    assert parse_address(text) == meaning
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "127.0.0.1:7001",
+        "http://127.0.0.1:7001",
+        "inproc://x",
+        "ipc://",
+        "ipc://relative/path",
+        "ipc://@abstract",
+        "ipc:///directory/",
+        "tcp://127.0.0.1",
+        "tcp://127.0.0.1:",
+        "tcp://127.0.0.1:70000",
+        "tcp://127.0.0.1:7001/x",
+        "tcp://::1:7001",
+        "tcp://:7001",
+        "tcp://eth0;127.0.0.1:7001:1",
+    ],
+)
+def test_another_form_is_refused_with_what_is_allowed(text: str) -> None:
+    with pytest.raises(ConfigError, match="allowed"):
+        parse_address(text)
+
+
+def test_an_ipc_path_has_a_longest_length() -> None:
+    longest = "/" + "x" * (MAX_IPC_PATH_BYTES - 1)
+    assert parse_address(f"ipc://{longest}") == IpcAddress(Path(longest))
+    with pytest.raises(ConfigError, match="at most 107"):
+        parse_address(f"ipc://{longest}x")
+    with pytest.raises(ConfigError, match="at most 107"):
+        parse_address("ipc:///" + "ü" * 54)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("localhost", True),
+        ("[::1]", True),
+        ("0.0.0.0", False),
+        ("*", False),
+        ("10.0.0.5", False),
+        ("[::]", False),
+        ("[2001:db8::1]", False),
+        ("localhost.example", False),
+        ("eth0", False),
+    ],
+)
+def test_only_loopback_is_safe_without_keys(host: str, is_loopback: bool) -> None:
+    address = TcpAddress(host, 7001)
+    assert address.is_loopback is is_loopback
+    if is_loopback:
+        address.require_reachable_by_us_only()
+    else:
+        with pytest.raises(ConfigError, match="CURVE"):
+            address.require_reachable_by_us_only()
+
+
+def test_a_private_directory_is_asked_for(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    address = IpcAddress(directory / "decode-0")
+    with pytest.raises(ConfigError, match="mkdir -p -m 700"):
+        address.require_private_directory()
+    directory.mkdir(0o700)
+    address.require_private_directory()
+    for mode in (0o755, 0o770, 0o701):
+        directory.chmod(mode)
+        with pytest.raises(ConfigError, match="chmod 700"):
+            address.require_private_directory()
+
+
+def test_a_directory_of_somebody_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    stranger = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: stranger)
+    with pytest.raises(ConfigError, match="a directory of your own"):
+        IpcAddress(tmp_path / "x").require_private_directory()
+
+
+def test_a_file_is_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ConfigError, match="not a directory"):
+        IpcAddress(tmp_path / "file" / "x").require_private_directory()
+
+
+def test_a_listening_process_is_found_and_a_dead_ones_file_is_not_in_the_way(
+    tmp_path: Path,
+) -> None:
+    address = IpcAddress(tmp_path / "x")
+    address.require_unused()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(address.path))
+        listener.listen(0)
+        with pytest.raises(ConfigError, match="in use"):
+            address.require_unused()
+        # It accepts nobody, so its backlog is full by now.
+        with pytest.raises(ConfigError, match="in use"):
+            address.require_unused()
+    assert address.path.exists()
+    address.require_unused()
+
+
+def test_the_error_names_the_address_and_the_remedy() -> None:
+    assert "tcp://127.0.0.1:1 is in use" in str(address_in_use("tcp://127.0.0.1:1"))

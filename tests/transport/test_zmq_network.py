@@ -1,0 +1,255 @@
+"""What only the ZeroMQ links have: safe addresses, keys, zero-copy, and their own clean end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+import zmq
+
+from transport.frames import Drain
+from transport.zmq_curve import KeyDirectory, make_keys
+from transport.zmq_network import ZmqNetwork
+from triolet.config import LinkConfig
+from triolet.errors import ConfigError
+from triolet.units import MIB
+
+from .ends import ME, PATIENCE_S, chunk, number_of, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from transport.link import Message
+
+ANY_PORT = "tcp://127.0.0.1:*"
+BOUNDS = {"hwm": 10, "max_frame_bytes": MIB}
+STRANGER_WAIT_S = 0.4
+"""Long enough for the friend beside the stranger to speak many times."""
+
+
+@pytest.fixture
+def open_network() -> Iterator[Callable[[Path | None], ZmqNetwork]]:
+    opened: list[ZmqNetwork] = []
+
+    def make(curve_dir: Path | None = None) -> ZmqNetwork:
+        opened.append(ZmqNetwork(LinkConfig(), None if curve_dir is None else str(curve_dir)))
+        return opened[-1]
+
+    yield make
+    for network in opened:
+        network.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "remedy"),
+    [
+        ("tcp://0.0.0.0:7001", "CURVE"),
+        ("tcp://*:7001", "CURVE"),
+        ("tcp://192.0.2.1:7001", "CURVE"),
+        ("ipc:///tmp/x", "chmod 700"),
+        ("ipc:///nowhere/x", "mkdir"),
+        ("inproc://x", "allowed"),
+    ],
+)
+def test_an_unsafe_address_is_refused_by_both_sides(
+    open_network: Callable[[], ZmqNetwork], address: str, remedy: str
+) -> None:
+    network = open_network()
+    with pytest.raises(ConfigError, match=remedy):
+        network.listen(address, **BOUNDS)
+    with pytest.raises(ConfigError, match=remedy):
+        network.connect(address, ME, **BOUNDS)
+
+
+def test_an_address_of_no_interface_is_refused(
+    open_network: Callable[[Path], ZmqNetwork], tmp_path: Path
+) -> None:
+    make_keys(tmp_path / "keys")
+    with pytest.raises(ConfigError, match=r"cannot bind tcp://192\.0\.2\.1:7001"):
+        open_network(tmp_path / "keys").listen("tcp://192.0.2.1:7001", **BOUNDS)
+
+
+async def test_a_port_in_use_can_be_taken_after_its_owner_closed(
+    open_network: Callable[[], ZmqNetwork],
+) -> None:
+    first, second = open_network(), open_network()
+    address = first.listen(ANY_PORT, **BOUNDS).address
+    with pytest.raises(ConfigError, match=f"{address} is in use"):
+        second.listen(address, **BOUNDS)
+    first.close()
+    assert second.listen(address, **BOUNDS).address == address
+
+
+async def test_a_payload_is_not_copied_on_its_way_out(
+    open_network: Callable[[], ZmqNetwork],
+) -> None:
+    listener = open_network().listen(ANY_PORT, hwm=10, max_frame_bytes=64 * MIB)
+    connection = open_network().connect(listener.address, ME, hwm=10, max_frame_bytes=64 * MIB)
+    payload = bytearray(MIB)
+    with trio.fail_after(PATIENCE_S):
+        await connection.send(chunk(0), memoryview(payload))
+        # While ZeroMQ holds the buffer itself it cannot be resized; a copy would leave it free.
+        with pytest.raises(BufferError):
+            payload.extend(b"more")
+        await listener.receive_many()
+        await until(lambda: is_resizable(payload))
+
+
+def is_resizable(buffer: bytearray) -> bool:
+    try:
+        buffer.extend(b"x")
+    except BufferError:
+        return False
+    return True
+
+
+async def test_an_overlong_message_is_dropped_by_zeromq_before_it_takes_memory(
+    open_network: Callable[[], ZmqNetwork],
+) -> None:
+    listener = open_network().listen(ANY_PORT, **BOUNDS)
+    connection = open_network().connect(listener.address, ME, hwm=10, max_frame_bytes=MIB)
+    with trio.fail_after(PATIENCE_S):
+        await connection.send(chunk(0), bytes(2 * MIB))
+        messages: list[Message] = []
+        while not messages:
+            # The connection is reset, so what was sent in between may be lost with it.
+            with trio.move_on_after(0.05):
+                await connection.send(Drain(1.0))
+                messages = list(await listener.receive_many())
+    assert {number_of(m) for m in messages} == {1.0}
+
+
+def test_closing_twice_is_once_and_the_path_can_be_used_again(
+    open_network: Callable[[], ZmqNetwork], tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o700)
+    address = f"ipc://{tmp_path}/x"
+    network = open_network()
+    listener = network.listen(address, **BOUNDS)
+    connection = network.connect(listener.address, ME, **BOUNDS)
+    network.close()
+    network.close()
+    listener.close()
+    connection.close()
+    assert open_network().listen(address, **BOUNDS).address == address
+
+
+def test_links_that_were_closed_are_forgotten(open_network: Callable[[], ZmqNetwork]) -> None:
+    network = open_network()
+    for _ in range(50):
+        network.connect("tcp://127.0.0.1:9", ME, **BOUNDS).close()
+    assert network._links == set()
+
+
+async def exchange(bound: ZmqNetwork, connecting: ZmqNetwork, address: str = ANY_PORT) -> bool:
+    """Whether a frame comes through both ways."""
+    listener = bound.listen(address, **BOUNDS)
+    connection = connecting.connect(listener.address, ME, **BOUNDS)
+    with trio.move_on_after(PATIENCE_S if bound is connecting else STRANGER_WAIT_S) as waited:
+        await connection.send(Drain(1.0))
+        await listener.receive_many()
+        listener.send_nowait(ME, Drain(2.0))
+        await connection.receive_many()
+    is_through = not waited.cancelled_caught
+    assert is_through or listener.statistics().received_frames == 0
+    listener.close()
+    connection.close()
+    return is_through
+
+
+def authorize(directory: Path, name: str, public: bytes) -> None:
+    (directory / "authorized" / f"{name}.public").write_bytes(public)
+
+
+@pytest.mark.slow
+async def test_a_strangers_key_gets_nothing_and_an_authorised_one_works(
+    open_network: Callable[[Path | None], ZmqNetwork], tmp_path: Path
+) -> None:
+    worker, server, stranger = tmp_path / "worker", tmp_path / "server", tmp_path / "stranger"
+    worker_key, server_key = make_keys(worker), make_keys(server)
+    make_keys(stranger)
+    authorize(worker, "server", server_key)
+    for directory in (server, stranger):
+        authorize(directory, "127.0.0.1", worker_key)
+    bound = open_network(worker)
+    assert await exchange(bound, bound), "one directory for all"
+    assert not await exchange(bound, open_network(stranger)), "a key that nobody authorised"
+    assert not await exchange(bound, open_network(None)), "no key at all"
+    friend = open_network(server)
+    with trio.fail_after(PATIENCE_S):
+        while not await exchange(bound, friend):
+            pass
+        (worker / "authorized" / "server.public").unlink()
+        assert not await exchange(bound, friend), "revoked without a restart"
+
+
+@pytest.mark.slow
+async def test_a_worker_with_another_key_than_expected_gets_nothing(
+    open_network: Callable[[Path], ZmqNetwork], tmp_path: Path
+) -> None:
+    impostor, server = tmp_path / "impostor", tmp_path / "server"
+    make_keys(impostor)
+    authorize(impostor, "server", make_keys(server))
+    authorize(server, "127.0.0.1", zmq.curve_keypair()[0])
+    assert not await exchange(open_network(impostor), open_network(server))
+
+
+async def test_with_keys_any_interface_may_be_bound(
+    open_network: Callable[[Path], ZmqNetwork], tmp_path: Path
+) -> None:
+    make_keys(tmp_path / "keys")
+    network = open_network(tmp_path / "keys")
+    assert await exchange(network, network, "tcp://0.0.0.0:*")
+
+
+async def test_ipc_needs_no_key(
+    open_network: Callable[[Path | None], ZmqNetwork], tmp_path: Path
+) -> None:
+    make_keys(tmp_path / "keys")
+    address = f"ipc://{tmp_path}/keys/socket"
+    listener = open_network(tmp_path / "keys").listen(address, **BOUNDS)
+    connection = open_network(None).connect(listener.address, ME, **BOUNDS)
+    with trio.fail_after(PATIENCE_S):
+        await connection.send(Drain(1.0))
+        await listener.receive_many()
+
+
+def test_keys_are_made_once_and_the_secret_is_ours_alone(tmp_path: Path) -> None:
+    directory = tmp_path / "a" / "keys"
+    public = make_keys(directory)
+    keys = KeyDirectory.load(directory)
+    assert keys.public == public
+    assert (directory / "key.secret").stat().st_mode & 0o777 == 0o600
+    assert directory.stat().st_mode & 0o777 == 0o700
+    with pytest.raises(ConfigError, match="has keys already"):
+        make_keys(directory)
+    assert KeyDirectory.load(directory) == keys
+
+
+def test_a_key_directory_that_cannot_be_used_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="make_keys"):
+        KeyDirectory.load(tmp_path / "nowhere")
+    make_keys(tmp_path / "keys")
+    secret = tmp_path / "keys" / "key.secret"
+    secret.chmod(0o640)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        KeyDirectory.load(tmp_path / "keys")
+    secret.write_bytes(b"short")
+    with pytest.raises(ConfigError, match="no CURVE key"):
+        KeyDirectory.load(tmp_path / "keys")
+    with pytest.raises(ConfigError, match="cannot write keys"):
+        make_keys(secret)
+
+
+def test_a_broken_key_file_lets_nobody_in_and_keeps_nobody_out(tmp_path: Path) -> None:
+    make_keys(tmp_path)
+    friend, stranger = zmq.curve_keypair()[0], zmq.curve_keypair()[0]
+    authorize(tmp_path, "broken", b"?")
+    authorize(tmp_path, "friend", friend)
+    keys = KeyDirectory.load(tmp_path)
+    assert keys.may_connect(friend)
+    assert keys.may_connect(keys.public)
+    assert not keys.may_connect(stranger)
+    assert not keys.may_connect(b"?")
