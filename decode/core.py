@@ -41,9 +41,6 @@ from .scheduler import blocks_for
 from .stepper import Stepper
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from engine.batch import Sampled, StepRow
     from transport.frames import AnyFrame
     from triolet.config import LinkConfig
     from triolet.ids import PeerId
@@ -67,6 +64,8 @@ class DecodeCore:
       outbox: what is to be sent.
       counters: what was done.
       roster: who holds a lease.
+      reception: what servers see; beats and drains.
+      stepper: plans steps and takes in their results.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class DecodeCore:
         self.roster: Roster[Attempt] = Roster(
             engine.ledger, DECODE_TRANSITIONS, link, self.outbox, on_end=self._on_end
         )
-        self._reception = Reception(
+        self.reception = Reception(
             identity, link, self.roster, self.outbox, self.counters, self._describe, now
         )
         # Senders close an idle link themselves; twice that time says that one could not.
@@ -92,7 +91,7 @@ class DecodeCore:
             max_peers=link.max_peers,
             send=self.outbox.to_sender,
         )
-        self._stepper = Stepper(engine, identity, self.roster, self.outbox, self.counters)
+        self.stepper = Stepper(engine, identity, self.roster, self.outbox, self.counters)
         self._intake = KvIntake(
             engine,
             identity,
@@ -100,24 +99,19 @@ class DecodeCore:
             self.roster,
             self.outbox,
             self.counters,
-            on_complete=self._stepper.join,
+            on_complete=self.stepper.join,
         )
-
-    @property
-    def is_drained(self) -> bool:
-        """Whether the worker may leave."""
-        return self._reception.is_drained
 
     def wake(self, now: float) -> None:
         """To be called before frames are handed in and at every sweep: a worker that stood still
         must not act on what it believed before."""
-        if self._reception.is_fenced(now):
-            self._reception.begin_new_life(now)
+        if self.reception.is_fenced(now):
+            self.reception.begin_new_life(now)
             self._senders.dismiss("this worker has begun a new life: dial again")
 
     def on_control(self, sender: bytes, frame: AnyFrame, now: float) -> None:
         """Take in a frame of a server."""
-        server = self._reception.take(sender, frame, now)
+        server = self.reception.take(sender, frame, now)
         if server is None:
             return
         try:
@@ -129,7 +123,7 @@ class DecodeCore:
                 case _:
                     raise RemoteProtocolError(f"no {type(frame).__name__} to a decode worker")
         except (RemoteProtocolError, RequestError) as error:
-            self._reception.reject(server, frame, error, now)
+            self.reception.reject(server, frame, error, now)
 
     def on_kv(
         self, sender: bytes, frame: AnyFrame, payload: bytes | memoryview | None, now: float
@@ -152,42 +146,14 @@ class DecodeCore:
             case _:
                 self.counters.stale_frames += 1
 
-    def on_server_gone(self, sender: bytes, now: float) -> None:
-        """Note that a frame did not reach a server."""
-        self._reception.on_server_gone(sender, now)
-
-    def on_sender_gone(self, sender: bytes) -> None:
-        """Note that a prefill worker's pipe is closed."""
-        self._senders.forget(sender)
-
-    def plan_step(self, now: float) -> list[StepRow]:
-        """Begin the next step; an empty list means that there is nothing to compute."""
-        return self._stepper.plan(now)
-
-    def complete_step(self, results: Sequence[Sampled | None], now: float) -> None:
-        """Take in what the step has computed."""
-        self._stepper.complete(results, now)
-
-    def fail_step(self, message: str, now: float) -> None:
-        """Take in that the step raised."""
-        self._stepper.fail(message, now)
-
     def sweep(self, now: float) -> None:
         """End what is over and forget who is silent."""
-        self._reception.sweep(now)
+        self.reception.sweep(now)
         self._senders.forget_silent(now)
-
-    def beat(self) -> None:
-        """Tell every server how things stand."""
-        self._reception.beat()
-
-    def drain(self, now: float, deadline_s: float) -> None:
-        """Take nothing new and end what is left after `deadline_s`."""
-        self._reception.drain(now, deadline_s)
 
     def say_goodbye(self) -> None:
         """Tell everybody that this worker leaves."""
-        self._reception.say_goodbye()
+        self.reception.say_goodbye()
         self._senders.dismiss("this decode worker has shut down")
 
     def load(self) -> Load:
@@ -212,12 +178,12 @@ class DecodeCore:
 
     def _describe(self, server: PeerId) -> WorkerHeartbeat:
         own = len(self.roster.leases.owned_by(server))
-        num_servers = max(1, len(self._reception.servers))
+        num_servers = max(1, len(self.reception.servers))
         return WorkerHeartbeat(
             epoch=self._identity.me.epoch,
             progress=self.counters.steps,
             has_work=self.roster.is_stepping,
-            is_draining=self._reception.is_draining,
+            is_draining=self.reception.is_draining,
             load=self.load(),
             row_credit=own + self._num_free_rows() // num_servers,
         )
@@ -231,11 +197,13 @@ class DecodeCore:
         standing = self.roster.leases.standing(frame.key)
         if standing is Standing.NEW:
             self.roster.end_older(frame.key, now)
-            prompt_ids = unpack_tokens(frame.prompt)
-            check_request(self._engine.vocab_size, prompt_ids, frame.sampling)
-            reason = self._refusal(len(prompt_ids))
+            prompt_ids, replay_ids = unpack_tokens(frame.prompt), unpack_tokens(frame.replay)
+            check_request(self._engine.vocab_size, prompt_ids + replay_ids, frame.sampling)
+            if not prompt_ids:
+                raise RemoteProtocolError("a prompt without tokens")
+            reason = self._refusal(len(prompt_ids), len(replay_ids))
             if reason is None:
-                self._admit(server, frame, prompt_ids, now)
+                self._admit(server, frame, prompt_ids, replay_ids, now)
         else:
             reason = RefuseReason.ENDED if standing is Standing.ENDED else None
         if reason is None:
@@ -244,25 +212,33 @@ class DecodeCore:
             answer = Refuse(*frame.key, reason, retry_after_s=self._link.heartbeat_interval_s)
         self.outbox.to_server(server.identity(), answer)
 
-    def _refusal(self, num_prompt_tokens: int) -> RefuseReason | None:
-        if self._reception.is_draining:
+    def _refusal(self, num_prompt_tokens: int, num_replay_tokens: int) -> RefuseReason | None:
+        if self.reception.is_draining:
             return RefuseReason.DRAINING
-        if num_prompt_tokens >= self._identity.capacity.max_model_len:
+        num_tokens = num_prompt_tokens + max(1, num_replay_tokens)
+        if num_tokens > self._identity.capacity.max_model_len:
             return RefuseReason.TOO_LONG
         if self._num_free_rows() == 0:
             return RefuseReason.NO_ROWS
         # Everybody here may need another block soon: a new prompt must not make that a preemption.
         growth_blocks = len(self.roster.leases)
-        needed_blocks = blocks_for(num_prompt_tokens, self._engine.block_size)
+        kv_tokens = num_prompt_tokens + num_replay_tokens
+        needed_blocks = blocks_for(kv_tokens, self._engine.block_size)
         if needed_blocks + growth_blocks > self._engine.ledger.available_blocks:
             return RefuseReason.NO_BLOCKS
         return None
 
     def _admit(
-        self, server: PeerId, frame: Reserve, prompt_ids: tuple[int, ...], now: float
+        self,
+        server: PeerId,
+        frame: Reserve,
+        prompt_ids: tuple[int, ...],
+        replay_ids: tuple[int, ...],
+        now: float,
     ) -> None:
-        replay_ids = unpack_tokens(frame.replay)
-        num_blocks = blocks_for(len(prompt_ids), self._engine.block_size)
+        block_size = self._engine.block_size
+        # The replay's blocks at once too: the next step would ask for them anyhow.
+        num_blocks = blocks_for(len(prompt_ids) + len(replay_ids), block_size)
         attempt = Attempt(
             key=frame.key,
             server=server,
@@ -275,7 +251,7 @@ class DecodeCore:
             window=TokenWindow(frame.allowed),
             assembly=Assembly(
                 first_block=0,
-                num_blocks=num_blocks,
+                num_blocks=blocks_for(len(prompt_ids), block_size),
                 num_tokens=len(prompt_ids),
                 bytes_per_block=self._engine.bytes_per_block,
             ),

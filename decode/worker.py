@@ -5,13 +5,14 @@ Knows how the parts are put together; decides nothing.
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
 
 from transport.link import PeerBusy, PeerGone
-from triolet.config import require
+from triolet.errors import ConfigError
 from triolet.ids import Role
 from worker.entry import run_worker
 from worker.identity import Identity
@@ -54,47 +55,39 @@ async def serve(
     Raises:
       ConfigError: an address cannot be bound, or none is given for KV.
     """
-    require(config.kv_address is not None, "kv_address", None, "an ipc:// or tcp:// address")
-    assert config.kv_address is not None
-    kv = kv_network.listen(
-        config.kv_address,
-        hwm=config.link.kv_hwm,
-        max_frame_bytes=config.link.max_kv_frame_bytes,
-    )
-    control = control_network.listen(
-        config.control_address,
-        hwm=config.link.control_hwm,
-        max_frame_bytes=config.link.max_control_frame_bytes,
-    )
-    identity = Identity(
-        Role.DECODE,
-        config.name,
-        engine,
-        max_num_seqs=config.engine.max_num_seqs,
-        kv_window_bytes=config.link.kv_window_bytes,
-        kv_address=kv.address,
-    )
-    core = DecodeCore(engine, identity, config.link, now=trio.current_time())
-
-    def flush_kv(now: float) -> None:
-        del now
-        for send in core.outbox.take_for_senders():
-            try:
-                kv.send_nowait(send.to, send.frame)
-            except (PeerGone, PeerBusy) as error:
-                # It asks again for what it has not been told; if it is gone, that was all.
-                log.warning("kv_answer_unsent", error=str(error))
-                core.on_sender_gone(send.to)
-
-    shell = Shell(core, engine, device, control, config, flush_kv)
-    try:
+    if config.kv_address is None:
+        raise ConfigError("kv_address is None; allowed: an ipc:// or tcp:// address")
+    link = config.link
+    with (
+        closing(
+            control_network.listen(
+                config.control_address,
+                hwm=link.control_hwm,
+                max_frame_bytes=link.max_control_frame_bytes,
+            )
+        ) as control,
+        closing(
+            kv_network.listen(
+                config.kv_address, hwm=link.kv_hwm, max_frame_bytes=link.max_kv_frame_bytes
+            )
+        ) as kv,
+    ):
+        identity = Identity(
+            Role.DECODE,
+            config.name,
+            engine,
+            max_num_seqs=config.engine.max_num_seqs,
+            kv_window_bytes=link.kv_window_bytes,
+            kv_address=kv.address,
+        )
+        core = DecodeCore(engine, identity, link, now=trio.current_time())
+        shell = Shell(
+            core, engine, device, control, config, flush_kv=lambda now: _answer_kv(kv, core)
+        )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_receive_kv, kv, core, shell)
             await shell.run(task_status=task_status)
             nursery.cancel_scope.cancel()
-    finally:
-        control.close()
-        kv.close()
 
 
 async def _receive_kv(kv: Listener, core: DecodeCore, shell: Shell) -> None:
@@ -105,6 +98,15 @@ async def _receive_kv(kv: Listener, core: DecodeCore, shell: Shell) -> None:
         for message in messages:
             core.on_kv(message.sender, message.frame, message.payload, now)
         shell.settle(now)
+
+
+def _answer_kv(kv: Listener, core: DecodeCore) -> None:
+    for send in core.outbox.take_for_senders():
+        try:
+            kv.send_nowait(send.to, send.frame)
+        except (PeerGone, PeerBusy) as error:
+            # If it lives it sends again what was not answered.
+            log.warning("kv_answer_unsent", error=str(error))
 
 
 def main(config: WorkerConfig) -> None:

@@ -33,9 +33,6 @@ from .shipper import KvSend, Shipper
 from .stepper import Stepper
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from engine.batch import Sampled, StepRow
     from transport.frames import AnyFrame, KvTarget
     from triolet.config import LinkConfig
     from triolet.ids import AttemptKey, PeerId
@@ -61,6 +58,8 @@ class PrefillCore:
       outbox: what is to be sent to servers.
       counters: what was done.
       roster: who holds a lease.
+      reception: what servers see; beats and drains.
+      stepper: plans steps and takes in their results.
       shipper: what is on its way to decode workers.
     """
 
@@ -81,29 +80,24 @@ class PrefillCore:
         self._engine = engine
         self._identity = identity
         self._orders = count()
-        self._reception = Reception(
+        self.reception = Reception(
             identity, link, self.roster, self.outbox, self.counters, self._describe, now
         )
-        self._stepper = Stepper(
+        self.stepper = Stepper(
             engine, self.roster, self.shipper, self.outbox, self.counters, max_num_batched_tokens
         )
-
-    @property
-    def is_drained(self) -> bool:
-        """Whether the worker may leave."""
-        return self._reception.is_drained
 
     def wake(self, now: float) -> None:
         """To be called before frames are handed in and at every sweep: a worker that stood still
         must not act on what it believed before."""
-        if self._reception.is_fenced(now):
-            self._reception.begin_new_life(now)
+        if self.reception.is_fenced(now):
+            self.reception.begin_new_life(now)
             for target in self.shipper.targets:
                 self.shipper.close_lane(target)
 
     def on_control(self, sender: bytes, frame: AnyFrame, now: float) -> None:
         """Take in a frame of a server."""
-        server = self._reception.take(sender, frame, now)
+        server = self.reception.take(sender, frame, now)
         if server is None:
             return
         try:
@@ -113,7 +107,7 @@ class PrefillCore:
                 case _:
                     raise RemoteProtocolError(f"no {type(frame).__name__} to a prefill worker")
         except (RemoteProtocolError, RequestError) as error:
-            self._reception.reject(server, frame, error, now)
+            self.reception.reject(server, frame, error, now)
 
     def on_kv(self, target: KvTarget, frame: AnyFrame, now: float) -> None:
         """Take in what a decode worker answers."""
@@ -133,22 +127,6 @@ class PrefillCore:
         for key in self.shipper.close_lane(target):
             self.roster.end(key, EndReason.PEER_LOST, now, reason)
 
-    def on_server_gone(self, sender: bytes, now: float) -> None:
-        """Note that a frame did not reach a server."""
-        self._reception.on_server_gone(sender, now)
-
-    def plan_step(self, now: float) -> list[StepRow]:
-        """Begin the next step; an empty list means that there is nothing to compute."""
-        return self._stepper.plan(now)
-
-    def complete_step(self, results: Sequence[Sampled | None], now: float) -> None:
-        """Take in what the step has computed."""
-        self._stepper.complete(results, now)
-
-    def fail_step(self, message: str, now: float) -> None:
-        """Take in that the step raised."""
-        self._stepper.fail(message, now)
-
     def take_kv_sends(self, now: float) -> list[KvSend]:
         """Export what is final, free blocks that are out, and return what goes to decode now."""
         sends = self.shipper.pump(now)
@@ -159,21 +137,13 @@ class PrefillCore:
 
     def sweep(self, now: float) -> None:
         """End what is over and give up receivers that have fallen silent."""
-        self._reception.sweep(now)
+        self.reception.sweep(now)
         for target in self.shipper.stalled(now):
             self.on_target_lost(target, f"{target.peer.name} does not answer", now)
 
-    def beat(self) -> None:
-        """Tell every server how things stand."""
-        self._reception.beat()
-
-    def drain(self, now: float, deadline_s: float) -> None:
-        """Take nothing new and end what is left after `deadline_s`."""
-        self._reception.drain(now, deadline_s)
-
     def say_goodbye(self) -> None:
         """Tell every server that this worker leaves."""
-        self._reception.say_goodbye()
+        self.reception.say_goodbye()
 
     def load(self) -> Load:
         """Return what the worker is doing."""
@@ -194,12 +164,12 @@ class PrefillCore:
 
     def _describe(self, server: PeerId) -> WorkerHeartbeat:
         del server  # every server has the same share
-        num_servers = max(1, len(self._reception.servers))
+        num_servers = max(1, len(self.reception.servers))
         return WorkerHeartbeat(
             epoch=self._identity.me.epoch,
             progress=self.counters.steps,
             has_work=self.roster.is_stepping,
-            is_draining=self._reception.is_draining,
+            is_draining=self.reception.is_draining,
             load=self.load(),
             token_credit=self._identity.capacity.max_waiting_tokens // num_servers,
         )
@@ -215,7 +185,7 @@ class PrefillCore:
             self.roster.end_older(frame.key, now)
             prompt_ids = unpack_tokens(frame.prompt)
             check_request(self._engine.vocab_size, prompt_ids, frame.sampling)
-            if self._reception.is_draining:
+            if self.reception.is_draining:
                 self.roster.turn_away(server, frame.key, EndReason.DRAIN, now)
             else:
                 self._check_room(len(prompt_ids), frame.held_blocks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -11,6 +11,23 @@ if TYPE_CHECKING:
     from transport.frames import AnyFrame
 
     from .outbox import Outbox
+    from .reception import Reception
+
+
+class Stepper(Protocol):
+    """From one step to the next."""
+
+    def plan(self, now: float) -> list[StepRow]:
+        """Begin the next step; an empty list means that there is nothing to compute."""
+        ...
+
+    def complete(self, results: Sequence[Sampled | None], now: float) -> None:
+        """Take in what the step has computed."""
+        ...
+
+    def fail(self, message: str, now: float) -> None:
+        """Take in that the step raised."""
+        ...
 
 
 class WorkerCore(Protocol):
@@ -22,8 +39,13 @@ class WorkerCore(Protocol):
         ...
 
     @property
-    def is_drained(self) -> bool:
-        """Whether the worker may leave."""
+    def reception(self) -> Reception[Any]:
+        """What servers see."""
+        ...
+
+    @property
+    def stepper(self) -> Stepper:
+        """Plans steps."""
         ...
 
     def wake(self, now: float) -> None:
@@ -34,32 +56,8 @@ class WorkerCore(Protocol):
         """Take in a frame of a server."""
         ...
 
-    def on_server_gone(self, sender: bytes, now: float) -> None:
-        """Note that a frame did not reach a server."""
-        ...
-
-    def plan_step(self, now: float) -> list[StepRow]:
-        """Begin the next step; an empty list means that there is nothing to compute."""
-        ...
-
-    def complete_step(self, results: Sequence[Sampled | None], now: float) -> None:
-        """Take in what the step has computed."""
-        ...
-
-    def fail_step(self, message: str, now: float) -> None:
-        """Take in that the step raised."""
-        ...
-
     def sweep(self, now: float) -> None:
         """End what is over."""
-        ...
-
-    def beat(self) -> None:
-        """Tell every server how things stand."""
-        ...
-
-    def drain(self, now: float, deadline_s: float) -> None:
-        """Take nothing new and end what is left after `deadline_s`."""
         ...
 
     def say_goodbye(self) -> None:

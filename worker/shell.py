@@ -87,7 +87,7 @@ class Shell:
 
     def drain(self, deadline_s: float) -> None:
         """Take nothing new; `run` returns when everything is over or ended."""
-        self._core.drain(trio.current_time(), deadline_s)
+        self._core.reception.drain(trio.current_time(), deadline_s)
         self.settle(trio.current_time())
 
     def settle(self, now: float) -> None:
@@ -107,7 +107,7 @@ class Shell:
                 try:
                     self._control.send_nowait(send.to, send.frame)
                 except (PeerGone, PeerBusy):
-                    self._core.on_server_gone(send.to, now)
+                    self._core.reception.on_server_gone(send.to, now)
 
     async def _receive(self) -> None:
         while True:
@@ -121,7 +121,7 @@ class Shell:
     async def _step(self) -> None:
         while True:
             self._work = trio.Event()
-            rows = self._core.plan_step(trio.current_time())
+            rows = self._core.stepper.plan(trio.current_time())
             self._flush(trio.current_time())
             if not rows:
                 await self._work.wait()
@@ -132,20 +132,20 @@ class Shell:
             except Exception as error:
                 log.exception("step_failed", rows=len(rows))
                 message = f"the device step failed: {type(error).__name__}"
-                self._core.fail_step(message, trio.current_time())
+                self._core.stepper.fail(message, trio.current_time())
             else:
-                self._core.complete_step(results, trio.current_time())
+                self._core.stepper.complete(results, trio.current_time())
             self._step_began_at = None
             self.settle(trio.current_time())
 
     async def _beat(self) -> None:
         while True:
-            self._core.beat()
+            self._core.reception.beat()
             self.settle(trio.current_time())
             await trio.sleep(self._config.link.heartbeat_interval_s)
 
     async def _sweep(self) -> None:
-        while not self._core.is_drained:
+        while not self._core.reception.is_drained:
             await trio.sleep(self._config.link.sweep_interval_s)
             now = trio.current_time()
             self._core.wake(now)
