@@ -1,12 +1,185 @@
-"""WebSocket /v1/responses."""
+"""WebSocket /v1/responses: several answers on one connection.
+
+Messages of one lane (`stream_id`) are answered one after the other, lanes side by side. Three kinds
+of task, so that none can hold up another: one that always receives and never sends (a client that
+floods or leaves is noticed at once), one that only sends, and one per lane that reads its
+generation. A lane waits for room in the outbox, and its tokens' credit waits with it.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+from quart import websocket
+
+from triolet.errors import RequestError, draining
+
+from ..edge.rate import TokenBucket
+from .conversations import Conversations
+from .errors import echo, http_error, unsupported
+from .json_body import parse_object
+from .responses_answer import ResponseAnswer
+from .responses_events import error_frame
+from .responses_schema import LANE, ResponseCancel, ResponseCreate
+from .schemas import read_request
 
 if TYPE_CHECKING:
+    from quart.wrappers import Websocket
+
     from .ports import Services
+
+GOING_AWAY: Final = 1001
+POLICY_VIOLATION: Final = 1008
+TRY_AGAIN_LATER: Final = 1013
 
 
 async def responses_socket(services: Services) -> None:
-    """Serve one socket."""
+    """Serve one socket until it ends."""
+    socket: Websocket = websocket._get_current_object()  # type: ignore[attr-defined]
+    await socket.accept()
+    code = await ResponsesSession(socket, services).run()
+    await socket.close(code, "")
+
+
+class ResponsesSession:
+    """One connection.
+
+    Args:
+      socket: accepted.
+      services: what answers work with.
+    """
+
+    def __init__(self, socket: Websocket, services: Services) -> None:
+        self._socket = socket
+        self._services = services
+        self._conversations = Conversations()
+        self._messages = TokenBucket(services.config.ws_max_messages_per_s, trio.current_time())
+        self._lanes: dict[str | None, deque[ResponseAnswer]] = {}
+        self._lane_ended = trio.Event()
+        self._slots = trio.Semaphore(services.config.ws_max_streams)
+        self._outbox, self._to_send = trio.open_memory_channel[str](
+            services.config.ws_outbox_frames
+        )
+        self._close_code = POLICY_VIOLATION
+
+    async def run(self) -> int:
+        """Serve until the client misbehaves or this process shuts down.
+
+        Returns:
+          The code to close the socket with. A client that leaves cancels this call.
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._write, nursery.cancel_scope)
+            nursery.start_soon(self._close_when_drained)
+            await self._receive(nursery)
+            nursery.cancel_scope.cancel()
+        return self._close_code
+
+    async def _receive(self, nursery: trio.Nursery) -> None:
+        while True:
+            message = await self._socket.receive()
+            if not self._messages.take(trio.current_time()):
+                return
+            stream_id: str | None = None
+            try:
+                body = _parse(message)
+                stream_id = _lane(body)
+                self._handle(body, nursery)
+            except RequestError as error:
+                self._services.metrics.http_error(error.status)
+                try:
+                    self._outbox.send_nowait(error_frame(error, stream_id))
+                except (trio.WouldBlock, trio.ClosedResourceError):
+                    # It does not read what we say to its nonsense, or we are leaving anyway.
+                    return
+
+    def _handle(self, body: dict[str, Any], nursery: trio.Nursery) -> None:
+        kind = body.pop("type", None)
+        if kind == "response.create":
+            self._create(read_request(ResponseCreate, body), nursery)
+        elif kind == "response.cancel":
+            self._cancel(read_request(ResponseCancel, body))
+        elif kind == "response.steer":
+            raise unsupported("type", "steering an answer")
+        else:
+            raise http_error(400, f"{echo(kind)} is no message of this endpoint", "type")
+
+    def _create(self, create: ResponseCreate, nursery: trio.Nursery) -> None:
+        if self._services.lifecycle.is_draining:
+            raise draining()
+        if sum(len(answers) for answers in self._lanes.values()) >= self._bound:
+            raise RequestError(
+                f"at most {self._bound} answers may be under way or wait on one connection",
+                status=429,
+                code="websocket_stream_limit_reached",
+            )
+        answer = ResponseAnswer(create, self._services, self._conversations)
+        answers = self._lanes.get(answer.stream_id)
+        if answers is not None:
+            answers.append(answer)
+            return
+        self._lanes[answer.stream_id] = deque([answer])
+        nursery.start_soon(self._run_lane, answer.stream_id)
+
+    @property
+    def _bound(self) -> int:
+        config = self._services.config
+        return config.ws_max_streams + config.ws_max_queued
+
+    def _cancel(self, cancel: ResponseCancel) -> None:
+        """End answers; one that is over already is no error, the two messages crossed."""
+        if cancel.response_id is None:
+            chosen = list(self._lanes.get(cancel.stream_id, ()))
+        else:
+            chosen = [
+                answer
+                for answers in self._lanes.values()
+                for answer in answers
+                if answer.id == cancel.response_id
+            ]
+        for answer in chosen:
+            answer.cancel()
+
+    async def _run_lane(self, stream_id: str | None) -> None:
+        answers = self._lanes[stream_id]
+        while answers:
+            async with self._slots:
+                try:
+                    await answers[0].run(self._outbox.send)
+                except RequestError as error:
+                    self._services.metrics.http_error(error.status)
+                    await self._outbox.send(error_frame(error, stream_id))
+            answers.popleft()
+        del self._lanes[stream_id]
+        self._lane_ended.set()
+
+    async def _write(self, everything: trio.CancelScope) -> None:
+        async for frame in self._to_send:
+            await self._socket.send(frame)
+        everything.cancel()
+
+    async def _close_when_drained(self) -> None:
+        await self._services.lifecycle.draining.wait()
+        while self._lanes:
+            self._lane_ended = trio.Event()
+            await self._lane_ended.wait()
+        self._close_code = GOING_AWAY
+        # The writer sends what is left and ends.
+        await self._outbox.aclose()
+
+
+def _parse(message: str | bytes | None) -> dict[str, Any]:
+    if not isinstance(message, str):
+        raise http_error(400, "send text frames")
+    return parse_object(message.encode("utf-8", "surrogatepass"))
+
+
+def _lane(body: dict[str, Any]) -> str | None:
+    stream_id = body.get("stream_id")
+    if stream_id is not None and not (isinstance(stream_id, str) and LANE.fullmatch(stream_id)):
+        error = http_error(400, f"{echo(stream_id)} is no stream_id", "stream_id")
+        error.code = "invalid_stream_id"
+        raise error
+    return stream_id

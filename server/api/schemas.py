@@ -29,7 +29,7 @@ MAX_INT: Final = 2**31 - 1
 
 IGNORED: Final = frozenset(
     "metadata user safety_identifier service_tier verbosity prompt_cache_key prompt_cache_options "
-    "prompt_cache_retention reasoning_effort parallel_tool_calls".split()
+    "prompt_cache_retention reasoning reasoning_effort parallel_tool_calls".split()
 )
 """Bookkeeping of the client's, or hints that change no promise."""
 
@@ -59,6 +59,12 @@ UNSUPPORTED: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
     "continue_final_message": ("continuing the last message", (False,)),
     "chat_template": ("a chat template in the request (it comes with the model)", ()),
     "cache_salt": ("cache_salt", ()),
+    "background": ("answering in the background", (False,)),
+    "conversation": ("a stored conversation", ()),
+    "context_management": ("compaction", ([],)),
+    "max_tool_calls": ("calling tools", ()),
+    "truncation": ("truncating the input", ("disabled",)),
+    "generate": ("a request without an answer", (True,)),
 }
 """By name: what it would be, and the values that ask for nothing more than happens anyway."""
 

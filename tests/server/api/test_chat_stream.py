@@ -1,19 +1,235 @@
-"""Chat completions as a stream: order and form of the chunks, and the ends of it."""
+"""Chat completions as a stream: order and form of the chunks, and every end of it."""
 
 from __future__ import annotations
 
-from tests.server.support.surface import MODEL, surface
+import json
+from typing import Any
 
-HELLO = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "stream": True}
+import pytest
+import trio
+
+from server.generation import CancelReason, FinishReason
+from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand, delta
+from tests.server.support.surface import MODEL, request_bytes, surface
+from triolet.errors import no_worker, overloaded
+
+PATH = "/v1/chat/completions"
+
+
+def chat(**more: object) -> dict[str, Any]:
+    """Return a streamed request."""
+    messages = [{"role": "user", "content": "hi"}]
+    return {"model": MODEL, "messages": messages, "stream": True, **more}
+
+
+def request_bytes_of(body: dict[str, Any]) -> bytes:
+    """Return a request for raw sockets."""
+    return request_bytes("POST", PATH, body=json.dumps(body).encode())
 
 
 async def test_a_stream_is_role_text_finish_and_done() -> None:
     async with surface() as server:
-        answer = await server.post("/v1/chat/completions", HELLO)
+        answer = await server.post(PATH, chat())
     *chunks, done = answer.events
     assert answer.status == 200
     assert done == "[DONE]"
-    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-    assert deltas == [
-        {"role": "assistant", "content": ""}, {"content": "Hello"}, {"content": " there"}, {}
-    ]  # fmt: skip
+    assert [chunk["choices"][0]["delta"] for chunk in chunks] == [
+        {"role": "assistant", "content": ""},
+        {"content": "Hello"},
+        {"content": " there"},
+        {},
+    ]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, None, "stop"]
+    assert {chunk["id"] for chunk in chunks} == {chunks[0]["id"]}
+    assert all("usage" not in chunk for chunk in chunks)
+    assert all(chunk["object"] == "chat.completion.chunk" for chunk in chunks)
+    assert all(chunk["model"] == MODEL for chunk in chunks)
+
+
+async def test_stream_headers_keep_proxies_from_holding_it_back() -> None:
+    async with surface() as server:
+        answer = await server.post(PATH, chat(), headers={"X-Request-Id": "mine-1"})
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert answer.headers["cache-control"] == "no-cache"
+    assert answer.headers["x-accel-buffering"] == "no"
+    assert answer.headers["x-request-id"] == "mine-1"
+    assert "content-encoding" not in answer.headers
+    assert int(answer.headers["openai-processing-ms"]) >= 0
+
+
+async def test_usage_comes_once_at_the_end_and_null_before() -> None:
+    async with surface() as server:
+        answer = await server.post(PATH, chat(stream_options={"include_usage": True}))
+    *chunks, last, done = answer.events
+    prompt = len("user: hi\nassistant:")
+    assert done == "[DONE]"
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert last["choices"] == []
+    assert last["usage"] == {
+        "prompt_tokens": prompt,
+        "completion_tokens": len("Hello there"),
+        "total_tokens": prompt + len("Hello there"),
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
+async def test_several_choices_share_a_stream_and_each_finishes_once() -> None:
+    fleet = FakeFleet(by_hand)
+    async with surface(fleet) as server, trio.open_nursery() as nursery:
+
+        async def speak() -> None:
+            first, second = await fleet.nth(0), await fleet.nth(1)
+            second.say("two")
+            first.say("one")
+            second.finish(FinishReason.LENGTH)
+            first.finish()
+
+        nursery.start_soon(speak)
+        answer = await server.post(PATH, chat(n=2, seed=7))
+    *chunks, done = answer.events
+    texts = {0: "", 1: ""}
+    reasons: dict[int, list[str]] = {0: [], 1: []}
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        texts[choice["index"]] += choice["delta"].get("content", "")
+        if choice["finish_reason"]:
+            reasons[choice["index"]].append(choice["finish_reason"])
+    assert done == "[DONE]"
+    assert texts == {0: "one", 1: "two"}
+    assert reasons == {0: ["stop"], 1: ["length"]}
+    assert [g.request.sampling.seed for g in fleet.generations] == [7, 8]
+
+
+async def test_text_that_cannot_be_shown_yet_makes_no_chunk() -> None:
+    def script(generation: FakeGeneration) -> None:
+        generation.push(delta(""), delta("é"))
+        generation.finish()
+
+    async with surface(FakeFleet(script)) as server:
+        answer = await server.post(PATH, chat())
+    assert [c["choices"][0]["delta"] for c in answer.events[1:-2]] == [{"content": "é"}]
+
+
+async def test_logprobs_and_token_ids_ride_with_the_text() -> None:
+    def script(generation: FakeGeneration) -> None:
+        generation.say("A")
+        generation.finish()
+
+    asked = chat(logprobs=True, top_logprobs=1, return_token_ids=True)
+    async with surface(FakeFleet(script)) as server:
+        answer = await server.post(PATH, asked)
+    choice = answer.events[1]["choices"][0]
+    scored = {"token": "A", "logprob": -0.5, "bytes": [65]}
+    assert choice["logprobs"] == {
+        "content": [{**scored, "top_logprobs": [scored]}],
+        "refusal": None,
+    }
+    assert choice["token_ids"] == [65]
+
+
+async def test_a_failure_is_an_error_event_and_done() -> None:
+    def script(generation: FakeGeneration) -> None:
+        generation.say("half")
+        generation.fail(no_worker("the worker died"))
+
+    async with surface(FakeFleet(script)) as server:
+        answer = await server.post(PATH, chat(stream_options={"include_usage": True}))
+    *chunks, error, done = answer.events
+    assert done == "[DONE]"
+    assert error["error"]["code"] == "no_worker"
+    assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)
+
+
+async def test_one_failed_choice_ends_the_stream_and_frees_the_others() -> None:
+    fleet = FakeFleet(by_hand)
+    async with surface(fleet) as server, trio.open_nursery() as nursery:
+
+        async def speak() -> None:
+            first, second = await fleet.nth(0), await fleet.nth(1)
+            second.say("going on")
+            first.fail(no_worker("gone"))
+
+        nursery.start_soon(speak)
+        answer = await server.post(PATH, chat(n=2))
+    assert answer.events[-2]["error"]["code"] == "no_worker"
+    assert fleet.generations[1].cancelled == [CancelReason.CLIENT_GONE]
+
+
+async def test_a_refusal_is_decided_before_the_stream_begins() -> None:
+    fleet = FakeFleet()
+    fleet.refuse_with = overloaded("too much", 3.0)
+    async with surface(fleet) as server:
+        answer = await server.post(PATH, chat())
+    assert answer.status == 503
+    assert answer.error["code"] == "overloaded"
+    assert 3 <= int(answer.headers["retry-after"]) <= 4
+    assert 3000 <= int(answer.headers["retry-after-ms"]) <= 3750
+
+
+async def test_silence_is_filled_with_comments_from_queue_time_on() -> None:
+    fleet = FakeFleet(by_hand)
+    async with surface(fleet, keep_alive_s=0.02) as server:
+        client = await server.connect()
+        async with client.stream:
+            await client.send(request_bytes_of(chat()))
+            await client.head()
+            opening = await client.chunk()
+            assert opening.startswith(b"data: ")
+            assert [await client.chunk() for _ in range(2)] == [b": keep-alive\n\n"] * 2
+            (await fleet.nth(0)).say("late")
+            while (chunk := await client.chunk()) == b": keep-alive\n\n":
+                pass
+            assert b"late" in chunk
+
+
+@pytest.mark.parametrize("phase", ["queued", "streaming"])
+@pytest.mark.parametrize("is_streamed", [True, False])
+@pytest.mark.parametrize("is_half_close", [True, False])
+async def test_a_client_that_leaves_cancels(
+    phase: str, is_streamed: bool, is_half_close: bool
+) -> None:
+    fleet = FakeFleet(by_hand)
+    async with surface(fleet) as server:
+        client = await server.connect()
+        async with client.stream:
+            await client.send(request_bytes_of(chat(stream=is_streamed)))
+            generation = await fleet.nth(0)
+            if phase == "streaming":
+                generation.say("some")
+                if is_streamed:
+                    await client.until(b"some")
+            if is_half_close:
+                await client.stream.send_eof()
+            else:
+                await client.stream.aclose()
+            with trio.fail_after(1):
+                await generation.was_cancelled.wait()
+    assert generation.cancelled == [CancelReason.CLIENT_GONE]
+
+
+async def test_a_client_that_leaves_after_stray_bytes_cancels() -> None:
+    fleet = FakeFleet(by_hand)
+    async with surface(fleet) as server:
+        client = await server.connect()
+        async with client.stream:
+            await client.send(request_bytes_of(chat(stream=False)) + b"\r\nstray")
+            generation = await fleet.nth(0)
+        with trio.fail_after(1):
+            await generation.was_cancelled.wait()
+
+
+async def test_what_is_there_together_is_written_together() -> None:
+    fleet = FakeFleet(by_hand)
+    async with surface(fleet) as server:
+        client = await server.connect()
+        async with client.stream:
+            await client.send(request_bytes_of(chat()))
+            generation = await fleet.nth(0)
+            await client.head()
+            await client.chunk()
+            generation.say("a", "b")
+            generation.finish()
+            last = await client.chunk()
+            assert last.count(b"data: ") == 4
+            assert last.endswith(b"data: [DONE]\n\n")
+            assert await client.chunk() == b""

@@ -1,0 +1,128 @@
+"""One answer on a WebSocket: from `response.create` to its terminal event.
+
+Knows the steps of an answer and where its frames go; knows nothing of lanes and of other answers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from triolet.ids import new_request_id
+
+from ..generation import CancelReason, Delta, Failed, Finished, GenerationRequest
+from .chat import template_messages
+from .intake import check_model
+from .live import LiveRequest
+from .responses_events import ResponseEvents
+from .sampling import check_token_ids, completion_budget, sampling_params
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from ..generation import Event, Generation
+    from .conversations import Conversations, Turns
+    from .ports import Services
+    from .responses_schema import ResponseCreate
+
+
+class ResponseAnswer:
+    """One answer.
+
+    Args:
+      create: what was asked for.
+      services: what it works with.
+      conversations: what it may continue, and where it is remembered.
+
+    Attributes:
+      id: by which the client knows it.
+    """
+
+    def __init__(
+        self, create: ResponseCreate, services: Services, conversations: Conversations
+    ) -> None:
+        self._request_id = new_request_id()
+        self.id = f"resp_{self._request_id.hex()}"
+        self._create = create
+        self._services = services
+        self._conversations = conversations
+        self._generation: Generation | None = None
+        self._is_cancelled = False
+
+    @property
+    def stream_id(self) -> str | None:
+        """Its lane."""
+        return self._create.stream_id
+
+    def cancel(self) -> None:
+        """End it, as the client wishes. Idempotent."""
+        self._is_cancelled = True
+        if self._generation is not None:
+            self._generation.cancel(CancelReason.STOPPED)
+
+    async def run(self, send: Callable[[str], Awaitable[None]]) -> None:
+        """Generate, and send every event.
+
+        Raises:
+          RequestError: nothing was begun.
+        """
+        turns = self._turns()
+        with LiveRequest() as live:
+            request = await self._generation_request(turns)
+            self._generation = self._services.fleet.submit(request)
+            live.hold(self._generation)
+            if self._is_cancelled:
+                self._generation.cancel(CancelReason.STOPPED)
+            events = ResponseEvents(self.id, self._create, self._services.config.model_name)
+            for frame in events.begin():
+                await send(frame)
+            while not events.are_over:
+                for event in await self._generation.next_events():
+                    for frame in self._frames(events, event):
+                        await send(frame)
+        if not events.have_failed:
+            self._conversations.remember(
+                self.id, (*turns, {"role": "assistant", "content": events.text})
+            )
+
+    def _turns(self) -> Turns:
+        create = self._create
+        check_model(create.model, self._services.config)
+        check_token_ids(create, self._services.text.vocab_size)
+        earlier: Turns = ()
+        if create.previous_response_id is not None:
+            earlier = self._conversations.up_to(create.previous_response_id)
+        return (*earlier, *template_messages(create.input))
+
+    async def _generation_request(self, turns: Turns) -> GenerationRequest:
+        create, text = self._create, self._services.text
+        system = [{"role": "system", "content": create.instructions}] if create.instructions else []
+        prompt = await text.render_chat(
+            [*system, *turns], template_kwargs=create.chat_template_kwargs
+        )
+        prompt_ids = tuple(await text.encode(prompt, add_special_tokens=False, param="input"))
+        max_tokens = completion_budget(
+            len(prompt_ids),
+            create.max_output_tokens,
+            self._services.fleet.status().max_model_len,
+            "input" if create.max_output_tokens is None else "max_output_tokens",
+        )
+        logprobs = (create.top_logprobs or 0) if create.include else None
+        return GenerationRequest(
+            request_id=self._request_id,
+            prompt_ids=prompt_ids,
+            sampling=sampling_params(create, max_tokens=max_tokens, logprobs=logprobs),
+            deadline_s=self._services.config.default_deadline_s,
+            stop=create.stop,
+            priority=create.priority or 0,
+        )
+
+    def _frames(self, events: ResponseEvents, event: Event) -> list[str]:
+        match event:
+            case Delta():
+                return events.delta(event)
+            case Finished():
+                return events.finish(event.reason, event.usage)
+            case Failed() if self._is_cancelled:
+                return events.cancelled(event.usage)
+            case Failed():
+                return events.fail(event.error, event.usage)

@@ -1,0 +1,182 @@
+"""The events of one answer of the Responses API, in order, as text frames. Pure: knows no socket.
+
+Every answer is one message with one part of text. The order is: created, in_progress, the item and
+its part added, deltas, the same closed from the inside out, and one terminal event.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..generation import FinishReason
+from .errors import error_object
+from .logprobs import chat_logprobs
+
+if TYPE_CHECKING:
+    from triolet.errors import RequestError
+
+    from ..generation import Delta, Usage
+    from .responses_schema import ResponseCreate
+
+_encode = msgspec.json.Encoder().encode
+
+
+def error_frame(error: RequestError, stream_id: str | None = None) -> str:
+    """Return the event for a message that began no answer."""
+    event = {"type": "error", "status": error.status, "error": error_object(error)}
+    if stream_id is not None:
+        event["stream_id"] = stream_id
+    return _encode(event).decode()
+
+
+def response_usage(usage: Usage) -> dict[str, Any]:
+    """Return token counts in the words of this API."""
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+class ResponseEvents:
+    """Writes the events of one answer.
+
+    Args:
+      response_id: `resp_` and hex.
+      create: what was asked for.
+      model: name of the served model.
+
+    Attributes:
+      text: of the answer so far.
+      are_over: nothing follows.
+      have_failed: and the end was a bad one.
+    """
+
+    def __init__(self, response_id: str, create: ResponseCreate, model: str) -> None:
+        self.text = ""
+        self.are_over = False
+        self.have_failed = False
+        self._item_id = f"msg_{response_id.removeprefix('resp_')}"
+        self._logprobs: list[dict[str, Any]] = []
+        self._wants_logprobs = bool(create.include)
+        self._sequence = 0
+        self._lane = {} if create.stream_id is None else {"stream_id": create.stream_id}
+        self._place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        self._response: dict[str, Any] = {
+            "id": response_id,
+            "object": "response",
+            "created_at": int(time.time()),
+            "status": "in_progress",
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": create.instructions,
+            "max_output_tokens": create.max_output_tokens,
+            "metadata": {},
+            "model": model,
+            "output": [],
+            "parallel_tool_calls": True,
+            "previous_response_id": create.previous_response_id,
+            "store": False,
+            "temperature": 1.0 if create.temperature is None else create.temperature,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": "auto",
+            "tools": [],
+            "top_p": 1.0 if create.top_p is None else create.top_p,
+            "truncation": "disabled",
+            "usage": None,
+        }
+
+    def begin(self) -> list[str]:
+        """Return what comes before the text."""
+        return [
+            self._event("response.created", response=self._response),
+            self._event("response.in_progress", response=self._response),
+            self._event("response.output_item.added", output_index=0, item=self._item(None)),
+            self._event("response.content_part.added", **self._place, part=self._part()),
+        ]
+
+    def delta(self, delta: Delta) -> list[str]:
+        """Return what new text looks like; nothing for part of a character."""
+        if not (delta.text or delta.logprobs):
+            return []
+        scored = chat_logprobs(delta.logprobs) if self._wants_logprobs else []
+        self.text += delta.text
+        self._logprobs += scored
+        return [
+            self._event(
+                "response.output_text.delta", **self._place, delta=delta.text, logprobs=scored
+            )
+        ]
+
+    def finish(self, reason: FinishReason, usage: Usage) -> list[str]:
+        """Return the good end."""
+        if reason is FinishReason.STOP:
+            return self._close("response.completed", "completed", usage)
+        return self._close(
+            "response.incomplete", "incomplete", usage, {"reason": "max_output_tokens"}
+        )
+
+    def cancelled(self, usage: Usage) -> list[str]:
+        """Return the end that the client asked for; what was said so far stands."""
+        return self._close("response.incomplete", "cancelled", usage, {"reason": "cancelled"})
+
+    def fail(self, error: RequestError, usage: Usage) -> list[str]:
+        """Return the bad end."""
+        self.are_over = self.have_failed = True
+        response = self._response | {
+            "status": "failed",
+            "error": {"code": error.code, "message": error.message},
+            "usage": response_usage(usage),
+        }
+        return [self._event("response.failed", response=response)]
+
+    def _close(
+        self, kind: str, status: str, usage: Usage, details: dict[str, str] | None = None
+    ) -> list[str]:
+        self.are_over = True
+        item = self._item("completed" if status == "completed" else "incomplete")
+        response = self._response | {
+            "status": status,
+            "incomplete_details": details,
+            "output": [item],
+            "usage": response_usage(usage),
+        }
+        return [
+            self._event(
+                "response.output_text.done",
+                **self._place,
+                text=self.text,
+                logprobs=self._logprobs,
+            ),
+            self._event("response.content_part.done", **self._place, part=self._part()),
+            self._event("response.output_item.done", output_index=0, item=item),
+            self._event(kind, response=response),
+        ]
+
+    def _item(self, status: str | None) -> dict[str, Any]:
+        return {
+            "id": self._item_id,
+            "type": "message",
+            "role": "assistant",
+            "status": status or "in_progress",
+            "content": [self._part()] if status else [],
+        }
+
+    def _part(self) -> dict[str, Any]:
+        return {
+            "type": "output_text",
+            "text": self.text,
+            "annotations": [],
+            "logprobs": self._logprobs,
+        }
+
+    def _event(self, kind: str, **fields: object) -> str:
+        event = {"type": kind, "sequence_number": self._sequence, **fields, **self._lane}
+        self._sequence += 1
+        return _encode(event).decode()
