@@ -1,0 +1,149 @@
+"""Each block is free, leased or cached, and what is refused changes nothing."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from engine.block_ledger import SCRATCH_BLOCK, BlockLedger
+from triolet.errors import CapacityError, LeaseError
+
+
+def counts(ledger: BlockLedger) -> tuple[int, int, int]:
+    ledger.check_invariants()
+    return ledger.free_blocks, ledger.leased_blocks, ledger.cached_blocks
+
+
+def test_a_lease_takes_blocks_and_its_release_gives_them_back_once() -> None:
+    ledger = BlockLedger(9)
+    blocks = ledger.lease("a", 3)
+    assert len(set(blocks)) == 3
+    assert SCRATCH_BLOCK not in blocks
+    assert ledger.blocks_of("a") == tuple(blocks)
+    assert counts(ledger) == (5, 3, 0)
+    assert blocks + ledger.extend("a", 2) == list(ledger.blocks_of("a"))
+    assert ledger.release("a") == 5
+    assert ledger.release("a") == 0
+    assert not ledger.has_lease("a")
+    assert counts(ledger) == (8, 0, 0)
+
+
+def test_a_refusal_changes_nothing() -> None:
+    ledger = BlockLedger(5)
+    held = ledger.lease("a", 3)
+    with pytest.raises(CapacityError, match="2 blocks wanted, 1 available"):
+        ledger.lease("b", 2)
+    with pytest.raises(CapacityError):
+        ledger.extend("a", 2)
+    with pytest.raises(LeaseError, match="a has a lease already"):
+        ledger.lease("a", 1)
+    with pytest.raises(LeaseError, match="b has no lease"):
+        ledger.extend("b", 1)
+    with pytest.raises(LeaseError):
+        ledger.blocks_of("b")
+    with pytest.raises(LeaseError, match="nothing in it to share"):
+        ledger.lease("b", 0, shared=[next(iter({1, 2, 3, 4} - set(held)))])
+    assert ledger.blocks_of("a") == tuple(held)
+    assert ledger.num_leases == 1
+    assert counts(ledger) == (1, 3, 0)
+
+
+def test_a_pool_of_scratch_alone_is_refused() -> None:
+    with pytest.raises(CapacityError):
+        BlockLedger(1)
+
+
+def test_a_freed_block_is_reused_as_late_as_possible() -> None:
+    ledger = BlockLedger(4)
+    [first] = ledger.lease("a", 1)
+    ledger.release("a")
+    assert ledger.lease("b", 3)[-1] == first
+
+
+def test_a_shared_block_is_free_when_its_last_lease_ends() -> None:
+    ledger = BlockLedger(5)
+    prefix = ledger.lease("a", 2)
+    assert ledger.lease("b", 1, shared=prefix)[:2] == prefix
+    assert counts(ledger) == (1, 3, 0)
+    assert ledger.release("a") == 0
+    assert ledger.release("b") == 3
+    assert counts(ledger) == (4, 0, 0)
+
+
+def test_cached_blocks_are_revived_or_pushed_out_oldest_first() -> None:
+    evicted: list[int] = []
+    ledger = BlockLedger(5, evicted.append)
+    old, young = ledger.lease("a", 2)
+    assert ledger.release("a", keep=[old, young]) == 2
+    assert counts(ledger) == (2, 0, 2)
+    assert ledger.available_blocks == 4
+    assert ledger.lease("b", 0, shared=[young]) == [young]
+    assert counts(ledger) == (2, 1, 1)
+    with pytest.raises(CapacityError):
+        ledger.lease("c", 3, shared=[old])
+    assert ledger.lease("c", 3)[-1] == old
+    assert evicted == [old]
+    assert counts(ledger) == (0, 4, 0)
+
+
+class Owners(RuleBasedStateMachine):
+    """Random leases, extensions, shares and releases."""
+
+    leases = Bundle("leases")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.evicted: list[int] = []
+        self.ledger = BlockLedger(12, self.evicted.append)
+        self.held: dict[int, list[int]] = {}
+        self.next_owner = 0
+
+    @rule(target=leases, num_blocks=st.integers(0, 6), num_shared=st.integers(0, 4))
+    def lease(self, num_blocks: int, num_shared: int) -> int:
+        owner, self.next_owner = self.next_owner, self.next_owner + 1
+        candidates = sorted({block for blocks in self.held.values() for block in blocks})
+        shared = candidates[:num_shared]
+        if num_blocks > self.ledger.available_blocks:
+            with pytest.raises(CapacityError):
+                self.ledger.lease(owner, num_blocks, shared)
+            return owner
+        blocks = self.ledger.lease(owner, num_blocks, shared)
+        assert blocks[: len(shared)] == shared
+        assert not set(blocks[len(shared) :]) & set(candidates), "a leased block was leased again"
+        self.held[owner] = blocks
+        return owner
+
+    @rule(owner=leases, num_blocks=st.integers(0, 4))
+    def extend(self, owner: int, num_blocks: int) -> None:
+        if owner not in self.held:
+            with pytest.raises(LeaseError):
+                self.ledger.extend(owner, num_blocks)
+            return
+        if num_blocks > self.ledger.available_blocks:
+            with pytest.raises(CapacityError):
+                self.ledger.extend(owner, num_blocks)
+            return
+        added = self.ledger.extend(owner, num_blocks)
+        others = {block for blocks in self.held.values() for block in blocks}
+        assert not set(added) & others
+        self.held[owner] = self.held[owner] + added
+
+    @rule(owner=consumes(leases), keep=st.sets(st.integers(1, 11)))
+    def release(self, owner: int, keep: set[int]) -> None:
+        own = set(self.held.pop(owner, []))
+        others = {block for blocks in self.held.values() for block in blocks}
+        assert self.ledger.release(owner, keep) == len(own - others)
+        assert self.ledger.release(owner, keep) == 0
+
+    @invariant()
+    def every_block_is_accounted_for(self) -> None:
+        self.ledger.check_invariants()
+        leased = {block for blocks in self.held.values() for block in blocks}
+        assert self.ledger.leased_blocks == len(leased)
+        assert self.ledger.num_leases == len(self.held)
+        total = self.ledger.free_blocks + self.ledger.leased_blocks + self.ledger.cached_blocks
+        assert total == self.ledger.total_blocks == 11
+
+
+TestOwners = Owners.TestCase
