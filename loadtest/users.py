@@ -199,6 +199,7 @@ def _create(prompt: Prompt, model: str) -> dict[str, Any]:
         "model": model,
         "input": [message],
         "max_output_tokens": prompt.max_tokens,
+        "seed": prompt.seed,
         "store": False,
     }
 

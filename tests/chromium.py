@@ -12,7 +12,7 @@ from playwright.sync_api import sync_playwright
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from playwright.sync_api import Browser, ConsoleMessage, Page
+    from playwright.sync_api import Browser, ConsoleMessage, Error, Page
 
 ARGUMENTS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run"
@@ -35,11 +35,20 @@ def running_browser() -> Iterator[Browser]:
 class Complaints:
     """What the browser said on its console: script errors, blocked content, failed requests."""
 
-    def __init__(self, page: Page) -> None:
+    def __init__(self) -> None:
         self._heard: list[str] = []
         self._allowed: list[str] = []
+
+    @contextmanager
+    def of(self, page: Page) -> Iterator[None]:
+        """Listen to a page."""
         page.on("console", self._console)
-        page.on("pageerror", lambda error: self._heard.append(f"uncaught: {error}"))
+        page.on("pageerror", self._error)
+        try:
+            yield
+        finally:
+            page.remove_listener("console", self._console)
+            page.remove_listener("pageerror", self._error)
 
     def allow(self, containing: str) -> None:
         """Expect some on purpose, before or after now: a server that is away is reported."""
@@ -53,3 +62,6 @@ class Complaints:
     def _console(self, message: ConsoleMessage) -> None:
         if message.type in {"error", "warning", "assert"}:
             self._heard.append(f"{message.type}: {message.text}")
+
+    def _error(self, error: Error) -> None:
+        self._heard.append(f"uncaught: {error}")

@@ -32,7 +32,7 @@ export class Answer {
   #state = WAITING;
   #text = "";
   #meter = null;
-  #responseId = null;
+  #lane = undefined;
   #error = null;
   #isCut = false;
 
@@ -49,13 +49,9 @@ export class Answer {
     return this.#meter;
   }
 
-  /** The server's name for it, null until it said so. */
-  get responseId() {
-    return this.#responseId;
-  }
-
-  get wasSent() {
-    return this.#meter !== null;
+  /** The stream_id that its events carry, undefined until the question has left. */
+  get lane() {
+    return this.#lane;
   }
 
   /** What went wrong, null unless it failed. */
@@ -73,16 +69,14 @@ export class Answer {
   }
 
   /** The question leaves now: the clock for the first token starts. */
-  sent(nowMs) {
+  sent(lane, nowMs) {
+    this.#lane = lane;
     this.#meter = new Meter(nowMs);
   }
 
   /** Take in an event of the server. */
   receive(event, nowMs) {
     switch (event.type) {
-      case "response.created":
-        this.#responseId = event.response.id;
-        break;
       case "response.output_text.delta":
         if (event.delta) this.#append(event.delta, nowMs);
         break;
@@ -93,7 +87,7 @@ export class Answer {
         this.#isCut = event.response.incomplete_details?.reason === "max_output_tokens";
         break;
       case "response.failed":
-        this.fail(event.response.error ?? {});
+        this.fail({ status: 500, ...event.response.error });
         break;
       case "error":
         this.fail({ status: event.status, ...(event.error ?? event) });

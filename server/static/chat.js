@@ -4,7 +4,6 @@
 import { Answer, endsResponse } from "./answer.js";
 
 const CONNECT_WAIT_MS = 10_000; // then a question says that the server cannot be reached
-const SETTLE_WAIT_MS = 2_000; // for the server's last word on a stopped answer
 const MESSAGE_TOO_BIG = 1009; // the WebSocket's close code
 
 export class Chat {
@@ -12,8 +11,9 @@ export class Chat {
   #model;
   #conversation;
   #view;
-  #answer = null;
-  #unsettled = null; // a stopped answer whose end the server has not confirmed, and how to tell
+  #answer = null; // the one under way for the reader
+  #open = new Map(); // by stream_id, answers that the server has not ended; stopped ones too
+  #lanes = 0;
 
   constructor(connection, model, conversation, view) {
     this.#connection = connection;
@@ -42,11 +42,11 @@ export class Chat {
 
   /** End the answer that is under way and keep what there is of it. */
   stop() {
-    const answer = this.#answer;
-    if (!answer) return;
-    answer.stop();
+    if (!this.isAnswering) return;
+    const stream_id = this.#currentLane;
+    if (stream_id) this.#connection.send({ type: "response.cancel", stream_id });
+    this.#answer.stop();
     this.#end();
-    if (answer.wasSent) this.#cancel(answer);
   }
 
   /** Forget the conversation. */
@@ -59,24 +59,30 @@ export class Chat {
   /** Take in an event of the server. */
   receive(event) {
     const now = performance.now();
-    if (this.#unsettled) {
-      this.#settle(event, now);
+    const lane = event.stream_id ?? this.#currentLane; // what has no lane is about the connection
+    const answer = this.#open.get(lane);
+    if (!answer) return;
+    if (endsResponse(event)) this.#open.delete(lane);
+    if (answer.isOver) {
+      this.#receiveLate(answer, event, now);
       return;
     }
-    const answer = this.#answer;
-    if (!answer?.wasSent) return;
     answer.receive(event, now);
-    this.#view.showAnswer(answer);
     if (answer.isOver) this.#end();
+    else this.#view.showAnswer(answer);
   }
 
   /** The connection is gone, and with it whatever the server was doing for us. */
   lost(closeCode) {
-    this.#unsettled?.resolve();
-    this.#unsettled = null;
-    if (!this.#answer?.wasSent) return; // still waiting for a connection: it may yet come
+    const wasUnderWay = this.#currentLane !== undefined;
+    this.#open.clear();
+    if (!wasUnderWay) return; // a question that waits for a connection may yet get one
     this.#answer.fail(closeCode === MESSAGE_TOO_BIG ? { status: 413 } : { code: "connection_lost" });
     this.#end();
+  }
+
+  get #currentLane() {
+    return this.#answer?.lane;
   }
 
   async #begin() {
@@ -84,47 +90,31 @@ export class Chat {
     this.#answer = answer;
     this.#conversation.last.answer = answer;
     this.#view.startAnswer(answer);
-    await this.#unsettled?.settled;
     const isOpen = await this.#connection.whenOpen(CONNECT_WAIT_MS);
-    const model = isOpen ? await this.#model.name() : null;
+    const model = (isOpen && (await this.#model.name())) || undefined;
     if (answer.isOver) return; // stopped meanwhile
+    // A lane of its own for each answer: what still comes for a stopped one cannot be mistaken.
+    const lane = `answer-${++this.#lanes}`;
     const input = this.#conversation.input();
-    if (this.#connection.send({ type: "response.create", model: model ?? undefined, input, store: false })) {
-      answer.sent(performance.now());
+    if (this.#connection.send({ type: "response.create", stream_id: lane, model, input, store: false })) {
+      answer.sent(lane, performance.now());
+      this.#open.set(lane, answer);
       return;
     }
     answer.fail({ code: "unreachable" });
     this.#end();
   }
 
-  #end() {
-    const answer = this.#answer;
-    this.#answer = null;
-    this.#view.endAnswer(answer);
-  }
-
-  #cancel(answer) {
-    const { promise: settled, resolve } = Promise.withResolvers();
-    // A server that does not answer a cancel is told by the closed connection, which always frees.
-    const deadline = setTimeout(() => this.#connection.reopen(), SETTLE_WAIT_MS);
-    settled.then(() => clearTimeout(deadline));
-    this.#unsettled = { answer, settled, resolve };
-    if (answer.responseId) this.#sendCancel(answer.responseId);
-  }
-
-  #settle(event, now) {
-    const { answer, resolve } = this.#unsettled;
-    // Stopped before the server had named it: cancel as soon as it has.
-    if (event.type === "response.created") this.#sendCancel(event.response.id);
+  #receiveLate(answer, event, now) {
     if (!endsResponse(event)) return;
     answer.count(event, now);
     // Regenerated, followed or forgotten meanwhile: then its figures are nobody's business any more.
     if (this.#conversation.last?.answer === answer) this.#view.showAnswer(answer);
-    this.#unsettled = null;
-    resolve();
   }
 
-  #sendCancel(responseId) {
-    this.#connection.send({ type: "response.cancel", response_id: responseId });
+  #end() {
+    const answer = this.#answer;
+    this.#answer = null;
+    this.#view.endAnswer(answer);
   }
 }

@@ -62,12 +62,6 @@ export class Connection {
     this.#enter(ConnectionState.CONNECTING);
   }
 
-  /** Close the socket, and with it everything the server does for us, and open a new one. */
-  reopen() {
-    if (this.#socket) this.#lose(this.#socket);
-    this.connect();
-  }
-
   /**
    * Wait until the connection is open, hurrying it up if it is backing off.
    *

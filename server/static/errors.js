@@ -28,13 +28,18 @@ const BY_CODE = {
     remedy: Remedy.RETRY,
   },
   no_worker: {
-    title: "The model is not running yet.",
+    title: "The model is not available right now.",
     advice: "Its workers are starting or restarting.",
     remedy: Remedy.RETRY,
   },
   deadline_exceeded: {
     title: "The answer took too long.",
     advice: "The server gave up on it; asking for less may help.",
+    remedy: Remedy.RETRY,
+  },
+  request_timeout: {
+    title: "The answer was ended because this page stopped reading it.",
+    advice: "That happens to pages that sleep in the background.",
     remedy: Remedy.RETRY,
   },
   rate_limit_exceeded: {

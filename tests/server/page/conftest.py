@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +16,9 @@ from .fake_server import WAIT_S, FakeServer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page, ViewportSize
+
+VIEWPORT: ViewportSize = {"width": 1000, "height": 700}
 
 expect.set_options(timeout=WAIT_S * 1000)
 
@@ -35,16 +38,45 @@ def server() -> Iterator[FakeServer]:
     server.stop()
 
 
+@pytest.fixture(scope="package")
+def shared_page(browser: Browser) -> Iterator[Page]:
+    """One page for most tests: a new one costs more than most of them."""
+    page = new_page(browser)
+    yield page
+    page.context.close()
+
+
 @pytest.fixture
-def chat(browser: Browser, server: FakeServer) -> Iterator[ChatPage]:
+def chat(shared_page: Page, server: FakeServer) -> Iterator[ChatPage]:
     """The page, open and connected; afterwards Chromium must have had nothing to complain about."""
-    context = browser.new_context(viewport={"width": 1000, "height": 700}, color_scheme="light")
+    shared_page.set_viewport_size(VIEWPORT)
+    shared_page.emulate_media(color_scheme="light")
+    with opened(shared_page, server) as chat:
+        yield chat
+
+
+@pytest.fixture
+def own_chat(browser: Browser, server: FakeServer) -> Iterator[ChatPage]:
+    """The same, for tests that change what outlives a page: its clock, permissions, scripts."""
+    page = new_page(browser)
+    with opened(page, server) as chat:
+        yield chat
+    page.context.close()
+
+
+def new_page(browser: Browser) -> Page:
+    context = browser.new_context(viewport=VIEWPORT, color_scheme="light")
     context.set_default_timeout(WAIT_S * 1000)
-    page = context.new_page()
-    complaints = Complaints(page)
-    page.goto(server.url)
-    chat = ChatPage(page, complaints)
-    expect(chat.link).to_have_text("Connected")
-    yield chat
-    context.close()
+    return context.new_page()
+
+
+@contextmanager
+def opened(page: Page, server: FakeServer) -> Iterator[ChatPage]:
+    complaints = Complaints()
+    with complaints.of(page):
+        page.goto(server.url)
+        chat = ChatPage(page, complaints)
+        expect(chat.link).to_have_text("Connected")
+        yield chat
+        page.goto("about:blank")
     assert not complaints.unexpected

@@ -48,10 +48,9 @@ class Exchange:
         connection: ServerConnection,
         closed: threading.Event,
         request: dict[str, Any],
-        number: int,
     ) -> None:
         self.request = request
-        self.response_id = f"resp_{number}"
+        self._lane = request["stream_id"]
         self._closed = closed
         self._cancelled = threading.Event()
         self._connection = connection
@@ -78,9 +77,9 @@ class Exchange:
         """End well."""
         self._response_event("response.completed", "completed", usage=usage(output_tokens))
 
-    def incomplete(self, output_tokens: int, reason: str | None = None) -> None:
-        """End early: at the length limit, or without a reason because the page cancelled."""
-        details = {"reason": reason} if reason else None
+    def incomplete(self, output_tokens: int, reason: str = "cancelled") -> None:
+        """End early: at the length limit, or because the page cancelled."""
+        details = {"reason": reason}
         self._response_event(
             "response.incomplete",
             "incomplete",
@@ -118,11 +117,12 @@ class Exchange:
         assert self._closed.wait(WAIT_S), "the page did not close the connection"
 
     def _response_event(self, kind: str, status: str, **more: Any) -> None:  # noqa: ANN401
-        response = {"id": self.response_id, "object": "response", "status": status, **more}
+        response = {"id": f"resp_{self._lane}", "object": "response", "status": status, **more}
         self._send({"type": kind, "response": response})
 
     def _send(self, event: dict[str, Any]) -> None:
-        self._connection.send(json.dumps({**event, "sequence_number": self._sequence}))
+        where = {"sequence_number": self._sequence, "stream_id": self._lane}
+        self._connection.send(json.dumps(event | where))
         self._sequence += 1
 
 
@@ -137,7 +137,7 @@ class FakeServer:
     def __init__(self) -> None:
         self.model = "triolet-demo"
         self._exchanges: queue.Queue[Exchange] = queue.Queue(maxsize=16)
-        self._by_id: dict[str, Exchange] = {}
+        self._by_lane: dict[str, Exchange] = {}
         self._connections: set[ServerConnection] = set()
         self._port = 0
         self._server: Server | None = None
@@ -196,11 +196,11 @@ class FakeServer:
         self, connection: ServerConnection, closed: threading.Event, event: dict[str, Any]
     ) -> None:
         if event["type"] == "response.cancel":
-            self._by_id[event["response_id"]].note_cancel()
+            self._by_lane[event["stream_id"]].note_cancel()
             return
         assert event["type"] == "response.create"
-        exchange = Exchange(connection, closed, event, len(self._by_id))
-        self._by_id[exchange.response_id] = exchange
+        exchange = Exchange(connection, closed, event)
+        self._by_lane[event["stream_id"]] = exchange
         self._exchanges.put(exchange, timeout=WAIT_S)
 
     def _process(self, connection: ServerConnection, request: Request) -> Response | None:

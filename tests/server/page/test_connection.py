@@ -48,17 +48,17 @@ def test_the_page_finds_a_restarted_server_and_its_new_model(
     chat.complaints.allow(REFUSED)
 
 
-def test_try_now_does_not_wait_for_the_back_off(chat: ChatPage, server: FakeServer) -> None:
-    chat.page.clock.install()
+def test_try_now_does_not_wait_for_the_back_off(own_chat: ChatPage, server: FakeServer) -> None:
+    own_chat.page.clock.install()
     server.stop()
-    expect(chat.link).to_have_text("Reconnecting")
+    expect(own_chat.link).to_have_text("Reconnecting")
     for _ in range(6):
-        chat.page.clock.fast_forward(10_000)
-        expect(chat.link).to_have_text("Reconnecting")
+        own_chat.page.clock.fast_forward(10_000)
+        expect(own_chat.link).to_have_text("Reconnecting")
     server.start()
-    chat.button("Try now").click()
-    expect(chat.link).to_have_text("Connected")
-    chat.complaints.allow(REFUSED)
+    own_chat.button("Try now").click()
+    expect(own_chat.link).to_have_text("Connected")
+    own_chat.complaints.allow(REFUSED)
 
 
 def test_a_question_asked_while_the_server_is_away_is_answered_when_it_is_back(
@@ -74,15 +74,17 @@ def test_a_question_asked_while_the_server_is_away_is_answered_when_it_is_back(
     chat.complaints.allow(REFUSED)
 
 
-def test_a_question_does_not_wait_for_ever_for_a_server(chat: ChatPage, server: FakeServer) -> None:
-    chat.page.clock.install()
+def test_a_question_does_not_wait_for_ever_for_a_server(
+    own_chat: ChatPage, server: FakeServer
+) -> None:
+    own_chat.page.clock.install()
     server.stop()
-    expect(chat.link).to_have_text("Reconnecting")
-    chat.ask("Are you there?")
-    expect(chat.button("Stop the answer")).to_be_visible()
-    chat.page.clock.fast_forward(10_000)
-    expect(chat.problem).to_contain_text("The server cannot be reached.")
-    chat.complaints.allow(REFUSED)
+    expect(own_chat.link).to_have_text("Reconnecting")
+    own_chat.ask("Are you there?")
+    expect(own_chat.button("Stop the answer")).to_be_visible()
+    own_chat.page.clock.fast_forward(10_000)
+    expect(own_chat.problem).to_contain_text("The server cannot be reached.")
+    own_chat.complaints.allow(REFUSED)
 
 
 def test_a_question_that_waits_for_a_server_can_be_stopped(

@@ -71,7 +71,7 @@ def test_every_state_of_an_answer_takes_its_events_or_refuses_unchanged(
         f"""(m, {{cells, reach}}) => cells.map(([state, event]) => {{
           const steps = {{{steps}}};
           const answer = new m.Answer();
-          answer.sent(0);
+          answer.sent("lane", 0);
           reach[state].forEach((name) => steps[name](answer));
           const before = answer.text;
           try {{ steps[event](answer); return [answer.state, false]; }}
@@ -167,7 +167,7 @@ def test_the_input_leaves_out_turns_without_an_answer(evaluate: Callable[..., An
     [
         ({"code": "overloaded"}, "The server is busy.", "retry"),
         ({"code": "draining"}, "The server is about to restart.", "retry"),
-        ({"code": "no_worker"}, "The model is not running yet.", "retry"),
+        ({"code": "no_worker"}, "The model is not available right now.", "retry"),
         ({"code": "deadline_exceeded"}, "The answer took too long.", "retry"),
         ({"code": "rate_limit_exceeded"}, "Too many questions in a short time.", "retry"),
         ({"code": "insufficient_quota"}, "The quota is used up.", "none"),
