@@ -56,12 +56,12 @@ async def _plan(fields: ChatRequest, services: Services) -> Plan:
         template_kwargs=fields.chat_template_kwargs,
     )
     prompt_ids = await services.text.encode(prompt, add_special_tokens=False, param="messages")
-    is_new_name = fields.max_completion_tokens is not None
+    max_tokens = fields.max_completion_tokens
     return Plan(
         fields=fields,
         prompts=[tuple(prompt_ids)],
-        max_tokens=fields.max_completion_tokens if is_new_name else fields.max_tokens,
-        max_tokens_param="max_completion_tokens" if is_new_name else "messages",
+        max_tokens=fields.max_tokens if max_tokens is None else max_tokens,
+        param="messages",
         logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
     )
 

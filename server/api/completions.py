@@ -40,7 +40,7 @@ async def completions(services: Services) -> Response:
         fields=fields,
         prompts=prompts,
         max_tokens=DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens,
-        max_tokens_param="prompt" if fields.max_tokens is None else "max_tokens",
+        param="prompt",
         logprobs=fields.logprobs,
     )
     echoes = _echoes(fields, prompts, services)

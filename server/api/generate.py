@@ -46,14 +46,14 @@ class Plan:
       fields: what it asks for.
       prompts: ids of each prompt.
       max_tokens: most tokens per completion; None for as many as fit.
-      max_tokens_param: what the client calls that.
+      param: the field that holds the prompts.
       logprobs: alternatives per token, None for no logprobs.
     """
 
     fields: GenerationFields
     prompts: Sequence[tuple[int, ...]]
     max_tokens: int | None
-    max_tokens_param: str
+    param: str
     logprobs: int | None
 
     @property
@@ -95,9 +95,7 @@ def begin_choices(plan: Plan, services: Services) -> Choices:
     fields = plan.fields
     requests = []
     for prompt_ids in plan.prompts:
-        max_tokens = completion_budget(
-            len(prompt_ids), plan.max_tokens, max_model_len, plan.max_tokens_param
-        )
+        max_tokens = completion_budget(len(prompt_ids), plan.max_tokens, max_model_len, plan.param)
         params = sampling_params(fields, max_tokens=max_tokens, logprobs=plan.logprobs)
         requests += [
             GenerationRequest(

@@ -104,7 +104,7 @@ class ResponseAnswer:
             len(prompt_ids),
             create.max_output_tokens,
             self._services.fleet.status().max_model_len,
-            "input" if create.max_output_tokens is None else "max_output_tokens",
+            "input",
         )
         logprobs = (create.top_logprobs or 0) if create.include else None
         return GenerationRequest(

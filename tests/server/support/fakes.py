@@ -141,13 +141,15 @@ class FakeFleet:
     Attributes:
       script: what happens to a new generation; nothing, if a test drives it by hand.
       generations: all of them, in order.
-      refuse_with: raised by the next submit.
+      refuse_with: raised by submit while it is set.
+      refusals: how often that was.
     """
 
     def __init__(self, script: Callable[[FakeGeneration], None] = answer_hello) -> None:
         self.script = script
         self.generations: list[FakeGeneration] = []
         self.refuse_with: RequestError | None = None
+        self.refusals = 0
         self._submitted = trio.Event()
         self._status = FakeStatus(
             [FakeWorker(Role.PREFILL, "prefill-0"), FakeWorker(Role.DECODE, "decode-0")]
@@ -155,6 +157,7 @@ class FakeFleet:
 
     def submit(self, request: GenerationRequest) -> FakeGeneration:
         if self.refuse_with is not None:
+            self.refusals += 1
             raise self.refuse_with
         generation = FakeGeneration(request)
         self.generations.append(generation)

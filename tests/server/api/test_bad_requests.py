@@ -1,0 +1,396 @@
+"""Whatever is wrong with a request, its answer is a 4xx in JSON that names the parameter."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.server.support.fakes import MAX_MODEL_LEN, FakeFleet, by_hand
+from tests.server.support.surface import MODEL, Surface, surface
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+HI = [{"role": "user", "content": "hi"}]
+
+
+def user(content: object) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": content}]
+
+
+WRONG_SAMPLING: list[tuple[str, Any]] = [
+    ("temperature", "hot"),
+    ("temperature", True),
+    ("temperature", -0.1),
+    ("temperature", 2.1),
+    ("temperature", [1]),
+    ("top_p", 0),
+    ("top_p", 1.1),
+    ("top_k", 1.5),
+    ("top_k", -2),
+    ("min_p", 2),
+    ("presence_penalty", 3),
+    ("frequency_penalty", "1"),
+    ("repetition_penalty", 0),
+    ("logit_bias", []),
+    ("logit_bias", {"x": 1}),
+    ("logit_bias", {"-1": 1}),
+    ("logit_bias", {"1": 101}),
+    ("logit_bias", {"1": True}),
+    ("logit_bias", {"256": 1}),
+    ("logit_bias", {str(i): 1 for i in range(301)}),
+    ("seed", 2**63),
+    ("seed", 2**200),
+    ("seed", 1.0),
+    ("seed", True),
+    ("stop", 5),
+    ("stop", [""]),
+    ("stop", ["a"] * 17),
+    ("stop", "x" * 65),
+    ("stop", ["a", 1]),
+    ("stop_token_ids", "1"),
+    ("stop_token_ids", [True]),
+    ("stop_token_ids", [-1]),
+    ("stop_token_ids", [256]),
+    ("stop_token_ids", [1] * 65),
+    ("ignore_eos", "yes"),
+    ("ignore_eos", 1),
+    ("min_tokens", -1),
+    ("n", 0),
+    ("n", 9),
+    ("n", 10**9),
+    ("n", True),
+    ("max_tokens", 0),
+    ("max_tokens", -1),
+    ("max_tokens", 1.0),
+    ("max_tokens", "9"),
+    ("max_tokens", 2**40),
+    ("stream", "true"),
+    ("stream", 1),
+    ("stream_options", {"include_usage": True}),
+    ("stream_options", 7),
+    ("priority", 101),
+    ("skip_special_tokens", 0),
+    ("model", 7),
+]
+WRONG_CHAT: list[tuple[str, Any]] = [
+    ("messages", []),
+    ("messages", "hi"),
+    ("messages.0", [HI]),
+    ("messages.0.role", [{"role": "king", "content": "hi"}]),
+    ("messages.0.role", [{"content": "hi"}]),
+    ("messages.0.content", user(5)),
+    ("messages.0.content", user(None)),
+    ("messages.0.content", user([{"type": "text"}])),
+    ("messages.0.content", user(["hi"])),
+    ("messages.0.content", user([{"type": "image_url", "image_url": {"url": "x"}}])),
+    ("messages.0.content", user([{"type": "input_audio", "input_audio": {}}])),
+    ("messages.0.tool_calls", [{"role": "assistant", "content": "", "tool_calls": [{}]}]),
+    ("messages.0.role", [{"role": "tool", "content": "1", "tool_call_id": "x"}]),
+    ("logprobs", 1),
+    ("top_logprobs", 2),
+    ("max_completion_tokens", 0),
+    ("add_generation_prompt", "no"),
+    ("chat_template_kwargs.x", {"x": 1}),
+    ("chat_template_kwargs.enable_thinking", {"enable_thinking": "yes"}),
+]
+WRONG_COMPLETIONS: list[tuple[str, Any]] = [
+    ("prompt", ""),
+    ("prompt", []),
+    ("prompt", [[]]),
+    ("prompt", [1, True]),
+    ("prompt", [1, -1]),
+    ("prompt", [1, 2.0]),
+    ("prompt", [256]),
+    ("prompt", [["a"]]),
+    ("prompt", ["a", 1]),
+    ("prompt", {"a": 1}),
+    ("prompt", None),
+    ("prompt", ["a"] * 33),
+    ("prompt", "a\0b"),
+    ("logprobs", 21),
+    ("logprobs", True),
+    ("echo", 1),
+]
+UNSUPPORTED: list[tuple[str, Any]] = [
+    ("tools", [{"type": "function"}]),
+    ("tool_choice", "required"),
+    ("functions", [{}]),
+    ("response_format", {"type": "json_object"}),
+    ("response_format", {"type": "json_schema", "json_schema": {}}),
+    ("response_format", 5),
+    ("structured_outputs", {"regex": "(a+)+$"}),
+    ("guided_json", {}),
+    ("grammar", "root ::= x"),
+    ("modalities", ["text", "audio"]),
+    ("audio", {"voice": "x"}),
+    ("prediction", {}),
+    ("web_search_options", {}),
+    ("store", True),
+    ("best_of", 2),
+    ("best_of", True),
+    ("use_beam_search", True),
+    ("suffix", "end"),
+    ("chat_template", "{{ messages }}"),
+    ("continue_final_message", True),
+    ("cache_salt", "x"),
+]
+HARMLESS: dict[str, Any] = {
+    "metadata": {"a": "b"},
+    "user": "me",
+    "service_tier": "auto",
+    "safety_identifier": "x",
+    "verbosity": "low",
+    "reasoning_effort": "low",
+    "parallel_tool_calls": True,
+    "prompt_cache_key": "k",
+    "tools": [],
+    "tool_choice": "auto",
+    "response_format": {"type": "text"},
+    "modalities": ["text"],
+    "store": False,
+    "best_of": 1,
+    "suffix": None,
+    "temperature": None,
+    "top_p": None,
+    "n": None,
+    "stop": None,
+    "logit_bias": None,
+    "max_tokens": None,
+    "stream": None,
+    "stream_options": None,
+    "logprobs": None,
+    "seed": None,
+    "top_k": -1,
+}
+
+
+async def refused(server: Surface, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    answer = await server.post(path, body)
+    assert answer.status == 400, (body, answer)
+    assert len(answer.body) < 1000
+    return answer.error
+
+
+async def test_wrong_sampling_parameters_are_named() -> None:
+    async with surface(FakeFleet(by_hand)) as server:
+        for param, value in WRONG_SAMPLING:
+            for path, prompt in ((CHAT, {"messages": HI}), (COMPLETIONS, {"prompt": "hi"})):
+                error = await refused(server, path, {"model": MODEL, **prompt, param: value})
+                assert error["param"].split(".")[0] == param, (value, error)
+        assert server.fleet.generations == []
+
+
+async def test_wrong_chat_parameters_are_named() -> None:
+    async with surface() as server:
+        for param, value in WRONG_CHAT:
+            name = param.split(".")[0]
+            body = {"model": MODEL, "messages": HI, name: value}
+            assert (await refused(server, CHAT, body))["param"] == param, (param, value)
+        assert server.fleet.generations == []
+
+
+async def test_wrong_completion_parameters_are_named() -> None:
+    async with surface() as server:
+        for param, value in WRONG_COMPLETIONS:
+            body = {"model": MODEL, "prompt": "hi", param: value}
+            assert (await refused(server, COMPLETIONS, body))["param"] == param, (param, value)
+        assert server.fleet.generations == []
+
+
+async def test_what_is_not_served_is_refused_by_name() -> None:
+    async with surface() as server:
+        for param, value in UNSUPPORTED:
+            body = {"model": MODEL, "messages": HI, param: value}
+            error = await refused(server, CHAT, body)
+            assert (error["param"], error["code"]) == (param, "unsupported_parameter")
+
+
+async def test_what_changes_nothing_is_accepted() -> None:
+    async with surface() as server:
+        answer = await server.post(CHAT, {"messages": HI, **HARMLESS})
+    assert answer.status == 200
+
+
+async def test_an_unknown_parameter_is_refused() -> None:
+    async with surface() as server:
+        error = await refused(server, CHAT, {"messages": HI, "temprature": 1})
+    assert "temprature" in error["param"]
+
+
+@pytest.mark.parametrize("missing", [CHAT, COMPLETIONS])
+async def test_a_missing_prompt_is_named(missing: str) -> None:
+    async with surface() as server:
+        error = await refused(server, missing, {"model": MODEL})
+    assert error["param"] == ("messages" if missing == CHAT else "prompt")
+
+
+async def test_a_prompt_beyond_the_context_says_so() -> None:
+    async with surface() as server:
+        long = await refused(server, COMPLETIONS, {"prompt": "x" * MAX_MODEL_LEN})
+        greedy = await refused(server, COMPLETIONS, {"prompt": "x", "max_tokens": MAX_MODEL_LEN})
+    assert long["code"] == greedy["code"] == "context_length_exceeded"
+    assert str(MAX_MODEL_LEN) in long["message"]
+
+
+async def test_fewer_tokens_than_the_least_is_refused() -> None:
+    async with surface() as server:
+        body = {"prompt": "hi", "max_tokens": 3, "min_tokens": 4}
+        assert (await refused(server, COMPLETIONS, body))["param"] == "min_tokens"
+
+
+async def test_an_unknown_model_is_404_and_adds_no_label() -> None:
+    async with surface() as server:
+        for index in range(20):
+            answer = await server.post(CHAT, {"model": f"m{index}", "messages": HI})
+            assert (answer.status, answer.error["code"]) == (404, "model_not_found")
+        exposition = (await server.request("GET", "/metrics")).body
+    assert b'"m1' not in exposition
+
+
+async def test_echoed_input_is_cut() -> None:
+    async with surface() as server:
+        error = await refused(server, CHAT, {"messages": HI, "temperature": "x" * 100_000})
+    assert len(error["message"]) < 400
+
+
+BODIES: list[tuple[bytes, int]] = [
+    (b"", 400),
+    (b"{", 400),
+    (b"[]", 400),
+    (b"null", 400),
+    (b"hello", 400),
+    (b'{"messages": [}', 400),
+    (b'{"temperature": NaN}', 400),
+    (b'{"temperature": Infinity}', 400),
+    (b'{"temperature": 1e999}', 400),
+    (b'{"a": 1, "a": 2}', 400),
+    (b'{"a": {"b": 1, "b": 2}}', 400),
+    (b'{"prompt": "\\ud800"}', 400),
+    (b'{"\\udfff": 1}', 400),
+    (b"\xef\xbb\xbf{}", 400),
+    ('{"a": 1}'.encode("utf-16"), 400),
+    (b'{"a": "\xff"}', 400),
+    (b'{"a": ' + b"9" * 5000 + b"}", 400),
+    (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400),
+    (b'{"messages": ' + b'{"a":' * 50_000 + b"1" + b"}" * 50_000 + b"}", 400),
+    (b'{"a": 1}\0', 400),
+]
+
+
+@pytest.mark.parametrize(("body", "status"), BODIES, ids=lambda v: str(v)[:30])
+async def test_hostile_json_is_refused(body: bytes, status: int) -> None:
+    async with surface() as server:
+        for path in (CHAT, COMPLETIONS, "/tokenize"):
+            answer = await server.request("POST", path, body=body)
+            assert answer.status == status
+            assert answer.error["code"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Content-Type": "text/plain"},
+        {"Content-Type": ""},
+        {"Content-Type": "application/x-www-form-urlencoded"},
+        {"Content-Type": "application/json; charset=utf-16"},
+        {"Content-Encoding": "gzip"},
+    ],
+)
+async def test_other_media_types_are_415(headers: dict[str, str]) -> None:
+    async with surface() as server:
+        answer = await server.post(CHAT, {"messages": HI}, headers=headers)
+    assert (answer.status, answer.error["code"]) == (415, "unsupported_media_type")
+
+
+async def test_a_request_timeout_becomes_the_deadline() -> None:
+    async with surface() as server:
+        await server.post(CHAT, {"messages": HI}, headers={"X-Request-Timeout-Ms": "1500"})
+        await server.post(CHAT, {"messages": HI})
+        for bad in ("0", "-1", "soon", "9" * 30, "1.5"):
+            answer = await server.post(
+                CHAT, {"messages": HI}, headers={"X-Request-Timeout-Ms": bad}
+            )
+            assert answer.error["param"] == "x-request-timeout-ms"
+        first, second = server.fleet.generations
+    assert first.request.deadline_s == 1.5
+    assert second.request.deadline_s == server.services.config.default_deadline_s
+
+
+async def test_every_parameter_reaches_the_generation() -> None:
+    body = {
+        "prompt": [65, 66],
+        "max_tokens": 9,
+        "min_tokens": 2,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.1,
+        "presence_penalty": 1,
+        "frequency_penalty": -1,
+        "repetition_penalty": 1.1,
+        "logit_bias": {"65": -5},
+        "seed": -1,
+        "stop": ["x", "y"],
+        "stop_token_ids": [10],
+        "ignore_eos": True,
+        "logprobs": 3,
+        "priority": -2,
+        "skip_special_tokens": False,
+        "include_stop_str_in_output": True,
+    }
+    async with surface() as server:
+        assert (await server.post(COMPLETIONS, body)).status == 200
+        (generation,) = server.fleet.generations
+    request, sampling = generation.request, generation.request.sampling
+    assert request.prompt_ids == (65, 66)
+    assert (request.stop, request.priority) == (("x", "y"), -2)
+    assert (request.skip_special_tokens, request.include_stop) == (False, True)
+    assert (sampling.max_tokens, sampling.min_tokens) == (9, 2)
+    assert (sampling.temperature, sampling.top_p) == (0.5, 0.9)
+    assert (sampling.top_k, sampling.min_p) == (40, 0.1)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (1.0, -1.0)
+    assert sampling.repetition_penalty == 1.1
+    assert sampling.logit_bias == ((65, -5.0),)
+    assert sampling.seed == 2**63 - 1
+    assert sampling.stop_token_ids == (10,)
+    assert sampling.ignore_eos
+    assert sampling.logprobs == 3
+
+
+async def test_a_chat_may_use_what_the_context_leaves() -> None:
+    async with surface() as server:
+        await server.post(CHAT, {"messages": HI})
+        await server.post(CHAT, {"messages": HI, "max_completion_tokens": 5, "max_tokens": 7})
+        free, bound = server.fleet.generations
+    assert free.request.sampling.max_tokens == MAX_MODEL_LEN - len(free.request.prompt_ids)
+    assert bound.request.sampling.max_tokens == 5
+
+
+async def test_parts_and_roles_become_what_templates_know() -> None:
+    messages = [
+        {"role": "developer", "content": "be kind", "name": "x"},
+        {"role": "assistant", "content": "ok", "refusal": None, "tool_calls": None, "audio": None},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+    ]
+    async with surface() as server:
+        await server.post(CHAT, {"messages": messages, "chat_template_kwargs": {"thinking": True}})
+        (generation,) = server.fleet.generations
+    prompt = bytes(generation.request.prompt_ids).decode()
+    assert prompt == "system: be kind\nassistant: ok\nuser: ab\nassistant: thinking"
+
+
+async def test_a_body_beyond_the_bound_is_413_before_it_is_read() -> None:
+    async with surface(max_body_bytes=1000) as server:
+        small = await server.post(CHAT, {"messages": user("x" * 500)})
+        declared = await server.request("POST", CHAT, body=b"", headers={"Content-Length": "1001"})
+        chunked = await server.request(
+            "POST",
+            CHAT,
+            body=b"400\r\n" + b"x" * 1024 + b"\r\n0\r\n\r\n",
+            headers={"Content-Length": "", "Transfer-Encoding": "chunked"},
+        )
+    assert small.status == 200
+    assert declared.status == chunked.status == 413
+    assert json.loads(chunked.body)["error"]["code"] == "request_too_large"
