@@ -31,6 +31,7 @@ from .options import (
     link_options,
     server_options,
 )
+from .plain_text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,12 +79,8 @@ def _complain_of_usage(error: typer.TyperException) -> int:
 
 
 def _complain(message: str, exit_code: int) -> int:
-    sys.stderr.write(f"triolet: {_one_line(message)}\n")
+    sys.stderr.write(f"triolet: {one_line(message)}\n")
     return exit_code
-
-
-def _one_line(message: str) -> str:
-    return " ".join("".join(c if c.isprintable() else " " for c in message).split())
 
 
 @app.command()
@@ -244,16 +241,22 @@ def _run_role(
 
     configure_logs(log_level, process)
     show_name(f"triolet {role}")
-    if supervisor_pid is None:
-        run()
-        return
-    hold_on_to(supervisor_pid)
+    if supervisor_pid is not None:
+        hold_on_to(supervisor_pid)
+    problem: BaseException | None = None
     try:
         run()
-    except ConfigError as error:
-        # The supervisor prints the one line, after it has ended the others.
-        report(Failed(_one_line(str(error))))
-        raise SystemExit(EXIT_BAD_INPUT) from error
+    except* ConfigError as group:
+        problem = group
+        while isinstance(problem, BaseExceptionGroup):
+            problem = problem.exceptions[0]
+    if problem is None:
+        return
+    if supervisor_pid is None:
+        raise problem
+    # The supervisor prints the one line, after it has ended the others.
+    report(Failed(one_line(str(problem))))
+    raise typer.Exit(EXIT_BAD_INPUT)
 
 
 @app.command()

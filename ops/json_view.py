@@ -60,9 +60,9 @@ class JsonView:
                     self._last_stage[name] = stage
                     log.info("process_progress", name=name, stage=stage)
             case WorkerReady():
-                log.info("worker_ready", **msgspec.structs.asdict(report))
+                log.info("process_ready", **msgspec.structs.asdict(report))
             case ServerReady(url):
-                log.info("server_ready", name=name, url=url)
+                log.info("process_ready", name=name, url=url)
 
     def logged(self, name: str, line: bytes) -> None:
         os.write(sys.stderr.fileno(), line + b"\n")

@@ -174,8 +174,11 @@ class Supervisor:
             child.signal(number)
 
 
-async def stop_on_signals(supervisor: Supervisor) -> None:
+async def stop_on_signals(
+    supervisor: Supervisor, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
     """Turn signals into `stop`, for as long as it runs; a second signal kills at once."""
     with trio.open_signal_receiver(*END_SIGNALS) as signals:
+        task_status.started()
         async for _ in signals:
             supervisor.stop()

@@ -19,6 +19,7 @@ from rich.text import Text
 from triolet.status import Progress as ProgressReport
 from triolet.status import ServerReady, WorkerReady
 
+from .plain_text import printable
 from .quantities import show_count, show_size
 from .restart_policy import GiveUp, Restart
 
@@ -214,8 +215,3 @@ def log_line(name: str, line: bytes) -> Text:
         (rest, "dim"),
         (printable(f"\n{entry['exception']}"), "dim") if "exception" in entry else "",
     )
-
-
-def printable(text: str) -> str:
-    """Return text that cannot move the cursor or change colours."""
-    return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)

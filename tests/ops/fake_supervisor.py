@@ -17,7 +17,7 @@ async def main(journal: str, names: list[str]) -> None:
         [spec(name, journal) for name in names], SupervisorConfig(), 5.0, Recorder(sys.stdout)
     )
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(stop_on_signals, supervisor)
+        await nursery.start(stop_on_signals, supervisor)
         await supervisor.run()
         nursery.cancel_scope.cancel()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import trio
 
-from ops.child import ProcessSpec
+from ops.process_spec import ProcessSpec
 from triolet.ids import Role
 from triolet.status import ServerReady
 

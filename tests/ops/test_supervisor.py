@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from ops.child import ProcessSpec
+from ops.process_spec import ProcessSpec
 from ops.restart_policy import Ending, GiveUp, Restart
 from ops.supervisor import Supervisor
 from triolet.config import SupervisorConfig

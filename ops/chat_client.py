@@ -1,0 +1,194 @@
+"""Asks a running server and yields its answer as it comes. Knows HTTP and SSE; draws nothing."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypedDict
+
+import httpx2
+
+from .exit_codes import CommandFailed
+from .plain_text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+CONNECT_TIMEOUT_S: Final = 5.0
+SILENCE_TIMEOUT_S: Final = 60.0
+"""The server sends a comment every 10 s, even while a request waits; six missed are a dead link."""
+DONE: Final = "[DONE]"
+
+
+class Message(TypedDict):
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
+class AnswerFailed(CommandFailed):
+    """The server ended an answer with an error; the conversation can go on.
+
+    Attributes:
+      code: the API's word for the cause.
+    """
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(slots=True)
+class AnswerTimes:
+    """How fast an answer came, as its reader saw it.
+
+    Attributes:
+      asked_at: monotonic time of the question.
+      first_at: of the first text.
+      last_at: of the last text.
+      tokens: as the server counted them; None until it has, and if the answer was stopped.
+      finish_reason: `stop` or `length`; None if there was none.
+    """
+
+    asked_at: float
+    first_at: float | None = None
+    last_at: float | None = None
+    tokens: int | None = None
+    finish_reason: str | None = None
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to first token."""
+        return None if self.first_at is None else self.first_at - self.asked_at
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Pace after the first token; None where there is nothing to measure."""
+        if self.tokens is None or self.first_at is None or self.last_at is None:
+            return None
+        took_s = self.last_at - self.first_at
+        return (self.tokens - 1) / took_s if self.tokens > 1 and took_s > 0 else None
+
+    def saw_text(self, now: float) -> None:
+        """Note that text came."""
+        self.first_at = now if self.first_at is None else self.first_at
+        self.last_at = now
+
+
+class ChatClient:
+    """A server's chat endpoint.
+
+    Args:
+      url: base address of the server.
+      parameters: sampling parameters sent with each question.
+    """
+
+    def __init__(self, url: str, parameters: dict[str, float]) -> None:
+        self._url = url.rstrip("/")
+        self._parameters = parameters
+        try:
+            self._http = httpx2.Client(
+                base_url=self._url,
+                timeout=httpx2.Timeout(SILENCE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+                trust_env=False,
+            )
+        except httpx2.InvalidURL as error:
+            raise CommandFailed(f"--url {url!r} is no URL: {error}") from error
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._http.close()
+
+    def model_name(self) -> str:
+        """Return the name of the first model that the server has.
+
+        Raises:
+          CommandFailed: no server answers, or what answers is none.
+        """
+        with self._explained():
+            answer = self._http.get("/v1/models")
+        try:
+            return str(answer.raise_for_status().json()["data"][0]["id"])
+        except (httpx2.HTTPStatusError, ValueError, LookupError, TypeError) as error:
+            raise CommandFailed(
+                f"{self._url} answers, but not as a Triolet server does ({answer.status_code} for "
+                "/v1/models); name one with --url"
+            ) from error
+
+    def ask(self, model: str, messages: list[Message], times: AnswerTimes) -> Generator[str]:
+        """Yield the answer's text in pieces. Closing the iterator cancels the answer.
+
+        Args:
+          model: its name.
+          messages: the conversation, ending with the question.
+          times: filled in on the way.
+
+        Raises:
+          AnswerFailed: the server refused or failed.
+          CommandFailed: the link broke.
+        """
+        body = {
+            "model": model,
+            "messages": messages,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self._parameters,
+        }
+        with (
+            self._explained(),
+            self._http.stream("POST", "/v1/chat/completions", json=body) as answer,
+        ):
+            if not answer.is_success:
+                raise _failure(answer.read(), answer.status_code)
+            for line in answer.iter_lines():
+                if not line.startswith("data:"):
+                    continue
+                data = line.removeprefix("data:").strip()
+                if data == DONE:
+                    return
+                text = _take_chunk(data, times)
+                if text:
+                    times.saw_text(time.monotonic())
+                    yield text
+        raise CommandFailed("the server closed the stream in the middle of an answer")
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx2.ConnectError as error:
+            raise CommandFailed(
+                f"no server answers at {self._url}; start one with `triolet serve`, or name one "
+                "with --url"
+            ) from error
+        except (httpx2.TransportError, httpx2.UnsupportedProtocol) as error:
+            cause = one_line(str(error)) or type(error).__name__
+            raise CommandFailed(f"lost the server at {self._url}: {cause}") from error
+
+
+def _take_chunk(data: str, times: AnswerTimes) -> str:
+    """Return the text of one chunk and note what else it says."""
+    try:
+        chunk = json.loads(data)
+        if "error" in chunk:
+            raise _failure(data.encode(), status=None)
+        if chunk.get("usage"):
+            times.tokens = int(chunk["usage"]["completion_tokens"])
+        text = ""
+        for choice in chunk["choices"]:
+            text += choice["delta"].get("content") or ""
+            times.finish_reason = choice.get("finish_reason") or times.finish_reason
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise CommandFailed("the server sent something that is no chunk of an answer") from error
+    return text
+
+
+def _failure(body: bytes, status: int | None) -> AnswerFailed:
+    try:
+        error = json.loads(body)["error"]
+        return AnswerFailed(one_line(str(error["message"])), str(error.get("code")))
+    except (ValueError, LookupError, TypeError):
+        return AnswerFailed(f"the server answered with status {status}", "unknown")

@@ -1,0 +1,169 @@
+"""What `triolet doctor` asks of the machine: Python, packages, CPU, memory, torch, GPU, limits."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import resource
+import shutil
+import sys
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from .finding import Finding, Status
+from .quantities import show_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MIN_PYTHON: Final = (3, 11)
+MIN_FILES: Final = 4096 + 256
+"""ServerConfig.max_connections, and what the process itself has open."""
+_REQUIREMENT: Final = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*(==|>=)\s*([0-9][0-9.]*)")
+_NUMBER: Final = re.compile(r"\d+")
+
+
+def check_python() -> Finding:
+    """Look at the interpreter."""
+    detail = f"{platform.python_version()} at {sys.executable}"
+    if sys.version_info < MIN_PYTHON:
+        return Finding("Python", Status.FAIL, detail, "install Python 3.11 or newer")
+    return Finding("Python", Status.OK, detail)
+
+
+def check_packages() -> Finding:
+    """Compare what is installed with what the package asks for, exact pins included."""
+    remedy = "install Triolet again: pip install --force-reinstall triolet, or make install"
+    try:
+        wanted = [line for line in requires("triolet") or [] if "extra ==" not in line]
+    except PackageNotFoundError:
+        return Finding("Packages", Status.FAIL, "triolet itself is not installed", remedy)
+    problems = [problem for line in wanted if (problem := package_problem(line, version))]
+    if problems:
+        return Finding("Packages", Status.FAIL, "; ".join(problems), remedy)
+    return Finding("Packages", Status.OK, f"{len(wanted)} present, exact pins met")
+
+
+def package_problem(requirement: str, installed_version: Callable[[str], str]) -> str | None:
+    """Return what is wrong with one requirement (`name==1.2` or `name>=1.2`), or None."""
+    match = _REQUIREMENT.match(requirement)
+    if match is None:
+        return f"requirement {requirement!r} is not understood"
+    name, relation, wanted = match.groups()
+    try:
+        found = installed_version(name)
+    except PackageNotFoundError:
+        return f"{name} is missing"
+    numbers = [int(n) for n in _NUMBER.findall(found.partition("+")[0])]
+    wanted_numbers = [int(n) for n in _NUMBER.findall(wanted)]
+    is_met = found == wanted if relation == "==" else numbers >= wanted_numbers
+    return None if is_met else f"{name} is {found}, wanted {relation}{wanted}"
+
+
+def check_cpu() -> Finding:
+    """Count cores and look for the vector instructions that the kernels live on."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    flags = _cpu_flags()
+    known = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags]
+    detail = f"{cores} cores, {platform.machine()}" + (f", {' '.join(known)}" if known else "")
+    if platform.machine() in {"x86_64", "AMD64"} and flags and "avx2" not in flags:
+        return Finding("CPU", Status.WARN, detail, "without AVX2 answers come many times slower")
+    if cores < 2:
+        return Finding(
+            "CPU", Status.WARN, detail, "with one core prefill and decode slow each other down"
+        )
+    return Finding("CPU", Status.OK, detail)
+
+
+def _cpu_flags() -> frozenset[str]:
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
+        return frozenset()
+    match = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE)
+    return frozenset(match[1].split()) if match else frozenset()
+
+
+def check_memory(wanted_bytes: int) -> Finding:
+    """Compare free memory with what one prefill and one decode worker take."""
+    available = available_memory_bytes()
+    if available is None:
+        return Finding("Memory", Status.OK, "this system does not say how much is free")
+    detail = f"{show_size(available)} free; one fleet takes about {show_size(wanted_bytes)}"
+    if available < wanted_bytes:
+        return Finding(
+            "Memory", Status.WARN, detail, "give smaller pools, such as --kv-pool 128MiB"
+        )
+    return Finding("Memory", Status.OK, detail)
+
+
+def available_memory_bytes() -> int | None:
+    """Return what can be had without swapping, or None where that is not known."""
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists():
+        return None
+    match = re.search(r"^MemAvailable:\s*(\d+) kB", meminfo.read_text(), re.MULTILINE)
+    return int(match[1]) * 1024 if match else None
+
+
+def check_torch() -> list[Finding]:
+    """Load torch and see whether its build fits the machine."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        remedy = "install Triolet again; on a machine without GPU with --constraint constraints.txt"
+        return [Finding("torch", Status.FAIL, f"cannot be loaded: {error}", remedy)]
+    cuda = torch.version.cuda
+    detail = f"{torch.__version__}, {torch.get_num_threads()} threads by default"
+    torch_row = Finding("torch", Status.OK, detail)
+    has_driver = shutil.which("nvidia-smi") is not None
+    if not torch.cuda.is_available():
+        if has_driver and cuda is None:
+            return [
+                torch_row,
+                Finding(
+                    "GPU",
+                    Status.WARN,
+                    "there is a driver, but torch is the CPU build",
+                    "install torch for CUDA: pip install 'torch>=2.11'",
+                ),
+            ]
+        if has_driver:
+            remedy = "compare `nvidia-smi` with the CUDA version of torch"
+            return [
+                torch_row,
+                Finding("GPU", Status.WARN, f"torch (CUDA {cuda}) cannot use it", remedy),
+            ]
+        return [torch_row, Finding("GPU", Status.OK, "none; the CPU computes")]
+    names = ", ".join(
+        torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())
+    )
+    return [torch_row, Finding("GPU", Status.OK, f"{names}, CUDA {cuda}"), _check_flash()]
+
+
+def _check_flash() -> Finding:
+    if importlib.util.find_spec("flash_attn") is None:
+        return Finding(
+            "flash-attn",
+            Status.WARN,
+            "not installed; sdpa computes attention",
+            "pip install 'triolet[gpu]', then --backend flash --block-size 256",
+        )
+    return Finding("flash-attn", Status.OK, version("flash-attn"))
+
+
+def check_open_files() -> Finding:
+    """Look at how many files, and so connections, a process may have open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    detail = f"{soft:,} per process"
+    if soft < MIN_FILES:
+        most = "" if hard == resource.RLIM_INFINITY else f" (at most {hard})"
+        return Finding(
+            "Open files",
+            Status.WARN,
+            detail,
+            f"for many connections at once: ulimit -n 8192{most}, or give --max-connections",
+        )
+    return Finding("Open files", Status.OK, detail)

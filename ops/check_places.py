@@ -1,0 +1,156 @@
+"""What `triolet doctor` asks of the model, the port, the sockets' place and a running server."""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+from typing import TYPE_CHECKING, Final
+
+import httpx2
+import trio
+
+from transport.frames import Goodbye
+from transport.zmq_network import ZmqNetwork
+from triolet.config import LinkConfig
+from triolet.errors import ConfigError, ModelError, TrioletError
+
+from .finding import Finding, Status
+from .model_directory import find_model
+from .plain_text import one_line
+from .ports import base_url, claim_port
+from .private_directory import private_directory
+from .quantities import show_size
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .model_directory import ModelDirectory
+
+ROUND_TRIP_TIMEOUT_S: Final = 5.0
+HEALTH_TIMEOUT_S: Final = 2.0
+MAX_HEADER_BYTES: Final = 100_000_000
+"""What the safetensors format allows."""
+
+
+def check_model(model: Path | None) -> tuple[Finding, ModelDirectory | None]:
+    """Look at the files of a model, and whether its weights are all there."""
+    try:
+        found = find_model(model)
+        for file in sorted(found.path.glob("*.safetensors")):
+            require_whole(file)
+        require_all_shards(found.path)
+    except ModelError as error:
+        cause, _, remedy = str(error).rpartition("; ")
+        return Finding("Model", Status.FAIL, cause, remedy), None
+    detail = f"{found.path}: {found.architecture}, {show_size(found.weight_bytes)} of weights"
+    return Finding("Model", Status.OK, detail), found
+
+
+def require_whole(file: Path) -> None:
+    """Raise a ModelError unless a safetensors file is as long as its header says."""
+    remedy = "download it again"
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        prefix = stream.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+        if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
+            raise ModelError(f"{file} is no safetensors file, or only the start of one; {remedy}")
+        try:
+            header = json.loads(stream.read(length))
+            end = max(
+                (entry["data_offsets"][1] for name, entry in header.items() if name[:2] != "__"),
+                default=0,
+            )
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise ModelError(f"{file} has a broken header; {remedy}") from error
+    if end != size - 8 - length:
+        raise ModelError(
+            f"{file} has {size - 8 - length} bytes of weights, its header says {end}; {remedy}"
+        )
+
+
+def require_all_shards(folder: Path) -> None:
+    """Raise a ModelError if the index names a file of weights that is not there."""
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        return
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ModelError(f"{index} is not an index of weights; download it again") from error
+    missing = sorted(str(name) for name in names if not (folder / str(name)).is_file())
+    if missing:
+        raise ModelError(f"{folder} lacks {', '.join(missing[:3])}; download the model again")
+
+
+def check_port(host: str, port: int) -> Finding:
+    """See whether a server could listen there, or which one does already."""
+    subject = f"Port {port}"
+    try:
+        claim_port(host, port)
+    except ConfigError as error:
+        running = running_server(base_url(host, port))
+        if running is not None:
+            return running._replace(subject=subject)
+        cause, _, remedy = str(error).partition("; ")
+        return Finding(subject, Status.FAIL, cause, remedy)
+    return Finding(subject, Status.OK, f"free on {host}")
+
+
+def running_server(url: str) -> Finding | None:
+    """Return how a Triolet server at this address is, or None if there is none."""
+    try:
+        with httpx2.Client(base_url=url, timeout=HEALTH_TIMEOUT_S, trust_env=False) as client:
+            version = client.get("/version")
+            name = str(version.raise_for_status().json()["version"])
+            ready = client.get("/health/ready")
+    except (httpx2.HTTPError, ValueError, LookupError, TypeError):
+        return None
+    detail = f"Triolet {one_line(name)[:40]} serves there"
+    if ready.is_success:
+        return Finding("Server", Status.OK, f"{detail} and is ready")
+    return Finding(
+        "Server",
+        Status.WARN,
+        f"{detail}, but is not ready: {one_line(ready.text)[:120]}",
+        "see its log; it waits for a worker, or it is shutting down",
+    )
+
+
+def check_links() -> list[Finding]:
+    """Make the sockets' directory and send a frame through it and back."""
+    try:
+        with private_directory() as directory:
+            mode = directory.stat().st_mode & 0o777
+            place = Finding("Sockets", Status.OK, f"{directory.parent}, private (mode {mode:04o})")
+            took_s = trio.run(_round_trip, f"ipc://{directory}/doctor")
+    except ConfigError as error:
+        cause, _, remedy = str(error).rpartition("; ")
+        return [Finding("Sockets", Status.FAIL, cause, remedy)]
+    except (TrioletError, trio.TooSlowError) as error:
+        remedy = "see whether the directory allows Unix sockets; set TMPDIR to another one"
+        cause = one_line(str(error)) or "no answer"
+        return [place, Finding("ZeroMQ", Status.FAIL, f"no round trip: {cause}", remedy)]
+    return [place, Finding("ZeroMQ", Status.OK, f"round trip over ipc in {took_s * 1000:.2f} ms")]
+
+
+async def _round_trip(address: str) -> float:
+    """Return how long a frame takes there and back, once connected."""
+    link = LinkConfig()
+    network = ZmqNetwork(link)
+    bounds = {"hwm": link.control_hwm, "max_frame_bytes": link.max_control_frame_bytes}
+    try:
+        with trio.fail_after(ROUND_TRIP_TIMEOUT_S):
+            listener = network.listen(address, **bounds)
+            connection = network.connect(address, b"doctor", **bounds)
+            for _ in range(2):
+                # The first round waits for the connection too; the second is the one that counts.
+                began = time.perf_counter()
+                await connection.send(Goodbye("ping"))
+                message = (await listener.receive_many())[0]
+                listener.send_nowait(message.sender, Goodbye("pong"))
+                await connection.receive_many()
+            return time.perf_counter() - began
+    finally:
+        network.close()
