@@ -50,9 +50,9 @@ class Complaints:
             page.remove_listener("console", self._console)
             page.remove_listener("pageerror", self._error)
 
-    def allow(self, containing: str) -> None:
-        """Expect some on purpose, before or after now: a server that is away is reported."""
-        self._allowed.append(containing)
+    def allow(self, *containing: str) -> None:
+        """Expect some on purpose, before or after now."""
+        self._allowed += containing
 
     @property
     def unexpected(self) -> list[str]:
