@@ -11,7 +11,7 @@ from triolet.sampling import SamplingParams
 from triolet.units import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
     from pathlib import Path
 
 GREEDY = SamplingParams(temperature=0.0, logprobs=20)
@@ -25,7 +25,9 @@ def open_engine(path: Path, config: EngineConfig | None = None) -> Engine:
 class Running:
     """One sequence and its blocks."""
 
-    def __init__(self, engine: Engine, owner: int, prompt: Sequence[int], num_tokens: int) -> None:
+    def __init__(
+        self, engine: Engine, owner: Hashable, prompt: Sequence[int], num_tokens: int
+    ) -> None:
         block_size = engine.pool.layout.block_size
         num_blocks = -(-(len(prompt) + num_tokens) // block_size)
         self.blocks = engine.ledger.lease(owner, num_blocks)

@@ -1,0 +1,118 @@
+"""An engine is ready when it is returned, and says why when it cannot be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from engine.load import load_engine
+from triolet.config import Dtype, EngineConfig
+from triolet.errors import ConfigError
+from triolet.units import KIB, MIB
+
+from .driver import open_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from .checkpoints import Checkpoint
+
+BLOCK_BYTES = 2 * 2 * 16 * 2 * 16 * 4
+"""Layers, K and V, tokens, heads, dimensions, bytes of the `llama` checkpoint in fp32."""
+
+
+def refused(path: Path, **fields: Any) -> str:  # noqa: ANN401 (any field of EngineConfig)
+    with pytest.raises(ConfigError) as caught:
+        open_engine(path, EngineConfig(**fields))
+    return str(caught.value)
+
+
+def test_loading_reports_its_stages_in_order(checkpoint: Callable[[str], Checkpoint]) -> None:
+    reports: list[tuple[str, float]] = []
+    config = EngineConfig(kv_pool_bytes=10 * BLOCK_BYTES + 1)
+    engine = load_engine(checkpoint("llama").path, config, lambda *report: reports.append(report))
+    stages = list(dict.fromkeys(stage for stage, _ in reports))
+    assert stages == ["config", "digest", "weights", "kv_pool", "warm_up"]
+    assert [share for stage, share in reports if stage == "weights"] == [0.5, 1.0]
+    assert reports[-1] == ("warm_up", 1.0)
+    assert engine.pool.bytes_per_block == BLOCK_BYTES
+    assert engine.pool.num_blocks == 10
+    assert engine.eos_token_ids == (2,)
+    assert engine.model_config.vocab_size == 256
+    engine.ledger.check_invariants()
+    assert engine.ledger.free_blocks == engine.ledger.total_blocks == 9
+
+
+def test_the_length_is_what_model_and_pool_allow(checkpoint: Callable[[str], Checkpoint]) -> None:
+    path = checkpoint("llama").path
+    whole = open_engine(path, EngineConfig(kv_pool_bytes=33 * BLOCK_BYTES))
+    assert (whole.max_model_len, whole.max_model_len_reason) == (
+        512,
+        "the model's max_position_embeddings of 512",
+    )
+    small = open_engine(path, EngineConfig(kv_pool_bytes=9 * BLOCK_BYTES))
+    assert small.max_model_len == 128
+    assert "kv_pool_bytes of" in small.max_model_len_reason
+    assert "could do 512" in small.max_model_len_reason
+    asked = open_engine(path, EngineConfig(kv_pool_bytes=9 * BLOCK_BYTES, max_model_len=100))
+    assert (asked.max_model_len, asked.max_model_len_reason) == (100, "the setting max_model_len")
+    shortest = open_engine(path, EngineConfig(kv_pool_bytes=2 * BLOCK_BYTES, max_model_len=1))
+    assert shortest.max_model_len == 1
+
+
+def test_settings_that_cannot_work_name_field_value_and_remedy(
+    checkpoint: Callable[[str], Checkpoint],
+) -> None:
+    path = checkpoint("llama").path
+    assert refused(path, kv_pool_bytes=1 * KIB) == (
+        f"kv_pool_bytes is 1024, which is 0 blocks of {BLOCK_BYTES} bytes; "
+        f"allowed: at least {2 * BLOCK_BYTES}"
+    )
+    assert refused(path, kv_pool_bytes=9 * BLOCK_BYTES, max_model_len=200) == (
+        f"kv_pool_bytes is {9 * BLOCK_BYTES}, which is 9 blocks of {BLOCK_BYTES} bytes; "
+        f"allowed: at least {14 * BLOCK_BYTES}, or a smaller max_model_len than 200"
+    )
+    assert refused(path, max_model_len=513) == (
+        "max_model_len is 513; allowed: 1…512 (the model's max_position_embeddings of 512)"
+    )
+    assert "kv_pool_bytes is" in refused(path, kv_pool_bytes=2**50)
+    assert "device is 'quantum'; allowed: 'cpu', 'cuda'" in refused(path, device="quantum")
+    assert "backend is 'xla'; allowed: flash, sdpa" in refused(path, backend="xla")
+    assert "device is 'cpu'; allowed: cuda with backend 'flash'" in refused(path, backend="flash")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_there_is_named(checkpoint: Callable[[str], Checkpoint]) -> None:
+    assert "torch sees no NVIDIA GPU here; use device 'cpu'" in refused(
+        checkpoint("llama").path, device="cuda"
+    )
+
+
+def test_fingerprints_tell_apart_what_must_not_exchange_kv(
+    checkpoint: Callable[[str], Checkpoint], tmp_path: Path
+) -> None:
+    path = checkpoint("llama").path
+
+    def fingerprint(path: Path, **fields: Any) -> str:  # noqa: ANN401 (any field of EngineConfig)
+        return open_engine(path, EngineConfig(**{"kv_pool_bytes": 1 * MIB, **fields})).fingerprint
+
+    other_rope = shutil.copytree(path, tmp_path / "rope")
+    config = json.loads((other_rope / "config.json").read_text())
+    config["rope_parameters"]["rope_theta"] = 20_000.0
+    (other_rope / "config.json").write_text(json.dumps(config))
+    prints = {
+        fingerprint(path),
+        fingerprint(path, dtype=Dtype.BFLOAT16),
+        fingerprint(path, block_size=32),
+        fingerprint(checkpoint("llama3-tied").path),
+        fingerprint(other_rope),
+    }
+    assert len(prints) == 5
+    copied = shutil.copytree(path, tmp_path / "copy")
+    assert fingerprint(copied, kv_pool_bytes=2 * MIB, max_model_len=64) in prints
+    assert "layers=2:kv_heads=2:head_dim=16:block_size=16" in fingerprint(copied)
