@@ -230,12 +230,23 @@ class FleetCollector(Collector):
         sent = CounterMetricFamily(
             "triolet_kv_bytes_sent", "KV shipped by prefill", labels=("worker",)
         )
+        block_tokens = GaugeMetricFamily(
+            "triolet_kv_block_tokens", "Tokens that one KV block holds", labels=("pool", "worker")
+        )
+        block_bytes = GaugeMetricFamily(
+            "triolet_kv_block_bytes", "Bytes of one KV block", labels=("pool", "worker")
+        )
         for worker in status.workers:
+            if worker.capacity is None:
+                continue  # it has not said who it is: its address would become a label for ever
+            pool = (worker.role.value, worker.name)
+            block_tokens.add_metric(pool, worker.capacity.block_size)
+            block_bytes.add_metric(pool, worker.capacity.bytes_per_block)
             for state, count in _blocks_by_state(worker):
-                blocks.add_metric((worker.role.value, worker.name, state), count)
+                blocks.add_metric((*pool, state), count)
             family = received if worker.role is Role.DECODE else sent
             family.add_metric((worker.name,), worker.load.kv_bytes)
-        yield from (blocks, received, sent)
+        yield from (blocks, received, sent, block_tokens, block_bytes)
 
     def _workers(self, status: FleetView) -> Iterator[Metric]:
         up = GaugeMetricFamily(

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 POLL_S = 0.02
+HEARTBEAT_S = 0.5
+"""How often workers tell the server what /metrics says of them."""
 
 METRIC = re.compile(r"^(?P<name>[a-z_:]+)(?:\{(?P<labels>[^}]*)\})? (?P<value>\S+)$", re.MULTILINE)
 LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -140,6 +142,15 @@ class FleetProcess:
             for sample in self.metrics()
             if sample.name == name and labels.items() <= sample.labels.items()
         )
+
+    def settled_metric(self, name: str) -> float:
+        """Return a worker's counter once two heartbeats in a row have brought the same value."""
+        value, seen_at = self.metric(name), time.monotonic()
+        while time.monotonic() - seen_at < 2.5 * HEARTBEAT_S:
+            time.sleep(HEARTBEAT_S / 5)
+            if (latest := self.metric(name)) != value:
+                value, seen_at = latest, time.monotonic()
+        return value
 
     def kv_blocks(self, pool: str) -> dict[str, float]:
         """Return blocks by state over all workers of a pool."""
