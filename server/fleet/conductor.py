@@ -22,6 +22,7 @@ from .book import RequestBook
 from .outbox import Outbox
 from .phases import Phase
 from .progress import Again
+from .status import is_ready
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -170,7 +171,9 @@ class Conductor:
 
     def sweep(self, now: float) -> None:
         """Look for whatever time alone brings about."""
-        self._attempts.pace.advance(now, is_waiting=bool(self._attempts.line))
+        # A line in front of absent workers says nothing of how fast they are.
+        is_waiting = bool(self._attempts.line) and is_ready(self._workers)
+        self._attempts.pace.advance(now, is_waiting=is_waiting)
         for worker in self._workers:
             state = worker.monitor.check(now)
             if state is PeerState.DEAD:
@@ -208,9 +211,13 @@ class Conductor:
         line = self._attempts.line
         predicted_s = None
         if line:
-            predicted_s = self._attempts.pace.predict_s(
-                line.tokens_ahead(request.priority), len(line.first().request.prompt_ids)
+            running_tokens = sum(
+                len(sequence.request.prompt_ids)
+                for sequence in self._book
+                if sequence.attempt is not None
             )
+            tokens_ahead = line.tokens_ahead(request.priority)
+            predicted_s = self._attempts.pace.predict_s(tokens_ahead, running_tokens)
         refuse_overload(request, self._config, len(line), predicted_s)
 
     def _sweep_sequence(self, sequence: Sequence, now: float) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MEMORY_S: Final = 30 * SECONDS
 """How far back the pace is measured: several generations long, so that a batch that ends all at
 once does not look like speed, nor the time before it like a standstill."""
-MIN_MEASURED_S: Final = 1 * SECONDS
+MIN_MEASURED_S: Final = 2 * SECONDS
 """Below this much waiting no pace is known, and nobody is refused for it."""
 
 
@@ -86,17 +86,17 @@ class Pace:
         """Count a sequence that waited and was dispatched."""
         self._tokens += num_tokens
 
-    def predict_s(self, tokens_ahead: int, first_tokens: int) -> float | None:
+    def predict_s(self, tokens_ahead: int, running_tokens: int) -> float | None:
         """Return how long a newcomer waits, or None if there is nothing to judge by.
 
         Args:
           tokens_ahead: prompt tokens before it.
-          first_tokens: of the sequence whose turn it is; it counts as leaving now, so that a line
-            that has not moved yet still has a pace.
+          running_tokens: prompt tokens of what runs. They count as done now: whatever runs will
+            end and let as much in, so a line that has not moved yet still has a pace.
         """
         if self._waited_s < MIN_MEASURED_S or tokens_ahead == 0:
             return None
-        return tokens_ahead * self._waited_s / (self._tokens + first_tokens)
+        return tokens_ahead * self._waited_s / max(self._tokens + running_tokens, 1.0)
 
 
 def _place(sequence: Sequence) -> _Place:

@@ -1,0 +1,55 @@
+"""The parser of bodies by itself: what it takes must survive being written again."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.api.json_body import parse_object
+from triolet.errors import RequestError
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda children: st.lists(children) | st.dictionaries(st.text(), children),
+    max_leaves=20,
+)  # fmt: skip
+
+
+def parsed_or_400(body: bytes) -> dict[str, object] | None:
+    """Return the object, or None where it is refused as it should be; raise anything else."""
+    try:
+        return parse_object(body)
+    except RequestError as error:
+        if error.status != 400:
+            raise
+        return None
+
+
+@given(st.dictionaries(st.text(), json_values))
+def test_any_object_is_read_as_it_was_written(value: dict[str, object]) -> None:
+    assert parse_object(json.dumps(value).encode()) == value
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_an_object_or_a_400(body: bytes) -> None:
+    assert parsed_or_400(body) is None or body.strip().startswith(b"{")
+
+
+@given(st.text(alphabet='{}[]",:\\ud80e1.-+NaInfity \0'))
+def test_any_near_json_is_an_object_or_a_400(text: str) -> None:
+    value = parsed_or_400(text.encode())
+    json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize("body", [b'{"a": "\\ud83d\\ude00"}', '{"a": "😀"}'.encode()])
+def test_a_whole_surrogate_pair_is_one_character(body: bytes) -> None:
+    assert parse_object(body) == {"a": "😀"}
+
+
+def test_the_key_that_occurs_twice_is_named() -> None:
+    with pytest.raises(RequestError, match="'twice'"):
+        parse_object(b'{"once": 1, "twice": 2, "twice": 2}')
