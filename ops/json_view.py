@@ -86,7 +86,10 @@ class JsonView:
             "api": f"{url}/v1",
             "metrics": f"{url}/metrics",
             "model": str(self._plan.model_dir),
-            "pids": {"supervisor": os.getpid(), **self._pids},
+            "pids": {
+                "supervisor": os.getpid(),
+                **{name: self._pids[name] for name in self._plan.process_names},
+            },
         }
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()

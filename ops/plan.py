@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from triolet.config import EngineConfig, LinkConfig, ServerConfig
 
+SERVER_NAME = "server"
 MAX_WORKERS = 64
 """Of one role on one machine: far above what its cores can use, far below what ports and files
 allow; a larger number is a slip of the keyboard."""
@@ -51,6 +52,25 @@ class FleetPlan:
             if not 1 <= count <= MAX_WORKERS:
                 raise ConfigError(f"{name} is {count}; allowed: 1 to {MAX_WORKERS}")
 
+    @property
+    def workers(self) -> list[tuple[Role, str]]:
+        """Role and name of each worker."""
+        return [
+            (role, f"{role}-{i}")
+            for role, count in ((Role.PREFILL, self.prefill), (Role.DECODE, self.decode))
+            for i in range(count)
+        ]
+
+    @property
+    def process_names(self) -> list[str]:
+        """Every process that the plan needs, the server first."""
+        return [SERVER_NAME, *(name for _, name in self.workers)]
+
+    @property
+    def served_name(self) -> str:
+        """What clients call the model."""
+        return self.server.model_name or self.model_dir.name
+
 
 def plan_processes(
     plan: FleetPlan, command: tuple[str, ...], directory: Path, supervisor_pid: int, cores: int
@@ -64,46 +84,36 @@ def plan_processes(
       supervisor_pid: whose end ends them all.
       cores: CPU cores that this machine gives us.
     """
-    workers = [(Role.PREFILL, i) for i in range(plan.prefill)]
-    workers += [(Role.DECODE, i) for i in range(plan.decode)]
-    engine = replace(plan.engine, threads=plan.engine.threads or max(1, cores // len(workers)))
+    threads = plan.engine.threads or max(1, cores // len(plan.workers))
+    engine = replace(plan.engine, threads=threads)
     common = [
         *link_arguments(plan.link),
         *("--log-level", plan.log_level),
         *("--supervisor-pid", str(supervisor_pid)),
     ]
-    control = {
-        role: tuple(f"ipc://{directory}/{r}-{i}.control" for r, i in workers if r is role)
-        for role in (Role.PREFILL, Role.DECODE)
-    }
+    control = {name: f"ipc://{directory}/{name}.control" for _, name in plan.workers}
     server = replace(
         plan.server,
         model_dir=str(plan.model_dir),
-        model_name=plan.server.model_name or plan.model_dir.name,
-        prefill_addresses=control[Role.PREFILL],
-        decode_addresses=control[Role.DECODE],
+        model_name=plan.served_name,
+        prefill_addresses=tuple(control[n] for role, n in plan.workers if role is Role.PREFILL),
+        decode_addresses=tuple(control[n] for role, n in plan.workers if role is Role.DECODE),
     )
     specs = [
         ProcessSpec(
-            "server",
+            SERVER_NAME,
             Role.SERVER,
             (*command, "server", str(plan.model_dir), *server_arguments(server), *common),
             _environment(threads=1),
         )
     ]
-    for role, i in workers:
-        arguments = ["--name", f"{role}-{i}", "--control", control[role][i]]
+    for role, name in plan.workers:
+        arguments = ["--name", name, "--control", control[name]]
         if role is Role.DECODE:
-            arguments += ["--kv", f"ipc://{directory}/{role}-{i}.kv"]
+            arguments += ["--kv", f"ipc://{directory}/{name}.kv"]
         arguments += [*engine_arguments(engine), *common]
-        specs.append(
-            ProcessSpec(
-                f"{role}-{i}",
-                role,
-                (*command, role.value, str(plan.model_dir), *arguments),
-                _environment(engine.threads or 1),
-            )
-        )
+        argv = (*command, role.value, str(plan.model_dir), *arguments)
+        specs.append(ProcessSpec(name, role, argv, _environment(threads)))
     return specs
 
 

@@ -64,6 +64,8 @@ class TerminalView:
     def __enter__(self) -> TerminalView:
         title = Text.assemble(("Triolet ", f"bold {ACCENT}"), (version("triolet"), "dim"))
         self._console.print(Text(), title, Text(), sep="\n")
+        for name in self._plan.process_names:
+            self._tasks[name] = self._bars.add_task("starting", total=None, process=name)
         self._bars.start()
         return self
 
@@ -81,18 +83,15 @@ class TerminalView:
         if not self._pids:
             self._began = trio.current_time()
         self._pids[name] = pid
-        if self._is_serving:
-            return
-        if name not in self._tasks:
-            self._tasks[name] = self._bars.add_task("starting", total=None, process=name)
-        else:
-            self._bars.reset(self._tasks[name], description="starting", total=None)
+        self._bars.reset(self._tasks[name], description="starting", total=None)
 
     def reported(self, name: str, report: Report) -> None:
         task = self._tasks[name]
         match report:
             case ProgressReport(stage, done, total):
-                self._bars.update(task, description=stage, completed=done, total=total)
+                self._bars.update(
+                    task, description=stage.replace("_", " "), completed=done, total=total
+                )
             case WorkerReady() | ServerReady():
                 self._bars.update(task, description="ready", completed=1, total=1)
                 if isinstance(report, WorkerReady):
@@ -138,9 +137,7 @@ class TerminalView:
         worker = next(iter(self._workers.values()))
         lines = Table.grid(padding=(0, 2))
         lines.add_column(style="dim", min_width=9)
-        lines.add_row(
-            "Model", Text(self._plan.server.model_name or self._plan.model_dir.name, style="bold")
-        )
+        lines.add_row("Model", Text(self._plan.served_name, style="bold"))
         lines.add_row("", Text(str(self._plan.model_dir), style="dim", overflow="fold"))
         lines.add_row(
             "",
@@ -158,8 +155,8 @@ class TerminalView:
         table.add_column("Tokens", justify="right")
         table.add_column("Memory", justify="right")
         table.add_column("Room for")
-        for name, pid in self._pids.items():
-            worker = self._workers.get(name)
+        for name in self._plan.process_names:
+            pid, worker = self._pids[name], self._workers.get(name)
             if worker is None:
                 table.add_row(name, str(pid))
                 continue
