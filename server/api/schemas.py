@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 
 from triolet.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_TOP_K, MAX_TOP_LOGPROBS
 
-from .errors import echo, http_error, unsupported
+from .errors import MAX_ECHO, echo, http_error, unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -284,13 +284,14 @@ def read_request(kind: type[ModelT], body: dict[str, Any]) -> ModelT:
 
 def _first_fault(error: ValidationError) -> RequestError:
     fault = error.errors(include_url=False, include_context=False)[0]
-    param = ".".join(str(part) for part in fault["loc"]) or None
+    # A name that the client made up may be as long as its body.
+    param = ".".join(str(part) for part in fault["loc"])[:MAX_ECHO] or None
     if fault["type"] == "unsupported":
         return unsupported(param or "", fault["msg"])
     if fault["type"] == "missing":
         return http_error(400, f"{param} is required", param)
     if fault["type"] == "extra_forbidden":
-        return http_error(400, f"{echo(param)} is no parameter of this endpoint", echo(param))
+        return http_error(400, f"{echo(param)} is no parameter of this endpoint", param)
     if fault["type"] == "value_error":
         return http_error(400, f"{param} {fault['msg'].removeprefix('Value error, ')}", param)
     return http_error(400, f"{param}: {fault['msg']}; it is {echo(fault['input'])}", param)

@@ -90,7 +90,7 @@ class HeadGuard:
             raise http_error(
                 505, "only HTTP/1.1 is spoken here; HTTP/2 is for the proxy in front of it"
             )
-        if not target.startswith(b"/"):
+        if not target.startswith(b"/") or target.startswith(b"//"):
             raise http_error(400, "the request target is not a path")
         return version
 

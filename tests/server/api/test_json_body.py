@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.api.json_body import parse_object
@@ -15,7 +15,7 @@ json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(),
     lambda children: st.lists(children) | st.dictionaries(st.text(), children),
-    max_leaves=20,
+    max_leaves=6,
 )  # fmt: skip
 
 
@@ -29,7 +29,8 @@ def parsed_or_400(body: bytes) -> dict[str, object] | None:
         return None
 
 
-@given(st.dictionaries(st.text(), json_values))
+@settings(max_examples=50)
+@given(st.dictionaries(st.text(max_size=3), json_values, max_size=3))
 def test_any_object_is_read_as_it_was_written(value: dict[str, object]) -> None:
     assert parse_object(json.dumps(value).encode()) == value
 
