@@ -6,6 +6,7 @@ Knows the order of loading and how large the pool becomes; every complaint names
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -78,34 +79,23 @@ def load_engine(
     backend_traits(config.backend).check(
         device.type, config.dtype, config.block_size, model_config.head_dim
     )
-    layout = KVLayout(
-        model_config.num_layers,
-        config.block_size,
-        model_config.num_kv_heads,
-        model_config.head_dim,
-        TORCH_DTYPES[config.dtype],
-    )
+    layout = _layout(config, model_config)
     num_blocks = config.kv_pool_bytes // layout.bytes_per_block
     max_model_len, reason = fit_model_len(config, model_config, num_blocks, layout.bytes_per_block)
     checkpoint = Checkpoint(model_dir)
     on_progress("digest", 0.0)
     fingerprint = _fingerprint(weights_digest(checkpoint.files), config, model_config)
     weights = load_weights(
-        model_config,
-        checkpoint,
-        layout.dtype,
-        device,
-        lambda share: on_progress("weights", share),
+        model_config, checkpoint, layout.dtype, device, partial(on_progress, "weights")
     )
     on_progress("kv_pool", 0.0)
     pool = KVPool(layout, num_blocks, device)
-    ledger = BlockLedger(num_blocks)
     attention = create_attention(config.backend, pool, model_config.num_heads, max_model_len)
     model = Transformer(model_config, weights, max_model_len)
     engine = Engine(
         Runner(model, attention, config.block_size),
         pool,
-        ledger,
+        BlockLedger(num_blocks),
         fingerprint,
         model_config,
         eos_token_ids,
@@ -113,13 +103,7 @@ def load_engine(
         reason,
     )
     on_progress("warm_up", 0.0)
-    try:
-        _warm_up(engine, config.block_size)
-    except CapacityError as error:
-        raise ConfigError(
-            f"kv_pool_bytes is {config.kv_pool_bytes} and leaves {device} no memory to compute in: "
-            "lower it"
-        ) from error
+    _warm_up(engine, config)
     on_progress("warm_up", 1.0)
     return engine
 
@@ -179,12 +163,33 @@ def _fingerprint(digest: str, config: EngineConfig, model: ModelConfig) -> str:
     )
 
 
-def _warm_up(engine: Engine, block_size: int) -> None:
-    """Run a prompt and a token, so that the first request does not pay for first calls."""
-    num_prompt = max(1, min(block_size, engine.max_model_len) - 1)
+def _layout(config: EngineConfig, model: ModelConfig) -> KVLayout:
+    return KVLayout(
+        model.num_layers,
+        config.block_size,
+        model.num_kv_heads,
+        model.head_dim,
+        TORCH_DTYPES[config.dtype],
+    )
+
+
+def _warm_up(engine: Engine, config: EngineConfig) -> None:
+    """Run a prompt and a token, so that the first request does not pay for first calls.
+
+    Raises:
+      ConfigError: the pool leaves no memory to compute in.
+    """
+    num_tokens = min(config.block_size, engine.max_model_len)
+    num_prompt = max(1, num_tokens - 1)
+    greedy = SamplingParams(temperature=0.0)
     [block] = engine.ledger.lease("warm-up", 1)
-    spec = SampleSpec(SamplingParams(temperature=0.0), position=0)
-    engine.runner.step([StepRow([0] * num_prompt, 0, [block], spec)])
-    if num_prompt < min(block_size, engine.max_model_len):
-        engine.runner.step([StepRow([0], num_prompt, [block], spec)])
+    try:
+        engine.runner.step([StepRow([0] * num_prompt, 0, [block], SampleSpec(greedy, 0))])
+        if num_prompt < num_tokens:
+            engine.runner.step([StepRow([0], num_prompt, [block], SampleSpec(greedy, 1))])
+    except CapacityError as error:
+        raise ConfigError(
+            f"kv_pool_bytes is {config.kv_pool_bytes} and leaves {config.device} no memory to "
+            "compute in: lower it"
+        ) from error
     engine.ledger.release("warm-up")
