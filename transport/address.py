@@ -20,7 +20,7 @@ from triolet.errors import ConfigError
 MAX_IPC_PATH_BYTES: Final = 107
 """`sun_path` has 108 bytes, and the last is a NUL."""
 
-_TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\[\]:/]+):(?P<port>\d{1,5}|\*)")
+_TCP = re.compile(r"tcp://(?P<host>\[[\w:.%]+\]|[\w.-]+|\*):(?P<port>\d{1,5}|\*)", re.ASCII)
 _FORMS = "allowed: ipc:///directory/name, tcp://host:port"
 
 

@@ -100,6 +100,11 @@ class ZmqNetwork:
             raw.set(zmq.CURVE_SERVERKEY, self._keys.key_of(place))
         connection = ZmqConnection(raw, str(place), max_frame_bytes, self._links.discard)
         self._links.add(connection)
+        try:
+            raw.connect(str(place))
+        except zmq.ZMQError as error:
+            connection.close()
+            raise ConfigError(f"cannot connect to {place}: {error}; check the address") from error
         return connection
 
     def close(self) -> None:
@@ -218,7 +223,6 @@ class ZmqConnection:
         self._sent_frames = 0
         self._is_connected = False
         self._is_closed = False
-        raw.connect(address)
 
     async def receive_many(self, max_messages: int = 256) -> Sequence[Message]:
         """Wait for one message, then take what else is there."""

@@ -51,6 +51,9 @@ def test_an_address_is_understood(text: str, meaning: IpcAddress | TcpAddress) -
         "tcp://::1:7001",
         "tcp://:7001",
         "tcp://eth0;127.0.0.1:7001:1",
+        "tcp://eth0;127.0.0.1:7001",
+        "tcp://ho st:7001",
+        "tcp://127.0.0.1:٧٠٠١",
     ],
 )
 def test_another_form_is_refused_with_what_is_allowed(text: str) -> None:

@@ -9,13 +9,14 @@ import trio
 import zmq
 
 from transport.frames import Drain
+from transport.link import MAX_BAD_FRAMES, PeerGone
 from transport.zmq_curve import KeyDirectory, make_keys
 from transport.zmq_network import ZmqNetwork
 from triolet.config import LinkConfig
 from triolet.errors import ConfigError
 from triolet.units import MIB
 
-from .ends import ME, PATIENCE_S, chunk, number_of, until
+from .ends import ME, PATIENCE_S, chunk, is_gone, number_of, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,6 +62,15 @@ def test_an_unsafe_address_is_refused_by_both_sides(
         network.listen(address, **BOUNDS)
     with pytest.raises(ConfigError, match=remedy):
         network.connect(address, ME, **BOUNDS)
+
+
+def test_a_port_that_nobody_can_connect_to_is_refused(
+    open_network: Callable[[], ZmqNetwork],
+) -> None:
+    network = open_network()
+    with pytest.raises(ConfigError, match="cannot connect to"):
+        network.connect("tcp://127.0.0.1:0", ME, **BOUNDS)
+    assert network._links == set()
 
 
 def test_an_address_of_no_interface_is_refused(
@@ -119,6 +129,33 @@ async def test_an_overlong_message_is_dropped_by_zeromq_before_it_takes_memory(
                 await connection.send(Drain(1.0))
                 messages = list(await listener.receive_many())
     assert {number_of(m) for m in messages} == {1.0}
+
+
+async def test_a_bound_side_that_sends_no_frames_is_cut_off_until_another_takes_its_place(
+    open_network: Callable[[], ZmqNetwork],
+) -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as enemy:
+        enemy.set(zmq.LINGER, 0)
+        enemy.bind(ANY_PORT)
+        address = enemy.getsockopt_string(zmq.LAST_ENDPOINT)
+        connection = open_network().connect(address, ME, **BOUNDS)
+        with trio.fail_after(PATIENCE_S):
+            await connection.send(Drain(1.0))
+            await until(lambda: bool(enemy.poll(0)))
+            for _ in range(MAX_BAD_FRAMES):
+                enemy.send_multipart([ME, b"?"])
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(connection.receive_many)
+                await until(lambda: connection.statistics().bad_frames == MAX_BAD_FRAMES)
+                nursery.cancel_scope.cancel()
+            with pytest.raises(PeerGone, match="cut off"):
+                connection.send_nowait(Drain(1.0))
+            with pytest.raises(PeerGone, match="cut off"):
+                await connection.send(Drain(1.0))
+    listener = open_network().listen(address, **BOUNDS)
+    with trio.fail_after(PATIENCE_S):
+        await until(lambda: not is_gone(lambda: connection.send_nowait(Drain(2.0))))
+        assert number_of((await listener.receive_many())[0]) == 2.0
 
 
 def test_closing_twice_is_once_and_the_path_can_be_used_again(
