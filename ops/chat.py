@@ -18,6 +18,7 @@ from rich.text import Text
 from .chat_client import AnswerFailed, AnswerTimes, ChatClient, Message
 from .exit_codes import CommandFailed
 from .plain_text import printable
+from .word_wrap import WordWrap
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -148,12 +149,16 @@ def _talk(conversation: Conversation, url: str) -> None:
 
 
 def _show_answer(console: Console, conversation: Conversation, question: str) -> None:
+    def write(text: str) -> None:
+        console.print(Text(text), end="", soft_wrap=True)
+
     times = AnswerTimes(time.monotonic())
     note = ""
+    wrap = WordWrap(console.width)
     pieces = conversation.ask(question, times)
     try:
         for text in pieces:
-            console.print(Text(printable(text)), end="", soft_wrap=True)
+            write(wrap.feed(printable(text)))
     except KeyboardInterrupt:
         note = "stopped"
     except CommandFailed as error:
@@ -161,6 +166,7 @@ def _show_answer(console: Console, conversation: Conversation, question: str) ->
     finally:
         # Ends the request now, not when the generator happens to be collected.
         pieces.close()
+        write(wrap.finish())
     if times.first_at is not None:
         console.print()
     console.print(Text(f"{summary(times, conversation.num_forgotten, note)}\n", style="dim"))

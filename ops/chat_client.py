@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Final, TypedDict
 
 import httpx2
 
+from triolet.config import require
+
 from .exit_codes import CommandFailed
 from .plain_text import one_line
 
@@ -84,19 +86,24 @@ class ChatClient:
     Args:
       url: base address of the server.
       parameters: sampling parameters sent with each question.
+
+    Raises:
+      ConfigError: the address is none.
     """
 
     def __init__(self, url: str, parameters: dict[str, float]) -> None:
         self._url = url.rstrip("/")
         self._parameters = parameters
         try:
-            self._http = httpx2.Client(
-                base_url=self._url,
-                timeout=httpx2.Timeout(SILENCE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
-                trust_env=False,
-            )
-        except httpx2.InvalidURL as error:
-            raise CommandFailed(f"--url {url!r} is no URL: {error}") from error
+            is_web = httpx2.URL(url).scheme in {"http", "https"}
+        except httpx2.InvalidURL:
+            is_web = False
+        require(is_web, "--url", url, "a base address such as http://127.0.0.1:8000")
+        self._http = httpx2.Client(
+            base_url=self._url,
+            timeout=httpx2.Timeout(SILENCE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+            trust_env=False,
+        )
 
     def close(self) -> None:
         """Close every connection."""
@@ -164,7 +171,7 @@ class ChatClient:
                 f"no server answers at {self._url}; start one with `triolet serve`, or name one "
                 "with --url"
             ) from error
-        except (httpx2.TransportError, httpx2.UnsupportedProtocol) as error:
+        except httpx2.TransportError as error:
             cause = one_line(str(error)) or type(error).__name__
             raise CommandFailed(f"lost the server at {self._url}: {cause}") from error
 

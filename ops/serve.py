@@ -52,7 +52,9 @@ def serve(plan: FleetPlan) -> None:
         server_exit_s = plan.server.drain_timeout_s + plan.server.exit_grace_s + EXIT_MARGIN_S
         supervisor = Supervisor(specs, config, server_exit_s, view)
         with view:
-            outcome = trio.run(_run, supervisor, config, base_url(plan.server.host, port), view)
+            outcome = trio.run(
+                run_fleet, supervisor, config, base_url(plan.server.host, port), view
+            )
     if outcome is not None:
         raise CommandFailed(outcome.message, outcome.exit_code)
 
@@ -72,9 +74,10 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-async def _run(
+async def run_fleet(
     supervisor: Supervisor, config: SupervisorConfig, url: str, view: View
 ) -> GiveUp | None:
+    """Run a fleet and say when it takes requests; return why it had to end, if it had to."""
     async with trio.open_nursery() as nursery:
         await nursery.start(stop_on_signals, supervisor)
         nursery.start_soon(_announce, supervisor, config, url, view)

@@ -1,0 +1,196 @@
+"""The small parts that only compute: amounts, text, plans, arguments, wrapped words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ops.arguments import engine_arguments, link_arguments, server_arguments
+from ops.option_groups import with_groups
+from ops.options import engine_options, link_options, server_options
+from ops.plain_text import one_line, printable
+from ops.plan import FleetPlan, plan_processes
+from ops.quantities import parse_size, show_count, show_size
+from ops.word_wrap import WordWrap
+from triolet.config import Dtype, EngineConfig, LinkConfig, ServerConfig
+from triolet.errors import ConfigError
+from triolet.ids import Role
+from triolet.units import GIB, KIB, MIB
+
+SERVER = ServerConfig(model_dir="", model_name="", prefill_addresses=(), decode_addresses=())
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("512MiB", 512 * MIB),
+        ("1.5 GiB", 3 * GIB // 2),
+        ("64kib", 64 * KIB),
+        ("1048576", MIB),
+        ("7B", 7),
+    ],
+)
+def test_sizes_are_understood(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "-1", "1e9", "5 parsecs", "1,5GiB", "0x10", "٣MiBs"])
+def test_other_sizes_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not understood"):
+        parse_size(text)
+
+
+@given(st.integers(0, 1 << 50))
+def test_a_shown_size_is_near_what_was_meant(size: int) -> None:
+    assert parse_size(show_size(size)) == pytest.approx(size, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0"), (999, "999"), (4_877_568, "4.9M"), (8_030_000_000, "8.0B")]
+)
+def test_counts_read_as_they_are_spoken(count: int, text: str) -> None:
+    assert show_count(count) == text
+
+
+@given(st.text())
+def test_foreign_text_becomes_one_harmless_line(text: str) -> None:
+    line = one_line(text)
+    assert line.isprintable()
+    assert "\x1b" not in printable(text)
+
+
+CONFIGS = [
+    EngineConfig(),
+    EngineConfig(
+        dtype=Dtype.BFLOAT16,
+        backend="flash",
+        device="cuda:1",
+        block_size=256,
+        kv_pool_bytes=3 * GIB + 1,
+        max_num_seqs=7,
+        max_num_batched_tokens=4096,
+        max_model_len=99,
+        threads=3,
+    ),
+]
+
+
+def parsed(group: object, name: str, arguments: list[str]) -> object:
+    """Return what a command with this group of options makes of arguments."""
+    seen: list[object] = []
+    app = typer.Typer()
+
+    def command(config: object) -> None:
+        seen.append(config)
+
+    command.__annotations__["config"] = object
+    app.command()(with_groups(config=group)(command))  # type: ignore[arg-type]
+    assert app(args=arguments, prog_name=name, standalone_mode=False) is None
+    return seen[0]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_worker_understands_the_engine_that_its_supervisor_means(config: EngineConfig) -> None:
+    assert parsed(engine_options, "prefill", engine_arguments(config)) == config
+
+
+def test_every_role_understands_the_links_that_its_supervisor_means() -> None:
+    config = LinkConfig(peer_timeout_s=2.5, progress_timeout_s=9.0, lease_ttl_s=4.0)
+    assert parsed(link_options, "decode", link_arguments(config)) == config
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SERVER,
+        ServerConfig(
+            model_dir="",
+            model_name="tiny",
+            prefill_addresses=(),
+            decode_addresses=(),
+            host="::",
+            port=0,
+            allow_remote_clients=True,
+            token_window=3,
+            stall_timeout_s=2.0,
+            drain_timeout_s=0.5,
+            max_queued_requests=9,
+            max_connections=11,
+            metrics_compat="none",
+        ),
+    ],
+)
+def test_a_server_understands_what_its_supervisor_means(config: ServerConfig) -> None:
+    assert parsed(server_options, "server", server_arguments(config)) == config
+
+
+def plan(prefill: int = 1, decode: int = 1, threads: int | None = None) -> FleetPlan:
+    return FleetPlan(
+        model_dir=Path("/models/tiny"),
+        server=SERVER,
+        engine=EngineConfig(threads=threads),
+        link=LinkConfig(),
+        prefill=prefill,
+        decode=decode,
+        log_level="info",
+    )
+
+
+def test_a_plan_has_every_process_once_and_each_worker_its_own_sockets() -> None:
+    specs = plan_processes(plan(2, 3), ("triolet",), Path("/run/x"), 42, cores=8)
+    names = ["server", "prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2"]
+    assert [spec.name for spec in specs] == names == plan(2, 3).process_names
+    assert [spec.argv[:2] for spec in specs] == [("triolet", spec.role.value) for spec in specs]
+    own = [a for spec in specs[1:] for a in spec.argv if a.startswith("ipc://")]
+    assert len(set(own)) == len(own) == 2 + 2 * 3
+    named_by_server = {a for a in specs[0].argv if a.startswith("ipc://")}
+    assert named_by_server == {a for a in own if a.endswith(".control")}
+    assert all(spec.argv[-2:] == ("--supervisor-pid", "42") for spec in specs)
+    assert sum(spec.role is Role.SERVER for spec in specs) == 1
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers", "asked", "threads"),
+    [(8, (1, 1), None, 4), (2, (1, 1), None, 1), (1, (2, 2), None, 1), (8, (1, 3), 6, 6)],
+)
+def test_cores_are_divided_among_workers(
+    cores: int, workers: tuple[int, int], asked: int | None, threads: int
+) -> None:
+    specs = plan_processes(plan(*workers, asked), ("t",), Path("/x"), 1, cores)
+    for spec in specs[1:]:
+        assert spec.env["OMP_NUM_THREADS"] == str(threads)
+        assert spec.argv[spec.argv.index("--threads") + 1] == str(threads)
+    assert specs[0].env["OMP_NUM_THREADS"] == "1"
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(0, 1), (1, 0), (65, 1), (1, -1)])
+def test_a_plan_without_workers_is_refused(prefill: int, decode: int) -> None:
+    with pytest.raises(ConfigError, match="allowed: 1 to 64"):
+        plan(prefill, decode)
+
+
+WORDS = st.text(st.sampled_from("ab \n"), max_size=60)
+
+
+@given(st.lists(WORDS, max_size=8), st.integers(1, 12))
+def test_wrapping_loses_no_word_and_breaks_none_that_fits(pieces: list[str], width: int) -> None:
+    wrap = WordWrap(width)
+    shown = "".join(wrap.feed(piece) for piece in pieces) + wrap.finish()
+    text = "".join(pieces)
+    assert shown.split() == text.split()
+    for line in shown.split("\n"):
+        assert len(line) <= width or len(line.split()) == 1
+
+
+def test_words_are_shown_as_soon_as_they_are_whole() -> None:
+    wrap = WordWrap(10)
+    assert [wrap.feed(piece) for piece in ("Hel", "lo wo", "rld, you")] == [
+        "",
+        "Hello ",
+        "\nworld, ",
+    ]
+    assert wrap.finish() == "you"
