@@ -25,6 +25,7 @@ class FakeProcess:
 
     Attributes:
       is_held: it answers and beats but computes nothing.
+      servers: routing ids of those that said HELLO in this life.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class FakeProcess:
         self.is_held = False
         self._network = network
         self._decodes = decodes
-        self._servers: set[bytes] = set()
+        self.servers: set[bytes] = set()
         self._scope = trio.CancelScope()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -79,10 +80,10 @@ class FakeProcess:
             await self._awake.wait()
             for message in messages:
                 if isinstance(message.frame, Hello):
-                    self._servers.add(message.sender)
+                    self.servers.add(message.sender)
                     self._say(listener, message.sender, self.worker.welcome())
                     self._say(listener, message.sender, self.worker.heartbeat())
-                elif message.sender in self._servers:
+                elif message.sender in self.servers:
                     for answer in self.worker.take(message.frame):
                         self._say(listener, message.sender, answer)
 
@@ -106,11 +107,11 @@ class FakeProcess:
         return self.worker.step(self._decodes)  # type: ignore[call-arg]
 
     def _say_all(self, listener: Listener, frame: AnyFrame) -> None:
-        for server in list(self._servers):
+        for server in list(self.servers):
             self._say(listener, server, frame)
 
     def _say(self, listener: Listener, server: bytes, frame: AnyFrame) -> None:
         try:
             listener.send_nowait(server, frame)
         except PeerGone:
-            self._servers.discard(server)
+            self.servers.discard(server)
