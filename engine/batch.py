@@ -146,11 +146,12 @@ def check_request(vocab_size: int, token_ids: Sequence[int], params: SamplingPar
     """
     if not token_ids:
         raise invalid_request("the prompt has no tokens", "prompt")
-    largest = max(token_ids)
-    if largest >= vocab_size or min(token_ids) < 0:
-        raise invalid_request(
-            f"token ids of the prompt must lie in 0…{vocab_size - 1}; found {largest}", "prompt"
-        )
+    for token_id in (max(token_ids), min(token_ids)):
+        if not 0 <= token_id < vocab_size:
+            raise invalid_request(
+                f"token ids of the prompt must lie in 0…{vocab_size - 1}; found {token_id}",
+                "prompt",
+            )
     for token_id, _ in params.logit_bias:
         if not 0 <= token_id < vocab_size:
             raise invalid_request(

@@ -65,8 +65,8 @@ def load_engine(
     Args:
       model_dir: a Hugging Face directory.
       config: what to compute with.
-      on_progress: told (stage, share of it done); stages are `config`, `digest`, `weights`,
-        `kv_pool`, `warm_up`, in this order.
+      on_progress: told (stage, share of it done), on the thread that loads; stages are `config`,
+        `digest`, `weights`, `kv_pool`, `warm_up`, in this order.
 
     Raises:
       ModelError: the directory is broken or of an unsupported kind.

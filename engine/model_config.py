@@ -89,7 +89,8 @@ def load_model_config(model_dir: Path) -> ModelConfig:
     num_heads = _count(path, fields, "num_attention_heads")
     num_kv_heads = _count(path, fields, "num_key_value_heads", num_heads)
     hidden_size = _count(path, fields, "hidden_size")
-    head_dim = _count(path, fields, "head_dim", hidden_size // num_heads)
+    default_head_dim = 128 if architecture == "Qwen3ForCausalLM" else hidden_size // num_heads
+    head_dim = _count(path, fields, "head_dim", default_head_dim)
     if num_heads % num_kv_heads:
         raise ModelError(
             f"{path}: num_attention_heads {num_heads} is not a multiple of "
@@ -105,7 +106,7 @@ def load_model_config(model_dir: Path) -> ModelConfig:
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=float(fields.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=_eps(path, fields),
         rope=read_rope(path, fields, max_position_embeddings),
         is_tied=bool(fields.get("tie_word_embeddings", False)),
         biases=_biases(architecture, fields),
@@ -210,6 +211,13 @@ def _count(path: Path, fields: dict[str, Any], name: str, default: int | None = 
     return value
 
 
+def _eps(path: Path, fields: dict[str, Any]) -> float:
+    value = fields.get("rms_norm_eps", 1e-6)
+    if not isinstance(value, float | int) or not 0 <= value < 1:
+        raise ModelError(f"{path}: rms_norm_eps is {value!r}; it must be a number in [0, 1)")
+    return float(value)
+
+
 def _biases(architecture: str, fields: dict[str, Any]) -> Biases:
     if architecture == "Qwen2ForCausalLM":
         return Biases(qkv=True)
@@ -228,6 +236,6 @@ def _sliding_window(architecture: str, fields: dict[str, Any]) -> int | None:
     if architecture.startswith("Qwen") and not fields.get("use_sliding_window", False):
         return None
     layer_types = fields.get("layer_types")
-    if layer_types and "sliding_attention" not in layer_types:
+    if isinstance(layer_types, list) and "sliding_attention" not in layer_types:
         return None
     return window

@@ -62,7 +62,6 @@ _REQUIRED: dict[RopeKind, tuple[str, ...]] = {
     ),
     RopeKind.YARN: ("factor",),
 }
-_UNSUPPORTED_YARN = ("mscale", "mscale_all_dim")
 
 
 def read_rope(path: Path, fields: dict[str, Any], max_position_embeddings: int) -> RopeConfig:
@@ -76,8 +75,12 @@ def read_rope(path: Path, fields: dict[str, Any], max_position_embeddings: int) 
     Raises:
       ModelError: an unknown kind, a missing or impossible parameter.
     """
-    values: dict[str, Any] = dict(fields.get("rope_scaling") or {})
-    values.update(fields.get("rope_parameters") or {})
+    values: dict[str, Any] = {}
+    for section in ("rope_scaling", "rope_parameters"):
+        part = fields.get(section) or {}
+        if not isinstance(part, dict) or any(isinstance(v, dict) for v in part.values()):
+            raise ModelError(f"{path}: {section} {part!r}: one set of parameters is supported")
+        values.update(part)
     values.setdefault("rope_theta", fields.get("rope_theta") or 10_000.0)
     if values.get("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0)) != 1.0:
         raise ModelError(f"{path}: partial_rotary_factor other than 1 is not supported")
@@ -91,8 +94,8 @@ def read_rope(path: Path, fields: dict[str, Any], max_position_embeddings: int) 
     missing = [key for key in _REQUIRED[kind] if values.get(key) is None]
     if missing:
         raise ModelError(f"{path}: rope scaling {name!r} needs {missing[0]}; fetch the file again")
-    if kind is RopeKind.YARN and any(values.get(key) for key in _UNSUPPORTED_YARN):
-        raise ModelError(f"{path}: rope scaling 'yarn' with mscale is not supported")
+    if values.get("mscale") or values.get("mscale_all_dim") or not values.get("truncate", True):
+        raise ModelError(f"{path}: rope scaling with mscale or without truncate is not supported")
     try:
         attention_factor = values.get("attention_factor")
         rope = RopeConfig(
@@ -108,8 +111,14 @@ def read_rope(path: Path, fields: dict[str, Any], max_position_embeddings: int) 
             beta_slow=float(values.get("beta_slow") or 1.0),
             attention_factor=None if attention_factor is None else float(attention_factor),
         )
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ModelError(f"{path}: rope parameters: {error}; fetch the file again") from error
-    if rope.theta <= 1 or rope.factor < 1 or rope.high_freq_factor <= rope.low_freq_factor:
+    if not (
+        rope.theta > 1
+        and rope.factor >= 1
+        and rope.original_length >= 1
+        and rope.high_freq_factor > rope.low_freq_factor > 0
+        and rope.beta_fast > rope.beta_slow > 0
+    ):
         raise ModelError(f"{path}: rope parameters {values} cannot be; fetch the file again")
     return rope

@@ -146,6 +146,7 @@ def _pick(weights: Tensor, number: float) -> int:
     cumulative = weights.cumsum(0, dtype=torch.float64)
     total = cumulative[-1]
     index = torch.searchsorted(cumulative, number * total, right=True)
-    # A product that rounds up to the total would land behind the last token that has weight.
+    # A product that rounds up to the total would land behind the last token that has weight; NaN,
+    # from a model whose activations overflow, behind the vocabulary.
     last = torch.searchsorted(cumulative, total)
-    return int(torch.minimum(index, last))
+    return min(int(index), int(last), len(weights) - 1)

@@ -123,6 +123,9 @@ class _DeviceGroup:
 class FlashAttention:
     """The backend for NVIDIA GPUs with flash-attn.
 
+    The split-KV kernel chooses its number of splits by the batch, so here, unlike in `sdpa`, a
+    row's last bits may depend on its neighbours.
+
     Args:
       pool: the worker's KV.
 

@@ -45,6 +45,12 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,9 @@ FAMILIES = {
         LlamaForCausalLM,
         LlamaConfig,
         {"head_dim": 16, "rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True},
+    ),
+    "llama-yarn": Family(
+        LlamaForCausalLM, LlamaConfig, {"head_dim": 16, "rope_parameters": YARN_ROPE}
     ),
     "mistral-sharded": Family(
         MistralForCausalLM,

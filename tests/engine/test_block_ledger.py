@@ -146,4 +146,4 @@ class Owners(RuleBasedStateMachine):
         assert total == self.ledger.total_blocks == 11
 
 
-TestOwners = Owners.TestCase
+TestOwners = pytest.mark.slow(Owners.TestCase)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from engine.model_config import Biases, load_eos_token_ids, load_model_config
 from engine.rope_config import RopeConfig, RopeKind
@@ -155,6 +158,9 @@ def test_architectures_differ_in_biases_and_norms(
         ({"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 1.0}}, "mscale"),
         ({"rope_scaling": {"type": "linear", "factor": "x"}}, "rope parameters: could not convert"),
         ({"rope_theta": -1.0}, "cannot be"),
+        ({"rope_parameters": {"full_attention": {}}}, "one set of parameters is supported"),
+        ({"rope_scaling": ["yarn"]}, "one set of parameters is supported"),
+        ({"rms_norm_eps": None}, "rms_norm_eps is None"),
     ],
 )
 def test_what_cannot_be_computed_is_refused(
@@ -165,6 +171,36 @@ def test_what_cannot_be_computed_is_refused(
         load_model_config(tmp_path)
     assert text in str(caught.value)
     assert str(tmp_path / "config.json") in str(caught.value)
+
+
+FIELDS = (
+    *LLAMA,
+    *"head_dim num_key_value_heads rope_theta rope_scaling rope_parameters hidden_act".split(),
+    *"sliding_window layer_types attention_bias auto_map quantization_config".split(),
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["rope_type", "factor", "rope_theta"]), inner)
+    ),
+    max_leaves=4,
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(["LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM"]),
+    st.dictionaries(st.sampled_from(FIELDS[1:]), VALUES, min_size=1, max_size=3),
+)
+def test_any_nonsense_is_a_clean_error(
+    tmp_path: Path, architecture: str, fields: dict[str, Any]
+) -> None:
+    write(tmp_path, {**LLAMA, "architectures": [architecture], **fields})
+    with contextlib.suppress(ModelError):
+        config = load_model_config(tmp_path)
+        assert config.max_model_len >= 1
+        assert config.head_dim >= 1
 
 
 @pytest.mark.parametrize(
