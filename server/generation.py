@@ -46,6 +46,7 @@ class GenerationRequest:
       priority: lower runs earlier; 0 is normal.
       skip_special_tokens: leave special tokens out of the text.
       include_stop: keep the stop string in the text.
+      client_request_id: what its client calls it; appears beside `request_id` in the log.
     """
 
     request_id: bytes
@@ -56,6 +57,7 @@ class GenerationRequest:
     priority: int = 0
     skip_special_tokens: bool = True
     include_stop: bool = False
+    client_request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

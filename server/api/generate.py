@@ -20,7 +20,7 @@ from .answers import collect
 from .choices import Choices
 from .chunks import Envelope, total_usage
 from .event_stream import EventStreamBody
-from .intake import check_model, deadline_s, live_request
+from .intake import check_model, deadline_s, live_request, shown_request_id
 from .sampling import check_token_ids, completion_budget, of_choice, sampling_params
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ def begin_choices(plan: Plan, services: Services) -> Choices:
                 priority=fields.priority or 0,
                 skip_special_tokens=fields.skip_special_tokens is not False,
                 include_stop=bool(fields.include_stop_str_in_output),
+                client_request_id=shown_request_id(),
             )
             for index in range(plan.per_prompt)
         ]

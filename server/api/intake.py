@@ -20,6 +20,8 @@ from .json_body import parse_object
 from .live import SCOPE_KEY, LiveRequest
 
 if TYPE_CHECKING:
+    from werkzeug.datastructures import Headers
+
     from triolet.config import ServerConfig
     from triolet.errors import RequestError
 
@@ -32,10 +34,15 @@ def live_request() -> LiveRequest:
     return cast("LiveRequest", request.scope["state"][SCOPE_KEY])
 
 
+def own_request_id(headers: Headers) -> str:
+    """Return the id that a client gives its request, if it is fit for headers and logs, else ""."""
+    own = headers.get("x-request-id", "")
+    return own if _REQUEST_ID.fullmatch(own) else ""
+
+
 def shown_request_id() -> str:
-    """Return the id that the answer carries: the client's own, if it is fit for a header."""
-    own = request.headers.get("x-request-id", "")
-    return own if _REQUEST_ID.fullmatch(own) else live_request().request_id.hex()
+    """Return the id that the answer carries: the client's own, or ours."""
+    return own_request_id(request.headers) or live_request().request_id.hex()
 
 
 def deadline_s(config: ServerConfig) -> float:

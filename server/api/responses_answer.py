@@ -32,19 +32,25 @@ class ResponseAnswer:
       create: what was asked for.
       services: what it works with.
       conversations: what it may continue, and where it is remembered.
+      client_request_id: what the client called the connection.
 
     Attributes:
       id: by which the client knows it.
     """
 
     def __init__(
-        self, create: ResponseCreate, services: Services, conversations: Conversations
+        self,
+        create: ResponseCreate,
+        services: Services,
+        conversations: Conversations,
+        client_request_id: str,
     ) -> None:
         self._request_id = new_request_id()
         self.id = f"resp_{self._request_id.hex()}"
         self._create = create
         self._services = services
         self._conversations = conversations
+        self._client_request_id = client_request_id
         self._generation: Generation | None = None
         self._is_cancelled = False
 
@@ -114,6 +120,7 @@ class ResponseAnswer:
             deadline_s=self._services.config.default_deadline_s,
             stop=create.stop,
             priority=create.priority or 0,
+            client_request_id=self._client_request_id,
         )
 
     def _frames(self, events: ResponseEvents, event: Event) -> list[str]:

@@ -19,6 +19,7 @@ from triolet.errors import RequestError, draining
 from ..edge.rate import TokenBucket
 from .conversations import Conversations
 from .errors import echo, http_error, unsupported
+from .intake import own_request_id
 from .json_body import parse_object
 from .responses_answer import ResponseAnswer
 from .responses_events import error_frame
@@ -115,7 +116,9 @@ class ResponsesSession:
                 status=429,
                 code="websocket_stream_limit_reached",
             )
-        answer = ResponseAnswer(create, self._services, self._conversations)
+        answer = ResponseAnswer(
+            create, self._services, self._conversations, own_request_id(self._socket.headers)
+        )
         answers = self._lanes.get(answer.stream_id)
         if answers is not None:
             answers.append(answer)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import structlog
+
 from server.generation import Failed, Finished
 
 from .accounting import Accounting, Outcome
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
     from .observer import FleetObserver
     from .relay import RelayEnd, RelayText
+
+log = structlog.get_logger()
 
 
 class RequestBook:
@@ -95,9 +99,22 @@ class RequestBook:
     def _close(
         self, sequence: Sequence, terminal: Finished | Failed, outcome: Outcome, now: float
     ) -> None:
+        phase = sequence.phase
         sequence.step(Step.END)
         del self._sequences[sequence.request.request_id]
         self.accounting.ended[outcome] += 1
         elapsed_s = now - sequence.times.submitted_at
         self._observer.request_ended(outcome, terminal.usage, elapsed_s)
+        log.info(
+            "request_ended",
+            request_id=sequence.request.request_id.hex(),
+            client_request_id=sequence.request.client_request_id,
+            outcome=outcome.value,
+            phase=phase.value,
+            prompt_tokens=terminal.usage.prompt_tokens,
+            completion_tokens=terminal.usage.completion_tokens,
+            queue_s=round(terminal.usage.queue_s, 4),
+            ttft_s=None if terminal.usage.ttft_s is None else round(terminal.usage.ttft_s, 4),
+            elapsed_s=round(elapsed_s, 4),
+        )
         sequence.relay.mailbox.close(terminal, now)
