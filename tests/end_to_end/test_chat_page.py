@@ -1,0 +1,115 @@
+"""The chat page in Chromium against a whole fleet: from the keystroke to the pool and back."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.chromium import Complaints, running_browser
+
+from .fleet_process import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Browser, Page
+
+    from .fleet_process import FleetProcess
+
+pytestmark = pytest.mark.slow
+
+ANSWER_WAIT_MS = 30_000
+FREED_WITHIN_S = 2.0
+COUNTED = re.compile(r"^\d+ tokens?$")
+"""By the server; the page marks its own count as a lower bound."""
+ASK_AND_AT_FIRST_TEXT = """(then) => new Promise((done) => {
+  const watch = new MutationObserver(() => {
+    const text = document.querySelector(".answer .text")?.textContent;
+    if (!text) return;
+    watch.disconnect();
+    if (then === "stop") document.getElementById("stop").click();
+    done(text);
+  });
+  watch.observe(document.body, {subtree: true, characterData: true, childList: true});
+  document.querySelector(".suggestion").click();
+})"""
+"""In the page itself, because a story is told faster than a test can react from outside."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium."""
+    with running_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(browser: Browser, fleet: FleetProcess) -> Iterator[Page]:
+    """The page, connected; afterwards Chromium must have had nothing to complain about."""
+    page = browser.new_page(viewport={"width": 1000, "height": 700})
+    complaints = Complaints()
+    with complaints.of(page):
+        page.goto(fleet.url)
+        expect(page.locator("#link")).to_have_text("Connected")
+        yield page
+    page.close()
+    assert not complaints.unexpected
+
+
+def ended(fleet: FleetProcess, outcome: str) -> float:
+    return fleet.metric("triolet_requests_total", outcome=outcome)
+
+
+def test_a_chat_of_two_turns_streams_and_shows_its_figures(page: Page) -> None:
+    field = page.get_by_role("textbox", name="Your question")
+    regenerate = page.get_by_role("button", name="Regenerate")
+    for turn, question in enumerate(("Hello!", "Tell me a story about a dragon.")):
+        field.fill(question)
+        field.press("Enter")
+        expect(page.locator(".turn")).to_have_count(turn + 1)
+        expect(regenerate).to_be_visible(timeout=ANSWER_WAIT_MS)
+        expect(page.locator(".answer .text").last).not_to_be_empty()
+        facts = page.locator(".facts").last
+        expect(facts).to_contain_text(re.compile(r"TTFT\s*[\d,]+ ms"))
+        expect(facts.locator(".tokens")).to_have_text(COUNTED)
+    expect(page.locator(".facts").last).to_contain_text(re.compile(r"[\d.,]+ tokens/s"))
+    regenerate.click()
+    expect(page.get_by_role("button", name="Stop the answer")).to_be_visible()
+    expect(regenerate).to_be_visible(timeout=ANSWER_WAIT_MS)
+    expect(page.locator(".turn")).to_have_count(2)
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_the_page_names_the_served_model(page: Page, fleet: FleetProcess) -> None:
+    listed = fleet.client.get("/v1/models").json()
+    expect(page.locator("#model")).to_have_text(listed["data"][0]["id"])
+
+
+def test_stop_ends_the_answer_in_the_pools_too(page: Page, fleet: FleetProcess) -> None:
+    before = ended(fleet, "stopped")
+    page.evaluate(ASK_AND_AT_FIRST_TEXT, "stop")
+    expect(page.locator(".facts").last).to_contain_text("Stopped")
+    fleet.wait_all_blocks_free(FREED_WITHIN_S)
+    wait_until(
+        lambda: ended(fleet, "stopped") == before + 1, FREED_WITHIN_S, "the stop was counted"
+    )
+    # The server's own count comes with its last word on the answer.
+    expect(page.locator(".tokens").last).to_have_text(COUNTED)
+    page.get_by_role("button", name="Regenerate").click()
+    expect(page.get_by_role("button", name="Regenerate")).to_be_visible(timeout=ANSWER_WAIT_MS)
+
+
+def test_closing_the_tab_frees_the_kv(browser: Browser, fleet: FleetProcess) -> None:
+    before = ended(fleet, "client_gone")
+    page = browser.new_page()
+    page.goto(fleet.url)
+    expect(page.locator("#link")).to_have_text("Connected")
+    page.evaluate(ASK_AND_AT_FIRST_TEXT, "look")
+    page.close()
+    fleet.wait_all_blocks_free(FREED_WITHIN_S)
+    wait_until(
+        lambda: ended(fleet, "client_gone") == before + 1, FREED_WITHIN_S, "the cancel was counted"
+    )
