@@ -39,7 +39,7 @@ class Attempt:
       block_table: leased blocks in sequence order.
       output_ids: completion tokens that are decided, replayed ones first; empty until the KV is in.
       num_computed_tokens: leading tokens of prompt and completion whose KV is in the pool.
-      last_step: number of the step in which it last had a row.
+      last_turn: rises with every row that any attempt has; who has the lowest waits longest.
       kv_sender: routing id of the prefill worker that ships to it, None before the first chunk.
     """
 
@@ -56,7 +56,7 @@ class Attempt:
     block_table: list[int]
     output_ids: list[int]
     num_computed_tokens: int = 0
-    last_step: int = 0
+    last_turn: int = 0
     kv_sender: bytes | None = None
 
     @property

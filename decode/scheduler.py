@@ -67,7 +67,7 @@ def plan_step(
     """
     # The one that waited longest comes first, so that more runnable rows than the step can hold
     # take turns: paused rows do not count against credit and may all come back at once.
-    rows = sorted(runnable, key=lambda a: (a.last_step, a.priority, a.order))[:max_num_seqs]
+    rows = sorted(runnable, key=lambda a: (a.last_turn, a.priority, a.order))[:max_num_seqs]
     growing = [attempt for attempt in rows if needs_block(attempt, block_size)]
     candidates = list(holders)
     preempted: list[Attempt] = []

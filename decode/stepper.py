@@ -75,16 +75,16 @@ class Stepper:
     def complete(self, results: Sequence[Sampled | None], now: float) -> None:
         """Take in what the step that `plan` began has computed."""
         self._counters.steps += 1
-        self._counters.computed_tokens += len(self._rows)
         rows, self._rows = self._rows, []
         self._roster.finish_step(now)
         produced: list[tuple[Attempt, TokenRow]] = []
         for attempt, sampled in zip(rows, results, strict=True):
+            self._counters.computed_tokens += 1
             if attempt.key not in self._roster.attempts:
                 continue  # it ended meanwhile: its token is never seen
             is_replay = not attempt.samples_next
             attempt.num_computed_tokens += 1
-            attempt.last_step = self._counters.steps
+            attempt.last_turn = self._counters.computed_tokens
             if is_replay:
                 continue
             assert sampled is not None, "a row that samples has a result"

@@ -1,0 +1,323 @@
+"""A prefill and a decode core face to face, without Trio: a network of lists, a clock by hand.
+
+Everything that may go wrong is asked for by the caller: which frame is delivered next, twice, never
+or damaged; whether a step returns, fails, or is still running.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING
+
+from decode.core import DecodeCore
+from prefill.core import PrefillCore
+from transport.frames import (
+    AttemptRow,
+    CreditRow,
+    End,
+    Ended,
+    EndReason,
+    FirstToken,
+    Goodbye,
+    Grant,
+    KvTarget,
+    Peer,
+    Prefill,
+    Refuse,
+    Reserve,
+    ServerHeartbeat,
+    TokenCredit,
+    Tokens,
+    Welcome,
+    WorkerHeartbeat,
+)
+from transport.handshake import make_hello
+from transport.tokens import pack_tokens
+from triolet.config import LinkConfig
+from triolet.ids import AttemptKey, PeerId, Role
+from triolet.sampling import SamplingParams
+from worker.identity import Identity
+
+from .fake_engine import FakeEngine, completion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from transport.frames import AnyFrame
+    from worker.core_port import WorkerCore
+
+LINK = LinkConfig(kv_chunk_bytes=32, kv_window_bytes=64, kv_ring_bytes=128)
+"""Two blocks of the fake engine per chunk, two chunks under way, four in the ring."""
+SERVER = PeerId(Role.SERVER, "server-0", 1)
+
+
+@dataclass(slots=True)
+class Parcel:
+    """A frame on its way."""
+
+    deliver: Callable[[AnyFrame, bytes | memoryview | None], None]
+    frame: AnyFrame
+    payload: bytes | memoryview | None = None
+
+
+@dataclass(slots=True)
+class Heard:
+    """What the server heard of one attempt."""
+
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    num_replayed: int
+    tokens: dict[int, int] = field(default_factory=dict)
+    granted: bool = False
+    refused: Refuse | None = None
+    ended: dict[Role, Ended] = field(default_factory=dict)
+
+
+class Node:
+    """One worker: core, engine, and the step that its device computes."""
+
+    def __init__(self, core: WorkerCore, engine: FakeEngine) -> None:
+        self.core = core
+        self.engine = engine
+        self.rows: list[object] = []
+
+    def begin_step(self, now: float) -> None:
+        """Let the device begin, if it is idle and there is something to compute."""
+        if not self.rows:
+            self.rows = list(self.core.stepper.plan(now))
+
+    def finish_step(self, now: float, *, fails: bool = False) -> None:
+        """Let the device return."""
+        rows, self.rows = self.rows, []
+        if not rows:
+            return
+        results = self.engine.step(rows)  # type: ignore[arg-type]
+        if fails:
+            self.core.stepper.fail("the device was told to fail", now)
+        else:
+            self.core.stepper.complete(results, now)
+
+
+class Pair:
+    """Two cores, one server's ear, and what is under way between them."""
+
+    def __init__(
+        self, num_blocks: int = 24, max_num_seqs: int = 4, link: LinkConfig = LINK
+    ) -> None:
+        self.now = 100.0
+        self.wire: list[Parcel] = []
+        self.heard: dict[AttemptKey, Heard] = {}
+        self.live: set[AttemptKey] = set()
+        self.beats: dict[Role, WorkerHeartbeat] = {}
+        self._numbers = count(1)
+        self._dialled: set[KvTarget] = set()
+        epochs = count(1000)
+        p_engine, d_engine = FakeEngine(num_blocks), FakeEngine(num_blocks)
+        self.p_identity = Identity(
+            Role.PREFILL,
+            "prefill-0",
+            p_engine,
+            max_num_seqs=max_num_seqs,
+            max_waiting_tokens=200,
+            draw_epoch=lambda: next(epochs),
+        )
+        self.d_identity = Identity(
+            Role.DECODE,
+            "decode-0",
+            d_engine,
+            max_num_seqs=max_num_seqs,
+            kv_window_bytes=link.kv_window_bytes,
+            kv_address="ipc:///kv",
+            draw_epoch=lambda: next(epochs),
+        )
+        self.prefill = PrefillCore(p_engine, self.p_identity, link, 8, self.now)
+        self.decode = DecodeCore(d_engine, self.d_identity, link, self.now)
+        self.nodes = {
+            Role.PREFILL: Node(self.prefill, p_engine),
+            Role.DECODE: Node(self.decode, d_engine),
+        }
+        for role in self.nodes:
+            self.to_worker(role, make_hello(SERVER))
+
+    @property
+    def target(self) -> KvTarget:
+        """Where KV goes now."""
+        return KvTarget(Peer.of(self.d_identity.me), "ipc:///kv")
+
+    def to_worker(self, role: Role, frame: AnyFrame) -> None:
+        """Hand a server's frame over at once."""
+        core = self.nodes[role].core
+        core.wake(self.now)
+        core.on_control(SERVER.identity(), frame, self.now)
+        self.settle()
+
+    def new_key(self) -> AttemptKey:
+        return AttemptKey(next(self._numbers).to_bytes(16, "big"), 0)
+
+    def ask(
+        self,
+        prompt: Sequence[int],
+        *,
+        key: AttemptKey | None = None,
+        replay: Sequence[int] = (),
+        allowed: int = 1_000,
+        priority: int = 0,
+        remaining_s: float = 60.0,
+        **sampling: object,
+    ) -> AttemptKey:
+        """Send RESERVE, and PREFILL if that is granted."""
+        key = self.new_key() if key is None else key
+        params = SamplingParams(**{"max_tokens": 6, "seed": 3, **sampling})  # type: ignore[arg-type]
+        self.heard[key] = Heard(tuple(prompt), params, len(replay))
+        self.live.add(key)
+        packed = pack_tokens(prompt)
+        reserve = Reserve(*key, packed, pack_tokens(replay), params, priority, allowed, remaining_s)
+        self.to_worker(Role.DECODE, reserve)
+        if self.heard[key].granted:
+            frame = Prefill(*key, packed, self.target, params, priority, remaining_s)
+            self.to_worker(Role.PREFILL, frame)
+        else:
+            self.live.discard(key)
+        return key
+
+    def end(self, key: AttemptKey, reason: EndReason = EndReason.CANCEL) -> None:
+        """Send END to both."""
+        self.live.discard(key)
+        for role in self.nodes:
+            self.to_worker(role, End(*key, reason))
+
+    def allow(self, key: AttemptKey, allowed: int) -> None:
+        self.to_worker(Role.DECODE, TokenCredit((CreditRow(*key, allowed),)))
+
+    def beat(self) -> None:
+        """Heartbeats both ways."""
+        rows = tuple(AttemptRow(*key) for key in sorted(self.live))
+        for role in self.nodes:
+            self.to_worker(role, ServerHeartbeat(SERVER.epoch, rows))
+            self.nodes[role].core.reception.beat()
+        self.settle()
+
+    def pass_time(self, seconds: float, *, beats: bool = True) -> None:
+        """Let time pass in steps shorter than a heartbeat."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now = min(until, self.now + 0.25)
+            self.sweep()
+            if beats:
+                self.beat()
+
+    def sweep(self) -> None:
+        for node in self.nodes.values():
+            node.core.wake(self.now)
+            node.core.sweep(self.now)
+        self.settle()
+
+    def deliver(self, index: int = 0, *, keep: bool = False, damage: bool = False) -> None:
+        """Hand over one frame of the wire."""
+        parcel = self.wire[index] if keep else self.wire.pop(index)
+        payload = parcel.payload
+        if damage and payload is not None:
+            payload = bytes([payload[0] ^ 1]) + bytes(payload[1:])
+        parcel.deliver(parcel.frame, payload)
+        self.settle()
+
+    def run(self, max_rounds: int = 500) -> None:
+        """Let everything happen in order until nothing is left to do."""
+        for _ in range(max_rounds):
+            while self.wire:
+                self.deliver()
+            for node in self.nodes.values():
+                node.begin_step(self.now)
+            self.settle()
+            if not any(node.rows for node in self.nodes.values()) and not self.wire:
+                return
+            for node in self.nodes.values():
+                node.finish_step(self.now)
+            self.settle()
+        raise AssertionError("it does not come to rest")
+
+    def settle(self) -> None:
+        """Put on the wire what cores have decided; the server hears at once."""
+        sends = self.prefill.take_kv_sends(self.now)
+        self._dial()
+        for _, frame, payload in sends:
+            self.wire.append(Parcel(self._to_decode, frame, payload))
+        for send in self.decode.outbox.take_for_senders():
+            self.wire.append(Parcel(self._to_prefill, send.frame))
+        for role, node in self.nodes.items():
+            for send in node.core.outbox.take_for_servers():
+                self._hear(role, send.frame)
+
+    def check(self) -> None:
+        """Assert what must hold after every event."""
+        for node in self.nodes.values():
+            node.engine.ledger.check_invariants()
+        self.prefill.roster.check_invariants()
+        self.decode.roster.check_invariants()
+        self.prefill.shipper.check_invariants()
+        for key, heard in self.heard.items():
+            wanted = completion(heard.prompt, heard.sampling.seed, heard.sampling.max_tokens)
+            for position, token_id in heard.tokens.items():
+                assert token_id == wanted[position], f"{key} position {position}"
+
+    def check_empty(self) -> None:
+        """Assert that nothing is held any more."""
+        self.check()
+        for role, node in self.nodes.items():
+            assert node.engine.ledger.leased_blocks == 0, role
+        assert self.prefill.roster.is_empty
+        assert self.decode.roster.is_empty
+        assert self.prefill.shipper.ring_bytes == 0
+
+    def _dial(self) -> None:
+        wanted = self.prefill.shipper.targets
+        for target in wanted:
+            if target not in self._dialled:
+                hello = make_hello(self.p_identity.me, self.p_identity.fingerprint)
+                self.wire.append(Parcel(self._to_decode, hello))
+        self._dialled = set(wanted)
+
+    def _to_decode(self, frame: AnyFrame, payload: bytes | memoryview | None) -> None:
+        sender = self.p_identity.me.identity()
+        self.decode.wake(self.now)
+        self.decode.on_kv(sender, frame, payload, self.now)
+
+    def _to_prefill(self, frame: AnyFrame, payload: bytes | memoryview | None) -> None:
+        assert payload is None
+        self.prefill.wake(self.now)
+        for target in self.prefill.shipper.targets:
+            match frame:
+                case Welcome(peer=peer) if peer != target.peer:
+                    self.prefill.on_target_lost(target, "another life", self.now)
+                case Welcome(capacity=capacity):
+                    self.prefill.shipper.open_lane(target, capacity.kv_window_bytes, self.now)
+                case Goodbye(reason=reason):
+                    self.prefill.on_target_lost(target, reason, self.now)
+                case _:
+                    self.prefill.on_kv(target, frame, self.now)
+
+    def _hear(self, role: Role, frame: AnyFrame) -> None:
+        match frame:
+            case Grant():
+                self.heard[frame.key].granted = True
+            case Refuse():
+                self.heard[frame.key].refused = frame
+            case FirstToken(row=row):
+                self._hear_token(row.key, row.position, row.token_id)
+            case Tokens(rows=rows):
+                for row in rows:
+                    self._hear_token(row.key, row.position, row.token_id)
+            case Ended():
+                known = self.heard[frame.key].ended.setdefault(role, frame)
+                assert known == frame, "an attempt ended twice, in different words"
+            case WorkerHeartbeat():
+                self.beats[role] = frame
+            case Goodbye():
+                self.to_worker(role, make_hello(SERVER))
+            case _:
+                assert isinstance(frame, Welcome), frame
+
+    def _hear_token(self, key: AttemptKey, position: int, token_id: int) -> None:
+        tokens = self.heard[key].tokens
+        assert tokens.setdefault(position, token_id) == token_id

@@ -1,0 +1,169 @@
+"""Whatever happens in whatever order: no block is lost, none is leased twice, tokens stay right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from transport.frames import EndReason
+from triolet.ids import AttemptKey, Role
+
+from .fake_engine import completion
+from .pair import Pair
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+
+def ask(pair: Pair, number: int) -> None:
+    pair.ask(
+        range(number, number + 1 + number % 20),
+        allowed=1 + number % 33,
+        priority=number % 3,
+        max_tokens=1 + number % 30,
+        seed=number,
+    )
+
+
+def ask_again(pair: Pair, number: int) -> None:
+    """Begin the next attempt of some request, which replays what was heard of it."""
+    if not pair.heard:
+        return
+    key = sorted(pair.heard)[number % len(pair.heard)]
+    heard = pair.heard[key]
+    tokens = completion(heard.prompt, heard.sampling.seed, heard.sampling.max_tokens)
+    pair.live.discard(key)
+    pair.ask(
+        heard.prompt,
+        key=AttemptKey(key.request_id, key.attempt + 1),
+        replay=tokens[: number % (len(tokens) + 1)],
+        max_tokens=heard.sampling.max_tokens,
+        seed=heard.sampling.seed,
+    )
+
+
+def end(pair: Pair, number: int) -> None:
+    if pair.heard:
+        pair.end(sorted(pair.heard)[number % len(pair.heard)])
+
+
+def allow(pair: Pair, number: int) -> None:
+    if pair.heard:
+        pair.allow(sorted(pair.heard)[number % len(pair.heard)], number)
+
+
+def deliver(pair: Pair, number: int) -> None:
+    if pair.wire:
+        pair.deliver(number % len(pair.wire) if number % 3 == 0 else 0)
+
+
+def deliver_twice(pair: Pair, number: int) -> None:
+    if pair.wire:
+        pair.deliver(number % len(pair.wire), keep=True)
+
+
+def damage(pair: Pair, number: int) -> None:
+    if pair.wire:
+        pair.deliver(number % len(pair.wire), damage=True)
+
+
+def lose(pair: Pair, number: int) -> None:
+    if pair.wire:
+        pair.wire.pop(number % len(pair.wire))
+
+
+def begin_step(pair: Pair, number: int) -> None:
+    pair.nodes[[Role.PREFILL, Role.DECODE][number % 2]].begin_step(pair.now)
+    pair.settle()
+
+
+def finish_step(pair: Pair, number: int) -> None:
+    node = pair.nodes[[Role.PREFILL, Role.DECODE][number % 2]]
+    node.finish_step(pair.now, fails=number % 17 == 0)
+    pair.settle()
+
+
+def pass_time(pair: Pair, number: int) -> None:
+    pair.pass_time(number % 4 / 10, beats=number % 9 > 0)
+
+
+def freeze(pair: Pair, number: int) -> None:
+    """Stop the whole world for longer than a lease, sometimes."""
+    if number % 20 == 0:
+        pair.now += 2.5
+        pair.sweep()
+
+
+EVENTS: dict[Callable[[Pair, int], None], int] = {
+    ask: 3,
+    ask_again: 1,
+    end: 1,
+    allow: 3,
+    deliver: 20,
+    deliver_twice: 1,
+    damage: 1,
+    lose: 1,
+    begin_step: 14,
+    finish_step: 14,
+    pass_time: 1,
+    freeze: 1,
+}
+"""What may happen, and how often: mostly what lets attempts get far enough to be disturbed."""
+EVERY_EVENT = [event for event, weight in EVENTS.items() for _ in range(weight)]
+stories = st.lists(
+    st.tuples(st.sampled_from(EVERY_EVENT), st.integers(0, 900)), min_size=50, max_size=250
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(stories)
+def test_blocks_and_tokens_survive_any_order_of_events(
+    story: list[tuple[Callable[[Pair, int], None], int]],
+) -> None:
+    pair = Pair(num_blocks=16, max_num_seqs=6)
+    for event, number in story:
+        event(pair, number)
+        pair.check()
+    for node in pair.nodes.values():
+        node.finish_step(pair.now)
+    pair.live.clear()
+    pair.pass_time(6.0)
+    while pair.wire:
+        pair.deliver()
+    pair.pass_time(6.0)
+    pair.check_empty()
+    for key, heard in pair.heard.items():
+        if heard.granted and heard.refused is None:
+            assert Role.DECODE in heard.ended, key
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=10), st.integers(0, 6))
+def test_every_prompt_is_answered_when_nothing_goes_wrong(
+    lengths: list[int], num_replayed: int
+) -> None:
+    pair = Pair(num_blocks=200, max_num_seqs=4)
+    for length in lengths:
+        prompt = range(length)
+        tokens = completion(prompt, 3, 6)
+        # Rows are few: whoever is refused asks again when somebody has left.
+        key = pair.ask(prompt, replay=tokens[:num_replayed])
+        if pair.heard[key].refused is not None:
+            pair.run()
+            key = pair.ask(prompt, replay=tokens[:num_replayed])
+        assert pair.heard[key].granted
+    pair.run()
+    pair.check_empty()
+    for heard in pair.heard.values():
+        if heard.granted:
+            tokens = completion(heard.prompt, 3, 6)
+            new = {position: tokens[position] for position in range(num_replayed, 6)}
+            assert {**new, 0: tokens[0]} == {**heard.tokens, 0: heard.tokens[0]}
+            assert heard.ended[Role.DECODE].num_tokens == 6
+            assert heard.ended[Role.DECODE].reason is EndReason.LENGTH
+            assert heard.ended[Role.PREFILL].reason is EndReason.HANDED_OVER
