@@ -6,6 +6,7 @@ checks run for every route of the map, whatever its path looked like on the wire
 
 from __future__ import annotations
 
+import secrets
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -133,6 +134,9 @@ async def _on_error(services: Services, error: Exception) -> Response:
     if shown.status in {408, 413} or services.lifecycle.is_draining:
         # The rest of the body is not read, or the process ends: nothing more will be answered.
         headers["connection"] = "close"
+    if not has_request_context():
+        # A refused handshake passes no `_finish`.
+        headers["x-request-id"] = secrets.token_hex(16)
     services.metrics.http_error(shown.status)
     return Response(
         error_body(shown), shown.status, headers=headers, content_type="application/json"

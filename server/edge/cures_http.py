@@ -28,6 +28,7 @@ from hypercorn.protocol.http_stream import HTTPStream
 from triolet.errors import RequestError
 
 from ..api.errors import error_body, http_error
+from .cures_inbox import AppInbox
 from .cures_websocket import CuredWSStream
 from .head_guard import HeadGuard
 
@@ -36,14 +37,37 @@ if TYPE_CHECKING:
 
     from hypercorn.config import Config
     from hypercorn.events import Event
+    from hypercorn.protocol.events import Event as StreamEvent
     from hypercorn.trio.task_group import TaskGroup
     from hypercorn.trio.worker_context import WorkerContext
-    from hypercorn.typing import AppWrapper
+    from hypercorn.typing import AppWrapper, ASGISendEvent
 
     from triolet.config import ServerConfig
 
 MAX_STRAY_BYTES: Final = 64 * 1024
 """Thrown away behind a request before its connection is cut."""
+
+
+class CuredHTTPStream(HTTPStream):
+    """One request and its answer.
+
+    Attributes:
+      inbox: set by the protocol before the first event.
+    """
+
+    inbox: AppInbox
+
+    async def handle(self, event: StreamEvent) -> None:
+        """Take in what the client sends."""
+        await super().handle(event)
+        if isinstance(event, Request):
+            self.app_put = self.inbox.in_front_of(self.app_put)
+
+    async def app_send(self, message: ASGISendEvent | None) -> None:
+        """Take what the application answers."""
+        if message is None:
+            self.inbox.close()
+        await super().app_send(message)
 
 
 class CuredH11Protocol(H11Protocol):
@@ -166,7 +190,7 @@ class CuredH11Protocol(H11Protocol):
         is_websocket = (
             upgrades and names.get(b"upgrade", b"").lower() == b"websocket"
         ) and request.method == b"GET"
-        kind = CuredWSStream if is_websocket else HTTPStream
+        kind = CuredWSStream if is_websocket else CuredHTTPStream
         self.stream = kind(
             self.app,
             self.config,
@@ -178,6 +202,7 @@ class CuredH11Protocol(H11Protocol):
             self.stream_send,
             STREAM_ID,
         )
+        self.stream.inbox = AppInbox()
         if isinstance(self.stream, CuredWSStream):
             self.stream.bounds = self._bounds
             self.connection = H11WSConnection(cast("h11.Connection", self.connection))

@@ -10,15 +10,17 @@ holds the behaviour.
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING
 
 import trio
-from hypercorn.protocol.events import StreamClosed
+from hypercorn.protocol.events import Body, EndBody, Request, Response, StreamClosed
 from hypercorn.protocol.ws_stream import FrameTooLargeError, WSStream
 from wsproto.connection import ConnectionState
 from wsproto.events import CloseConnection, Message, Ping
 from wsproto.frame_protocol import CloseReason
 
+from ..api.errors import error_body, http_error
 from .rate import TokenBucket
 
 if TYPE_CHECKING:
@@ -27,15 +29,19 @@ if TYPE_CHECKING:
 
     from triolet.config import ServerConfig
 
+    from .cures_inbox import AppInbox
+
 
 class CuredWSStream(WSStream):
     """The WebSocket side of one connection.
 
     Attributes:
       bounds: set by the protocol before the first event.
+      inbox: as well.
     """
 
     bounds: ServerConfig
+    inbox: AppInbox
     _frames: TokenBucket
     _heard_at: float
     _is_over: trio.Event
@@ -43,14 +49,35 @@ class CuredWSStream(WSStream):
     async def handle(self, event: Event) -> None:
         """Take bytes, or the news that the connection is gone."""
         await super().handle(event)
-        if isinstance(event, StreamClosed) and self.handshake.accepted:
+        if isinstance(event, Request) and self.app_put is not None:
+            self.app_put = self.inbox.in_front_of(self.app_put)
+        elif isinstance(event, StreamClosed) and self.handshake.accepted:
             self._is_over.set()
 
     async def app_send(self, message: ASGISendEvent | None) -> None:
         """Take what the app sends; after the end it goes nowhere, but lets others run."""
+        if message is None:
+            self.inbox.close()
         if self.closed:
             await trio.lowlevel.checkpoint()
         await super().app_send(message)
+
+    async def _send_error_response(self, status_code: int) -> None:
+        error = http_error(status_code, "the WebSocket handshake is refused")
+        body = error_body(error)
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),
+            (b"x-request-id", secrets.token_hex(16).encode()),
+        ]
+        await self.send(
+            Response(stream_id=self.stream_id, status_code=status_code, headers=headers)
+        )
+        await self.send(Body(stream_id=self.stream_id, data=body))
+        await self.send(EndBody(stream_id=self.stream_id))
+        # hypercorn leaves the connection open, with nothing on it that could ever read.
+        await self.send(StreamClosed(stream_id=self.stream_id))
 
     async def _accept(self, message: WebsocketAcceptEvent) -> None:
         self.handshake.extensions = None

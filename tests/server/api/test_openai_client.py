@@ -231,7 +231,8 @@ async def test_the_asynchronous_client_streams_side_by_side() -> None:
 async def test_it_chats_over_a_websocket() -> None:
     def use(client: OpenAI) -> tuple[list[str], list[str]]:
         with client.responses.connect() as connection:
-            kinds, texts = [], []
+            kinds: list[str] = []
+            texts: list[str] = []
             for turn in ("one", "two"):
                 connection.response.create(model=MODEL, input=turn)
                 for event in connection:
@@ -266,7 +267,7 @@ async def test_its_websocket_errors_are_events() -> None:
             connection.response.create(model="nobody", input="hi")
             event = connection.recv()
             assert event.type == "error"
-            return event.status, event.error.code  # type: ignore[union-attr]
+            return event.status, event.error.code
 
     async with surface() as server:
         assert await with_client(server, use) == (404, "model_not_found")

@@ -41,13 +41,11 @@ CAPACITY = Capacity(
 def delta(text: str, *, logprobs: bool = False) -> Delta:
     """Return a delta whose tokens are the bytes of its text."""
     raw = text.encode()
-    scored = tuple(
-        TokenLogprob(
-            byte, chr(byte), bytes([byte]), -0.5, ((byte, chr(byte), bytes([byte]), -0.5),)
-        )
-        for byte in raw
-    )
-    return Delta(text, tuple(raw), scored if logprobs else ())
+    if not logprobs:
+        return Delta(text, tuple(raw))
+    pieces = [(byte, chr(byte), bytes([byte]), -0.5) for byte in raw]
+    scored = tuple(TokenLogprob(*piece, top=(piece,)) for piece in pieces)
+    return Delta(text, tuple(raw), scored)
 
 
 class FakeGeneration:
@@ -56,6 +54,7 @@ class FakeGeneration:
     Attributes:
       cancelled: reasons, in the order of the calls.
       was_cancelled: set by the first.
+      was_read: set once events were taken.
     """
 
     def __init__(self, request: GenerationRequest) -> None:
@@ -65,6 +64,7 @@ class FakeGeneration:
         self._num_tokens = 0
         self.cancelled: list[CancelReason] = []
         self.was_cancelled = trio.Event()
+        self.was_read = trio.Event()
 
     @property
     def request(self) -> GenerationRequest:
@@ -97,6 +97,7 @@ class FakeGeneration:
 
     async def next_events(self) -> Sequence[Event]:
         await self._has_events.wait()
+        self.was_read.set()
         events, self._events = self._events, []
         self._has_events = trio.Event()
         return events

@@ -41,6 +41,12 @@ class Surface:
     url: str
     port: int
 
+    async def all_connections_closed(self, within_s: float = 1.0) -> None:
+        """Wait until the server holds no connection any more."""
+        with trio.fail_after(within_s):
+            while self.edge.connections:
+                await trio.lowlevel.checkpoint()
+
     async def connect(self) -> RawClient:
         """Open a connection to write bytes on."""
         return RawClient(await trio.open_tcp_stream("127.0.0.1", self.port))

@@ -1,0 +1,280 @@
+"""What hypercorn and Quart get wrong over HTTP/1.1, held by raw sockets."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from server.generation import CancelReason
+from tests.server.support.fakes import FakeFleet, by_hand
+from tests.server.support.surface import RawClient, request_bytes, surface
+from triolet.config import ServerConfig
+
+if TYPE_CHECKING:
+    from tests.server.support.surface import Surface
+
+GET = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
+CLOSE = b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+
+def post(body: dict[str, Any]) -> bytes:
+    return request_bytes("POST", "/v1/chat/completions", body=json.dumps(body).encode())
+
+
+def chat(**more: object) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "hi"}], **more}
+
+
+async def sent(server: Surface, data: bytes) -> RawClient:
+    client = await server.connect()
+    await client.send(data)
+    return client
+
+
+async def test_a_connection_is_used_again() -> None:
+    async with surface() as server:
+        client = await server.connect()
+        async with client.stream:
+            for request in (GET, post(chat()), post(chat(stream=True)), GET, GET):
+                await client.send(request)
+                assert (await client.answer()).status == 200
+            assert server.edge.connections == 1
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_connection_close_is_heeded(is_streamed: bool) -> None:
+    body = json.dumps(chat(stream=is_streamed)).encode()
+    async with surface() as server:
+        for request in (
+            CLOSE,
+            request_bytes(
+                "POST", "/v1/chat/completions", body=body, headers={"Connection": "close"}
+            ),
+        ):
+            client = await sent(server, request)
+            async with client.stream:
+                assert (await client.answer()).status == 200
+                assert await client.is_closed()
+
+
+async def test_http_1_0_gets_its_answer_and_the_end() -> None:
+    async with surface() as server:
+        client = await sent(server, b"GET /version HTTP/1.0\r\n\r\n")
+        async with client.stream:
+            assert (await client.answer()).status == 200
+            assert await client.is_closed()
+
+
+async def test_an_idle_connection_is_closed_after_its_time_and_not_before() -> None:
+    async with surface(idle_connection_s=0.1) as server:
+        client = await sent(server, GET)
+        async with client.stream:
+            await client.answer()
+            began = trio.current_time()
+            assert await client.is_closed()
+            assert trio.current_time() - began >= 0.09
+
+
+def test_idle_connections_outlive_those_of_load_balancers() -> None:
+    assert ServerConfig("", "", (), ()).idle_connection_s > 60
+
+
+async def test_a_connection_that_its_client_closed_is_not_kept_for_the_idle_time() -> None:
+    async with surface(idle_connection_s=60) as server:
+        client = await sent(server, GET)
+        await client.answer()
+        await client.stream.aclose()
+        await server.all_connections_closed()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    ["Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__"],
+)
+async def test_http_2_is_not_spoken(headers: str) -> None:
+    upgrade = f"GET /version HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n\r\n".encode()
+    async with surface() as server:
+        client = await sent(server, upgrade)
+        async with client.stream:
+            assert (await client.answer()).json["version"]
+        client = await sent(server, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+        async with client.stream:
+            answer = await client.answer()
+            assert (answer.status, answer.error["code"]) == (505, "http_version_not_supported")
+            assert await client.is_closed()
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /version HTTP/1.1\r\nHost: a\nX: b\r\n\r\n", 400),
+        (b"GET http://localhost/version HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+        (
+            b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + GET,
+            400,
+        ),
+        (b"GET /version HTTP/1.1\r\n" + b"X: y\r\n" * 65 + b"\r\n", 431),
+        (b"GET /version HTTP/1.1\r\nX: " + b"y" * 20_000, 431),
+        (b"GET /version HTTP/1.1\r\n\r\n", 400),
+        (b"GET /version HTTP/3.0\r\nHost: a\r\n\r\n", 505),
+    ],
+    ids=["bare-lf", "absolute", "smuggling", "many", "large", "no-host", "version"],
+)
+async def test_a_refused_head_gets_one_answer_and_the_end(head: bytes, status: int) -> None:
+    async with surface() as server:
+        client = await sent(server, head)
+        async with client.stream:
+            answer = await client.answer()
+            assert (answer.status, answer.headers["connection"]) == (status, "close")
+            assert answer.error["message"]
+            assert await client.is_closed()
+
+
+async def test_a_broken_chunk_ends_the_connection() -> None:
+    head = (
+        b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n"
+    )
+    async with surface() as server:
+        client = await sent(server, head + b"zz\r\n")
+        async with client.stream:
+            assert (await client.answer()).status == 400
+            assert await client.is_closed()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("begin", [b"", b"G", b"GET /version HTTP/1.1\r\nHost: "])
+async def test_a_slow_head_is_ended(begin: bytes) -> None:
+    async with surface(header_timeout_s=0.2) as server:
+        client = await sent(server, begin) if begin else await server.connect()
+        async with client.stream:
+            if begin:
+                assert (await client.answer()).error["code"] == "request_timeout"
+            assert await client.is_closed()
+
+
+@pytest.mark.slow
+async def test_drops_of_a_head_do_not_win_time() -> None:
+    async with surface(header_timeout_s=0.3) as server:
+        client = await sent(server, GET)
+        async with client.stream, trio.open_nursery() as nursery:
+            await client.answer()
+
+            async def drip() -> None:
+                for byte in b"GET /version HTTP/1.1\r\n" + b"X: " + b"y" * 1000:
+                    await client.send(bytes([byte]))
+                    await trio.sleep(0.02)
+
+            began = trio.current_time()
+            nursery.start_soon(drip)
+            assert (await client.answer()).status == 408
+            assert trio.current_time() - began < 1
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.slow
+async def test_a_slow_body_is_ended() -> None:
+    async with surface(body_grace_s=0.2, body_min_bytes_per_s=1000) as server:
+        request = post(chat())
+        client = await sent(server, request[:-5])
+        async with client.stream:
+            answer = await client.answer()
+            assert (answer.status, answer.error["code"]) == (408, "request_timeout")
+            assert await client.is_closed()
+        assert server.fleet.generations == []
+
+
+@pytest.mark.slow
+async def test_a_body_with_a_steady_rate_is_not_ended() -> None:
+    body = json.dumps(chat(stop="x" * 60, metadata={"pad": "x" * 400})).encode()
+    request = request_bytes("POST", "/v1/chat/completions", body=body)
+    async with surface(body_grace_s=0.2, body_min_bytes_per_s=500) as server:
+        client = await server.connect()
+        async with client.stream:
+            for start in range(0, len(request), 100):
+                await client.send(request[start : start + 100])
+                await trio.sleep(0.05)
+            assert (await client.answer()).status == 200
+
+
+async def test_bytes_behind_a_request_are_not_a_second_request() -> None:
+    fleet = FakeFleet(by_hand)
+    async with surface(fleet) as server:
+        client = await sent(server, post(chat()) + post(chat()))
+        async with client.stream:
+            generation = await fleet.nth(0)
+            await client.send(GET)
+            generation.say("only")
+            generation.finish()
+            answer = await client.answer()
+            assert answer.json["choices"][0]["message"]["content"] == "only"
+            assert await client.is_closed()
+        assert len(fleet.generations) == 1
+
+
+async def test_a_client_that_floods_behind_its_request_is_cut() -> None:
+    fleet = FakeFleet(by_hand)
+    async with surface(fleet) as server:
+        client = await sent(server, post(chat()))
+        async with client.stream:
+            generation = await fleet.nth(0)
+            with trio.fail_after(5):
+                try:
+                    while True:
+                        await client.send(b"x" * 65536)
+                except trio.BrokenResourceError:
+                    await generation.was_cancelled.wait()
+    assert generation.cancelled == [CancelReason.CLIENT_GONE]
+
+
+async def test_connections_beyond_the_limit_are_told() -> None:
+    async with surface(max_connections=2) as server:
+        first, second = await server.connect(), await server.connect()
+        async with first.stream, second.stream:
+            for client in (first, second):
+                await client.send(GET)
+                assert (await client.answer()).status == 200
+            third = await server.connect()
+            async with third.stream:
+                answer = await third.answer()
+                assert (answer.status, answer.error["code"]) == (503, "overloaded")
+                assert await third.is_closed()
+        await server.all_connections_closed()
+        assert (await server.request("GET", "/version")).status == 200
+
+
+async def test_expect_continue_is_answered_before_the_body() -> None:
+    request = post(chat())
+    head, _, body = request.partition(b"\r\n\r\n")
+    async with surface() as server:
+        client = await sent(server, head + b"\r\nExpect: 100-continue\r\n\r\n")
+        async with client.stream:
+            assert (await client.head())[0] == 100
+            await client.send(body)
+            assert (await client.answer()).status == 200
+
+
+@pytest.mark.slow
+async def test_hundreds_of_dropped_streams_leave_nothing() -> None:
+    fleet = FakeFleet(by_hand)
+    async with surface(fleet) as server:
+
+        async def drop(index: int) -> None:
+            client = await sent(server, post(chat(stream=index % 2 == 0, n=1 + index % 3)))
+            if index % 2 == 0:
+                await client.head()
+            await client.stream.aclose()
+
+        async with trio.open_nursery() as nursery:
+            for index in range(200):
+                nursery.start_soon(drop, index)
+        with trio.fail_after(5):
+            for generation in fleet.generations:
+                await generation.was_cancelled.wait()
+        await server.all_connections_closed()
+        fleet.script = lambda generation: generation.finish()
+        assert (await server.post("/v1/chat/completions", chat())).status == 200

@@ -1,0 +1,137 @@
+"""Clients that stop reading: they end within the stall bound, and nobody else notices."""
+
+from __future__ import annotations
+
+import json
+import socket as stdlib_socket
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from server.generation import Delta
+from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand
+from tests.server.support.surface import RawClient, request_bytes, surface
+from tests.server.support.websocket import Socket, handshake
+
+if TYPE_CHECKING:
+    from tests.server.support.surface import Surface
+
+pytestmark = pytest.mark.slow
+
+STALL_S = 0.4
+BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
+BURST = "x" * 4096
+
+
+async def small_window(server: Surface) -> RawClient:
+    """Connect with the smallest receive buffer, so that little hides in the kernel."""
+    raw = trio.socket.socket()
+    raw.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_RCVBUF, 4096)
+    await raw.connect(("127.0.0.1", server.port))
+    return RawClient(trio.SocketStream(raw))
+
+
+async def was_reset(client: RawClient) -> bool:
+    """Read what is left; return whether it ended in a reset rather than in a clean end."""
+    try:
+        while await client.stream.receive_some():
+            pass
+    except trio.BrokenResourceError:
+        return True
+    return False
+
+
+async def talk(generation: FakeGeneration) -> None:
+    """Always have something to say, until nobody wants to hear it."""
+    while not generation.was_cancelled.is_set():
+        generation.say(BURST)
+        await trio.lowlevel.checkpoint()
+
+
+async def test_a_stalled_stream_is_cut_and_others_go_on() -> None:
+    fleet = FakeFleet(by_hand)
+    async with surface(fleet, stall_timeout_s=STALL_S) as server, trio.open_nursery() as nursery:
+        stalled = await small_window(server)
+        async with stalled.stream:
+            await stalled.send(request_bytes("POST", "/v1/chat/completions", body=BODY))
+            await stalled.head()
+            generation = await fleet.nth(0)
+            nursery.start_soon(talk, generation)
+            began = trio.current_time()
+            with trio.fail_after(STALL_S + 1):
+                while not generation.was_cancelled.is_set():
+                    other = await server.request("GET", "/health/live")
+                    assert other.status == 200
+            assert trio.current_time() - began >= STALL_S * 0.9
+            assert await was_reset(stalled)
+        await server.all_connections_closed()
+
+
+async def test_a_stalled_whole_answer_is_cut() -> None:
+    def script(generation: FakeGeneration) -> None:
+        generation.push(Delta("x" * 8_000_000, ()))
+        generation.finish()
+
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
+    async with surface(FakeFleet(script), stall_timeout_s=STALL_S) as server:
+        stalled = await small_window(server)
+        async with stalled.stream:
+            await stalled.send(request_bytes("POST", "/v1/chat/completions", body=body))
+            await server.fleet.nth(0)
+            await server.all_connections_closed(within_s=STALL_S + 1)
+
+
+async def test_a_slow_but_steady_reader_gets_everything() -> None:
+    length = 600_000
+
+    def script(generation: FakeGeneration) -> None:
+        generation.push(Delta("x" * length, ()))
+        generation.finish()
+
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
+    async with surface(FakeFleet(script), stall_timeout_s=STALL_S) as server:
+        slow = await small_window(server)
+        async with slow.stream:
+            await slow.send(request_bytes("POST", "/v1/chat/completions", body=body))
+            _, headers = await slow.head()
+            began = trio.current_time()
+            wanted = int(headers["content-length"])
+            got = 0
+            while got < wanted:
+                got += len(await slow.exactly(min(16_384, wanted - got)))
+                await trio.sleep(0.02)
+            assert got == wanted
+            assert trio.current_time() - began > STALL_S
+
+
+async def test_a_stalled_websocket_is_cut() -> None:
+    fleet = FakeFleet(by_hand)
+    async with surface(fleet, stall_timeout_s=STALL_S) as server, trio.open_nursery() as nursery:
+        client = await small_window(server)
+        async with client.stream:
+            await client.send(handshake())
+            await client.head()
+            await Socket(client, {}).send({"type": "response.create", "input": "hi"})
+            generation = await fleet.nth(0)
+            nursery.start_soon(talk, generation)
+            with trio.fail_after(STALL_S + 1):
+                await generation.was_cancelled.wait()
+            await server.all_connections_closed()
+
+
+async def test_stalled_readers_do_not_hold_up_the_end_of_the_server() -> None:
+    fleet = FakeFleet(by_hand)
+    async with trio.open_nursery() as nursery:
+        async with surface(fleet, stall_timeout_s=STALL_S) as server:
+            stalled = [await small_window(server) for _ in range(5)]
+            for index, client in enumerate(stalled):
+                await client.send(request_bytes("POST", "/v1/chat/completions", body=BODY))
+                nursery.start_soon(talk, await fleet.nth(index))
+            for generation in fleet.generations:
+                await generation.was_read.wait()
+            began = trio.current_time()
+        assert trio.current_time() - began < STALL_S + 1
+        for client in stalled:
+            await trio.aclose_forcefully(client.stream)
+        nursery.cancel_scope.cancel()

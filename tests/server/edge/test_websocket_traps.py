@@ -1,0 +1,194 @@
+"""What a WebSocket peer may not do to the server, held by frames made by hand."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import pytest
+import trio
+
+from server.generation import CancelReason
+from tests.server.support.fakes import FakeFleet, by_hand
+from tests.server.support.surface import surface
+from tests.server.support.websocket import (
+    BINARY,
+    CLOSE,
+    CONTINUATION,
+    PING,
+    PONG,
+    TEXT,
+    frame_bytes,
+    handshake,
+    open_socket,
+)
+
+CREATE = {"type": "response.create", "input": "hi"}
+
+
+async def test_compression_is_not_negotiated() -> None:
+    offer = {"Sec-WebSocket-Extensions": "permessage-deflate; client_max_window_bits"}
+    async with surface() as server:
+        socket = await open_socket(server, offer)
+        async with socket.client.stream:
+            assert "sec-websocket-extensions" not in socket.headers
+            bomb = zlib.compress(b"a" * 1_000_000)
+            await socket.client.send(frame_bytes(TEXT, bomb, rsv=4))
+            assert (await socket.frame()).close_code == 1002
+            assert await socket.client.is_closed()
+
+
+@pytest.mark.parametrize(
+    ("frames", "code"),
+    [
+        (frame_bytes(TEXT, b"\xff\xfe"), 1007),
+        (frame_bytes(TEXT, b"{}", masked=False), 1002),
+        (frame_bytes(TEXT, b"{}", rsv=2), 1002),
+        (frame_bytes(0x3, b""), 1002),
+        (frame_bytes(0xB, b""), 1002),
+        (frame_bytes(CONTINUATION, b"x"), 1002),
+        (frame_bytes(PING, b"x" * 126), 1002),
+        (frame_bytes(PING, b"", fin=False), 1002),
+        (frame_bytes(TEXT, b"a", fin=False) + frame_bytes(TEXT, b"b"), 1002),
+        (frame_bytes(CLOSE, b"\0"), 1002),
+        (frame_bytes(CLOSE, struct.pack("!H", 999)), 1002),
+    ],
+    ids=[
+        "utf-8", "unmasked", "reserved", "opcode-3", "opcode-b", "stray-continuation", "long-ping",
+        "fragmented-ping", "nested", "short-close", "close-code",
+    ],
+)  # fmt: skip
+async def test_a_broken_protocol_is_closed_with_its_code(frames: bytes, code: int) -> None:
+    async with surface() as server:
+        socket = await open_socket(server)
+        async with socket.client.stream:
+            await socket.client.send(frames)
+            assert (await socket.frame()).close_code == code
+            assert await socket.client.is_closed()
+
+
+@pytest.mark.parametrize("opcode", [TEXT, BINARY])
+async def test_a_message_beyond_the_bound_is_1009(opcode: int) -> None:
+    async with surface(ws_max_message_bytes=1000) as server:
+        socket = await open_socket(server)
+        async with socket.client.stream:
+            await socket.client.send(frame_bytes(opcode, b"x" * 600, fin=False))
+            await socket.client.send(frame_bytes(CONTINUATION, b"x" * 600, fin=False))
+            assert (await socket.frame()).close_code == 1009
+            assert await socket.client.is_closed()
+
+
+@pytest.mark.parametrize("kind", ["fragments", "pings", "pongs", "messages"])
+async def test_a_flood_is_1008(kind: str) -> None:
+    flood = {
+        "fragments": frame_bytes(TEXT, b"x", fin=False) + frame_bytes(CONTINUATION, fin=False) * 99,
+        "pings": frame_bytes(PING) * 100,
+        "pongs": frame_bytes(PONG) * 100,
+        "messages": frame_bytes(TEXT, b"{}") * 100,
+    }[kind]
+    async with surface(ws_max_frames_per_s=50, ws_max_messages_per_s=20) as server:
+        socket = await open_socket(server)
+        async with socket.client.stream:
+            await socket.client.send(flood)
+            while (frame := await socket.frame()).opcode in {TEXT, PONG}:
+                pass
+            assert frame.close_code == 1008
+
+
+async def test_a_close_behind_unread_messages_is_noticed() -> None:
+    fleet = FakeFleet(by_hand)
+    async with surface(fleet) as server:
+        socket = await open_socket(server)
+        async with socket.client.stream:
+            await socket.send(CREATE)
+            generation = await fleet.nth(0)
+            await socket.client.send(frame_bytes(TEXT, b"{}") * 30)
+        with trio.fail_after(1):
+            await generation.was_cancelled.wait()
+        assert generation.cancelled == [CancelReason.CLIENT_GONE]
+        await server.all_connections_closed()
+
+
+@pytest.mark.slow
+async def test_a_peer_without_pongs_is_closed_and_what_it_began_is_freed() -> None:
+    fleet = FakeFleet(by_hand)
+    async with surface(fleet, ws_ping_s=0.05, ws_pong_timeout_s=0.2) as server:
+        socket = await open_socket(server)
+        async with socket.client.stream:
+            await socket.send(CREATE)
+            generation = await fleet.nth(0)
+            while (frame := await socket.frame()).opcode in {TEXT, PING}:
+                pass
+            assert frame.close_code == 1001
+            with trio.fail_after(1):
+                await generation.was_cancelled.wait()
+
+
+@pytest.mark.slow
+async def test_a_peer_with_pongs_is_not() -> None:
+    async with surface(ws_ping_s=0.05, ws_pong_timeout_s=0.15) as server:
+        socket = await open_socket(server)
+        async with socket.client.stream:
+            for _ in range(8):
+                frame = await socket.frame()
+                assert frame.opcode == PING
+                await socket.client.send(frame_bytes(PONG, frame.payload))
+            await socket.send(CREATE)
+            await socket.until("response.completed")
+
+
+async def test_a_client_s_close_is_answered() -> None:
+    async with surface() as server:
+        socket = await open_socket(server)
+        async with socket.client.stream:
+            await socket.client.send(frame_bytes(CLOSE, struct.pack("!H", 1000)))
+            assert (await socket.frame()).close_code == 1000
+            assert await socket.client.is_closed()
+        await server.all_connections_closed()
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "http://localhost:3000"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Host": "evil.example"}, 403),
+        ({"Sec-WebSocket-Version": "8"}, 400),
+        ({"Sec-WebSocket-Key": ""}, 400),
+    ],
+)
+async def test_a_foreign_or_broken_handshake_is_refused(
+    headers: dict[str, str], status: int
+) -> None:
+    async with surface() as server:
+        client = await server.connect()
+        async with client.stream:
+            await client.send(handshake(headers))
+            answer = await client.answer()
+            assert answer.status == status
+            if status == 403:
+                assert answer.error["code"] == "permission_denied"
+            assert await client.is_closed()
+
+
+async def test_the_page_s_own_origin_may_connect() -> None:
+    async with surface() as server:
+        host = f"localhost:{server.port}"
+        socket = await open_socket(server, {"Host": host, "Origin": f"http://{host}"})
+        await socket.client.stream.aclose()
+
+
+async def test_sending_into_a_closed_socket_lets_others_run() -> None:
+    """A stream of events to a socket that its client has reset must not hold the event loop."""
+    fleet = FakeFleet(by_hand)
+    async with surface(fleet) as server:
+        socket = await open_socket(server)
+        await socket.send(CREATE)
+        generation = await fleet.nth(0)
+        for _ in range(1000):
+            generation.say("text")
+        await socket.client.stream.aclose()
+        with trio.fail_after(1):
+            await generation.was_cancelled.wait()
+        assert (await server.request("GET", "/health/live")).status == 200
