@@ -178,13 +178,13 @@ def summary(times: AnswerTimes, num_forgotten: int, note: str) -> str:
     if times.ttft_s is not None:
         parts.append(f"first token {times.ttft_s * 1000:.0f} ms")
     if times.tokens is not None:
-        parts.append(f"{times.tokens} tokens")
+        parts.append(f"{times.tokens} token{'' if times.tokens == 1 else 's'}")
     if times.tokens_per_s is not None:
         parts.append(f"{times.tokens_per_s:.0f} tokens/s")
     if times.finish_reason == "length":
         parts.append("cut at its longest")
     if num_forgotten:
-        parts.append(f"{num_forgotten} oldest turns forgotten: the context is full")
+        parts.append(f"context full, oldest turns forgotten: {num_forgotten}")
     if note:
         parts.append(note)
     return " · ".join(parts)

@@ -118,10 +118,10 @@ def running_server(url: str) -> Finding | None:
     )
 
 
-def check_links() -> list[Finding]:
-    """Make the sockets' directory and send a frame through it and back."""
+def check_links(parent: Path) -> list[Finding]:
+    """Make a directory for sockets in `parent` and send a frame through it and back."""
     try:
-        with private_directory() as directory:
+        with private_directory(parent) as directory:
             mode = directory.stat().st_mode & 0o777
             place = Finding("Sockets", Status.OK, f"{directory.parent}, private (mode {mode:04o})")
             took_s = trio.run(_round_trip, f"ipc://{directory}/doctor")

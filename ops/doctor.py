@@ -25,6 +25,7 @@ from .check_machine import (
 )
 from .check_places import check_links, check_model, check_port
 from .finding import Finding, Status
+from .private_directory import parent_directory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,7 +64,7 @@ def examine(model: Path | None, host: str, port: int) -> list[Finding]:
         check_memory(wanted_bytes),
         *check_torch(),
         check_open_files(),
-        *check_links(),
+        *check_links(parent_directory()),
         check_port(host, port),
         model_finding,
     ]

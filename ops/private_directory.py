@@ -35,13 +35,15 @@ def parent_directory() -> Path:
 
 
 @contextmanager
-def private_directory() -> Iterator[Path]:
+def private_directory(parent: Path) -> Iterator[Path]:
     """Make the directory (mode 0700) and remove it, with everything in it, at the end.
+
+    Args:
+      parent: where; see `parent_directory`.
 
     Raises:
       ConfigError: it cannot be made, or its path is too long for a socket.
     """
-    parent = parent_directory()
     try:
         _remove_abandoned(parent)
         path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))

@@ -21,7 +21,7 @@ from .exit_codes import EXIT_FAILED, CommandFailed
 from .json_view import JsonView
 from .plan import plan_processes
 from .ports import base_url, claim_port
-from .private_directory import private_directory
+from .private_directory import parent_directory, private_directory
 from .restart_policy import GiveUp
 from .supervisor import Supervisor, stop_on_signals
 from .terminal_view import TerminalView
@@ -46,7 +46,7 @@ def serve(plan: FleetPlan) -> None:
     port = claim_port(plan.server.host, plan.server.port)
     plan = replace(plan, server=replace(plan.server, port=port))
     config = SupervisorConfig()
-    with private_directory() as directory:
+    with private_directory(parent_directory()) as directory:
         specs = plan_processes(plan, command_line(), directory, os.getpid(), available_cores())
         view: View = TerminalView(plan) if sys.stdout.isatty() else JsonView(plan)
         server_exit_s = plan.server.drain_timeout_s + plan.server.exit_grace_s + EXIT_MARGIN_S

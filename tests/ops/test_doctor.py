@@ -1,0 +1,62 @@
+"""The doctor on this machine, with a model that works and with one that does not."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console
+
+from ops.check_machine import (
+    available_memory_bytes,
+    check_cpu,
+    check_memory,
+    check_open_files,
+    check_packages,
+    check_python,
+)
+from ops.cli import main
+from ops.doctor import show
+from ops.finding import Finding, Status
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_the_machine_that_runs_the_tests_can_serve() -> None:
+    for finding in (check_python(), check_packages(), check_cpu(), check_open_files()):
+        assert finding.status is not Status.FAIL, finding
+
+
+def test_too_little_memory_is_a_warning_with_a_way_out() -> None:
+    available = available_memory_bytes()
+    assert available is None or check_memory(available * 2).status is Status.WARN
+    assert check_memory(1).status is Status.OK
+
+
+@pytest.mark.slow
+def test_a_broken_model_fails_and_the_exit_code_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text("{")
+    assert main(["doctor", str(tmp_path), "--port", "1", "--host", "192.0.2.1", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is False
+    failed = {row["subject"] for row in report["findings"] if row["status"] == "fail"}
+    assert failed == {"Model", "Port 1"}
+    assert all(row["remedy"] for row in report["findings"] if row["status"] != "ok")
+    subjects = [row["subject"] for row in report["findings"]]
+    assert subjects[:6] == ["Python", "Packages", "CPU", "Memory", "torch", "GPU"]
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(Status.OK, "All well"), (Status.WARN, "can serve"), (Status.FAIL, "1 to mend")],
+)
+def test_the_last_line_sums_it_up(status: Status, words: str) -> None:
+    screen = io.StringIO()
+    show([Finding("CPU", status, "2 cores", "buy more")], Console(file=screen, width=80))
+    assert words in screen.getvalue()
+    assert "→ buy more" in screen.getvalue()

@@ -1,0 +1,228 @@
+"""Ports, the sockets' directory, model directories and the checks of them."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ops.check_machine import package_problem
+from ops.check_places import check_links, check_model, check_port
+from ops.finding import Finding, Status
+from ops.model_directory import demo_model_path, find_model
+from ops.ports import base_url, claim_port
+from ops.private_directory import LOCK, PREFIX, parent_directory, private_directory
+from triolet.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def busy_port() -> Iterator[int]:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen(1)
+        yield holder.getsockname()[1]
+
+
+def test_a_port_in_use_is_named_with_the_way_out(busy_port: int) -> None:
+    with pytest.raises(ConfigError, match=rf"port {busy_port} on 127\.0\.0\.1 is in use.*--port"):
+        claim_port("127.0.0.1", busy_port)
+
+
+def test_port_0_becomes_a_free_one() -> None:
+    port = claim_port("127.0.0.1", 0)
+    assert claim_port("127.0.0.1", port) == port
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no address of this machine"):
+        claim_port("192.0.2.1", 0)
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://[::1]:8000"),
+        ("::1", "http://[::1]:8000"),
+        ("gpu-1", "http://gpu-1:8000"),
+    ],
+)
+def test_the_url_is_one_that_this_machine_can_open(host: str, url: str) -> None:
+    assert base_url(host, 8000) == url
+
+
+@pytest.fixture
+def parent() -> Iterator[Path]:
+    """A place whose path is short enough for sockets, which pytest's is not."""
+    with TemporaryDirectory(dir="/tmp", prefix="t") as path:
+        yield Path(path)
+
+
+def test_the_directory_is_private_and_gone_afterwards(parent: Path) -> None:
+    with private_directory(parent) as directory:
+        assert directory.stat().st_mode & 0o777 == 0o700
+        (directory / "decode-0.kv").touch()
+    assert list(parent.iterdir()) == []
+
+
+def test_an_abandoned_directory_is_removed_and_a_used_one_kept(parent: Path) -> None:
+    abandoned = parent / f"{PREFIX}killed"
+    abandoned.mkdir(mode=0o700)
+    (abandoned / LOCK).touch()
+    with private_directory(parent) as used, private_directory(parent) as other:
+        assert used.exists()
+        assert other.exists()
+        assert not abandoned.exists()
+
+
+def test_a_path_too_long_for_sockets_is_refused(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    with pytest.raises(ConfigError, match="too long for sockets; set TMPDIR"):
+        private_directory(long).__enter__()
+    assert list(long.iterdir()) == []
+
+
+def test_a_parent_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="set TMPDIR"):
+        private_directory(tmp_path / "missing").__enter__()
+
+
+def test_the_runtime_directory_is_used_only_if_it_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc/self/fd" * 9)
+    assert parent_directory() != Path("/proc/self/fd" * 9)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/tmp")
+    assert parent_directory() == Path("/tmp")
+
+
+def safetensors(num_bytes: int) -> bytes:
+    header = {
+        "__metadata__": {"format": "pt"},
+        "w": {"dtype": "U8", "shape": [num_bytes], "data_offsets": [0, num_bytes]},
+    }
+    encoded = json.dumps(header).encode()
+    return struct.pack("<Q", len(encoded)) + encoded + bytes(num_bytes)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A directory with the looks of a model."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(safetensors(64))
+    return folder
+
+
+def test_a_whole_model_is_found(model: Path) -> None:
+    found = find_model(model)
+    assert found.path == model
+    assert found.architecture == "LlamaForCausalLM"
+    assert found.weight_bytes > 64
+    assert check_model(model)[0].status is Status.OK
+
+
+def test_without_a_name_it_is_the_demo_model() -> None:
+    assert find_model(None).path == demo_model_path()
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("config.json", None, "config.json is missing"),
+        ("config.json", b"{", "config.json cannot be read as JSON"),
+        ("config.json", b"\xff", "config.json cannot be read as JSON"),
+        ("config.json", b"[]", "holds a list"),
+        ("tokenizer.json", None, "tokenizer.json is missing"),
+        ("model.safetensors", None, "no .safetensors file"),
+        ("model.safetensors", b"", "is no safetensors file"),
+        ("model.safetensors", b"version https://git-lfs", "is no safetensors file"),
+        ("model.safetensors", safetensors(64)[:-1], "63 bytes of weights, its header says 64"),
+        ("model.safetensors", struct.pack("<Q", 2) + b"[]", "has a broken header"),
+        ("model.safetensors", struct.pack("<Q", 4) + b"{{{{", "has a broken header"),
+        ("model.safetensors.index.json", b"[]", "is not an index"),
+        (
+            "model.safetensors.index.json",
+            b'{"weight_map": {"w": "model-00002-of-00002.safetensors"}}',
+            "lacks model-00002-of-00002.safetensors",
+        ),
+    ],
+)
+def test_a_broken_model_fails_with_its_cause_and_a_remedy(
+    model: Path, file: str, content: bytes | None, words: str
+) -> None:
+    (model / file).unlink(missing_ok=True)
+    if content is not None:
+        (model / file).write_bytes(content)
+    finding, found = check_model(model)
+    assert finding.status is Status.FAIL
+    assert words in finding.detail
+    assert "download" in finding.remedy
+    assert found is None
+
+
+def test_a_hub_name_gets_the_command_that_downloads_it() -> None:
+    with pytest.raises(ModelError, match="hf download a/b --local-dir b"):
+        find_model(Path("a/b"))
+
+
+def test_a_busy_port_is_a_failure_and_a_free_one_is_not(busy_port: int) -> None:
+    assert check_port("127.0.0.1", busy_port).status is Status.FAIL
+    assert check_port("127.0.0.1", claim_port("127.0.0.1", 0)).status is Status.OK
+
+
+@pytest.mark.slow
+def test_sockets_and_zeromq_work_here(parent: Path) -> None:
+    assert [finding.status for finding in check_links(parent)] == [Status.OK, Status.OK]
+
+
+def test_a_place_without_room_for_sockets_is_a_failure(tmp_path: Path) -> None:
+    (finding,) = check_links(tmp_path / "missing")
+    assert finding.status is Status.FAIL
+    assert "TMPDIR" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("requirement", "problem"),
+    [
+        ("trio==0.35.0", None),
+        ("trio==0.34.0", "trio is 0.35.0, wanted ==0.34.0"),
+        ("torch>=2.11", None),
+        ("torch>=2.14", "torch is 2.13.0+cpu, wanted >=2.14"),
+        ("numpy>=2", "numpy is missing"),
+        ("jinja2[extra]>=3.1.6", None),
+        ("odd !! thing", "requirement 'odd !! thing' is not understood"),
+    ],
+)
+def test_packages_are_compared_with_what_is_asked_for(
+    requirement: str, problem: str | None
+) -> None:
+    from importlib.metadata import PackageNotFoundError
+
+    def version(name: str) -> str:
+        if name == "numpy":
+            raise PackageNotFoundError(name)
+        return {"trio": "0.35.0", "torch": "2.13.0+cpu", "jinja2": "3.10.0"}[name]
+
+    assert package_problem(requirement, version) == problem
+
+
+def test_findings_are_plain_rows() -> None:
+    assert Finding("CPU", Status.OK, "2 cores")._asdict() == {
+        "subject": "CPU",
+        "status": "ok",
+        "detail": "2 cores",
+        "remedy": "",
+    }

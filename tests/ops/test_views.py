@@ -1,0 +1,148 @@
+"""What `triolet serve` shows: one JSON line for programs, a table for people."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console
+
+from ops.json_view import JsonView
+from ops.plan import FleetPlan
+from ops.restart_policy import Ending, GiveUp, Restart
+from ops.terminal_view import TerminalView, log_line, room_for
+from triolet.config import EngineConfig, LinkConfig, ServerConfig
+from triolet.status import Progress, ServerReady, WorkerReady
+
+if TYPE_CHECKING:
+    from ops.view import View
+
+URL = "http://127.0.0.1:8000"
+PLAN = FleetPlan(
+    model_dir=Path("/models/tiny"),
+    server=ServerConfig(model_dir="", model_name="", prefill_addresses=(), decode_addresses=()),
+    engine=EngineConfig(),
+    link=LinkConfig(),
+    prefill=1,
+    decode=1,
+    log_level="info",
+)
+
+
+def worker(name: str, num_blocks: int = 640, max_model_len: int = 1024) -> WorkerReady:
+    return WorkerReady(
+        name=name,
+        parameters=4_877_568,
+        dtype="float32",
+        device="cpu",
+        num_blocks=num_blocks,
+        block_size=16,
+        pool_bytes=64 << 20,
+        max_model_len=max_model_len,
+    )
+
+
+def live_through_a_day(view: View) -> None:
+    """Start, serve, lose a worker, get it back, stop."""
+    with view:
+        for pid, name in enumerate(["decode-0", "prefill-0", "server"], 101):
+            view.started(name, pid)
+        view.reported("decode-0", Progress("weights", 1, 2))
+        view.reported("decode-0", Progress("weights", 2, 2))
+        for name in ("decode-0", "prefill-0"):
+            view.reported(name, worker(name))
+        view.reported("server", ServerReady(URL))
+        view.serving(URL)
+        view.ended("decode-0", Ending(-9), Restart(0.1))
+        view.started("decode-0", 104)
+        view.reported("decode-0", worker("decode-0"))
+        view.stopping()
+        view.ended("server", Ending(0), None)
+
+
+async def test_a_program_gets_one_line_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    live_through_a_day(JsonView(PLAN))
+    out = [line for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    (ready,) = map(json.loads, out)
+    assert ready["event"] == "ready"
+    assert ready["url"] == URL
+    assert ready["api"] == f"{URL}/v1"
+    pids = {"supervisor": os.getpid(), "server": 103, "prefill-0": 102, "decode-0": 101}
+    assert ready["pids"] == pids
+    assert list(ready["pids"]) == list(pids)
+
+
+async def shown(terminal: bool = True) -> str:
+    screen = io.StringIO()
+    console = Console(file=screen, width=110, force_terminal=terminal, color_system=None)
+    live_through_a_day(TerminalView(PLAN, console))
+    return screen.getvalue()
+
+
+async def test_a_person_gets_a_table_with_all_that_is_needed() -> None:
+    screen = await shown()
+    for words in (
+        "tiny",
+        "/models/tiny",
+        "4.9M parameters, float32, context of 1,024 tokens",
+        "640 × 16",
+        "10,240",
+        "64 MiB",
+        "10 sequences of 1,024 tokens",
+        f"{URL}/v1",
+        f"{URL}/metrics",
+        "decode-0 was killed by SIGKILL; starting it again in 0.1 s",
+        "decode-0 is back (pid 104)",
+        "Stopping: answers under way may finish within 30 s",
+        "Stopped.",
+    ):
+        assert words in screen, words
+    rows = [line.split()[:2] for line in screen.splitlines()]
+    assert rows.index(["server", "103"]) < rows.index(["prefill-0", "102"])
+    assert rows.index(["prefill-0", "102"]) < rows.index(["decode-0", "101"])
+
+
+async def test_giving_up_takes_the_bars_away() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, width=110, force_terminal=True, color_system=None)
+    with TerminalView(PLAN, console) as view:
+        view.started("decode-0", 7)
+        view.ended("decode-0", Ending(2, "no weights"), GiveUp("decode-0: no weights", 2))
+        console.print("next line")
+    assert screen.getvalue().rstrip().splitlines()[-1].endswith("next line")
+    assert "Stopped" not in screen.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "max_model_len", "text"),
+    [
+        (640, 1024, "10 sequences of 1,024 tokens"),
+        (64, 1024, "1 sequence of 1,024 tokens"),
+        (63, 1024, "1 sequence of 1,008 tokens"),
+        (65, 1025, "1 sequence of 1,025 tokens"),
+        (129, 1025, "1 sequence of 1,025 tokens"),
+    ],
+)
+def test_room_is_counted_in_whole_blocks(num_blocks: int, max_model_len: int, text: str) -> None:
+    assert room_for(worker("decode-0", num_blocks, max_model_len)) == text
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (
+            b'{"event":"lost","level":"warning","timestamp":"t","process":"p","peer":"a","n":2}',
+            'server     lost peer="a" n=2',
+        ),
+        (b'{"event":"x","exception":"Trace\\nEnd"}', "server     x \nTrace\nEnd"),
+        (b'{"event":"\\u001b[2Jred"}', "server     �[2Jred "),
+        (b"plain \x1b[31mwords\xff", "server     plain �[31mwords�"),
+        (b"[1]", "server     [1]"),
+    ],
+)
+def test_log_lines_are_shown_without_control_characters(line: bytes, text: str) -> None:
+    assert log_line("server", line).plain == text
