@@ -12,7 +12,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -c GPU)
 CONSTRAINTS := $(if $(filter-out 0,$(HAS_GPU)),,--constraint constraints.txt)
 
-.PHONY: help install install-dev system-deps serve test lint types unit loadtest screenshot demo-model clean
+.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
@@ -59,6 +59,9 @@ screenshot: install-dev system-deps  ## picture of the chat page, into docs/imag
 
 loadtest: install-dev  ## locust, headless, against a server it starts; report in build/loadtest/
 	$(BIN)/python -m loadtest.run $(ARGS)
+
+bench-cancel: install-dev  ## close 1,000 connections at random moments; how long until their KV is free
+	$(BIN)/python -m loadtest.cancels $(ARGS)
 
 clean:  ## remove what builds and tests leave behind, not the environment
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -110,7 +110,7 @@ class RequestBook:
             request_id=sequence.request.request_id.hex(),
             client_request_id=sequence.request.client_request_id,
             outcome=outcome.value,
-            phase=phase.value,
+            phase=phase.name.lower(),
             prompt_tokens=terminal.usage.prompt_tokens,
             completion_tokens=terminal.usage.completion_tokens,
             queue_s=round(terminal.usage.queue_s, 4),

@@ -88,6 +88,15 @@ def test_the_page_names_the_served_model(page: Page, fleet: FleetProcess) -> Non
     expect(page.locator("#model")).to_have_text(listed["data"][0]["id"])
 
 
+def test_a_question_beyond_the_context_offers_a_new_chat(page: Page) -> None:
+    field = page.get_by_role("textbox", name="Your question")
+    field.fill("And then the dragon slept. " * 1000)
+    field.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("too long for the model")
+    page.get_by_role("button", name="Start a new chat").click()
+    expect(page.locator(".turn")).to_have_count(0)
+
+
 def test_stop_ends_the_answer_in_the_pools_too(page: Page, fleet: FleetProcess) -> None:
     before = ended(fleet, "stopped")
     page.evaluate(ASK_AND_AT_FIRST_TEXT, "stop")
