@@ -25,7 +25,7 @@ from .packing import batches
 from .tokenizer import train_tokenizer
 
 BUILD = Path("build/demo_model")
-MUON_RATE, ADAM_RATE = 5e-3, 3e-3
+MUON_RATE, ADAM_RATE = 1.6e-3, 1.2e-3
 """Rates of the flat part; Muon's is scaled to AdamW's update size (`match_rms_adamw`)."""
 WARMUP_TOKENS = 200_000
 

@@ -1,0 +1,100 @@
+"""`triolet serve` when it cannot work: nothing is half-started, and one line says why."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from ops.model_directory import demo_model_path
+from ops.restart_policy import GiveUp
+from ops.serve import command_line, run_fleet
+from ops.supervisor import Supervisor
+from triolet.config import SupervisorConfig
+
+from .recording import Recorder, spec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+TIMEOUT_S = 60.0
+
+
+def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*command_line(), "serve", *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def test_a_port_in_use_is_found_out_before_anything_is_started() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen(1)
+        port = holder.getsockname()[1]
+        done = serve("--port", str(port))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"triolet: port {port} on 127.0.0.1 is in use")
+
+
+def test_weights_that_no_worker_can_load_end_all_with_one_line(tmp_path: Path) -> None:
+    model = tmp_path / "broken"
+    shutil.copytree(demo_model_path(), model)
+    weights = next(model.glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-100])
+    done = serve(str(model), "--port", "0", "--kv-pool", "16MiB")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    (last,) = [line for line in lines if not line.startswith("{")]
+    assert last == lines[-1]
+    assert last.startswith(("triolet: prefill-0: ", "triolet: decode-0: "))
+    assert weights.name in last
+    assert "Traceback" not in done.stderr
+    started = [line for line in lines if '"process_started"' in line]
+    ended = [line for line in lines if '"process_ended"' in line or '"process_given_up"' in line]
+    assert len(started) == len(ended) == 3
+
+
+class ServingRecorder(Recorder):
+    """Also a view."""
+
+    def __enter__(self) -> ServingRecorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def serving(self, url: str) -> None:
+        pytest.fail("nothing serves here")
+
+
+async def test_a_server_that_never_becomes_ready_is_not_waited_for_for_ever(
+    tmp_path: Path,
+) -> None:
+    config = SupervisorConfig(ready_timeout_s=0.2)
+    view = ServingRecorder()
+    supervisor = Supervisor([spec("server-0", tmp_path / "journal")], config, 5.0, view)
+    with trio.fail_after(TIMEOUT_S):
+        outcome = await run_fleet(supervisor, config, "http://127.0.0.1:9", view)
+    assert isinstance(outcome, GiveUp)
+    assert outcome.exit_code == 1
+    assert "http://127.0.0.1:9/health/ready is not ready after 0 s" in outcome.message
+
+
+def test_the_roles_are_started_by_this_very_python() -> None:
+    assert command_line()[0] == sys.executable
+    assert "triolet" in command_line()[1] or command_line()[1:] == ("-m", "ops.cli")
