@@ -62,8 +62,9 @@ class Detokenizer:
             piece = self._stream.step(self._tokenizer, token_id)
         except Exception:  # noqa: BLE001 (the library raises plain Exception, nothing narrower)
             # A byte that fits no character changed how the bytes before it decode, which are shown
-            # already. Those stand; this one is shown as unreadable.
-            return self._restart(REPLACEMENT)
+            # already. Those stand; what came since is decoded by itself.
+            self._context = self._anchor_ids
+            return self._restart(self._pending_text())
         if piece is not None:
             self._pending.clear()
             self._context = self._anchor_ids

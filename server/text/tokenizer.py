@@ -194,7 +194,10 @@ class TextModel:
 
     def _refuse_if_hopeless(self, text: str, param: str) -> None:
         """Raise for text that cannot fit whatever its tokens are, before time is spent on it."""
-        num_bytes = len(text.encode(errors="replace"))
+        try:
+            num_bytes = len(text.encode())
+        except UnicodeEncodeError:
+            raise invalid_request("the text has half of a surrogate pair", param) from None
         longest = self._vocabulary.longest_token_bytes
         if num_bytes > self.max_model_len * longest:
             raise invalid_request(
