@@ -142,7 +142,7 @@ def check(reader: Reader) -> None:
 
 @pytest.mark.slow
 # Shrinking such long stories takes minutes and says little; the first failing one is reported.
-@settings(max_examples=150, phases=[Phase.reuse, Phase.generate], deadline=None)
+@settings(max_examples=60, phases=[Phase.reuse, Phase.generate], deadline=None)
 @given(st.lists(ACTIONS, min_size=40, max_size=160))
 def test_no_order_of_events_loses_or_doubles_anything(
     actions: list[tuple[str, int, int]],

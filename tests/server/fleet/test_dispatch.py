@@ -1,0 +1,205 @@
+"""Who gets what, and who is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.fleet.admission import Limits, refuse_overload, refuse_unfit
+from server.fleet.dispatch import Need, choose_pair
+from triolet.errors import RequestError
+from triolet.ids import AttemptKey
+
+from .fakes import BLOCK_SIZE, FakeDecode, FakePrefill, make_request, server_config
+from .world import World
+
+KEY = AttemptKey(b"x" * 16, 0)
+TEN = Need(10, 10)
+
+
+def world_of(*fakes: FakeDecode | FakePrefill) -> World:
+    decodes = [f for f in fakes if isinstance(f, FakeDecode)]
+    prefills = [f for f in fakes if isinstance(f, FakePrefill)]
+    world = World(len(prefills), len(decodes), connect=False)
+    ordered: list[FakeDecode | FakePrefill] = [*prefills, *decodes]
+    for worker, fake in zip(world.workers, ordered, strict=True):
+        world.of[worker] = fake
+        world.greet(worker)
+    return world
+
+
+def chosen(world: World, need: Need = TEN) -> tuple[str, str] | None:
+    pair = choose_pair(world.workers, need, world.now)
+    return None if pair is None else (world.of[pair.decode].name, world.of[pair.prefill].name)
+
+
+def test_decode_with_most_blocks_and_prefill_with_least_to_do() -> None:
+    world = world_of(
+        FakePrefill("p0"),
+        FakePrefill("p1"),
+        FakeDecode("d0", num_blocks=20),
+        FakeDecode("d1", num_blocks=30),
+    )
+    assert chosen(world) == ("d1", "p0")
+    world.workers[3].reserve(KEY, num_blocks=15)
+    world.workers[0].reserve(KEY, num_tokens=5)
+    assert chosen(world) == ("d0", "p1")
+
+
+def test_running_sequences_keep_a_block_each_to_grow() -> None:
+    world = world_of(FakePrefill(), FakeDecode(num_blocks=4))
+    need = Need(4 * BLOCK_SIZE, 4 * BLOCK_SIZE)
+    assert chosen(world, need) is not None
+    world.workers[1].reserve(KEY)
+    assert chosen(world, need) is None
+    assert chosen(world, Need(3 * BLOCK_SIZE, 3 * BLOCK_SIZE)) is not None
+
+
+def test_replayed_tokens_need_blocks_too() -> None:
+    world = world_of(FakePrefill(), FakeDecode(num_blocks=4))
+    assert chosen(world, Need(BLOCK_SIZE, 4 * BLOCK_SIZE + 1)) is None
+
+
+def test_a_heartbeat_counts_granted_leases_and_not_those_still_asked_for() -> None:
+    world = world_of(FakePrefill(), FakeDecode(num_blocks=10))
+    decode = world.workers[1]
+    decode.reserve(KEY, num_blocks=4)
+    assert decode.available_blocks == 6
+    heard = world.of[decode].heartbeat()
+    decode.heartbeat(heard, world.now)
+    assert decode.available_blocks == heard.load.free_blocks - 4
+    decode.granted(KEY)
+    decode.heartbeat(heard, world.now)
+    assert decode.available_blocks == heard.load.free_blocks
+    decode.release(KEY, 4)
+    assert decode.available_blocks == heard.load.free_blocks + 4
+
+
+def test_a_prompt_longer_than_all_credit_goes_to_an_idle_prefill_worker_alone() -> None:
+    world = world_of(FakePrefill(token_credit=8), FakeDecode())
+    assert chosen(world, Need(100, 100)) is not None
+    world.workers[0].reserve(KEY, num_tokens=1)
+    assert chosen(world, Need(100, 100)) is None
+    assert chosen(world, Need(7, 7)) is not None
+
+
+@pytest.mark.parametrize(
+    "fakes",
+    [
+        (FakePrefill(token_credit=0), FakeDecode()),
+        (FakePrefill(), FakeDecode(row_credit=0)),
+        (FakePrefill(), FakeDecode(is_draining=True)),
+        (FakePrefill(is_draining=True), FakeDecode()),
+        (FakePrefill(fingerprint="a"), FakeDecode(fingerprint="b")),
+        (FakePrefill(), FakeDecode(num_blocks=2)),
+        (FakePrefill(),),
+    ],
+)
+def test_who_has_no_room_gets_nothing(fakes: tuple[FakeDecode | FakePrefill, ...]) -> None:
+    assert chosen(world_of(*fakes)) is None
+
+
+def test_a_pair_has_one_model_even_if_another_worker_has_more_room() -> None:
+    world = world_of(
+        FakePrefill(fingerprint="small"),
+        FakeDecode("d0", fingerprint="small", num_blocks=10),
+        FakeDecode("d1", fingerprint="large", num_blocks=1000),
+    )
+    assert chosen(world) == ("d0", "prefill-0")
+    assert chosen(world, Need(10, 10, "large")) is None
+
+
+def refusal_of(max_tokens: int, prompt: str, limits: Limits) -> RequestError:
+    with pytest.raises(RequestError) as refusal:
+        refuse_unfit(make_request(max_tokens=max_tokens, prompt=prompt), limits)
+    return refusal.value
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "limits", "param", "words"),
+    [
+        ("", 1, Limits(100), "prompt", "empty"),
+        ("x" * 90, 11, Limits(100), "max_tokens", "make 101; the context of this model is 100"),
+        ("x" * 100, 1, Limits(100), "prompt", "100 prompt tokens"),
+        ("x" * 10, 32, Limits(100, 40), "max_tokens", "KV for 41 tokens; .* holds 40"),
+        ("x" * 10, 1, Limits(100, 40, 8), "prompt", "largest prefill pool holds 8"),
+    ],
+)
+def test_what_never_fits_is_refused_with_the_numbers(
+    prompt: str, max_tokens: int, limits: Limits, param: str, words: str
+) -> None:
+    error = refusal_of(max_tokens, prompt, limits)
+    assert (error.status, error.param) == (400, param)
+    with pytest.raises(RequestError, match=words):
+        raise error
+
+
+def test_what_just_fits_is_taken() -> None:
+    refuse_unfit(make_request(prompt="x" * 10, max_tokens=31), Limits(41, 40, 10))
+
+
+@pytest.mark.parametrize(
+    ("queued", "predicted_s", "deadline_s", "retry_after_s"),
+    [
+        (1024, None, 600.0, 1.0),
+        (1024, 9.0, 600.0, 9.0),
+        (0, 70.0, 600.0, 10.0),
+        (0, 1e6, 600.0, 120.0),
+        (0, 10.0, 5.0, 5.0),
+    ],
+)
+def test_a_line_that_is_too_long_refuses_with_the_time_to_come_back(
+    queued: int, predicted_s: float | None, deadline_s: float, retry_after_s: float
+) -> None:
+    request = make_request(deadline_s=deadline_s)
+    with pytest.raises(RequestError) as refusal:
+        refuse_overload(request, server_config(), queued, predicted_s)
+    assert (refusal.value.status, refusal.value.code) == (503, "overloaded")
+    assert refusal.value.retry_after_s == pytest.approx(retry_after_s)
+
+
+@pytest.mark.parametrize(("queued", "predicted_s"), [(0, None), (1023, 59.0)])
+def test_a_line_within_its_bounds_takes_requests(queued: int, predicted_s: float | None) -> None:
+    refuse_overload(make_request(), server_config(), queued, predicted_s)
+
+
+def test_limits_follow_what_workers_said_last() -> None:
+    world = world_of(FakePrefill(num_blocks=4), FakeDecode(num_blocks=8))
+    assert world.conductor.max_model_len == 4096
+    with pytest.raises(RequestError, match="largest prefill pool holds 16"):
+        world.submit(make_request(prompt="x" * 17, max_tokens=1))
+    with pytest.raises(RequestError, match="largest decode pool holds 32"):
+        world.submit(make_request(prompt="x" * 16, max_tokens=18))
+    with pytest.raises(RequestError, match="the context of this model is 4096"):
+        world.submit(make_request(max_tokens=5000))
+    world.conductor.check_accounting()
+    assert world.conductor.accounting.rejected == {"context_length_exceeded": 3}
+
+
+def test_a_long_line_is_refused_by_the_conductor() -> None:
+    world = World(max_queued_requests=3)
+    world.decode.row_credit = 1
+    world.beat(world.workers[1])
+    world.deliver()
+    for number in range(1, 5):
+        world.submit(make_request(number, prompt="x" * 100))
+    with pytest.raises(RequestError, match="3 requests wait"):
+        world.submit(make_request(9))
+    world.settle()
+    world.check_idle()
+
+
+def test_a_slow_line_is_refused_by_the_conductor() -> None:
+    world = World()
+    world.decode.row_credit = 1
+    world.beat(world.workers[1])
+    world.deliver()
+    for number in range(1, 12):
+        world.submit(make_request(number, prompt="x" * 100))
+    world.deliver()
+    for _ in range(10):
+        world.sweep(1.0)
+    with pytest.raises(RequestError, match=r"would wait \d+ s"):
+        world.submit(make_request(99))
+    world.submit(make_request(100, priority=-1))
+    world.settle()
+    world.check_idle()
