@@ -118,6 +118,8 @@ async def test_pools_and_their_bytes_are_in_the_metrics() -> None:
         'triolet_kv_bytes_sent_total{worker="prefill-0"} 4096.0',
         'triolet_kv_bytes_received_total{worker="decode-0"} 4000.0',
         'triolet_worker_up{role="decode",worker="decode-0"} 1.0',
+        'triolet_kv_block_tokens{pool="decode",worker="decode-0"} 16.0',
+        'triolet_kv_block_bytes{pool="prefill",worker="prefill-0"} 1024.0',
         "triolet_requests_queued 1.0",
         "triolet_connections 1.0",
         f"vllm:num_requests_waiting{{{labels}}} 1.0",

@@ -1,0 +1,178 @@
+"""What the metrics read at the moment of a scrape: the fleet, and our own numbers by other names.
+
+Own names are the truth. The same numbers also go by the names of vLLM, because dashboards and the
+endpoint pickers of gateways are written for those. Worker names are the only labels that come from
+outside this process, and there are as many as are configured.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from triolet.ids import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from .api.ports import FleetView, WorkerView
+
+ALIASES: Final = {
+    "time_to_first_token_seconds": "time_to_first_token_seconds",
+    "inter_token_latency_seconds": "inter_token_latency_seconds",
+    "e2e_request_latency_seconds": "request_seconds",
+    "request_queue_time_seconds": "queue_seconds",
+    "request_prefill_time_seconds": "prefill_seconds",
+    "request_decode_time_seconds": "decode_seconds",
+    "request_prompt_tokens": "request_prompt_tokens",
+    "request_generation_tokens": "request_completion_tokens",
+    "prompt_tokens": "prompt_tokens",
+    "generation_tokens": "completion_tokens",
+    "prefix_cache_queries": "prompt_tokens",
+    "prefix_cache_hits": "cached_prompt_tokens",
+    "request_success": "requests",
+}
+"""vLLM's name, and ours for the same number."""
+
+
+class FleetCollector(Collector):
+    """What the fleet and the surface look like at the moment of the scrape."""
+
+    def __init__(self, status: Callable[[], FleetView], connections: Callable[[], int]) -> None:
+        self._status = status
+        self._connections = connections
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield one family after the other."""
+        status = self._status()
+        yield _gauge("triolet_requests_queued", "Requests that wait for a worker", status.queued)
+        yield _gauge("triolet_requests_running", "Requests that workers serve", status.running)
+        yield _gauge("triolet_connections", "Open client connections", self._connections())
+        yield from self._pools(status)
+        yield from self._workers(status)
+
+    def _pools(self, status: FleetView) -> Iterator[Metric]:
+        blocks = GaugeMetricFamily(
+            "triolet_kv_blocks", "KV blocks by pool and state", labels=("pool", "worker", "state")
+        )
+        received = CounterMetricFamily(
+            "triolet_kv_bytes_received", "KV written into decode pools", labels=("worker",)
+        )
+        sent = CounterMetricFamily(
+            "triolet_kv_bytes_sent", "KV shipped by prefill", labels=("worker",)
+        )
+        block_tokens = GaugeMetricFamily(
+            "triolet_kv_block_tokens", "Tokens that one KV block holds", labels=("pool", "worker")
+        )
+        block_bytes = GaugeMetricFamily(
+            "triolet_kv_block_bytes", "Bytes of one KV block", labels=("pool", "worker")
+        )
+        for worker in status.workers:
+            if worker.capacity is None:
+                continue  # it has not said who it is: its address would become a label for ever
+            pool = (worker.role.value, worker.name)
+            block_tokens.add_metric(pool, worker.capacity.block_size)
+            block_bytes.add_metric(pool, worker.capacity.bytes_per_block)
+            for state, count in _blocks_by_state(worker):
+                blocks.add_metric((*pool, state), count)
+            family = received if worker.role is Role.DECODE else sent
+            family.add_metric((worker.name,), worker.load.kv_bytes)
+        yield from (blocks, received, sent, block_tokens, block_bytes)
+
+    def _workers(self, status: FleetView) -> Iterator[Metric]:
+        up = GaugeMetricFamily(
+            "triolet_worker_up", "1 for a worker that is live", labels=("role", "worker")
+        )
+        counters = {
+            name: CounterMetricFamily(f"triolet_worker_{name}", text, labels=("role", "worker"))
+            for name, text in (
+                ("steps", "Device steps"),
+                ("computed_tokens", "Tokens computed"),
+                ("stale_frames", "Frames dropped because they named no live lease"),
+                ("bad_digests", "KV chunks whose digest was wrong"),
+                ("preemptions", "Sequences that lost their blocks to others"),
+            )
+        }
+        for worker in status.workers:
+            labels = (worker.role.value, worker.name)
+            up.add_metric(labels, float(worker.state == "alive"))
+            for name, family in counters.items():
+                family.add_metric(labels, getattr(worker.load, name))
+        yield up
+        yield from counters.values()
+
+
+class AliasCollector(Collector):
+    """The same numbers under the names that vLLM's dashboards and endpoint pickers read."""
+
+    def __init__(
+        self,
+        families: Callable[[], dict[str, Metric]],
+        status: Callable[[], FleetView],
+        model_name: str,
+    ) -> None:
+        self._families = families
+        self._status = status
+        self._labels = {"model_name": model_name, "engine": "0"}
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield one family after the other."""
+        families = self._families()
+        for alias, name in ALIASES.items():
+            yield self._renamed(alias, families[name])
+        status = self._status()
+        used, total = _decode_blocks(status)
+        yield self._gauge("num_requests_waiting", status.queued)
+        yield self._gauge("num_requests_running", status.running)
+        yield self._gauge("kv_cache_usage_perc", used / total if total else 0.0)
+        preemptions = sum(worker.load.preemptions for worker in status.workers)
+        yield self._counter("num_preemptions", preemptions)
+        sizes = {w.capacity.block_size for w in status.workers if w.capacity is not None}
+        info = InfoMetricFamily("vllm:cache_config", "", labels=())
+        info.add_metric(
+            (), {"block_size": str(max(sizes, default=0)), "num_gpu_blocks": str(total)}
+        )
+        yield info
+
+    def _renamed(self, alias: str, family: Metric) -> Metric:
+        renamed = Metric(f"vllm:{alias}", family.documentation, family.type)
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            if "outcome" in labels:
+                labels = {"finished_reason": labels["outcome"]}
+            suffix = sample.name.removeprefix(family.name)
+            renamed.add_sample(f"vllm:{alias}{suffix}", labels | self._labels, sample.value)
+        return renamed
+
+    def _gauge(self, name: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"vllm:{name}", "", labels=tuple(self._labels))
+        family.add_metric(tuple(self._labels.values()), value)
+        return family
+
+    def _counter(self, name: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"vllm:{name}", "", labels=tuple(self._labels))
+        family.add_metric(tuple(self._labels.values()), value)
+        return family
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def _blocks_by_state(worker: WorkerView) -> tuple[tuple[str, int], ...]:
+    load = worker.load
+    return (
+        ("free", load.free_blocks),
+        ("cached", load.cached_blocks),
+        ("leased", load.leased_blocks),
+    )
+
+
+def _decode_blocks(status: FleetView) -> tuple[int, int]:
+    """Return (leased, all) blocks of the decode pools."""
+    decode = [worker for worker in status.workers if worker.role is Role.DECODE]
+    leased = sum(worker.load.leased_blocks for worker in decode)
+    return leased, sum(w.capacity.num_blocks for w in decode if w.capacity is not None)

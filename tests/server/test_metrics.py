@@ -1,0 +1,87 @@
+"""The metrics as the fleet's observer: what is told is what is read, under both names."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.generation import Usage
+from server.metrics import MAX_WORDS, Metrics
+from tests.server.support.fakes import FakeFleet
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    subject = Metrics("demo", "vllm")
+    subject.watch(FakeFleet().status, lambda: 0)
+    return subject
+
+
+def lines(metrics: Metrics) -> set[str]:
+    return set(metrics.exposition().decode().splitlines())
+
+
+def test_a_request_is_counted_once_in_each_of_its_measures(metrics: Metrics) -> None:
+    metrics.request_received()
+    metrics.request_accepted()
+    metrics.request_dispatched(0.02)
+    metrics.prefill_computed(0.001, 0.2)
+    metrics.first_token(0.03)
+    metrics.next_token(0.012)
+    usage = Usage(prompt_tokens=100, completion_tokens=2, cached_tokens=64, ttft_s=0.03)
+    metrics.request_ended("stop", usage, 0.5)
+    labels = 'engine="0",model_name="demo"'
+    assert {
+        "triolet_requests_received_total 1.0",
+        "triolet_requests_accepted_total 1.0",
+        'triolet_requests_total{outcome="stop"} 1.0',
+        "triolet_prompt_tokens_total 100.0",
+        "triolet_completion_tokens_total 2.0",
+        "triolet_cached_prompt_tokens_total 64.0",
+        'triolet_time_to_first_token_seconds_bucket{le="0.02"} 0.0',
+        'triolet_time_to_first_token_seconds_bucket{le="0.04"} 1.0',
+        'triolet_inter_token_latency_seconds_bucket{le="0.025"} 1.0',
+        "triolet_request_seconds_sum 0.5",
+        "triolet_decode_seconds_sum 0.47",
+        f"vllm:prompt_tokens_total{{{labels}}} 100.0",
+        f"vllm:generation_tokens_total{{{labels}}} 2.0",
+        f"vllm:prefix_cache_hits_total{{{labels}}} 64.0",
+        'vllm:request_success_total{engine="0",finished_reason="stop",model_name="demo"} 1.0',
+        f"vllm:time_to_first_token_seconds_count{{{labels}}} 1.0",
+        'vllm:inter_token_latency_seconds_bucket{engine="0",le="0.025",model_name="demo"} 1.0',
+        f"vllm:e2e_request_latency_seconds_sum{{{labels}}} 0.5",
+        f"vllm:request_prefill_time_seconds_sum{{{labels}}} 0.2",
+        f"vllm:request_queue_time_seconds_sum{{{labels}}} 0.02",
+    } <= lines(metrics)
+
+
+def test_refusals_and_losses_are_counted_by_cause(metrics: Metrics) -> None:
+    metrics.request_rejected("overloaded")
+    metrics.attempt_failed("peer_lost")
+    metrics.worker_joined("decode-0")
+    metrics.worker_lost("decode-0", "silent")
+    metrics.worker_refused("decode-0", "another model")
+    assert {
+        'triolet_requests_rejected_total{code="overloaded"} 1.0',
+        'triolet_attempts_failed_total{cause="peer_lost"} 1.0',
+        "triolet_workers_joined_total 1.0",
+        'triolet_workers_lost_total{cause="silent"} 1.0',
+        "triolet_workers_refused_total 1.0",
+    } <= lines(metrics)
+
+
+def test_a_label_never_has_more_words_than_its_bound(metrics: Metrics) -> None:
+    for number in range(10 * MAX_WORDS):
+        metrics.request_rejected(f"code-{number}")
+    series = [line for line in lines(metrics) if line.startswith("triolet_requests_rejected_total")]
+    assert len(series) == MAX_WORDS + 1
+    assert f'triolet_requests_rejected_total{{code="other"}} {9.0 * MAX_WORDS}' in series
+
+
+def test_a_worker_that_has_said_nothing_has_no_pool(metrics: Metrics) -> None:
+    fleet = FakeFleet()
+    fleet.status().workers[0].capacity = None
+    subject = Metrics("demo", "none")
+    subject.watch(fleet.status, lambda: 0)
+    pools = [line for line in lines(subject) if line.startswith("triolet_kv_blocks{")]
+    assert len(pools) == 3
+    assert all('pool="decode"' in line for line in pools)
