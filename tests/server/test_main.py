@@ -1,0 +1,143 @@
+"""The server process as its operators meet it: start, signals, end, and what it says when it cannot
+start. Without workers; those of tests/end_to_end have them."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx2
+import pytest
+
+from server.edge.sockets import open_listening_socket
+from tests.server.support.surface import CONFIG
+from triolet.config import ServerConfig
+from triolet.errors import ConfigError
+from triolet.status import ServerReady, parse_report
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "triolet" / "demo"
+START = """
+import sys
+from server.main import main
+from triolet.config import ServerConfig
+main(ServerConfig(model_dir=sys.argv[1], model_name="demo", port=int(sys.argv[3]),
+    prefill_addresses=(f"ipc://{sys.argv[2]}/p",), decode_addresses=(f"ipc://{sys.argv[2]}/d",),
+    drain_timeout_s=0.3, exit_grace_s=1.0, worker_wait_s=30.0))
+"""
+
+
+def start(directory: Path, model: Path = DEMO, port: int = 0) -> subprocess.Popen[bytes]:
+    directory.chmod(0o700)
+    return subprocess.Popen(
+        [sys.executable, "-c", START, str(model), str(directory), str(port)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def ready_url(process: subprocess.Popen[bytes]) -> str:
+    assert process.stdout is not None
+    report = parse_report(process.stdout.readline())
+    assert isinstance(report, ServerReady), process.communicate()
+    return report.url
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    running = start(tmp_path)
+    yield running
+    running.kill()
+    running.communicate()
+
+
+def test_it_says_where_it_listens_and_leaves_on_a_signal(
+    process: subprocess.Popen[bytes],
+) -> None:
+    url = ready_url(process)
+    with httpx2.Client(base_url=url) as client:
+        assert client.get("/health/live").status_code == 200
+        ready = client.get("/health/ready")
+        assert (ready.status_code, ready.json()["error"]["code"]) == (503, "no_worker")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(5) == 0
+
+
+def test_a_stream_without_workers_gets_its_terminal_event_at_the_end_of_the_drain(
+    process: subprocess.Popen[bytes],
+) -> None:
+    url = ready_url(process)
+    body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+    with (
+        httpx2.Client(base_url=url, timeout=10) as client,
+        client.stream("POST", "/v1/chat/completions", json=body) as stream,
+    ):
+        assert stream.status_code == 200
+        lines = stream.iter_lines()
+        assert "assistant" in next(lines)
+        process.send_signal(signal.SIGTERM)
+        rest = [line for line in lines if line]
+    assert '"code":"draining"' in rest[-2]
+    assert rest[-1] == "data: [DONE]"
+    assert process.wait(5) == 0
+
+
+def test_a_client_that_reads_nothing_does_not_keep_it(process: subprocess.Popen[bytes]) -> None:
+    port = int(ready_url(process).rsplit(":", 1)[1])
+    with socket.create_connection(("127.0.0.1", port)) as silent:
+        silent.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(5) == 0
+
+
+def test_a_port_in_use_is_named_with_a_remedy(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        _, stderr = start(tmp_path, port=port).communicate(timeout=20)
+    last = stderr.decode().strip().splitlines()[-1]
+    assert "ConfigError" in last
+    assert f"127.0.0.1:{port} is in use" in last
+    assert "choose another port" in last
+
+
+def test_a_missing_model_is_named(tmp_path: Path) -> None:
+    _, stderr = start(tmp_path, model=tmp_path / "none").communicate(timeout=20)
+    assert "none" in stderr.decode().strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"host": "0.0.0.0"}, "no keys"),
+        ({"host": "no.such.host.invalid", "allow_remote_clients": True}, "cannot be resolved"),
+        ({"host": "192.0.2.1", "allow_remote_clients": True}, "no address of this machine"),
+    ],
+)
+def test_an_address_that_cannot_be_had_is_explained(changes: dict[str, object], word: str) -> None:
+    config: ServerConfig = replace(CONFIG, **changes)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=word):
+        open_listening_socket(config)
+
+
+def test_the_listening_socket_s_options_are_inherited() -> None:
+    config = ServerConfig("", "", (), (), port=0, tcp_user_timeout_s=3.0)
+    with open_listening_socket(config) as listening:
+        client = socket.create_connection(listening.getsockname())
+        listening.setblocking(True)
+        accepted, _ = listening.accept()
+        with client, accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 3000
+            buffer_bytes = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+            assert buffer_bytes <= 2 * config.send_buffer_bytes
