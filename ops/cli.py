@@ -139,11 +139,11 @@ def server(
     from .model_directory import find_model
 
     def run() -> None:
-        from server.main import main as run_server
-
         if not decode:
             raise ConfigError("no decode worker is named; give --decode ADDRESS at least once")
         model_dir = find_model(model).path
+        from server.main import main as run_server
+
         run_server(
             replace(
                 config,
@@ -175,9 +175,10 @@ def prefill(
     name = name or f"prefill-{os.getpid()}"
 
     def run() -> None:
+        config = _worker_config(name, model, control, None, engine, link, curve)
         from prefill.worker import main as run_worker
 
-        run_worker(_worker_config(name, model, control, None, engine, link, curve))
+        run_worker(config)
 
     _run_role("prefill", name, log_level, supervisor_pid, run)
 
@@ -199,9 +200,10 @@ def decode(
     name = name or f"decode-{os.getpid()}"
 
     def run() -> None:
+        config = _worker_config(name, model, control, kv, engine, link, curve)
         from decode.worker import main as run_worker
 
-        run_worker(_worker_config(name, model, control, kv, engine, link, curve))
+        run_worker(config)
 
     _run_role("decode", name, log_level, supervisor_pid, run)
 

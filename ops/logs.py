@@ -68,7 +68,6 @@ def configure_logs(level: str | None, process: str) -> None:
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(

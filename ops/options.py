@@ -5,6 +5,7 @@ Defaults come from triolet/config.py; reasons for them are there. Reads no file 
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
 
@@ -23,6 +24,9 @@ _SERVER: Final = ServerConfig(
 _COMPUTE: Final = "Model and compute"
 _HTTP: Final = "Server"
 _FLEET: Final = "Processes and links"
+_compute = partial(typer.Option, rich_help_panel=_COMPUTE)
+_http = partial(typer.Option, rich_help_panel=_HTTP)
+_fleet = partial(typer.Option, rich_help_panel=_FLEET)
 
 ModelArgument: TypeAlias = Annotated[
     Path | None,
@@ -30,15 +34,10 @@ ModelArgument: TypeAlias = Annotated[
 ]
 LogLevelOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        help="debug, info, warning or error.",
-        show_default="info; warning on a terminal",
-        rich_help_panel=_FLEET,
-    ),
+    _fleet(help="debug, info, warning or error.", show_default="info; warning on a terminal"),
 ]
 CurveOption: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(help="Key directory (see `triolet keys make`).", rich_help_panel=_FLEET),
+    Path | None, _fleet(help="Key directory (see `triolet keys make`).")
 ]
 SupervisorPidOption: TypeAlias = Annotated[int | None, typer.Option(hidden=True)]
 WorkerNameOption: TypeAlias = Annotated[
@@ -47,42 +46,28 @@ WorkerNameOption: TypeAlias = Annotated[
 
 
 def engine_options(
-    dtype: Annotated[
-        Dtype, typer.Option(help="Weights, activations and KV.", rich_help_panel=_COMPUTE)
-    ] = _ENGINE.dtype,
+    dtype: Annotated[Dtype, _compute(help="Weights, activations and KV.")] = _ENGINE.dtype,
     backend: Annotated[
-        str,
-        typer.Option(
-            help="Attention: sdpa, or flash on NVIDIA with flash-attn.", rich_help_panel=_COMPUTE
-        ),
+        str, _compute(help="Attention: sdpa, or flash on NVIDIA with flash-attn.")
     ] = _ENGINE.backend,
-    device: Annotated[
-        str, typer.Option(help="cpu, cuda or cuda:N.", rich_help_panel=_COMPUTE)
-    ] = _ENGINE.device,
-    block_size: Annotated[
-        int, typer.Option(help="Tokens per KV block.", rich_help_panel=_COMPUTE)
-    ] = _ENGINE.block_size,
-    kv_pool: Annotated[
-        str, typer.Option(help="KV pool of each worker.", rich_help_panel=_COMPUTE)
-    ] = show_size(_ENGINE.kv_pool_bytes).replace(" ", ""),
+    device: Annotated[str, _compute(help="cpu, cuda or cuda:N.")] = _ENGINE.device,
+    block_size: Annotated[int, _compute(help="Tokens per KV block.")] = _ENGINE.block_size,
+    kv_pool: Annotated[str, _compute(help="KV pool of each worker.")] = show_size(
+        _ENGINE.kv_pool_bytes
+    ).replace(" ", ""),
     max_num_seqs: Annotated[
-        int, typer.Option(help="Sequences per decode step.", rich_help_panel=_COMPUTE)
+        int, _compute(help="Sequences per decode step.")
     ] = _ENGINE.max_num_seqs,
     max_num_batched_tokens: Annotated[
-        int, typer.Option(help="Prompt tokens per prefill step.", rich_help_panel=_COMPUTE)
+        int, _compute(help="Prompt tokens per prefill step.")
     ] = _ENGINE.max_num_batched_tokens,
     max_model_len: Annotated[
-        int | None,
-        typer.Option(
-            help="Context length.", show_default="the model's own", rich_help_panel=_COMPUTE
-        ),
+        int | None, _compute(help="Context length.", show_default="the model's own")
     ] = _ENGINE.max_model_len,
     threads: Annotated[
         int | None,
-        typer.Option(
-            help="CPU threads of each worker.",
-            show_default="cores divided among local workers",
-            rich_help_panel=_COMPUTE,
+        _compute(
+            help="CPU threads of each worker.", show_default="cores divided among local workers"
         ),
     ] = _ENGINE.threads,
 ) -> EngineConfig:
@@ -102,23 +87,14 @@ def engine_options(
 
 def link_options(
     peer_timeout: Annotated[
-        float,
-        typer.Option(
-            help="Seconds of silence until a process counts as dead.", rich_help_panel=_FLEET
-        ),
+        float, _fleet(help="Seconds of silence until a process counts as dead.")
     ] = _LINK.peer_timeout_s,
     progress_timeout: Annotated[
         float,
-        typer.Option(
-            help="Seconds that one step may take; raise it for large models on slow machines.",
-            rich_help_panel=_FLEET,
-        ),
+        _fleet(help="Seconds that one step may take; raise it for large models on slow machines."),
     ] = _LINK.progress_timeout_s,
     lease_ttl: Annotated[
-        float,
-        typer.Option(
-            help="Seconds until KV is freed that no server names any more.", rich_help_panel=_FLEET
-        ),
+        float, _fleet(help="Seconds until KV is freed that no server names any more.")
     ] = _LINK.lease_ttl_s,
 ) -> LinkConfig:
     """Return the deadlines between processes."""
@@ -128,53 +104,35 @@ def link_options(
 
 
 def server_options(
-    host: Annotated[
-        str, typer.Option(help="Address to listen on.", rich_help_panel=_HTTP)
-    ] = _SERVER.host,
-    port: Annotated[
-        int, typer.Option(min=0, max=65_535, help="0 is any free one.", rich_help_panel=_HTTP)
-    ] = _SERVER.port,
+    host: Annotated[str, _http(help="Address to listen on.")] = _SERVER.host,
+    port: Annotated[int, _http(min=0, max=65_535, help="0 is any free one.")] = _SERVER.port,
     allow_remote_clients: Annotated[
         bool,
-        typer.Option(
+        _http(
             "--allow-remote-clients",
             help="Listen beyond this machine, although there are no API keys.",
-            rich_help_panel=_HTTP,
         ),
     ] = _SERVER.allow_remote_clients,
     model_name: Annotated[
-        str,
-        typer.Option(
-            help="What clients call the model.",
-            show_default="the directory's name",
-            rich_help_panel=_HTTP,
-        ),
+        str, _http(help="What clients call the model.", show_default="the directory's name")
     ] = "",
     token_window: Annotated[
-        int,
-        typer.Option(min=1, help="Tokens a stream may run ahead.", rich_help_panel=_HTTP),
+        int, _http(min=1, help="Tokens a stream may run ahead.")
     ] = _SERVER.token_window,
     stall_timeout: Annotated[
-        float,
-        typer.Option(
-            help="Seconds after which a client that reads nothing is cut off.",
-            rich_help_panel=_HTTP,
-        ),
+        float, _http(help="Seconds after which a client that reads nothing is cut off.")
     ] = _SERVER.stall_timeout_s,
     drain_timeout: Annotated[
-        float,
-        typer.Option(
-            min=0.0, help="Seconds that streams may finish after SIGTERM.", rich_help_panel=_HTTP
-        ),
+        float, _http(min=0.0, help="Seconds that streams may finish after SIGTERM.")
     ] = _SERVER.drain_timeout_s,
     max_queued_requests: Annotated[
-        int, typer.Option(min=0, help="Requests that wait.", rich_help_panel=_HTTP)
+        int, _http(min=0, help="Requests that wait.")
     ] = _SERVER.max_queued_requests,
     max_connections: Annotated[
-        int, typer.Option(min=1, help="Client connections.", rich_help_panel=_HTTP)
+        int, _http(min=1, help="Client connections.")
     ] = _SERVER.max_connections,
     metrics_compat: Annotated[
-        str, typer.Option(help="Second names of metrics: vllm or none.", rich_help_panel=_HTTP)
+        str, _http(help="Second names of metrics: vllm or none.")
     ] = _SERVER.metrics_compat,
 ) -> ServerConfig:
     """Return the front's settings; its model and workers are filled in by the command."""

@@ -22,16 +22,20 @@ class WordWrap:
         self._width = width
         self._column = 0
         self._held = ""
+        self._is_inside_word = False
 
     def feed(self, text: str) -> str:
         """Take what came and return what can be shown now."""
         *whole, last = _PIECES.findall(self._held + text) or [""]
         # More of the last word may follow; white space and overlong words need not wait.
-        if last.isspace() or len(last) > self._width:
+        is_too_long = len(last) > self._width or (not whole and self._is_inside_word)
+        if last.isspace() or is_too_long:
             whole.append(last)
             last = ""
         self._held = last
-        return "".join(self._placed(piece) for piece in whole)
+        shown = "".join(self._placed(piece) for piece in whole)
+        self._is_inside_word = is_too_long and not whole[-1].isspace()
+        return shown
 
     def finish(self) -> str:
         """Return what was held back."""
@@ -39,15 +43,23 @@ class WordWrap:
         return self._placed(last)
 
     def _placed(self, piece: str) -> str:
-        if piece == "\n":
-            self._column = 0
-            return piece
-        if self._column + len(piece) <= self._width:
-            self._column += len(piece)
-            return piece
         if piece.isspace():
-            self._column = self._width
-            return ""
-        is_at_start = self._column == 0
-        self._column = len(piece) % self._width
-        return piece if is_at_start else f"\n{piece}"
+            self._is_inside_word = False
+            if piece == "\n":
+                self._column = 0
+                return piece
+            # White space at the end of a line is as good as a line break.
+            shown = piece[: max(0, self._width - self._column)]
+            self._column += len(shown)
+            return shown
+        needs_break = (
+            self._column > 0
+            and self._column + len(piece) > self._width
+            and not self._is_inside_word
+        )
+        if needs_break:
+            self._column = 0
+        self._column += len(piece)
+        if self._column > self._width:
+            self._column %= self._width
+        return f"\n{piece}" if needs_break else piece

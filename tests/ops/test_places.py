@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 @pytest.fixture
 def busy_port() -> Iterator[int]:
     with socket.socket() as holder:
+        # Bound but not listening: taken, and whoever knocks is told so at once.
         holder.bind(("127.0.0.1", 0))
-        holder.listen(1)
         yield holder.getsockname()[1]
 
 
