@@ -24,7 +24,6 @@ from .summary import PERCENTILES, failures, rows
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ROOT = Path(__file__).parents[1]
 USER_CLASSES = {
     "sse": ["ChatOverSSE"],
     "ws": ["ChatOverWebSocket"],
@@ -48,9 +47,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--duration", type=int, default=20, help="seconds of load (20)")
     parser.add_argument("--protocol", choices=tuple(USER_CLASSES), default="both")
     parser.add_argument("--url", help="load this server and start none")
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "build" / "loadtest", help="where to write"
-    )
+    parser.add_argument("--out", type=Path, default=Path("build/loadtest"), help="where to write")
     parser.add_argument("serve", nargs="*", metavar="SERVE-OPTION", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.url and options.serve:
@@ -73,14 +70,17 @@ def locust_command(options: argparse.Namespace, url: str) -> list[str]:
 
 
 def load(options: argparse.Namespace, url: str) -> list[StreamRecord]:
-    """Run locust and return the record of every stream."""
+    """Run locust and return the record of every stream.
+
+    Raises:
+      subprocess.TimeoutExpired: it did not finish; it was killed.
+    """
     streams: Path = options.out / "streams.json"
     streams.unlink(missing_ok=True)  # one of an earlier run must not pass for this one's
     with (options.out / "locust.out").open("wb") as output:
         subprocess.run(
             locust_command(options, url),
             check=False,  # locust counts failures in its exit code; we count them ourselves
-            cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -122,6 +122,9 @@ def main(arguments: Sequence[str]) -> int:
     except ServerDidNotStartError as error:
         console.print(f"error: {error}", style="red", soft_wrap=True, markup=False)
         return 2
+    except subprocess.TimeoutExpired as error:
+        console.print(f"error: locust did not finish within {error.timeout:.0f} s", style="red")
+        return 1
     if not records:
         why = options.out / "locust.log"
         console.print(f"error: locust measured nothing; see {why}", style="red", soft_wrap=True)

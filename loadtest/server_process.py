@@ -33,7 +33,10 @@ def running_server(options: Sequence[str], log: Path) -> Iterator[str]:
       ServerDidNotStartError: with the end of its log.
     """
     port = _free_port()
-    command = [str(Path(sys.executable).with_name("triolet")), "serve", *options]
+    program = Path(sys.executable).with_name("triolet")
+    if not program.exists():
+        raise ServerDidNotStartError(f"{program} is missing: `make install` puts it there")
+    command = [str(program), "serve", *options]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*command, "--port", str(port)],

@@ -38,8 +38,10 @@ export class Composer {
     if (hadFocus) this.focus(); // a hidden button would drop the focus to nowhere
   }
 
+  /** Be ready for the next question. */
   focus() {
-    this.#field.focus();
+    if (matchMedia("(pointer: coarse)").matches) this.#field.blur(); // its keyboard would cover the answer
+    else this.#field.focus();
   }
 
   #key(event) {

@@ -136,6 +136,8 @@ class FakeServer:
 
     def __init__(self) -> None:
         self.model = "triolet-demo"
+        self.answers_handshakes = threading.Event()
+        self.answers_handshakes.set()
         self._exchanges: queue.Queue[Exchange] = queue.Queue(maxsize=16)
         self._by_lane: dict[str, Exchange] = {}
         self._connections: set[ServerConnection] = set()
@@ -206,6 +208,7 @@ class FakeServer:
     def _process(self, connection: ServerConnection, request: Request) -> Response | None:
         del connection
         if request.path == "/v1/responses":
+            assert self.answers_handshakes.wait(WAIT_S)
             return None
         if request.path == "/v1/models":
             listed = {"object": "list", "data": [{"id": self.model, "object": "model"}]}

@@ -128,3 +128,41 @@ def test_an_event_that_the_page_does_not_know_changes_nothing(
     exchange.say_raw('{"type": "response.of_tomorrow", "response": {}}')
     exchange.say("Good day.").complete(3)
     expect(chat.answer).to_have_text("Good day.")
+
+
+def test_a_connection_that_nobody_answers_is_given_up(
+    own_chat: ChatPage, server: FakeServer
+) -> None:
+    own_chat.page.clock.install()
+    server.answers_handshakes.clear()
+    server.drop()
+    expect(own_chat.link).to_have_text("Connecting")
+    own_chat.page.clock.fast_forward(8_000)
+    expect(own_chat.link).to_have_text("Reconnecting")
+    server.answers_handshakes.set()
+    own_chat.page.clock.fast_forward(10_000)
+    expect(own_chat.link).to_have_text("Connected")
+    own_chat.complaints.allow(*AWAY)
+
+
+def test_connections_that_do_not_last_are_tried_ever_more_rarely(
+    own_chat: ChatPage, server: FakeServer
+) -> None:
+    clock = own_chat.page.clock
+    clock.install()
+    for _ in range(6):
+        server.drop()
+        expect(own_chat.link).to_have_text("Reconnecting")
+        clock.fast_forward(10_000)
+        expect(own_chat.link).to_have_text("Connected")
+    server.drop()
+    expect(own_chat.link).to_have_text("Reconnecting")
+    clock.fast_forward(2_000)
+    expect(own_chat.link).to_have_text("Reconnecting")
+    clock.fast_forward(8_000)
+    expect(own_chat.link).to_have_text("Connected")
+    clock.fast_forward(5_000)
+    server.drop()
+    expect(own_chat.link).to_have_text("Reconnecting")
+    clock.fast_forward(400)
+    expect(own_chat.link).to_have_text("Connected")

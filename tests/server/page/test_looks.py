@@ -11,6 +11,8 @@ from playwright.sync_api import expect
 from .fake_server import STATIC
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
     from .chat_page import ChatPage
     from .fake_server import FakeServer
 
@@ -132,6 +134,31 @@ def test_reading_follows_the_end_unless_the_reader_scrolled_away(
     exchange.say("\nmore" * 20).complete(99)
     expect(chat.button("Regenerate")).to_be_visible()
     chat.page.wait_for_function(at_end)
+
+
+@slow
+def test_the_end_stays_in_sight_when_a_phones_keyboard_opens(
+    chat: ChatPage, server: FakeServer
+) -> None:
+    chat.ask("Tell me a story.")
+    server.next_exchange().created().say("line\n" * 60).complete(99)
+    expect(chat.button("Regenerate")).to_be_in_viewport()
+    chat.page.set_viewport_size({"width": 360, "height": 320})
+    expect(chat.button("Regenerate")).to_be_in_viewport()
+
+
+@slow
+def test_a_phone_keeps_its_keyboard_closed_over_the_answer(
+    browser: Browser, server: FakeServer
+) -> None:
+    phone = browser.new_page(viewport={"width": 360, "height": 640}, has_touch=True, is_mobile=True)
+    phone.goto(server.url)
+    field = phone.get_by_role("textbox", name="Your question")
+    field.fill("Tell me a story.")
+    phone.get_by_role("button", name="Send").tap()
+    server.next_exchange()
+    expect(field).not_to_be_focused()
+    phone.close()
 
 
 def test_files_load_nothing_from_elsewhere_and_make_no_markup() -> None:
