@@ -13,7 +13,7 @@ import pytest
 import trio
 import zmq
 
-from transport.zmq_socket import ZmqSocket
+from transport.zmq_socket import WRITABLE, ZmqSocket
 
 from .ends import PATIENCE_S
 
@@ -163,6 +163,48 @@ async def test_a_waiter_is_woken_although_another_call_took_the_edge(pair: Pair)
                 with suppress(trio.WouldBlock):
                     left.send_nowait([b"noise"])
                 await trio.lowlevel.checkpoint()
+
+
+@pytest.fixture
+def full_pair() -> Iterator[Pair]:
+    """Two sockets without an I/O thread between them, so that every edge comes when we say; the
+    pipe from left to right is full."""
+    opened = Pair("inproc://full", 1)
+    left = opened.ends[0]
+    with suppress(trio.WouldBlock):
+        while True:
+            left.send_nowait([b"full"])
+    yield opened
+    opened.close()
+
+
+async def test_taking_a_message_wakes_a_sender_whose_edge_it_took(full_pair: Pair) -> None:
+    left, right = full_pair.ends
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(left.send, [b"at last"])
+            await trio.testing.wait_all_tasks_blocked()
+            # From here to the end of the block nothing else runs: one edge stands for both events.
+            assert right._take(10)
+            right.send_nowait([b"hello"])
+            assert left._take(10) == [[b"hello"]]
+
+
+async def test_looking_for_room_wakes_a_receiver_whose_edge_it_took(full_pair: Pair) -> None:
+    left, right = full_pair.ends
+    received: list[list[bytes | memoryview]] = []
+
+    async def receive() -> None:
+        received.extend(await left.receive_many(10))
+        nursery.cancel_scope.cancel()
+
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(receive)
+            await trio.testing.wait_all_tasks_blocked()
+            right.send_nowait([b"hello"])
+            await left._wait_until(WRITABLE)
+    assert received == [[b"hello"]]
 
 
 async def test_parts_beyond_what_anybody_wants_are_not_kept(pair: Pair) -> None:
