@@ -603,3 +603,67 @@ def test_a_prefill_asks_for_nothing_that_decode_has_not_granted() -> None:
     [frame] = [f for f in world.prefill.received if isinstance(f, Prefill)]
     assert frame.target.peer == Peer(Role.DECODE, "decode-0", 1)
     assert frame.target.address == "mem://decode-0-kv"
+
+
+def test_a_prefill_that_has_forgotten_what_it_shipped_does_not_matter() -> None:
+    world = World(max_attempts=1)
+    reader = brought_to(world, Phase.PREFILLING)
+    prefill = world.worker(world.prefill)
+    world.compute(prefill)
+    world.hear(prefill, world.down[prefill].popleft())
+    world.down[prefill].clear()
+    [key] = world.decode.rows
+    world.hear(prefill, Ended(*key, EndReason.UNKNOWN, num_tokens=0, freed_blocks=0))
+    world.settle()
+    assert reader.token_ids == completion_ids(0, 200)
+
+
+@pytest.mark.parametrize("reason", [EndReason.UNKNOWN, EndReason.STOP])
+def test_what_decode_says_after_it_has_ended_changes_nothing(reason: EndReason) -> None:
+    world = World(max_attempts=1)
+    reader = brought_to(world, Phase.FINISHING)
+    attempt = reader.sequence.attempt
+    assert attempt is not None
+    again = Ended(*attempt.key, reason, num_tokens=9, freed_blocks=0)
+    world.hear(attempt.pair.decode, again)
+    assert reader.sequence.phase is Phase.FINISHING
+    assert not reader.terminals
+
+
+def test_fewer_tokens_than_the_client_has_are_an_error() -> None:
+    world = World()
+    reader = brought_to(world, Phase.DECODING)
+    attempt = reader.sequence.attempt
+    assert attempt is not None
+    ended = Ended(*attempt.key, EndReason.LENGTH, num_tokens=1, freed_blocks=0)
+    world.hear(attempt.pair.decode, ended)
+    world.read(reader)
+    assert reader.failed.error.code == "server_error"
+
+
+def test_tokens_of_decode_prove_the_hand_over() -> None:
+    world = World()
+    reader = brought_to(world, Phase.PREFILLING)
+    prefill, decode = world.worker(world.prefill), world.worker(world.decode)
+    world.compute(prefill)
+    world.down[prefill].clear()  # neither the first token nor the hand-over reached the server
+    world.compute(decode)
+    world.deliver()
+    assert prefill.live_keys == []
+    world.lose(prefill)
+    world.settle()
+    assert reader.token_ids == completion_ids(0, 200)
+    assert reader.sequence.num_attempts == 1
+
+
+def test_a_first_token_that_the_client_has_already_still_counts_as_computed() -> None:
+    world = World(num_decodes=2)
+    reader = brought_to(world, Phase.DECODING)
+    world.lose(world.worker(world.decode))
+    world.deliver()
+    assert reader.sequence.phase is Phase.PREFILLING
+    prefill = world.worker(world.prefill)
+    world.compute(prefill)
+    world.deliver()
+    assert reader.sequence.phase is Phase.DECODING
+    assert prefill.waiting_tokens == 0

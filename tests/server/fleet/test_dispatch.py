@@ -203,3 +203,15 @@ def test_a_slow_line_is_refused_by_the_conductor() -> None:
     world.submit(make_request(100, priority=-1))
     world.settle()
     world.check_idle()
+
+
+def test_waiting_for_workers_to_start_says_nothing_of_their_pace() -> None:
+    world = World(connect=False)
+    for number in range(1, 12):
+        world.submit(make_request(number, prompt="x" * 100))
+        world.sweep(2.0)
+    world.submit(make_request(99))
+    for worker in world.workers:
+        world.greet(worker)
+    world.settle()
+    world.check_idle()
