@@ -50,7 +50,9 @@ class Shell:
       control: the listener for servers.
       config: intervals and bounds.
       flush_kv: sends what the core has decided for the other side of the KV path.
-      exit_process: leaves at once, whatever still runs.
+
+    Attributes:
+      exit_process: leaves at once with a code, whatever still runs; for a device that is wedged.
     """
 
     def __init__(
@@ -61,15 +63,14 @@ class Shell:
         control: Listener,
         config: WorkerConfig,
         flush_kv: Callable[[float], None],
-        exit_process: Callable[[int], object] = os._exit,
     ) -> None:
+        self.exit_process: Callable[[int], object] = os._exit
         self._core = core
         self._engine = engine
         self._device = device
         self._control = control
         self._config = config
         self._flush_kv = flush_kv
-        self._exit_process = exit_process
         self._work = trio.Event()
         self._drained = trio.Event()
         self._step_began_at: float | None = None
@@ -121,6 +122,7 @@ class Shell:
     async def _step(self) -> None:
         while True:
             self._work = trio.Event()
+            self._core.wake(trio.current_time())
             rows = self._core.stepper.plan(trio.current_time())
             self._flush(trio.current_time())
             if not rows:
@@ -134,6 +136,7 @@ class Shell:
                 message = f"the device step failed: {type(error).__name__}"
                 self._core.stepper.fail(message, trio.current_time())
             else:
+                self._core.wake(trio.current_time())
                 self._core.stepper.complete(results, trio.current_time())
             self._step_began_at = None
             self.settle(trio.current_time())
@@ -160,4 +163,4 @@ class Shell:
         began_at = self._step_began_at
         if began_at is not None and now - began_at > self._config.step_timeout_s:
             log.error("device_wedged", step_s=now - began_at)
-            self._exit_process(EXIT_WEDGED)
+            self.exit_process(EXIT_WEDGED)

@@ -5,6 +5,7 @@ Uses the protocol only; knows nothing of what a worker is made of.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ from transport.frames import (
     WorkerHeartbeat,
 )
 from transport.handshake import make_hello
+from transport.link import PeerGone
 from transport.tokens import pack_tokens
 from triolet.ids import AttemptKey, PeerId, Role
 
@@ -104,11 +106,17 @@ class Client:
                 self.beat()
                 await trio.sleep(0.5)
 
+    def greet(self, role: Role) -> None:
+        """Say HELLO to one worker."""
+        self.send(role, make_hello(self.me))
+
     def beat(self) -> None:
         """Name what is wanted."""
         rows = tuple(AttemptRow(*key) for key in self.live)
         for role in self.links:
-            self.send(role, ServerHeartbeat(self.me.epoch, rows))
+            # A worker that is away for a moment gets the next one.
+            with suppress(PeerGone):
+                self.send(role, ServerHeartbeat(self.me.epoch, rows))
 
     def send(self, role: Role, frame: AnyFrame) -> None:
         """Say something to one worker."""
@@ -180,7 +188,6 @@ class Client:
                 link.beats.append(frame)
             case Goodbye(reason=reason):
                 link.goodbyes.append(reason)
-                link.connection.send_nowait(make_hello(self.me))
             case Grant():
                 self.answers[frame.key].grant = frame
             case Refuse():

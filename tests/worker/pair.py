@@ -192,8 +192,9 @@ class Pair:
 
     def beat(self) -> None:
         """Heartbeats both ways."""
-        rows = tuple(AttemptRow(*key) for key in sorted(self.live))
         for role in self.nodes:
+            wanted = (key for key in sorted(self.live) if role not in self.heard[key].ended)
+            rows = tuple(AttemptRow(*key) for key in wanted)
             self.to_worker(role, ServerHeartbeat(SERVER.epoch, rows))
             self.nodes[role].core.reception.beat()
         self.settle()
@@ -247,7 +248,8 @@ class Pair:
             self.wire.append(Parcel(self._to_prefill, send.frame))
         for role, node in self.nodes.items():
             for send in node.core.outbox.take_for_servers():
-                self._hear(role, send.frame)
+                if send.to == SERVER.identity():
+                    self._hear(role, send.frame)
 
     def check(self) -> None:
         """Assert what must hold after every event."""

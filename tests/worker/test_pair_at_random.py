@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-
 def ask(pair: Pair, number: int) -> None:
     pair.ask(
         range(number, number + 1 + number % 20),

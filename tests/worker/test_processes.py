@@ -1,0 +1,105 @@
+"""Each role as a process of its own: it says when it is ready, serves, and leaves when told."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from tests.engine.checkpoints import write_checkpoint
+from tests.engine.driver import generate, ids, open_engine
+from transport.zmq_network import ZmqNetwork
+from triolet.config import LinkConfig
+from triolet.ids import Role
+from triolet.sampling import SamplingParams
+from triolet.status import WorkerReady, parse_report
+
+from .client import Client
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+NUM_TOKENS = 12
+PROMPT = [3 + 7 * i % 250 for i in range(70)]
+PROGRAM = """
+import sys
+from triolet.config import EngineConfig, WorkerConfig
+from {role}.worker import main
+main(WorkerConfig(
+    name="{role}-0",
+    model_dir=sys.argv[1],
+    control_address="ipc://" + sys.argv[2] + "/{role}",
+    kv_address="ipc://" + sys.argv[2] + "/kv" if "{role}" == "decode" else None,
+    engine=EngineConfig(kv_pool_bytes=4 << 20, threads=1),
+))
+"""
+
+
+class Process:
+    """One role, running."""
+
+    def __init__(self, role: Role, model: Path, sockets: Path) -> None:
+        command = [sys.executable, "-c", PROGRAM.format(role=role), str(model), str(sockets)]
+        self.popen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def wait_ready(self) -> WorkerReady:
+        """Return what it says when it serves."""
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            report = parse_report(line)
+            if isinstance(report, WorkerReady):
+                return report
+        _, errors = self.popen.communicate()
+        raise AssertionError(errors.decode()[-2000:])
+
+    def stop(self) -> int:
+        """Send SIGTERM and return the exit code."""
+        self.popen.send_signal(signal.SIGTERM)
+        self.popen.communicate(timeout=20)
+        return self.popen.returncode
+
+
+@pytest.fixture
+def sockets(tmp_path: Path) -> Path:
+    path = tmp_path / "s"
+    path.mkdir(mode=0o700)
+    return path
+
+
+@pytest.fixture
+def processes(tmp_path: Path, sockets: Path) -> Iterator[dict[Role, Process]]:
+    model = write_checkpoint(tmp_path / "model", "llama").path
+    started = {role: Process(role, model, sockets) for role in (Role.PREFILL, Role.DECODE)}
+    yield started
+    for process in started.values():
+        process.popen.kill()
+        process.popen.communicate()
+
+
+async def test_two_processes_answer_as_one_engine_and_leave_at_sigterm(
+    processes: dict[Role, Process], tmp_path: Path, sockets: Path
+) -> None:
+    [expected] = generate(open_engine(tmp_path / "model"), [PROMPT], NUM_TOKENS)
+    ready = processes[Role.PREFILL].wait_ready()
+    assert (ready.name, ready.block_size) == ("prefill-0", 16)
+    assert ready.parameters == 115_008
+    processes[Role.DECODE].wait_ready()
+    link = LinkConfig()
+    greedy = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
+    with closing(ZmqNetwork(link)) as network:
+        addresses = {role: f"ipc://{sockets}/{role}" for role in processes}
+        client = Client(network, addresses)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(client.run)
+            answer = await client.finish(await client.start(PROMPT, greedy))
+            nursery.cancel_scope.cancel()
+    assert answer.token_ids == ids(expected)
+    assert [process.stop() for process in processes.values()] == [0, 0]

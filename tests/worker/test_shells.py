@@ -1,0 +1,210 @@
+"""Whole workers in virtual time: streams, cancels, silence, drains, hung devices."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+import decode.worker
+from transport.frames import Drain, End, EndReason
+from transport.memory_network import MemoryNetwork
+from triolet.errors import ConfigError
+from triolet.ids import Role
+from triolet.sampling import SamplingParams
+from worker.shell import EXIT_WEDGED
+
+from .fake_engine import FakeEngine, completion
+from .fleet import LINK, SERVE, FakeDevice, Fleet, open_fleet, worker_config
+
+if TYPE_CHECKING:
+    from trio.testing import MockClock
+
+PROMPT = tuple(range(1, 40))
+
+
+def params(num_tokens: int = 8, seed: int = 5) -> SamplingParams:
+    return SamplingParams(max_tokens=num_tokens, seed=seed)
+
+
+async def test_many_streams_get_the_tokens_of_their_prompts(autojump_clock: MockClock) -> None:
+    async with open_fleet() as fleet:
+        for seed in range(8):
+            answers = [await fleet.client.start(PROMPT[:n], params(seed=seed)) for n in (1, 8, 30)]
+            for answer, length in zip(answers, (1, 8, 30), strict=True):
+                await fleet.client.finish(answer)
+                assert answer.token_ids == completion(PROMPT[:length], seed, 8)
+                assert answer.first is not None
+        fleet.check_empty()
+
+
+async def test_a_cancel_frees_both_workers_within_a_step(autojump_clock: MockClock) -> None:
+    async with open_fleet() as fleet:
+        answer = await fleet.client.start(PROMPT, params(100))
+        await fleet.client.wait_until(lambda: len(answer.tokens) >= 3)
+        ended_at = trio.current_time()
+        for role in fleet.client.links:
+            fleet.client.send(role, End(*answer.key, EndReason.CANCEL))
+        await fleet.client.finish(answer)
+        assert trio.current_time() - ended_at <= 0.1
+        fleet.check_empty()
+
+
+async def test_heartbeats_tell_load_and_progress(autojump_clock: MockClock) -> None:
+    async with open_fleet() as fleet:
+        answer = await fleet.client.start(PROMPT, params(3), allowed=2)
+        await trio.sleep(1.2)
+        beats = {role: link.beats[-1] for role, link in fleet.client.links.items()}
+        assert beats[Role.DECODE].load.paused == 1
+        assert beats[Role.DECODE].load.leased_blocks == 10
+        assert beats[Role.DECODE].load.kv_bytes == 10 * fleet.engines[Role.DECODE].bytes_per_block
+        assert beats[Role.PREFILL].load.computed_tokens == len(PROMPT)
+        assert beats[Role.PREFILL].load.free_blocks == 64
+        fleet.client.allow(answer, 10)
+        await fleet.client.finish(answer)
+        fleet.check_empty()
+
+
+async def test_a_server_that_falls_silent_loses_its_leases(autojump_clock: MockClock) -> None:
+    async with open_fleet() as fleet:
+        answer = await fleet.client.start(PROMPT, params(500), allowed=3)
+        await fleet.client.wait_until(lambda: len(answer.tokens) == 3)
+        fleet.client.live.clear()
+        await trio.sleep(LINK.lease_ttl_s + LINK.sweep_interval_s + 0.6)
+        fleet.check_empty()
+        assert answer.ended[Role.DECODE][0].reason is EndReason.LEASE_EXPIRED
+
+
+async def test_a_failed_step_ends_its_batch_and_the_worker_lives_on(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_fleet() as fleet:
+        answer = await fleet.client.start(PROMPT, params(50))
+        await fleet.client.wait_until(lambda: len(answer.tokens) == 3)
+        fleet.engines[Role.DECODE].fail_next_step = True
+        await fleet.client.finish(answer)
+        assert answer.ended[Role.DECODE][0].reason is EndReason.ERROR
+        assert "RuntimeError" in answer.ended[Role.DECODE][0].message
+        again = await fleet.client.start(PROMPT, params(5))
+        await fleet.client.finish(again)
+        assert again.token_ids == completion(PROMPT, 5, 5)
+        fleet.check_empty()
+
+
+async def test_workers_with_other_models_exchange_no_kv(autojump_clock: MockClock) -> None:
+    async with open_fleet(fingerprints=("one", "another")) as fleet:
+        answer = await fleet.client.start(PROMPT, params())
+        await fleet.client.wait_until(lambda: answer.ended[Role.PREFILL])
+        assert answer.ended[Role.PREFILL][0].reason is EndReason.PEER_LOST
+        assert "same model directory" in answer.ended[Role.PREFILL][0].message
+        assert fleet.client.links[Role.DECODE].beats[-1].load.kv_bytes == 0
+        fleet.client.send(Role.DECODE, End(*answer.key, EndReason.PEER_LOST))
+        await fleet.client.finish(answer)
+        fleet.check_empty()
+
+
+async def test_a_decode_worker_that_is_not_there_is_given_up(autojump_clock: MockClock) -> None:
+    async with open_fleet() as fleet:
+        welcome = fleet.client.links[Role.DECODE].welcome
+        assert welcome is not None
+        began_at = trio.current_time()
+        fleet.client.links[Role.DECODE].welcome = type(welcome)(
+            welcome.peer, 1, welcome.fingerprint, welcome.capacity, "memory:nowhere"
+        )
+        answer = await fleet.client.start(PROMPT, params())
+        await fleet.client.wait_until(lambda: answer.ended[Role.PREFILL])
+        assert answer.ended[Role.PREFILL][0].reason is EndReason.PEER_LOST
+        assert trio.current_time() - began_at < LINK.kv_stall_s + 0.2
+
+
+async def test_idle_kv_links_are_hung_up_and_dialled_again(autojump_clock: MockClock) -> None:
+    async with open_fleet() as fleet:
+        for pause_s in (LINK.kv_idle_s / 2, LINK.kv_idle_s * 1.1, 0.0):
+            answer = await fleet.client.start(PROMPT, params())
+            await fleet.client.finish(answer)
+            assert answer.token_ids == completion(PROMPT, 5, 8)
+            await trio.sleep(pause_s)
+        assert fleet.network.dials["memory:kv"] == 2
+        fleet.check_empty()
+
+
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+async def test_a_drained_worker_finishes_its_streams_and_leaves(
+    role: Role, autojump_clock: MockClock
+) -> None:
+    async with open_fleet() as fleet:
+        answer = await fleet.client.start(PROMPT, params(30))
+        fleet.client.send(role, Drain(20.0))
+        await fleet.client.finish(answer)
+        assert answer.token_ids == completion(PROMPT, 5, 30)
+        await fleet.client.wait_until(lambda: fleet.client.links[role].goodbyes)
+        assert "shut down" in fleet.client.links[role].goodbyes[0]
+        fleet.check_empty()
+
+
+async def test_a_drain_ends_what_does_not_finish_in_time(autojump_clock: MockClock) -> None:
+    async with open_fleet() as fleet:
+        answer = await fleet.client.start(PROMPT, params(30), allowed=2)
+        await fleet.client.wait_until(lambda: len(answer.tokens) == 2)
+        began_at = trio.current_time()
+        fleet.shells[Role.DECODE].drain(3.0)
+        await fleet.client.wait_until(lambda: answer.ended[Role.DECODE])
+        assert answer.ended[Role.DECODE][0].reason is EndReason.DRAIN
+        assert 3.0 <= trio.current_time() - began_at < 3.2
+
+
+async def test_a_device_that_never_returns_ends_the_process(autojump_clock: MockClock) -> None:
+    codes: list[int] = []
+
+    class Left(Exception):
+        """Stands for the end of the process."""
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        raise Left
+
+    with pytest.RaisesGroup(Left, flatten_subgroups=True):
+        async with open_fleet() as fleet:
+            fleet.shells[Role.PREFILL].exit_process = leave
+            fleet.devices[Role.PREFILL].is_hanging = True
+            await fleet.client.start(PROMPT, params())
+            await trio.sleep(fleet.configs[Role.PREFILL].step_timeout_s - 0.1)
+            assert codes == []
+            await trio.sleep(0.2)
+    assert codes == [EXIT_WEDGED]
+
+
+async def test_decode_without_a_kv_address_is_a_config_error(autojump_clock: MockClock) -> None:
+    network = MemoryNetwork()
+    config = worker_config(Role.PREFILL)
+    with pytest.raises(ConfigError, match="kv_address"):
+        await decode.worker.serve(config, FakeEngine(), FakeDevice(), network, network)
+
+
+async def test_a_restarted_decode_worker_is_another_one(autojump_clock: MockClock) -> None:
+    async with open_fleet() as fleet:
+        first = await fleet.client.start(PROMPT, params())
+        await fleet.client.finish(first)
+        fleet.shells[Role.DECODE].drain(0.0)
+        await fleet.client.wait_until(lambda: fleet.client.links[Role.DECODE].goodbyes)
+        await trio.sleep(0.1)
+        serve = partial(SERVE[Role.DECODE], fleet.configs[Role.DECODE])
+        old = fleet.client.links[Role.DECODE].welcome
+        await fleet.nursery.start(serve, FakeEngine(), FakeDevice(), fleet.network, fleet.network)
+        await _greet_again(fleet)
+        new = fleet.client.links[Role.DECODE].welcome
+        assert old is not None
+        assert new is not None
+        assert old.peer.epoch != new.peer.epoch
+        second = await fleet.client.start(PROMPT, params())
+        await fleet.client.finish(second)
+        assert second.token_ids == completion(PROMPT, 5, 8)
+
+
+async def _greet_again(fleet: Fleet) -> None:
+    link = fleet.client.links[Role.DECODE]
+    link.welcome = None
+    fleet.client.greet(Role.DECODE)
+    await fleet.client.wait_until(lambda: link.welcome is not None)
