@@ -5,12 +5,16 @@ beside it, never inside. The parser is driven by the schema: it stops at the fir
 not fit, before anything is built from it, so that no frame costs more memory than it has bytes.
 (Parsing first and checking after turned 16 MiB of nested empty arrays into 1.1 GiB.) Anything that
 is no frame is a RemoteProtocolError. No class name and no pickle ever travels.
+
+Written by msgpack, read by msgspec: two implementations that must agree keep the form honest, and a
+peer in another language needs nothing but msgpack.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgpack
 import msgspec
 
 from triolet.errors import LocalProtocolError, RemoteProtocolError
@@ -20,7 +24,6 @@ from .frames import AnyFrame, KvChunk
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[AnyFrame] = msgspec.msgpack.Decoder(AnyFrame)
 
 
@@ -31,9 +34,10 @@ def encode(frame: AnyFrame) -> bytes:
       LocalProtocolError: a field does not fit into msgpack: a bug of ours.
     """
     try:
-        return _ENCODER.encode(frame)
+        packed: bytes = msgpack.packb(msgspec.to_builtins(frame, builtin_types=(bytes,)))
     except (ValueError, OverflowError, TypeError) as error:
         raise LocalProtocolError(f"cannot encode {type(frame).__name__}: {error}") from error
+    return packed
 
 
 def decode(data: bytes | memoryview, max_bytes: int) -> AnyFrame:
