@@ -55,10 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     try:
         result = app(args=arguments, prog_name="triolet", standalone_mode=False)
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has left; what Python still holds for it must not complain either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
     except typer.TyperException as error:
         return _complain_of_usage(error)
     except ConfigError as error:

@@ -30,8 +30,6 @@ log = structlog.get_logger(__name__)
 class JsonView:
     """For programs."""
 
-    wants_logs = False
-
     def __init__(self, plan: FleetPlan) -> None:
         self._plan = plan
         self._pids: dict[str, int] = {}
@@ -63,9 +61,6 @@ class JsonView:
                 log.info("process_ready", **msgspec.structs.asdict(report))
             case ServerReady(url):
                 log.info("process_ready", name=name, url=url)
-
-    def logged(self, name: str, line: bytes) -> None:
-        os.write(sys.stderr.fileno(), line + b"\n")
 
     def ended(self, name: str, ending: Ending, verdict: Verdict | None) -> None:
         match verdict:

@@ -27,6 +27,8 @@ from .supervisor import Supervisor, stop_on_signals
 from .terminal_view import TerminalView
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .plan import FleetPlan
     from .view import View
 
@@ -48,15 +50,24 @@ def serve(plan: FleetPlan) -> None:
     config = SupervisorConfig()
     with private_directory(parent_directory()) as directory:
         specs = plan_processes(plan, command_line(), directory, os.getpid(), available_cores())
-        view: View = TerminalView(plan) if sys.stdout.isatty() else JsonView(plan)
+        view, on_log = choose_view(plan)
         server_exit_s = plan.server.drain_timeout_s + plan.server.exit_grace_s + EXIT_MARGIN_S
-        supervisor = Supervisor(specs, config, server_exit_s, view)
+        supervisor = Supervisor(specs, config, server_exit_s, view, on_log)
         with view:
             outcome = trio.run(
                 run_fleet, supervisor, config, base_url(plan.server.host, port), view
             )
     if outcome is not None:
         raise CommandFailed(outcome.message, outcome.exit_code)
+
+
+def choose_view(plan: FleetPlan) -> tuple[View, Callable[[str, bytes], None] | None]:
+    """Return how to show the fleet, and where the log lines of its processes go."""
+    if not sys.stdout.isatty():
+        return JsonView(plan), None
+    view = TerminalView(plan)
+    # Lines between the bars would tear them; lines that go to a file do not.
+    return view, view.logged if sys.stderr.isatty() else None
 
 
 def command_line() -> tuple[str, ...]:

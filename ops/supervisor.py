@@ -8,6 +8,7 @@ told to a Watcher.
 from __future__ import annotations
 
 import signal
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -20,7 +21,7 @@ from .exit_codes import EXIT_FAILED
 from .restart_policy import GiveUp, Restart, RestartPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from triolet.config import SupervisorConfig
     from triolet.status import Report
@@ -35,16 +36,9 @@ END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Watcher(Protocol):
     """Who is told what happens. Called from the supervisor's tasks; must not block."""
 
-    @property
-    def wants_logs(self) -> bool:
-        """Whether the processes' stderr is read here instead of going to the supervisor's own."""
-        ...
-
     def started(self, name: str, pid: int) -> None: ...
 
     def reported(self, name: str, report: Report) -> None: ...
-
-    def logged(self, name: str, line: bytes) -> None: ...
 
     def ended(self, name: str, ending: Ending, verdict: Verdict | None) -> None:
         """A process ended; the verdict is None if that was asked for."""
@@ -61,6 +55,8 @@ class Supervisor:
       config: delays and deadlines.
       server_exit_s: how long a server may take to drain and leave after SIGTERM.
       watcher: who is told.
+      on_log: called with a process's name and each line on its stderr; None lets those lines go to
+        the supervisor's own stderr.
     """
 
     def __init__(
@@ -69,11 +65,13 @@ class Supervisor:
         config: SupervisorConfig,
         server_exit_s: float,
         watcher: Watcher,
+        on_log: Callable[[str, bytes], None] | None = None,
     ) -> None:
         self._specs = specs
         self._config = config
         self._server_exit_s = server_exit_s
         self._watcher = watcher
+        self._on_log = on_log
         self._children: dict[str, Child] = {}
         self._not_yet_ready = {spec.name for spec in specs}
         self._all_ready = trio.Event()
@@ -139,12 +137,8 @@ class Supervisor:
                     self._all_ready.set()
             self._watcher.reported(spec.name, report)
 
-        def take_log(line: bytes) -> None:
-            self._watcher.logged(spec.name, line)
-
-        child = Child(
-            spec, self._config, take_report, take_log if self._watcher.wants_logs else None
-        )
+        take_log = None if self._on_log is None else partial(self._on_log, spec.name)
+        child = Child(spec, self._config, take_report, take_log)
         self._children[spec.name] = child
         self._watcher.started(spec.name, child.pid)
         try:

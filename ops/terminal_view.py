@@ -41,8 +41,6 @@ UNSHOWN_KEYS: Final = frozenset({"event", "level", "timestamp", "process", "exce
 class TerminalView:
     """For people."""
 
-    wants_logs = True
-
     def __init__(self, plan: FleetPlan, console: Console | None = None) -> None:
         self._plan = plan
         self._console = Console(highlight=False) if console is None else console
@@ -100,6 +98,7 @@ class TerminalView:
                     self._news("green", f"{name} is back (pid {self._pids[name]})")
 
     def logged(self, name: str, line: bytes) -> None:
+        """Show a line from the stderr of a process."""
         self._console.print(log_line(name, line))
 
     def ended(self, name: str, ending: Ending, verdict: Verdict | None) -> None:

@@ -35,7 +35,6 @@ class Recorder:
     """What happened, by kind."""
 
     progress_to: TextIO | None = None
-    wants_logs: bool = False
     pids: dict[str, list[int]] = field(default_factory=dict)
     reports: list[tuple[str, Report]] = field(default_factory=list)
     logs: list[bytes] = field(default_factory=list)
@@ -53,7 +52,7 @@ class Recorder:
         self.news.set()
         self.news = trio.Event()
 
-    def logged(self, name: str, line: bytes) -> None:
+    def logged(self, _: str, line: bytes) -> None:
         self.logs.append(line)
 
     def ended(self, name: str, ending: Ending, verdict: Verdict | None) -> None:

@@ -100,3 +100,17 @@ def test_torch_is_not_loaded_by_what_needs_none(arguments: str) -> None:
         "import server.main; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_reader_that_leaves_gets_no_traceback() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "ops.cli", "serve", "--help"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(10) == 1

@@ -45,8 +45,10 @@ async def running(
     journal: Path, *names: str, config: SupervisorConfig = CONFIG, wants_logs: bool = False
 ) -> AsyncIterator[tuple[Supervisor, Recorder]]:
     """Run fake roles until the block ends; then stop them and see that none is left."""
-    recorder = Recorder(wants_logs=wants_logs)
-    supervisor = Supervisor([spec(name, journal) for name in names], config, 5.0, recorder)
+    recorder = Recorder()
+    on_log = recorder.logged if wants_logs else None
+    specs = [spec(name, journal) for name in names]
+    supervisor = Supervisor(specs, config, 5.0, recorder, on_log)
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(supervisor.run)
