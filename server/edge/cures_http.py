@@ -5,9 +5,10 @@ stays at zero makes it buffer without bound (its buffer is declared drained by a
 The preface ends in 505, `Upgrade: h2c` is ignored as RFC 9110 7.8 allows; a proxy in front speaks
 HTTP/2 to the world.
 
-Bytes behind a request whose answer is not complete are not kept for later (pipelining): waiting for
-the answer means not reading, and who does not read does not see the client leave. They are thrown
-away, and the connection closes after the answer.
+hypercorn stops reading when bytes come behind a request whose answer is not complete, and who does
+not read does not see the client leave. Here reading goes on: a bounded number of such bytes is held
+until the answer is out. A client may rightly send some: it has the whole answer before we have done
+what follows its last byte.
 
 Touches names that hypercorn does not promise: the exact version is pinned, and tests/server/edge
 holds the behaviour.
@@ -44,8 +45,8 @@ if TYPE_CHECKING:
 
     from triolet.config import ServerConfig
 
-MAX_STRAY_BYTES: Final = 64 * 1024
-"""Thrown away behind a request before its connection is cut."""
+MAX_HELD_BYTES: Final = 64 * 1024
+"""Of following requests, while an answer is under way; beyond, the connection is cut."""
 
 
 class CuredHTTPStream(HTTPStream):
@@ -91,12 +92,17 @@ class CuredH11Protocol(H11Protocol):
         self._guard = HeadGuard(
             bounds.max_header_bytes, bounds.max_header_fields, bounds.max_body_bytes
         )
-        self._stray_bytes: int | None = None
+        self._held = bytearray()
 
     @property
     def awaits_head(self) -> bool:
         """Whether a request's head has begun and is not complete."""
         return self._guard.has_begun
+
+    @property
+    def can_continue(self) -> bool:
+        """Whether bytes are held that can be handled now, with `RawData(b"")`."""
+        return bool(self._held) and self.connection.their_state is h11.IDLE
 
     @property
     def has_had_request(self) -> bool:
@@ -108,16 +114,15 @@ class CuredH11Protocol(H11Protocol):
         if not isinstance(event, RawData) or isinstance(self.connection, H11WSConnection):
             await super().handle(event)
             return
-        while self.connection.our_state is h11.DONE and self.connection.their_state is h11.DONE:
-            # The answer is out, and the task that wrote it is about to recycle the connection.
-            await self.can_read.clear()
-            await self.can_read.wait()
         if self.connection.their_state is h11.IDLE:
-            await self._take_head(event.data)
-        elif self.connection.their_state is h11.SEND_BODY and self._stray_bytes is None:
+            held, self._held = bytes(self._held), bytearray()
+            await self._take_head(held + event.data)
+        elif self.connection.their_state is h11.SEND_BODY:
             await super().handle(event)
         else:
-            await self._throw_away(len(event.data))
+            self._held += event.data
+            if len(self._held) > MAX_HELD_BYTES:
+                await self.send(Closed())
 
     async def refuse(self, error: RequestError) -> None:
         """Answer with an error, if an answer is possible, and close."""
@@ -148,17 +153,11 @@ class CuredH11Protocol(H11Protocol):
         if whole is not None:
             await super().handle(RawData(data=whole))
 
-    async def _throw_away(self, count: int) -> None:
-        self._stray_bytes = (self._stray_bytes or 0) + count
-        if self._stray_bytes > MAX_STRAY_BYTES:
-            await self.send(Closed())
-
     async def _handle_events(self) -> None:
         while True:
             if self.connection.they_are_waiting_for_100_continue:
                 await self._send_h11_event(h11.InformationalResponse(status_code=100, headers=[]))
-            if self.connection.their_state is h11.MUST_CLOSE and self.connection.trailing_data[0]:
-                await self._throw_away(len(self.connection.trailing_data[0]))
+            if self.connection.their_state is h11.MUST_CLOSE:
                 return
             try:
                 event = self.connection.next_event()
@@ -168,9 +167,6 @@ class CuredH11Protocol(H11Protocol):
             if isinstance(event, h11.Request):
                 await self.send(Updated(idle=False))
                 await self._create_stream(event)
-            elif event is h11.PAUSED:
-                await self._throw_away(len(self.connection.trailing_data[0]))
-                return
             elif self.stream is None or event is h11.NEED_DATA:
                 return
             elif isinstance(event, h11.Data):
@@ -219,9 +215,15 @@ class CuredH11Protocol(H11Protocol):
         self.keep_alive_requests += 1
 
     async def _maybe_recycle(self) -> None:
-        if self._stray_bytes is not None or self.connection.trailing_data[0]:
-            await self._close_stream()
-            await self.can_read.set()
-            await self.send(Closed())
+        await self._close_stream()
+        states = {self.connection.our_state, self.connection.their_state}
+        if states == {h11.DONE} and not self.context.terminated.is_set():
+            # A new parser instead of the next cycle of the old one, which would read what came
+            # behind the last request without the guard.
+            self._held[:0] = self.connection.trailing_data[0]
+            self.connection = h11.Connection(
+                h11.SERVER, max_incomplete_event_size=self._bounds.max_header_bytes
+            )
+            await self.send(Updated(idle=True))
         else:
-            await super()._maybe_recycle()
+            await self.send(Closed())

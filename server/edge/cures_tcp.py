@@ -60,6 +60,7 @@ class CuredTCPServer(TCPServer):
         self._bounds = bounds
         self._sends = 0
         self._has_ended = False
+        self._receiving = trio.CancelScope()
 
     async def run(self) -> None:
         """Serve until the client or a deadline ends it. Raises nothing of the client's making."""
@@ -97,11 +98,17 @@ class CuredTCPServer(TCPServer):
         elif not (isinstance(event, Updated) and self._has_ended):
             # An idle clock started after the last read would keep a dead connection for its time.
             await super().protocol_send(event)
+            if self.protocol.can_continue:
+                self._receiving.cancel()
 
     async def _read_data(self) -> None:
         opened_at = head_began_at = trio.current_time()
         while True:
-            with trio.CancelScope() as scope:
+            if self.protocol.can_continue:
+                head_began_at = trio.current_time()
+                await self.protocol.handle(RawData(data=b""))
+            with trio.CancelScope() as self._receiving:
+                scope = self._receiving
                 if not self.protocol.has_had_request:
                     scope.deadline = opened_at + self._bounds.header_timeout_s
                 elif self.protocol.awaits_head:
@@ -111,6 +118,8 @@ class CuredTCPServer(TCPServer):
                 except (trio.ClosedResourceError, trio.BrokenResourceError):
                     break
             if scope.cancelled_caught:
+                if self.protocol.can_continue:
+                    continue
                 if self.protocol.awaits_head:
                     await self.protocol.refuse(
                         http_error(408, "the request's head did not arrive in time")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -201,19 +202,64 @@ async def test_a_body_with_a_steady_rate_is_not_ended() -> None:
             assert (await client.answer()).status == 200
 
 
-async def test_bytes_behind_a_request_are_not_a_second_request() -> None:
+@pytest.mark.parametrize("pieces", ["together", "apart", "in the middle"])
+async def test_requests_behind_one_another_are_answered_in_turn(pieces: str) -> None:
     fleet = FakeFleet(by_hand)
+    requests = [post(chat()), post(chat(stream=True)), GET, CLOSE]
+    data = b"".join(requests)
     async with surface(fleet) as server:
-        client = await sent(server, post(chat()) + post(chat()))
+        client = await server.connect()
         async with client.stream:
-            generation = await fleet.nth(0)
-            await client.send(GET)
-            generation.say("only")
-            generation.finish()
-            answer = await client.answer()
-            assert answer.json["choices"][0]["message"]["content"] == "only"
+            if pieces == "together":
+                await client.send(data)
+            elif pieces == "apart":
+                for request in requests:
+                    await client.send(request)
+            else:
+                await client.send(data[:-20])
+            first = await fleet.nth(0)
+            assert len(fleet.generations) == 1
+            first.say("one")
+            first.finish()
+            assert (await client.answer()).json["choices"][0]["message"]["content"] == "one"
+            second = await fleet.nth(1)
+            second.say("two")
+            second.finish()
+            assert b"two" in (await client.answer()).body
+            assert (await client.answer()).json["version"]
+            if pieces == "in the middle":
+                await client.send(data[-20:])
+            assert (await client.answer()).headers["connection"] == "close"
             assert await client.is_closed()
-        assert len(fleet.generations) == 1
+
+
+async def test_a_second_request_is_guarded_like_the_first() -> None:
+    async with surface() as server:
+        client = await sent(server, GET + b"GET /version HTTP/1.1\nHost: a\n\n")
+        async with client.stream:
+            assert (await client.answer()).status == 200
+            assert (await client.answer()).status == 400
+            assert await client.is_closed()
+
+
+@pytest.mark.slow
+async def test_a_client_faster_than_our_bookkeeping_is_answered() -> None:
+    """With Content-Length a client has the answer before the server has closed its books on it."""
+
+    def hurry(port: int) -> None:
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for _ in range(500):
+                connection.sendall(GET)
+                answer = b""
+                while b"}" not in answer:
+                    data = connection.recv(65536)
+                    assert data, "closed instead of answered"
+                    answer += data
+
+    async with surface() as server, trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(trio.to_thread.run_sync, hurry, server.port)
 
 
 async def test_a_client_that_floods_behind_its_request_is_cut() -> None:
