@@ -13,9 +13,9 @@ from triolet.ids import Role
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from server.generation import GenerationRequest
     from triolet.config import ServerConfig
 
+    from ..generation import GenerationRequest
     from .workers import Worker
 
 MAX_RETRY_AFTER_S: Final = 120.0

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from server.generation import Failed, Finished
-
+from ..generation import Failed, Finished
 from .accounting import Accounting, Outcome
 from .phases import Step
 from .relay import Relay
@@ -20,11 +19,11 @@ from .sequence import Sequence, Times
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from server.generation import GenerationRequest
     from triolet.config import ServerConfig
     from triolet.errors import RequestError
     from triolet.ids import AttemptKey
 
+    from ..generation import GenerationRequest
     from .observer import FleetObserver
     from .relay import RelayEnd, RelayText
 

@@ -27,10 +27,10 @@ from .status import is_ready
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from server.generation import CancelReason, GenerationRequest
     from transport.frames import AnyFrame, Welcome
     from triolet.config import ServerConfig
 
+    from ..generation import CancelReason, GenerationRequest
     from .accounting import Accounting
     from .observer import FleetObserver
     from .relay import RelayText

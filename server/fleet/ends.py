@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from server.generation import CancelReason
 from transport.frames import EndReason
 from triolet.errors import RequestError, deadline_exceeded, draining, no_worker
 
+from ..generation import CancelReason
 from .accounting import Outcome
 
 if TYPE_CHECKING:

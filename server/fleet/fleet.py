@@ -22,11 +22,11 @@ from .stream import Stream
 from .workers import Worker
 
 if TYPE_CHECKING:
-    from server.generation import CancelReason, GenerationRequest
     from transport.frames import AnyFrame
     from transport.link import Connection, Network
     from triolet.config import ServerConfig
 
+    from ..generation import CancelReason, GenerationRequest
     from .observer import FleetObserver
     from .outbox import Outgoing
     from .relay import RelayText

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from server.generation import Delta
+from ..generation import Delta
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from server.generation import Event, Failed, Finished, TokenLogprob
+    from ..generation import Event, Failed, Finished, TokenLogprob
 
 
 class Mailbox:

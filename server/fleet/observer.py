@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from server.generation import Usage
-
+    from ..generation import Usage
     from .accounting import Outcome
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from server.generation import FinishReason
 from transport.frames import EndReason
 from triolet.errors import invalid_request, server_error
 from triolet.ids import Role
 
+from ..generation import FinishReason
 from .accounting import Outcome
 from .phases import Phase, Step
 from .verdicts import OF_DECODE, OF_PREFILL, Verdict

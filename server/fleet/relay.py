@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from server.generation import FinishReason, TokenLogprob
-from server.text.stop_strings import Scan, StopMatcher
 from triolet.sampling import is_end_token
 
+from ..generation import FinishReason, TokenLogprob
+from ..text.stop_strings import Scan, StopMatcher
 from .mailbox import Mailbox
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from server.generation import GenerationRequest
-    from server.text.vocabulary import TokenText
     from transport.frames import TokenRow
+
+    from ..generation import GenerationRequest
+    from ..text.vocabulary import TokenText
 
 
 class TextStream(Protocol):

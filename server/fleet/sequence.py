@@ -9,16 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from server.generation import Usage
-
+from ..generation import Usage
 from .dispatch import Need
 from .phases import Phase, Step, after
 
 if TYPE_CHECKING:
-    from server.generation import FinishReason, GenerationRequest
     from transport.frames import TokenRow
     from triolet.ids import AttemptKey
 
+    from ..generation import FinishReason, GenerationRequest
     from .dispatch import Pair
     from .relay import Relay
 

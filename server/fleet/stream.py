@@ -14,8 +14,7 @@ from triolet.errors import LocalProtocolError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from server.generation import CancelReason, Event, GenerationRequest
-
+    from ..generation import CancelReason, Event, GenerationRequest
     from .sequence import Sequence as RunningSequence
 
 
