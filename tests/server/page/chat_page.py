@@ -49,5 +49,10 @@ class ChatPage:
         self.field.press("Enter")
 
     def round_trip(self) -> None:
-        """Let the server hear whatever the page has sent until now."""
-        self.page.evaluate("fetch('/v1/models').then((answer) => answer.text())")
+        """Let the server hear what the page has sent, and the page show what it was told."""
+        self.page.evaluate(
+            """async () => {
+              await (await fetch("/v1/models")).text();
+              await new Promise((shown) => requestAnimationFrame(() => setTimeout(shown)));
+            }"""
+        )

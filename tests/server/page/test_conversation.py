@@ -114,6 +114,22 @@ def test_what_still_comes_for_a_stopped_answer_stays_out_of_the_next(
     expect(chat.problem).to_have_count(0)
 
 
+def test_the_last_word_on_a_stopped_answer_does_not_replace_its_successor(
+    chat: ChatPage, server: FakeServer
+) -> None:
+    chat.ask(STORY)
+    first = server.next_exchange().created().say("Once upon")
+    expect(chat.answer).to_have_text("Once upon")
+    chat.page.keyboard.press("Escape")
+    chat.button("Regenerate").click()
+    server.next_exchange().created().say("There was").complete(3)
+    expect(chat.facts).to_contain_text("3 tokens")
+    first.incomplete(5)
+    chat.round_trip()
+    assert chat.answer.inner_text() == "There was"
+    expect(chat.facts).to_contain_text("3 tokens")
+
+
 def test_a_stop_before_the_server_said_anything_cancels_too(
     chat: ChatPage, server: FakeServer
 ) -> None:
