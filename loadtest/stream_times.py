@@ -15,7 +15,7 @@ class StreamRecord:
       failure: why it did not end well, None if it did.
       tokens: completion tokens as the server counted them.
       ttft_s: from sending to the first text, None if there was none.
-      itl_s: mean time between tokens, None with fewer than two.
+      itl_s: mean time between tokens, None where they came as one piece.
       tokens_per_s: tokens over the whole time of the stream, waiting included.
     """
 
@@ -52,7 +52,7 @@ class StreamClock:
         if self._first_s is not None:
             ttft_s = self._first_s - self._sent_s
             duration_s = self._last_s - self._sent_s
-            if tokens > 1:
+            if tokens > 1 and self._last_s > self._first_s:
                 itl_s = (self._last_s - self._first_s) / (tokens - 1)
             if tokens > 0 and duration_s > 0:
                 tokens_per_s = tokens / duration_s

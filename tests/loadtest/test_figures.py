@@ -31,6 +31,10 @@ def test_merged_tokens_count_as_many() -> None:
     assert timed(10.5, 11.5, tokens=11).itl_s == pytest.approx(0.1)
 
 
+def test_tokens_that_came_as_one_piece_have_no_gap() -> None:
+    assert timed(10.5, tokens=5).itl_s is None
+
+
 def test_one_token_has_no_gap() -> None:
     record = timed(10.5, tokens=1)
     assert record.itl_s is None
