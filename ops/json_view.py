@@ -68,8 +68,9 @@ class JsonView:
                 log.info("process_ended", name=name, how=str(ending))
             case Restart(delay_s):
                 log.warning("process_died", name=name, how=str(ending), restart_in_s=delay_s)
-            case GiveUp(message):
-                log.error("process_given_up", name=name, how=str(ending), cause=message)
+            case GiveUp():
+                # Why is the last line of all.
+                log.info("process_given_up", name=name, how=str(ending))
 
     def stopping(self) -> None:
         log.info("stopping", drain_timeout_s=self._plan.server.drain_timeout_s)

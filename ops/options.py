@@ -117,13 +117,13 @@ def server_options(
         str, _http(help="What clients call the model.", show_default="the directory's name")
     ] = "",
     token_window: Annotated[
-        int, _http(min=1, help="Tokens a stream may run ahead.")
+        int, _http(help="Tokens a stream may run ahead.")
     ] = _SERVER.token_window,
     stall_timeout: Annotated[
         float, _http(help="Seconds after which a client that reads nothing is cut off.")
     ] = _SERVER.stall_timeout_s,
     drain_timeout: Annotated[
-        float, _http(min=0.0, help="Seconds that streams may finish after SIGTERM.")
+        float, _http(help="Seconds that streams may finish after SIGTERM.")
     ] = _SERVER.drain_timeout_s,
     max_queued_requests: Annotated[
         int, _http(min=0, help="Requests that wait.")

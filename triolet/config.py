@@ -262,6 +262,17 @@ class ServerConfig:
     exit_grace_s: float = 5.0 * SECONDS
     """After the drain the process leaves within this time, whatever a socket does."""
 
+    def __post_init__(self) -> None:
+        require(self.token_window >= 1, "token_window", self.token_window, ">= 1")
+        require(self.stall_timeout_s > 0, "stall_timeout_s", self.stall_timeout_s, "> 0")
+        require(self.drain_timeout_s >= 0, "drain_timeout_s", self.drain_timeout_s, ">= 0")
+        require(
+            self.metrics_compat in {"vllm", "none"},
+            "metrics_compat",
+            self.metrics_compat,
+            "vllm, none",
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class SupervisorConfig:
