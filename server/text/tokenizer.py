@@ -101,11 +101,6 @@ class TextModel:
             tokenize_timeout_s=tokenize_timeout_s,
         )
 
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether conversations can be rendered at all."""
-        return self._template is not None
-
     async def encode(
         self,
         text: str,

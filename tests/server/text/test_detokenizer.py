@@ -14,7 +14,9 @@ from server.text.detokenizer import MAX_PENDING_TOKENS, Detokenizer
 from tests.server.tiny_text import BOS_ID, EOS_ID, tiny_tokenizer
 
 BYTES = tiny_tokenizer()
-STORIES = Path(__file__).parents[4] / "shared/data/checkpoints/stories260K/tokenizer.json"
+DATA = Path(__file__).parents[4] / "shared/data"
+STORIES = DATA / "checkpoints/stories260K/tokenizer.json"
+AWKWARD_TEXTS = DATA / "vectors/llama-spm.inp"
 
 
 def pieces_of(
@@ -123,3 +125,16 @@ def test_a_real_sentencepiece_vocabulary_streams_exactly(seed: int) -> None:
     text = " ".join(random.Random(seed).choices(words, k=12))
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     assert "".join(pieces_of(tokenizer, ids)) == tokenizer.decode(ids)
+
+
+@pytest.mark.skipif(not AWKWARD_TEXTS.exists(), reason="the awkward texts are not here")
+def test_awkward_texts_stream_exactly() -> None:
+    tokenizers = [BYTES]
+    if STORIES.exists():
+        tokenizers.append(Tokenizer.from_file(str(STORIES)))
+    texts = AWKWARD_TEXTS.read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
+    assert len(texts) > 30
+    for tokenizer in tokenizers:
+        for text in texts:
+            ids = tokenizer.encode(text, add_special_tokens=False).ids
+            assert "".join(pieces_of(tokenizer, ids)) == tokenizer.decode(ids)

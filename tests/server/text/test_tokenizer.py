@@ -117,7 +117,6 @@ async def test_text_that_cannot_fit_is_refused_before_it_is_tokenised() -> None:
 
 async def test_a_model_without_template_says_so() -> None:
     model = tiny_text(template="")
-    assert not model.has_chat_template
     with pytest.raises(RequestError, match="no chat template") as refusal:
         await model.render_chat([])
     assert refusal.value.param == "messages"
