@@ -36,8 +36,8 @@ def open_listening_socket(config: ServerConfig) -> socket.socket:
     if not config.allow_remote_clients and not is_loopback(config.host):
         raise ConfigError(
             f"host is {config.host!r}, which other machines can reach, and this server has no keys "
-            "yet: bind 127.0.0.1 (and put a proxy with authentication in front), or allow remote "
-            "clients explicitly"
+            "yet: bind 127.0.0.1 (and put a proxy with authentication in front), or give "
+            "--allow-remote-clients"
         )
     try:
         # IPv4 first: "localhost" in a client's URL reaches it with and without IPv6.
