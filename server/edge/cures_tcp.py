@@ -38,6 +38,9 @@ log = structlog.get_logger(__name__)
 
 PIECE_BYTES: Final = 64 * 1024
 """What a reader must take within the deadline to count as alive."""
+CUT_AFTER_STALL_S: Final = 0.5
+"""Beyond the stall bound: what runs for the client ends first, by its own clock and with its reason
+known; then the connection is cut, whatever ran on it."""
 SENDS_PER_CHECKPOINT: Final = 16
 """Writes that never wait let other tasks run this often."""
 RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
@@ -58,6 +61,7 @@ class CuredTCPServer(TCPServer):
     ) -> None:
         super().__init__(app, config, context, {}, stream)  # type: ignore[arg-type]
         self._bounds = bounds
+        self._cut_after_s = bounds.stall_timeout_s + CUT_AFTER_STALL_S
         self._sends = 0
         self._has_ended = False
         self._receiving = trio.CancelScope()
@@ -169,7 +173,7 @@ class CuredTCPServer(TCPServer):
         for start in range(0, len(view), PIECE_BYTES):
             # Shielded, because half a frame would garble everything behind it.
             with trio.CancelScope(shield=True) as scope:
-                scope.deadline = trio.current_time() + self._bounds.stall_timeout_s
+                scope.deadline = trio.current_time() + self._cut_after_s
                 await self.stream.send_all(view[start : start + PIECE_BYTES])
             if scope.cancelled_caught:
                 log.info("client stopped reading", peer=self.protocol.client)
