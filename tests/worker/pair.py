@@ -270,7 +270,9 @@ class Pair:
             assert node.engine.ledger.leased_blocks == 0, role
         assert self.prefill.roster.is_empty
         assert self.decode.roster.is_empty
-        assert self.prefill.shipper.ring_bytes == 0
+        shipper = self.prefill.shipper
+        assert shipper.ring_bytes == 0
+        assert all(shipper.is_idle(target) for target in shipper.targets)
 
     def _dial(self) -> None:
         wanted = self.prefill.shipper.targets

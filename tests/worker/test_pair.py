@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from transport.frames import (
@@ -13,6 +14,8 @@ from transport.frames import (
     EndReason,
     Hello,
     KvChunk,
+    KvCredit,
+    KvDone,
     Peer,
     Prefill,
     RefuseReason,
@@ -117,6 +120,29 @@ def test_end_frees_everything_in_every_phase(phase: Callable[[Pair], AttemptKey]
     pair.run()
     pair.check_empty()
     assert len(pair.heard[key].tokens) == num_tokens, "a token after the end"
+
+
+@pytest.mark.parametrize(
+    ("phase", "role"), [(prefilling, Role.PREFILL), (inside_a_decode_step, Role.DECODE)]
+)
+def test_blocks_that_the_device_writes_are_free_only_when_it_returns(
+    phase: Callable[[Pair], AttemptKey], role: Role
+) -> None:
+    pair = Pair()
+    key = phase(pair)
+    node = pair.nodes[role]
+    held = node.engine.ledger.leased_blocks
+    pair.end(key)
+    assert node.engine.ledger.leased_blocks == held > 0
+    assert role not in pair.heard[key].ended
+    pair.end(key)
+    pair.live.add(key)
+    pair.beat()
+    assert role not in pair.heard[key].ended, "it is not over before its blocks are free"
+    node.finish_step(pair.now)
+    pair.settle()
+    assert node.engine.ledger.leased_blocks == 0
+    assert pair.heard[key].ended[role].freed_blocks == held
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -358,6 +384,22 @@ def test_late_chunks_meet_the_end_and_give_their_window_back() -> None:
     assert pair.decode.load().stale_frames == num_chunks
     assert pair.prefill.shipper.ring_bytes == 0
     pair.check_empty()
+
+
+def test_a_chunk_for_another_life_is_dropped_and_its_window_given_back() -> None:
+    pair = Pair()
+    pair.ask(PROMPT)
+    until(pair, lambda: pair.wire and isinstance(pair.wire[0].frame, KvChunk))
+    parcel = pair.wire[0]
+    assert isinstance(parcel.frame, KvChunk)
+    epoch = parcel.frame.target_epoch + 1
+    parcel.frame = msgspec.structs.replace(parcel.frame, target_epoch=epoch)
+    sent = parcel.frame
+    pair.deliver()
+    assert pair.decode.load().kv_bytes == 0
+    assert pair.decode.load().stale_frames == 1
+    answers = [p.frame for p in pair.wire if isinstance(p.frame, KvCredit | KvDone)]
+    assert answers == [KvDone(*sent.key), KvCredit(*sent.key, index=0, num_bytes=32)]
 
 
 def test_a_lost_end_is_told_again_and_unknown_is_said_to_be_unknown() -> None:
