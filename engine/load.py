@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -22,6 +23,7 @@ from .block_ledger import BlockLedger
 from .kv_pool import KVLayout, KVPool
 from .model import Transformer
 from .model_config import ModelConfig, load_eos_token_ids, load_model_config
+from .pace import MEASURED_TOKENS, Pace, pace_of
 from .runner import Runner
 from .weights import Checkpoint, load_weights, weights_digest
 
@@ -45,6 +47,7 @@ class Engine:
       eos_token_ids: the model's own end tokens.
       max_model_len: longest sequence, prompt and completion together.
       max_model_len_reason: what limits it.
+      pace: how much a step may hold here, and how long it takes.
     """
 
     runner: Runner
@@ -55,6 +58,7 @@ class Engine:
     eos_token_ids: tuple[int, ...]
     max_model_len: int
     max_model_len_reason: str
+    pace: Pace
 
 
 def load_engine(
@@ -92,20 +96,21 @@ def load_engine(
     pool = KVPool(layout, num_blocks, device)
     attention = create_attention(config.backend, pool, model_config.num_heads, max_model_len)
     model = Transformer(model_config, weights, max_model_len)
-    engine = Engine(
-        Runner(model, attention, config.block_size),
+    runner, ledger = Runner(model, attention, config.block_size), BlockLedger(num_blocks)
+    on_progress("warm_up", 0.0)
+    pace = _warm_up(runner, ledger, config, max_model_len)
+    on_progress("warm_up", 1.0)
+    return Engine(
+        runner,
         pool,
-        BlockLedger(num_blocks),
+        ledger,
         fingerprint,
         model_config,
         eos_token_ids,
         max_model_len,
         reason,
+        pace,
     )
-    on_progress("warm_up", 0.0)
-    _warm_up(engine, config)
-    on_progress("warm_up", 1.0)
-    return engine
 
 
 def fit_model_len(
@@ -173,23 +178,29 @@ def _layout(config: EngineConfig, model: ModelConfig) -> KVLayout:
     )
 
 
-def _warm_up(engine: Engine, config: EngineConfig) -> None:
-    """Run a prompt and a token, so that the first request does not pay for first calls.
+def _warm_up(runner: Runner, ledger: BlockLedger, config: EngineConfig, max_model_len: int) -> Pace:
+    """Run a prompt twice and a token, so that the first request does not pay for first calls; time
+    the second prompt.
 
     Raises:
       ConfigError: the pool leaves no memory to compute in.
     """
-    num_tokens = min(config.block_size, engine.max_model_len)
-    num_prompt = max(1, num_tokens - 1)
+    num_prompt = max(1, min(MEASURED_TOKENS, config.max_num_batched_tokens, max_model_len - 1))
+    blocks = ledger.lease("warm-up", -(-(num_prompt + 1) // config.block_size))
     greedy = SamplingParams(temperature=0.0)
-    [block] = engine.ledger.lease("warm-up", 1)
+    prompt = StepRow([0] * num_prompt, 0, blocks, SampleSpec(greedy, 0))
     try:
-        engine.runner.step([StepRow([0] * num_prompt, 0, [block], SampleSpec(greedy, 0))])
-        if num_prompt < num_tokens:
-            engine.runner.step([StepRow([0], num_prompt, [block], SampleSpec(greedy, 1))])
+        runner.step([prompt])
+        began_at = perf_counter()
+        runner.step([prompt])
+        elapsed_s = perf_counter() - began_at
+        if max_model_len > num_prompt:
+            runner.step([StepRow([0], num_prompt, blocks, SampleSpec(greedy, 1))])
     except CapacityError as error:
         raise ConfigError(
             f"kv_pool_bytes is {config.kv_pool_bytes} and leaves {config.device} no memory to "
             "compute in: lower it"
         ) from error
-    engine.ledger.release("warm-up")
+    finally:
+        ledger.release("warm-up")
+    return pace_of(num_prompt, elapsed_s, config)

@@ -51,7 +51,6 @@ class PrefillCore:
       engine: blocks and their bytes.
       identity: who it is.
       link: lifetimes and bounds.
-      max_num_batched_tokens: prompt tokens per step.
       now: the time at which it begins.
 
     Attributes:
@@ -68,7 +67,6 @@ class PrefillCore:
         engine: EnginePort,
         identity: Identity,
         link: LinkConfig,
-        max_num_batched_tokens: int,
         now: float,
     ) -> None:
         self.outbox = Outbox()
@@ -84,7 +82,7 @@ class PrefillCore:
             identity, link, self.roster, self.outbox, self.counters, self._describe, now
         )
         self.stepper = Stepper(
-            engine, self.roster, self.shipper, self.outbox, self.counters, max_num_batched_tokens
+            engine, self.roster, self.shipper, self.outbox, self.counters, engine.pace.step_tokens
         )
 
     def wake(self, now: float) -> None:

@@ -36,7 +36,7 @@ class Stepper:
       shipper: told how far each prompt is.
       outbox: takes the FIRST_TOKEN frames.
       counters: of steps and tokens.
-      max_num_batched_tokens: prompt tokens per step.
+      step_tokens: prompt tokens per step.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class Stepper:
         shipper: Shipper,
         outbox: Outbox,
         counters: Counters,
-        max_num_batched_tokens: int,
+        step_tokens: int,
     ) -> None:
         self._engine = engine
         self._roster = roster
         self._shipper = shipper
         self._outbox = outbox
         self._counters = counters
-        self._scheduler = ChunkScheduler(max_num_batched_tokens)
+        self._scheduler = ChunkScheduler(step_tokens)
         self._chunks: list[Chunk] = []
 
     def plan(self, now: float) -> list[StepRow]:

@@ -57,7 +57,6 @@ async def serve(
         engine,
         identity,
         config.link,
-        config.engine.max_num_batched_tokens,
         now=trio.current_time(),
     )
     control = control_network.listen(

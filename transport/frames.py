@@ -95,6 +95,7 @@ class Capacity(Part, frozen=True, array_like=True):
     max_model_len: Count
     max_waiting_tokens: Count = 0
     kv_window_bytes: Count = 0
+    step_s: Seconds = 0.0  # what a full step takes; the server is at least this patient
 
 
 class Load(Part, frozen=True, array_like=True):

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 QUIET_INTERVALS: Final = 2.0
 """Heartbeats that may be late before a peer gets no new work."""
 
+WEDGED_STEPS: Final = 10.0
+"""Steps of the length that a worker announced before standing still means stuck: the machine may be
+busy, and a step grows with its context."""
+
 
 class PeerState(Enum):
     """What we hold of a peer."""
@@ -84,6 +88,7 @@ class PeerMonitor:
         self._progress = 0
         self._has_work = False
         self._progressed_at = now
+        self._progress_timeout_s = config.progress_timeout_s
 
     @property
     def state(self) -> PeerState:
@@ -95,8 +100,13 @@ class PeerMonitor:
         """The life that was greeted last."""
         return self._epoch
 
-    def greeted(self, epoch: int, now: float) -> bool:
+    def greeted(self, epoch: int, now: float, step_s: float = 0.0) -> bool:
         """Take in HELLO or WELCOME.
+
+        Args:
+          epoch: of the life that answered.
+          now: the time.
+          step_s: how long its device steps take, as it says itself.
 
         Returns:
           Whether an earlier life of this peer is over: all that it had is lost.
@@ -107,6 +117,7 @@ class PeerMonitor:
         self._progress = 0
         self._has_work = False
         self._progressed_at = now
+        self._progress_timeout_s = max(self._config.progress_timeout_s, WEDGED_STEPS * step_s)
         self._apply(PeerEvent.GREETED)
         return is_another_life
 
@@ -158,7 +169,7 @@ class PeerMonitor:
         return self._state
 
     def _is_wedged(self, now: float) -> bool:
-        return self._has_work and now - self._progressed_at > self._config.progress_timeout_s
+        return self._has_work and now - self._progressed_at > self._progress_timeout_s
 
     def _apply(self, event: PeerEvent) -> None:
         self._state = next_state(self._state, event)

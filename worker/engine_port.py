@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from engine.batch import Sampled, StepRow
     from engine.block_ledger import BlockLedger
+    from engine.pace import Pace
 
 
 class EnginePort(Protocol):
@@ -46,6 +47,11 @@ class EnginePort(Protocol):
     @property
     def fingerprint(self) -> str:
         """Equal if and only if two workers may exchange KV."""
+        ...
+
+    @property
+    def pace(self) -> Pace:
+        """How much a step may hold, and how long it takes."""
         ...
 
     def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:

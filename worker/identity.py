@@ -60,6 +60,7 @@ class Identity:
             max_model_len=min(engine.max_model_len, total_blocks * engine.block_size),
             max_waiting_tokens=max_waiting_tokens,
             kv_window_bytes=kv_window_bytes,
+            step_s=engine.pace.step_s,
         )
 
     def begin_new_life(self) -> None:

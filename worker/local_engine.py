@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from engine.batch import Sampled, StepRow
     from engine.block_ledger import BlockLedger
     from engine.load import Engine
+    from engine.pace import Pace
 
 
 class LocalEngine:
@@ -47,6 +48,11 @@ class LocalEngine:
     def fingerprint(self) -> str:
         """Equal if and only if two workers may exchange KV."""
         return self._loaded.fingerprint
+
+    @property
+    def pace(self) -> Pace:
+        """How much a step may hold, and how long it takes."""
+        return self._loaded.pace
 
     def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
         """Compute one step, on the device's thread."""

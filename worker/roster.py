@@ -132,12 +132,15 @@ class Roster(Generic[A]):
     def turn_away(
         self, server: PeerId, key: AttemptKey, reason: EndReason, now: float, message: str = ""
     ) -> None:
-        """End an attempt that never began here, so that its late frames find it ended."""
+        """End an attempt that cannot begin here, so that its late frames find it ended."""
+        if key in self.attempts:
+            self.end(key, reason, now, message)
+            return
         self.end_older(key, now)
         self.leases.release(key, now)
         ended = Ended(*key, reason, num_tokens=0, freed_blocks=0, message=message[:MAX_TEXT])
         self._last_words.say(ended, now)
-        self._outbox.to_server(server.identity(), ended)
+        self.repeat_last_words(server, key)
 
     def end(self, key: AttemptKey, reason: EndReason, now: float, message: str = "") -> None:
         """End an attempt. Idempotent; what is inside the running step leaves when that returns.

@@ -108,7 +108,7 @@ class Worker:
 
     def welcomed(self, welcome: Welcome, now: float) -> bool:
         """Take in a WELCOME; return whether what an earlier life had is lost."""
-        is_another_life = self.monitor.greeted(welcome.peer.epoch, now)
+        is_another_life = self.monitor.greeted(welcome.peer.epoch, now, welcome.capacity.step_s)
         if is_another_life:
             self.beat = None
         self.welcome = welcome

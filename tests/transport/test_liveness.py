@@ -150,3 +150,13 @@ def test_a_process_that_stood_still_longer_than_its_leases_fences_itself_once() 
     assert not fence.beat(CONFIG.sweep_interval_s + CONFIG.lease_ttl_s)
     assert fence.beat(10.0)
     assert not fence.beat(10.05)
+
+
+def test_a_peer_that_says_its_steps_are_long_is_given_ten_of_them() -> None:
+    monitor = PeerMonitor(CONFIG, now=0.0)
+    monitor.greeted(1, now=0.0, step_s=2.0)
+    now = 0.0
+    while monitor.check(now) is PeerState.ALIVE:
+        now += CONFIG.heartbeat_interval_s
+        monitor.heartbeat(1, now, progress=7, has_work=True)
+    assert 20.0 < now <= 20.0 + 3 * CONFIG.heartbeat_interval_s

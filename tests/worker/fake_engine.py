@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from engine.batch import Sampled
 from engine.block_ledger import BlockLedger
+from engine.pace import Pace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,6 +56,7 @@ class FakeEngine:
         self.max_model_len = max_model_len
         self.vocab_size = VOCAB_SIZE
         self.fingerprint = fingerprint
+        self.pace = Pace(step_tokens=8, step_s=0.0)
         self.fail_next_step = False
         self._pool = [bytearray(_POISON * block_size) for _ in range(num_blocks + 1)]
 

@@ -131,7 +131,7 @@ class Pair:
             kv_address="ipc:///kv",
             draw_epoch=lambda: next(epochs),
         )
-        self.prefill = PrefillCore(p_engine, self.p_identity, link, 8, self.now)
+        self.prefill = PrefillCore(p_engine, self.p_identity, link, self.now)
         self.decode = DecodeCore(d_engine, self.d_identity, link, self.now)
         self.nodes = {
             Role.PREFILL: Node(self.prefill, p_engine),
