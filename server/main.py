@@ -27,6 +27,7 @@ from .edge.accept import Edge
 from .edge.sockets import base_url, open_listening_socket
 from .fleet.fleet import Fleet
 from .metrics import Metrics
+from .text.sampling_defaults import read_sampling_defaults
 from .text.tokenizer import TextModel
 
 if TYPE_CHECKING:
@@ -65,11 +66,12 @@ async def serve(
             tokenize_threads=config.tokenize_threads,
             tokenize_timeout_s=config.tokenize_timeout_s,
         )
+        defaults = read_sampling_defaults(config.model_dir)
         network = ZmqNetwork(config.link, config.curve_dir)
         try:
             metrics = Metrics(config.model_name, config.metrics_compat)
             fleet = Fleet(config, text, network, metrics)
-            services = Services(config, fleet, text, metrics, lifecycle or Lifecycle())
+            services = Services(config, fleet, text, metrics, defaults, lifecycle or Lifecycle())
             edge = Edge(build_app(services), config)
             metrics.watch(fleet.status, lambda: edge.connections)
             async with trio.open_nursery() as nursery:

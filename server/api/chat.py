@@ -61,6 +61,7 @@ async def _plan(fields: ChatRequest, services: Services) -> Plan:
         fields=fields,
         prompts=[tuple(prompt_ids)],
         max_tokens=fields.max_tokens if max_tokens is None else max_tokens,
+        default_max_tokens=services.defaults.max_new_tokens,
         param="messages",
         logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
     )

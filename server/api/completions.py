@@ -39,7 +39,8 @@ async def completions(services: Services) -> Response:
     plan = Plan(
         fields=fields,
         prompts=prompts,
-        max_tokens=DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens,
+        max_tokens=fields.max_tokens,
+        default_max_tokens=DEFAULT_MAX_TOKENS,
         param="prompt",
         logprobs=fields.logprobs,
     )

@@ -45,7 +45,8 @@ class Plan:
     Attributes:
       fields: what it asks for.
       prompts: ids of each prompt.
-      max_tokens: most tokens per completion; None for as many as fit.
+      max_tokens: most tokens per completion; None if the client did not say.
+      default_max_tokens: in that case; None for as many as fit.
       param: the field that holds the prompts.
       logprobs: alternatives per token, None for no logprobs.
     """
@@ -53,6 +54,7 @@ class Plan:
     fields: GenerationFields
     prompts: Sequence[tuple[int, ...]]
     max_tokens: int | None
+    default_max_tokens: int | None
     param: str
     logprobs: int | None
 
@@ -95,8 +97,16 @@ def begin_choices(plan: Plan, services: Services) -> Choices:
     fields = plan.fields
     requests = []
     for prompt_ids in plan.prompts:
-        max_tokens = completion_budget(len(prompt_ids), plan.max_tokens, max_model_len, plan.param)
-        params = sampling_params(fields, max_tokens=max_tokens, logprobs=plan.logprobs)
+        max_tokens = completion_budget(
+            len(prompt_ids),
+            plan.max_tokens,
+            plan.default_max_tokens,
+            max_model_len,
+            plan.param,
+        )
+        params = sampling_params(
+            fields, services.defaults, max_tokens=max_tokens, logprobs=plan.logprobs
+        )
         requests += [
             GenerationRequest(
                 request_id=new_request_id(),

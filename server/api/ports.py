@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from ..text.sampling_defaults import SamplingDefaults
 from .live import Lifecycle
 
 if TYPE_CHECKING:
@@ -129,4 +130,5 @@ class Services:
     fleet: FleetPort
     text: TextPort
     metrics: Metrics
+    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     lifecycle: Lifecycle = field(default_factory=Lifecycle)

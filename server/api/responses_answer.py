@@ -78,7 +78,7 @@ class ResponseAnswer:
             live.hold(self._generation)
             if self._is_cancelled:
                 self._generation.cancel(CancelReason.STOPPED)
-            events = ResponseEvents(self.id, self._create, self._services.config.model_name)
+            events = ResponseEvents(self.id, self._create, request, self._services.config)
             for frame in events.begin():
                 await send(frame)
             while not events.are_over:
@@ -109,14 +109,18 @@ class ResponseAnswer:
         max_tokens = completion_budget(
             len(prompt_ids),
             create.max_output_tokens,
+            self._services.defaults.max_new_tokens,
             self._services.fleet.status().max_model_len,
             "input",
         )
         logprobs = (create.top_logprobs or 0) if create.include else None
+        sampling = sampling_params(
+            create, self._services.defaults, max_tokens=max_tokens, logprobs=logprobs
+        )
         return GenerationRequest(
             request_id=self._request_id,
             prompt_ids=prompt_ids,
-            sampling=sampling_params(create, max_tokens=max_tokens, logprobs=logprobs),
+            sampling=sampling,
             deadline_s=self._services.config.default_deadline_s,
             stop=create.stop,
             priority=create.priority or 0,

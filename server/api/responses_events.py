@@ -16,9 +16,10 @@ from .errors import error_object
 from .logprobs import chat_logprobs
 
 if TYPE_CHECKING:
+    from triolet.config import ServerConfig
     from triolet.errors import RequestError
 
-    from ..generation import Delta, Usage
+    from ..generation import Delta, GenerationRequest, Usage
     from .responses_schema import ResponseCreate
 
 _encode = msgspec.json.Encoder().encode
@@ -49,7 +50,8 @@ class ResponseEvents:
     Args:
       response_id: `resp_` and hex.
       create: what was asked for.
-      model: name of the served model.
+      request: what is generated for it.
+      config: names the served model.
 
     Attributes:
       text: of the answer so far.
@@ -57,7 +59,13 @@ class ResponseEvents:
       have_failed: and the end was a bad one.
     """
 
-    def __init__(self, response_id: str, create: ResponseCreate, model: str) -> None:
+    def __init__(
+        self,
+        response_id: str,
+        create: ResponseCreate,
+        request: GenerationRequest,
+        config: ServerConfig,
+    ) -> None:
         self.text = ""
         self.are_over = False
         self.have_failed = False
@@ -78,16 +86,16 @@ class ResponseEvents:
             "instructions": create.instructions,
             "max_output_tokens": create.max_output_tokens,
             "metadata": {},
-            "model": model,
+            "model": config.model_name,
             "output": [],
             "parallel_tool_calls": True,
             "previous_response_id": create.previous_response_id,
             "store": False,
-            "temperature": 1.0 if create.temperature is None else create.temperature,
+            "temperature": request.sampling.temperature,
             "text": {"format": {"type": "text"}},
             "tool_choice": "auto",
             "tools": [],
-            "top_p": 1.0 if create.top_p is None else create.top_p,
+            "top_p": request.sampling.top_p,
             "truncation": "disabled",
             "usage": None,
         }

@@ -9,11 +9,12 @@ from triolet.errors import RequestError, invalid_request
 from triolet.sampling import MAX_SEED, SamplingParams, new_seed
 
 if TYPE_CHECKING:
+    from ..text.sampling_defaults import SamplingDefaults
     from .schemas import SamplingFields
 
 
 def sampling_params(
-    fields: SamplingFields, *, max_tokens: int, logprobs: int | None
+    fields: SamplingFields, defaults: SamplingDefaults, *, max_tokens: int, logprobs: int | None
 ) -> SamplingParams:
     """Return the parameters of the first choice."""
     min_tokens = fields.min_tokens or 0
@@ -22,13 +23,14 @@ def sampling_params(
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
-        temperature=_or(fields.temperature, 1.0),
-        top_p=_or(fields.top_p, 1.0),
-        top_k=max(0, fields.top_k or 0),  # other servers say -1 for off
-        min_p=_or(fields.min_p, 0.0),
+        temperature=_or(fields.temperature, defaults.temperature),
+        top_p=_or(fields.top_p, defaults.top_p),
+        # Other servers say -1 for off.
+        top_k=defaults.top_k if fields.top_k is None else max(0, fields.top_k),
+        min_p=_or(fields.min_p, defaults.min_p),
         presence_penalty=_or(fields.presence_penalty, 0.0),
         frequency_penalty=_or(fields.frequency_penalty, 0.0),
-        repetition_penalty=_or(fields.repetition_penalty, 1.0),
+        repetition_penalty=_or(fields.repetition_penalty, defaults.repetition_penalty),
         logit_bias=fields.logit_bias,
         # Negative seeds are allowed by the API; the generator is keyed by 63 bits.
         seed=new_seed() if fields.seed is None else fields.seed & MAX_SEED,
@@ -44,13 +46,14 @@ def of_choice(params: SamplingParams, index: int) -> SamplingParams:
 
 
 def completion_budget(
-    prompt_tokens: int, wanted: int | None, max_model_len: int, param: str
+    prompt_tokens: int, wanted: int | None, default: int | None, max_model_len: int, param: str
 ) -> int:
     """Return how many tokens a completion may have.
 
     Args:
       prompt_tokens: length of the prompt.
-      wanted: what the client asked for; None for as many as fit.
+      wanted: what the client asked for; must fit.
+      default: what it gets otherwise, as far as that fits; None for as many as fit.
       max_model_len: context length.
       param: the field an error names.
 
@@ -60,7 +63,9 @@ def completion_budget(
     room = max_model_len - prompt_tokens
     if room < 1 or (wanted is not None and wanted > room):
         raise context_length_exceeded(prompt_tokens, wanted, max_model_len, param)
-    return room if wanted is None else wanted
+    if wanted is not None:
+        return wanted
+    return room if default is None else min(default, room)
 
 
 def context_length_exceeded(

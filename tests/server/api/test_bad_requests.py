@@ -318,69 +318,6 @@ async def test_a_request_timeout_becomes_the_deadline() -> None:
     assert second.request.deadline_s == server.services.config.default_deadline_s
 
 
-async def test_every_parameter_reaches_the_generation() -> None:
-    body = {
-        "prompt": [65, 66],
-        "max_tokens": 9,
-        "min_tokens": 2,
-        "temperature": 0.5,
-        "top_p": 0.9,
-        "top_k": 40,
-        "min_p": 0.1,
-        "presence_penalty": 1,
-        "frequency_penalty": -1,
-        "repetition_penalty": 1.1,
-        "logit_bias": {"65": -5},
-        "seed": -1,
-        "stop": ["x", "y"],
-        "stop_token_ids": [10],
-        "ignore_eos": True,
-        "logprobs": 3,
-        "priority": -2,
-        "skip_special_tokens": False,
-        "include_stop_str_in_output": True,
-    }
-    async with surface() as server:
-        assert (await server.post(COMPLETIONS, body)).status == 200
-        (generation,) = server.fleet.generations
-    request, sampling = generation.request, generation.request.sampling
-    assert request.prompt_ids == (65, 66)
-    assert (request.stop, request.priority) == (("x", "y"), -2)
-    assert (request.skip_special_tokens, request.include_stop) == (False, True)
-    assert (sampling.max_tokens, sampling.min_tokens) == (9, 2)
-    assert (sampling.temperature, sampling.top_p) == (0.5, 0.9)
-    assert (sampling.top_k, sampling.min_p) == (40, 0.1)
-    assert (sampling.presence_penalty, sampling.frequency_penalty) == (1.0, -1.0)
-    assert sampling.repetition_penalty == 1.1
-    assert sampling.logit_bias == ((65, -5.0),)
-    assert sampling.seed == 2**63 - 1
-    assert sampling.stop_token_ids == (10,)
-    assert sampling.ignore_eos
-    assert sampling.logprobs == 3
-
-
-async def test_a_chat_may_use_what_the_context_leaves() -> None:
-    async with surface() as server:
-        await server.post(CHAT, {"messages": HI})
-        await server.post(CHAT, {"messages": HI, "max_completion_tokens": 5, "max_tokens": 7})
-        free, bound = server.fleet.generations
-    assert free.request.sampling.max_tokens == MAX_MODEL_LEN - len(free.request.prompt_ids)
-    assert bound.request.sampling.max_tokens == 5
-
-
-async def test_parts_and_roles_become_what_templates_know() -> None:
-    messages = [
-        {"role": "developer", "content": "be kind", "name": "x"},
-        {"role": "assistant", "content": "ok", "refusal": None, "tool_calls": None, "audio": None},
-        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-    ]
-    async with surface() as server:
-        await server.post(CHAT, {"messages": messages, "chat_template_kwargs": {"thinking": True}})
-        (generation,) = server.fleet.generations
-    prompt = bytes(generation.request.prompt_ids).decode()
-    assert prompt == "system: be kind\nassistant: ok\nuser: ab\nassistant: thinking"
-
-
 async def test_a_body_beyond_the_bound_is_413_before_it_is_read() -> None:
     async with surface(max_body_bytes=1000) as server:
         small = await server.post(CHAT, {"messages": user("x" * 500)})

@@ -14,6 +14,7 @@ from server.api.ports import Services
 from server.edge.accept import Edge
 from server.edge.sockets import base_url, open_listening_socket
 from server.metrics import Metrics
+from server.text.sampling_defaults import SamplingDefaults
 from tests.server.support.fakes import FakeFleet, FakeText
 from triolet.config import ServerConfig
 
@@ -195,11 +196,14 @@ class RawClient:
 
 
 @asynccontextmanager
-async def surface(fleet: FakeFleet | None = None, **changes: object) -> AsyncIterator[Surface]:
+async def surface(
+    fleet: FakeFleet | None = None, defaults: SamplingDefaults | None = None, **changes: object
+) -> AsyncIterator[Surface]:
     """Run a server with some settings changed; nothing may be left of it at the end."""
     config = replace(CONFIG, **changes)  # type: ignore[arg-type]
     fleet = fleet or FakeFleet()
-    services = Services(config, fleet, FakeText(), Metrics(MODEL, config.metrics_compat))
+    metrics = Metrics(MODEL, config.metrics_compat)
+    services = Services(config, fleet, FakeText(), metrics, defaults or SamplingDefaults())
     edge = Edge(build_app(services), config)
     services.metrics.watch(fleet.status, lambda: edge.connections)
     listening = open_listening_socket(config)

@@ -1,0 +1,121 @@
+"""What a request asks for is what is generated: parameters, defaults, prompts."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.text.sampling_defaults import SamplingDefaults
+from tests.server.support.fakes import MAX_MODEL_LEN
+from tests.server.support.surface import surface
+from tests.server.support.websocket import open_socket
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+HI = [{"role": "user", "content": "hi"}]
+
+
+async def test_every_parameter_reaches_the_generation() -> None:
+    body = {
+        "prompt": [65, 66],
+        "max_tokens": 9,
+        "min_tokens": 2,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.1,
+        "presence_penalty": 1,
+        "frequency_penalty": -1,
+        "repetition_penalty": 1.1,
+        "logit_bias": {"65": -5},
+        "seed": -1,
+        "stop": ["x", "y"],
+        "stop_token_ids": [10],
+        "ignore_eos": True,
+        "logprobs": 3,
+        "priority": -2,
+        "skip_special_tokens": False,
+        "include_stop_str_in_output": True,
+    }
+    async with surface() as server:
+        assert (await server.post(COMPLETIONS, body)).status == 200
+        (generation,) = server.fleet.generations
+    request, sampling = generation.request, generation.request.sampling
+    assert request.prompt_ids == (65, 66)
+    assert (request.stop, request.priority) == (("x", "y"), -2)
+    assert (request.skip_special_tokens, request.include_stop) == (False, True)
+    assert (sampling.max_tokens, sampling.min_tokens) == (9, 2)
+    assert (sampling.temperature, sampling.top_p) == (0.5, 0.9)
+    assert (sampling.top_k, sampling.min_p) == (40, 0.1)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (1.0, -1.0)
+    assert sampling.repetition_penalty == 1.1
+    assert sampling.logit_bias == ((65, -5.0),)
+    assert sampling.seed == 2**63 - 1
+    assert sampling.stop_token_ids == (10,)
+    assert sampling.ignore_eos
+    assert sampling.logprobs == 3
+
+
+async def test_a_chat_may_use_what_the_context_leaves() -> None:
+    async with surface() as server:
+        await server.post(CHAT, {"messages": HI})
+        await server.post(CHAT, {"messages": HI, "max_completion_tokens": 5, "max_tokens": 7})
+        free, bound = server.fleet.generations
+    assert free.request.sampling.max_tokens == MAX_MODEL_LEN - len(free.request.prompt_ids)
+    assert bound.request.sampling.max_tokens == 5
+
+
+async def test_parts_and_roles_become_what_templates_know() -> None:
+    messages = [
+        {"role": "developer", "content": "be kind", "name": "x"},
+        {"role": "assistant", "content": "ok", "refusal": None, "tool_calls": None, "audio": None},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+    ]
+    async with surface() as server:
+        await server.post(CHAT, {"messages": messages, "chat_template_kwargs": {"thinking": True}})
+        (generation,) = server.fleet.generations
+    prompt = bytes(generation.request.prompt_ids).decode()
+    assert prompt == "system: be kind\nassistant: ok\nuser: ab\nassistant: thinking"
+
+
+RECOMMENDED = SamplingDefaults(
+    temperature=0.6, top_p=0.9, top_k=20, min_p=0.05, repetition_penalty=1.1, max_new_tokens=100
+)
+
+
+async def test_the_model_s_recommendations_fill_in_what_a_request_leaves_out() -> None:
+    async with surface(defaults=RECOMMENDED) as server:
+        await server.post(CHAT, {"messages": HI})
+        await server.post(COMPLETIONS, {"prompt": "hi"})
+        socket = await open_socket(server)
+        async with socket.client.stream:
+            await socket.send({"type": "response.create", "input": "hi"})
+            shown = (await socket.event())["response"]
+        await server.fleet.nth(2)
+    for generation in server.fleet.generations:
+        sampling = generation.request.sampling
+        assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.6, 0.9, 20)
+        assert (sampling.min_p, sampling.repetition_penalty) == (0.05, 1.1)
+    assert [g.request.sampling.max_tokens for g in server.fleet.generations] == [100, 16, 100]
+    assert (shown["temperature"], shown["top_p"]) == (0.6, 0.9)
+
+
+async def test_a_request_outweighs_the_recommendations() -> None:
+    asked = {"temperature": 0, "top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1}
+    async with surface(defaults=RECOMMENDED) as server:
+        await server.post(CHAT, {"messages": HI, "max_tokens": 200, **asked})
+        sampling = server.fleet.generations[0].request.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 1.0, 0)
+    assert (sampling.min_p, sampling.repetition_penalty) == (0.0, 1.0)
+    assert sampling.max_tokens == 200
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_a_default_length_shrinks_to_what_fits(path: str) -> None:
+    text = "x" * (MAX_MODEL_LEN - 25)
+    body = {"prompt": text + "y" * 20} if path == COMPLETIONS else {
+        "messages": [{"role": "user", "content": text}], "add_generation_prompt": False
+    }  # fmt: skip
+    async with surface(defaults=RECOMMENDED) as server:
+        assert (await server.post(path, body)).status == 200
+        request = server.fleet.generations[0].request
+    assert request.sampling.max_tokens == MAX_MODEL_LEN - len(request.prompt_ids)
