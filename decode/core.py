@@ -195,6 +195,7 @@ class DecodeCore:
 
     def _reserve(self, server: PeerId, frame: Reserve, now: float) -> None:
         standing = self.roster.leases.standing(frame.key)
+        attempt = self.roster.attempts.get(frame.key)
         if standing is Standing.NEW:
             self.roster.end_older(frame.key, now)
             prompt_ids, replay_ids = unpack_tokens(frame.prompt), unpack_tokens(frame.replay)
@@ -205,7 +206,8 @@ class DecodeCore:
             if reason is None:
                 self._admit(server, frame, prompt_ids, replay_ids, now)
         else:
-            reason = RefuseReason.ENDED if standing is Standing.ENDED else None
+            is_its_own = attempt is not None and attempt.server == server
+            reason = None if is_its_own else RefuseReason.ENDED
         if reason is None:
             answer: Grant | Refuse = Grant(*frame.key, epoch=self._identity.me.epoch)
         else:
