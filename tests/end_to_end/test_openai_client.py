@@ -1,0 +1,123 @@
+"""The official client against the real fleet, over HTTP and WebSocket."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import openai
+import pytest
+from openai import OpenAI
+
+from .fleet_process import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from openai.types.chat import ChatCompletionMessageParam
+
+    from .fleet_process import FleetProcess
+
+pytestmark = pytest.mark.slow
+
+HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello!"}]
+
+
+@pytest.fixture
+def client(fleet: FleetProcess) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{fleet.url}/v1", api_key="none", max_retries=0) as opened:
+        yield opened
+
+
+def test_it_streams_and_the_pieces_are_the_answer(client: OpenAI) -> None:
+    options = {"model": "demo", "messages": HELLO, "temperature": 0, "max_tokens": 40}
+    whole = client.chat.completions.create(**options)  # type: ignore[call-overload]
+    stream = client.chat.completions.create(
+        **options, stream=True, stream_options={"include_usage": True}
+    )  # type: ignore[call-overload]
+    chunks = list(stream)
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert chunks[-1].usage == whole.usage
+
+
+def test_plain_completions_stream_too(client: OpenAI) -> None:
+    stream = client.completions.create(
+        model="demo", prompt="Once upon a time", max_tokens=10, stream=True, temperature=0
+    )
+    whole = client.completions.create(
+        model="demo", prompt="Once upon a time", max_tokens=10, temperature=0
+    )
+    assert "".join(chunk.choices[0].text for chunk in stream) == whole.choices[0].text
+
+
+def test_several_choices_differ_and_repeat_with_their_seed(client: OpenAI) -> None:
+    first, second = (
+        client.chat.completions.create(
+            model="demo",
+            messages=[{"role": "user", "content": "Tell me a story."}],
+            n=3,
+            seed=5,
+            max_tokens=30,
+        )
+        for _ in range(2)
+    )
+    texts = [choice.message.content for choice in first.choices]
+    assert len(set(texts)) > 1
+    assert texts == [choice.message.content for choice in second.choices]
+
+
+def test_it_lists_models(client: OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["demo"]
+    assert client.models.retrieve("demo").id == "demo"
+
+
+def test_errors_arrive_as_their_types(client: OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="no model") as missing:
+        client.chat.completions.create(model="gpt-9", messages=HELLO)
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as wrong:
+        client.chat.completions.create(model="demo", messages=HELLO, temperature=9)
+    assert wrong.value.param == "temperature"
+    with pytest.raises(openai.BadRequestError) as too_long:
+        client.completions.create(model="demo", prompt="dragon " * 3000)
+    assert too_long.value.code == "context_length_exceeded"
+    assert too_long.value.request_id
+
+
+def test_closing_a_stream_frees_its_blocks(client: OpenAI, fleet: FleetProcess) -> None:
+    gone = fleet.metric("triolet_requests_total", outcome="client_gone")
+    stream = client.chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": "Tell me a story."}],
+        max_tokens=900,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    next(iter(stream))
+    stream.close()
+    wait_until(
+        lambda: fleet.metric("triolet_requests_total", outcome="client_gone") == gone + 1,
+        5.0,
+        "the server saw the client leave",
+    )
+    fleet.wait_all_blocks_free(2.0)
+
+
+# The client calls websockets in a way that its newest version warns of.
+@pytest.mark.filterwarnings("ignore:connect\\(\\) must be used:DeprecationWarning")
+def test_it_chats_over_the_websocket(client: OpenAI) -> None:
+    with client.responses.connect() as connection:
+        for question in ("Hello!", "What is 2 + 3?"):
+            connection.response.create(model="demo", input=question, max_output_tokens=40)
+            text, last = "", None
+            for event in connection:
+                if event.type == "response.output_text.delta":
+                    text += event.delta
+                last = event
+                if event.type in {"response.completed", "response.incomplete", "error"}:
+                    break
+            assert last is not None
+            assert last.type in {"response.completed", "response.incomplete"}
+            assert text
+            assert last.response.output_text == text
