@@ -31,6 +31,8 @@ from .text.sampling_defaults import read_sampling_defaults
 from .text.tokenizer import TextModel
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from triolet.config import ServerConfig
 
 log = structlog.get_logger(__name__)
@@ -40,12 +42,15 @@ GC_THRESHOLDS: Final = (100_000, 50, 1000)
 finds, and a full collection over a large heap pauses every stream at once."""
 CLOSE_SHARE: Final = 0.5
 """Of the grace after the drain: for writing what is left. The rest is for leaving."""
-EXIT_FORCED: Final = 1
+EXIT_FORCED: Final = 75
+"""Told apart from a crash; EX_TEMPFAIL of sysexits, since nothing is wrong with the configuration."""
 
 
 async def serve(
     config: ServerConfig,
     lifecycle: Lifecycle | None = None,
+    on_drained: Callable[[], None] | None = None,
+    *,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until `lifecycle.draining` is set and what runs then has ended.
@@ -53,6 +58,7 @@ async def serve(
     Args:
       config: all there is to know.
       lifecycle: how the caller says that it is enough; None to serve until cancelled.
+      on_drained: called once nothing runs any more, before connections are closed.
       task_status: started with the address once connections are accepted. Workers may still be
         missing then: /health/ready says.
 
@@ -80,7 +86,8 @@ async def serve(
                 task_status.started(base_url(listening))
                 await services.lifecycle.draining.wait()
                 await fleet.drain()
-                services.lifecycle.drained.set()
+                if on_drained is not None:
+                    on_drained()
                 edge.stop(within_s=CLOSE_SHARE * config.exit_grace_s)
                 await edge.wait_closed()
                 nursery.cancel_scope.cancel()
@@ -107,11 +114,19 @@ def main(config: ServerConfig) -> None:
 
 async def _run(config: ServerConfig) -> None:
     lifecycle = Lifecycle()
+    watchdog = ExitWatchdog()
+
+    def drain() -> None:
+        watchdog.leave_within(config.drain_timeout_s + config.exit_grace_s)
+        lifecycle.draining.set()
+
+    def leave() -> None:
+        watchdog.leave_within(config.exit_grace_s)
+
     async with trio.open_nursery() as nursery:
-        await nursery.start(_drain_on_signal, lifecycle, nursery.cancel_scope)
-        nursery.start_soon(_leave_in_time, lifecycle, config.exit_grace_s)
+        await nursery.start(_heed_signals, drain, nursery.cancel_scope)
         async with trio.open_nursery() as serving:
-            url = await serving.start(serve, config, lifecycle)
+            url = await serving.start(serve, config, lifecycle, leave)
             gc.collect()
             gc.freeze()
             gc.set_threshold(*GC_THRESHOLDS)
@@ -119,25 +134,34 @@ async def _run(config: ServerConfig) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def _drain_on_signal(
-    lifecycle: Lifecycle,
+async def _heed_signals(
+    drain: Callable[[], None],
     everything: trio.CancelScope,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
+    """Drain at the first signal, leave at the second."""
+    is_draining = False
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         task_status.started()
         async for number in signals:
-            if lifecycle.is_draining:
-                log.warning("second signal: leaving at once", signal=number)
+            log.info("signal", name=signal.Signals(number).name)
+            if is_draining:
                 everything.cancel()
                 return
-            log.info("draining", signal=number)
-            lifecycle.draining.set()
+            is_draining = True
+            drain()
 
 
-async def _leave_in_time(lifecycle: Lifecycle, within_s: float) -> None:
-    await lifecycle.drained.wait()
-    # A thread, because what hangs may be the event loop itself.
-    watchdog = threading.Timer(within_s, os._exit, [EXIT_FORCED])
-    watchdog.daemon = True
-    watchdog.start()
+class ExitWatchdog:
+    """Ends the process in time, from a thread: what hangs may be the event loop itself."""
+
+    def __init__(self) -> None:
+        self._timer: threading.Timer | None = None
+
+    def leave_within(self, seconds: float) -> None:
+        """Set the time that is left, instead of what was set before."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = threading.Timer(seconds, os._exit, [EXIT_FORCED])
+        self._timer.daemon = True
+        self._timer.start()

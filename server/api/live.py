@@ -58,12 +58,10 @@ class Lifecycle:
 
     Attributes:
       draining: set once it takes none; answers under way go on.
-      drained: set once none of them is left.
     """
 
     def __init__(self) -> None:
         self.draining = trio.Event()
-        self.drained = trio.Event()
 
     @property
     def is_draining(self) -> bool:

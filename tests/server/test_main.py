@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ import httpx2
 import pytest
 
 from server.edge.sockets import open_listening_socket
+from server.main import EXIT_FORCED
 from tests.server.support.surface import CONFIG
 from triolet.config import ServerConfig
 from triolet.errors import ConfigError
@@ -37,10 +39,29 @@ main(ServerConfig(model_dir=sys.argv[1], model_name="demo", port=int(sys.argv[3]
 """
 
 
-def start(directory: Path, model: Path = DEMO, port: int = 0) -> subprocess.Popen[bytes]:
+WEDGED = """
+import time
+from server.edge.accept import Edge
+Edge.stop = lambda self, within_s: time.sleep(60)
+"""
+SLOW_DRAIN = """
+import trio
+from server.fleet.fleet import Fleet
+Fleet.drain = lambda self: trio.sleep(60)
+"""
+FEW_FILES = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+"""
+
+
+def start(
+    directory: Path, model: Path = DEMO, port: int = 0, fault: str = ""
+) -> subprocess.Popen[bytes]:
+    """Start the process; `fault` is what it suffers from, as code that runs first."""
     directory.chmod(0o700)
     return subprocess.Popen(
-        [sys.executable, "-c", START, str(model), str(directory), str(port)],
+        [sys.executable, "-c", fault + START, str(model), str(directory), str(port)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -56,10 +77,19 @@ def ready_url(process: subprocess.Popen[bytes]) -> str:
 
 @pytest.fixture
 def process(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    running = start(tmp_path)
-    yield running
-    running.kill()
-    running.communicate()
+    with running(tmp_path) as started:
+        yield started
+
+
+@contextmanager
+def running(directory: Path, fault: str = "") -> Iterator[subprocess.Popen[bytes]]:
+    """Start the process; nothing is left of it at the end."""
+    started = start(directory, fault=fault)
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.communicate()
 
 
 def test_it_says_where_it_listens_and_leaves_on_a_signal(
@@ -99,6 +129,41 @@ def test_a_client_that_reads_nothing_does_not_keep_it(process: subprocess.Popen[
         silent.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n")
         process.send_signal(signal.SIGTERM)
         assert process.wait(5) == 0
+
+
+def test_an_event_loop_that_hangs_at_the_end_does_not_keep_the_process(tmp_path: Path) -> None:
+    with running(tmp_path, fault=WEDGED) as process:
+        ready_url(process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(5) == EXIT_FORCED
+
+
+def test_a_drain_that_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
+    with running(tmp_path, fault=SLOW_DRAIN) as process:
+        ready_url(process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(5) == EXIT_FORCED
+
+
+def test_a_second_signal_ends_the_drain(tmp_path: Path) -> None:
+    with running(tmp_path, fault=SLOW_DRAIN) as process:
+        ready_url(process)
+        process.send_signal(signal.SIGINT)
+        assert process.stdout is not None
+        assert b"signal" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(5) == 0
+
+
+def test_it_accepts_again_after_it_ran_out_of_files(tmp_path: Path) -> None:
+    with running(tmp_path, fault=FEW_FILES) as process:
+        url = ready_url(process)
+        address = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
+        crowd = [socket.create_connection(address) for _ in range(80)]
+        for connection in crowd:
+            connection.close()
+        with httpx2.Client(base_url=url, timeout=10) as client:
+            assert client.get("/health/live").status_code == 200
 
 
 def test_a_port_in_use_is_named_with_a_remedy(tmp_path: Path) -> None:
