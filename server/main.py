@@ -43,7 +43,7 @@ finds, and a full collection over a large heap pauses every stream at once."""
 CLOSE_SHARE: Final = 0.5
 """Of the grace after the drain: for writing what is left. The rest is for leaving."""
 EXIT_FORCED: Final = 75
-"""Told apart from a crash; EX_TEMPFAIL of sysexits, since nothing is wrong with the configuration."""
+"""EX_TEMPFAIL of sysexits: told apart from a crash and from a bad configuration."""
 
 
 async def serve(
