@@ -93,18 +93,19 @@ class Client:
         self.live: set[AttemptKey] = set()
         self._news = trio.Event()
         self._num_requests = 0
+        self._scope = trio.CancelScope()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Greet, listen and beat until cancelled."""
-        async with trio.open_nursery() as nursery:
-            for role, link in self.links.items():
-                await link.connection.send(make_hello(self.me))
-                nursery.start_soon(self._listen, role, link)
-            await self.wait_until(lambda: all(link.welcome for link in self.links.values()))
-            task_status.started()
-            while True:
-                self.beat()
-                await trio.sleep(0.5)
+        with self._scope:
+            async with trio.open_nursery() as nursery:
+                await self._serve(nursery, task_status)
+
+    def vanish(self) -> None:
+        """Be gone without a word."""
+        self._scope.cancel()
+        for link in self.links.values():
+            link.connection.close()
 
     def greet(self, role: Role) -> None:
         """Say HELLO to one worker."""
@@ -172,6 +173,16 @@ class Client:
     def allow(self, answer: Answer, allowed: int) -> None:
         """Let a stream run on."""
         self.send(Role.DECODE, TokenCredit((CreditRow(*answer.key, allowed),)))
+
+    async def _serve(self, nursery: trio.Nursery, task_status: trio.TaskStatus[None]) -> None:
+        for role, link in self.links.items():
+            await link.connection.send(make_hello(self.me))
+            nursery.start_soon(self._listen, role, link)
+        await self.wait_until(lambda: all(link.welcome for link in self.links.values()))
+        task_status.started()
+        while True:
+            self.beat()
+            await trio.sleep(0.5)
 
     async def _listen(self, role: Role, link: Link) -> None:
         while True:

@@ -17,7 +17,7 @@ from triolet.sampling import SamplingParams
 from worker.shell import EXIT_WEDGED
 
 from .fake_engine import FakeEngine, completion
-from .fleet import LINK, SERVE, FakeDevice, Fleet, open_fleet, worker_config
+from .fleet import LINK, SERVE, STEP_S, FakeDevice, Fleet, open_fleet, worker_config
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
@@ -75,6 +75,34 @@ async def test_a_server_that_falls_silent_loses_its_leases(autojump_clock: MockC
         await trio.sleep(LINK.lease_ttl_s + LINK.sweep_interval_s + 0.6)
         fleet.check_empty()
         assert answer.ended[Role.DECODE][0].reason is EndReason.LEASE_EXPIRED
+
+
+async def test_a_server_whose_link_breaks_frees_its_blocks_at_the_next_token(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_fleet() as fleet:
+        answer = await fleet.client.start(PROMPT, params(200))
+        await fleet.client.wait_until(lambda: len(answer.tokens) == 3)
+        fleet.client.vanish()
+        await trio.sleep(5 * STEP_S)
+        fleet.check_empty()
+
+
+async def test_a_worker_that_stood_still_sends_no_token_of_its_old_life(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_fleet() as fleet:
+        answer = await fleet.client.start(PROMPT, params(200))
+        await fleet.client.wait_until(lambda: len(answer.tokens) == 3)
+        autojump_clock.jump(LINK.lease_ttl_s + 0.5)
+        await fleet.client.wait_until(lambda: fleet.client.links[Role.DECODE].goodbyes)
+        assert "HELLO" in fleet.client.links[Role.DECODE].goodbyes[0]
+        assert len(answer.tokens) == 3
+        fleet.check_empty()
+        await _greet_again(fleet)
+        again = await fleet.client.start(PROMPT, params(5))
+        await fleet.client.finish(again)
+        assert again.token_ids == completion(PROMPT, 5, 5)
 
 
 async def test_a_failed_step_ends_its_batch_and_the_worker_lives_on(
@@ -204,7 +232,7 @@ async def test_a_restarted_decode_worker_is_another_one(autojump_clock: MockCloc
 
 
 async def _greet_again(fleet: Fleet) -> None:
-    link = fleet.client.links[Role.DECODE]
-    link.welcome = None
-    fleet.client.greet(Role.DECODE)
-    await fleet.client.wait_until(lambda: link.welcome is not None)
+    for role, link in fleet.client.links.items():
+        link.welcome = None
+        fleet.client.greet(role)
+    await fleet.client.wait_until(lambda: all(x.welcome for x in fleet.client.links.values()))
