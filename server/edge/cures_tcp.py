@@ -12,6 +12,7 @@ tests/server/edge holds the behaviour.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 from typing import TYPE_CHECKING, Final
@@ -41,6 +42,8 @@ PIECE_BYTES: Final = 64 * 1024
 CUT_AFTER_STALL_S: Final = 0.5
 """Beyond the stall bound: what runs for the client ends first, by its own clock and with its reason
 known; then the connection is cut, whatever ran on it."""
+GOODBYE_TIMEOUT_S: Final = 1.0
+"""For a client to stop sending after its connection was closed."""
 SENDS_PER_CHECKPOINT: Final = 16
 """Writes that never wait let other tasks run this often."""
 RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
@@ -63,7 +66,7 @@ class CuredTCPServer(TCPServer):
         self._bounds = bounds
         self._cut_after_s = bounds.stall_timeout_s + CUT_AFTER_STALL_S
         self._sends = 0
-        self._has_ended = False
+        self._has_ended = self._is_closing = False
         self._receiving = trio.CancelScope()
 
     async def run(self) -> None:
@@ -99,15 +102,39 @@ class CuredTCPServer(TCPServer):
         """Do what the protocol wants: write, close, or start and stop the idle clock."""
         if isinstance(event, RawData):
             await self._write(event.data)
+        elif isinstance(event, Closed):
+            await self._say_goodbye()
+            await self.protocol.handle(Closed())
         elif not (isinstance(event, Updated) and self._has_ended):
             # An idle clock started after the last read would keep a dead connection for its time.
             await super().protocol_send(event)
             if self.protocol.can_continue:
                 self._receiving.cancel()
 
+    async def _say_goodbye(self) -> None:
+        """Send the end of the stream; the reading side closes once the client has sent its own.
+
+        Closing with bytes unread would reset the connection, and the reset overtakes the answer: a
+        client that is still sending its too large body would never see the 413.
+        """
+        with contextlib.suppress(
+            trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError
+        ):
+            await self.stream.send_eof()
+        self._is_closing = True
+        self._receiving.cancel()
+
+    async def _hear_goodbye(self) -> None:
+        with (
+            trio.move_on_after(GOODBYE_TIMEOUT_S),
+            contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError),
+        ):
+            while await self.stream.receive_some(MAX_RECV):
+                pass
+
     async def _read_data(self) -> None:
         opened_at = head_began_at = trio.current_time()
-        while True:
+        while not self._is_closing:
             if self.protocol.can_continue:
                 head_began_at = trio.current_time()
                 await self.protocol.handle(RawData(data=b""))
@@ -122,7 +149,7 @@ class CuredTCPServer(TCPServer):
                 except (trio.ClosedResourceError, trio.BrokenResourceError):
                     break
             if scope.cancelled_caught:
-                if self.protocol.can_continue:
+                if self.protocol.can_continue or self._is_closing:
                     continue
                 if self.protocol.awaits_head:
                     await self.protocol.refuse(
@@ -137,6 +164,8 @@ class CuredTCPServer(TCPServer):
         self._has_ended = True
         await self.idle_task.stop()
         await self.protocol.handle(Closed())
+        if self._is_closing:
+            await self._hear_goodbye()
 
     async def _write(self, data: bytes) -> None:
         # Taken without a checkpoint: between the first half of a frame and the second there may be

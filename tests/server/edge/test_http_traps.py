@@ -6,9 +6,11 @@ import json
 import socket
 from typing import TYPE_CHECKING, Any
 
+import httpx2
 import pytest
 import trio
 
+from server.edge.cures_tcp import GOODBYE_TIMEOUT_S
 from server.generation import CancelReason
 from tests.server.support.fakes import FakeFleet, by_hand
 from tests.server.support.surface import RawClient, request_bytes, surface
@@ -302,6 +304,34 @@ async def test_expect_continue_is_answered_before_the_body() -> None:
             assert (await client.head())[0] == 100
             await client.send(body)
             assert (await client.answer()).status == 200
+
+
+@pytest.mark.parametrize("status", [404, 413, 415])
+async def test_a_client_that_is_still_sending_sees_why_it_is_refused(status: int) -> None:
+    path, kind = {
+        404: ("/nope", "application/json"),
+        413: ("/tokenize", "application/json"),
+        415: ("/tokenize", "text/plain"),
+    }[status]
+    body = b"x" * 4_000_000
+    bound = 1000 if status == 413 else len(body)
+
+    def post_all(url: str) -> int:
+        with httpx2.Client(base_url=url) as client:
+            return client.post(path, content=body, headers={"content-type": kind}).status_code
+
+    async with surface(max_body_bytes=bound) as server:
+        for _ in range(5):
+            assert await trio.to_thread.run_sync(post_all, server.url) == status
+
+
+async def test_a_client_that_never_stops_sending_is_cut() -> None:
+    async with surface(max_body_bytes=1000) as server:
+        client = await sent(server, b"POST /tokenize HTTP/1.1\r\nContent-Length: 9999\r\n\r\n")
+        async with client.stream:
+            assert (await client.answer()).status == 413
+            assert await client.is_closed()
+            await server.all_connections_closed(within_s=GOODBYE_TIMEOUT_S + 1)
 
 
 @pytest.mark.slow
