@@ -27,9 +27,9 @@ NOTICE_S = 2.0
 
 def request_bytes(fleet: FleetProcess, max_tokens: int) -> bytes:
     message = {"role": "user", "content": "Tell me a story."}
-    body = json.dumps(
-        {"messages": [message], "stream": True, "max_tokens": max_tokens, "ignore_eos": True}
-    ).encode()
+    # With alternatives each token is a kilobyte: the answer outgrows what kernels buffer.
+    options = {"ignore_eos": True, "logprobs": True, "top_logprobs": 20, "stream": True}
+    body = json.dumps({"messages": [message], "max_tokens": max_tokens, **options}).encode()
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:{fleet.port}\r\n"
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
