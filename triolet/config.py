@@ -133,9 +133,9 @@ class EngineConfig:
     """The pool of one worker; the number of blocks follows from the model."""
     max_num_seqs: int = 64
     """Rows of a decode step; more rows gain little once the step is bound by compute."""
-    target_step_s: float = 100 * MILLISECONDS
-    """How long a prefill step should take: a cancel, a short prompt and the progress that a
-    heartbeat shows all wait for it. Each worker times itself at its start and lowers its budget of
+    target_step_s: float = 50 * MILLISECONDS
+    """How long a prefill step should take: a cancel (which may take 100 ms in all), a short prompt
+    and the progress that a heartbeat shows wait for it. Each worker times itself at its start and lowers its budget of
     tokens accordingly, so that a large model on a slow machine is slow and not thought dead."""
     max_num_batched_tokens: int = 512
     """Prompt tokens per prefill step: the bound on how long a short prompt waits for a long one."""
