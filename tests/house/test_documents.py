@@ -1,0 +1,191 @@
+"""The documents name only what there is: files, metrics, options, make targets.
+
+Reads them as text. What they say beyond names is for people to check; protocol.md has a test of its
+own, beside the protocol.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import typer
+
+from ops.cli import app
+from server.fleet.status import FleetStatus
+from server.metrics import Metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+OPERATIONS = ROOT / "docs" / "operations.md"
+DOCUMENTS = (
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+)
+PAGES = [pytest.param(page, id=page.name) for page in DOCUMENTS]
+
+FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+SOURCE_FILE = re.compile(r"[\w./-]+\.(?:py|js|css|html|md|toml|txt)\b")
+ROOMS = "triolet|transport|engine|worker|prefill|decode|server|ops|loadtest|tests|docs"
+PLACE = re.compile(rf"(?:{ROOMS})(?:/\w+)*/?")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+METRIC = re.compile(r"\btriolet_[a-z_]+")
+HISTOGRAM_SAMPLE = re.compile(r"_(?:bucket|count|sum)$")
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def code_in(text: str) -> list[str]:
+    """Return every line of fenced code and every code span."""
+    lines = [line for block in FENCED.findall(text) for line in block.splitlines()]
+    return lines + SPAN.findall(FENCED.sub("", text))
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Return what GitHub calls the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", FENCED.sub("", text_of(page)), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@cache
+def repository() -> tuple[str, ...]:
+    """Return the files that git knows or would add."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return tuple(name for name in listed.stdout.splitlines() if (ROOT / name).exists())
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    dead = []
+    for target in LINK.findall(FENCED.sub("", text_of(page))):
+        if target.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        if not found.exists() or (anchor and anchor not in anchors_of(found)):
+            dead.append(target)
+    assert not dead
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_source_file_that_is_named_exists(page: Path) -> None:
+    named = {
+        word
+        for code in code_in(text_of(page))
+        for word in SOURCE_FILE.findall(code)
+        if not word.startswith(("build/", "~", "/"))
+    }
+    missing = sorted(
+        name
+        for name in named
+        if not any(f"/{known}".endswith(f"/{name}") for known in repository())
+    )
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_folder_that_is_named_exists(page: Path) -> None:
+    named = {span for span in SPAN.findall(text_of(page)) if PLACE.fullmatch(span) and "/" in span}
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_make_target_that_is_named_exists(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", text_of(ROOT / "Makefile"), re.MULTILINE))
+    named = {
+        match[1]
+        for code in code_in(text_of(page))
+        if (match := re.match(r"make ([a-z-]+)", code.strip()))
+    }
+    assert named <= targets
+
+
+def exposed_metrics() -> set[str]:
+    """Return the own names of everything that a scrape shows, as Prometheus knows them."""
+    nothing = FleetStatus(
+        workers=(),
+        is_ready=False,
+        is_draining=False,
+        queued=0,
+        running=0,
+        max_model_len=1,
+        received=0,
+        accepted=0,
+        rejected={},
+        ended={},
+    )
+    metrics = Metrics("model", "none")
+    metrics.watch(lambda: nothing, lambda: 0)
+    families = re.findall(r"^# TYPE (\S+)", metrics.exposition().decode(), re.MULTILINE)
+    return {name for name in families if name.startswith("triolet_")}
+
+
+def test_the_operator_is_told_of_every_metric_and_of_no_other() -> None:
+    # In a table's first column, so that a pattern for grep is no claim.
+    rows = re.findall(r"^\| (`triolet_[^|]+)\|", text_of(OPERATIONS), re.MULTILINE)
+    described = {name for row in rows for name in METRIC.findall(row)}
+    assert described == exposed_metrics()
+
+
+def test_metrics_named_elsewhere_exist() -> None:
+    exposed = exposed_metrics()
+    for page in DOCUMENTS:
+        spans = {span for span in SPAN.findall(text_of(page)) if METRIC.fullmatch(span)}
+        assert {HISTOGRAM_SAMPLE.sub("", span) for span in spans} <= exposed
+
+
+def options() -> Iterator[tuple[str, str, Any]]:
+    """Yield command, option and default of everything that the command line takes."""
+    waiting: list[tuple[str, Any]] = [("triolet", typer.main.get_command(app))]
+    while waiting:
+        name, command = waiting.pop()
+        waiting += getattr(command, "commands", {}).items()
+        for parameter in getattr(command, "params", ()):
+            if parameter.opts[0].startswith("--") and not parameter.hidden:
+                yield name, parameter.opts[0], parameter.default
+
+
+def test_the_operator_is_told_of_every_option() -> None:
+    described = set(OPTION.findall(text_of(OPERATIONS).partition("\n## Options")[2]))
+    assert described == {option for _, option, _ in options()}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_option_of_triolet_that_is_named_exists(page: Path) -> None:
+    known = {option for _, option, _ in options()}
+    of_others = re.compile(r"\b(?:pip|hf|make|pytest|git)\b")
+    named = {
+        option
+        for code in code_in(text_of(page))
+        if not of_others.search(code)
+        for option in OPTION.findall(code)
+    }
+    assert named <= known
+
+
+def test_defaults_in_the_tables_are_the_real_ones() -> None:
+    section = text_of(OPERATIONS).partition("\n## Options")[2]
+    rows = re.findall(r"^\| `(--[a-z-]+)` \| `([^`]+)` \|", section, re.MULTILINE)
+    real: dict[str, set[str]] = {}
+    for command, option, default in options():
+        if command in {"serve", "server", "prefill", "decode"}:
+            real.setdefault(option, set()).add(str(getattr(default, "value", default)))
+    assert rows
+    assert [row for row in rows if real[row[0]] != {row[1]}] == []
