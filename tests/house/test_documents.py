@@ -34,6 +34,7 @@ PAGES = [pytest.param(page, id=page.name) for page in DOCUMENTS]
 FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+LINK_TEXT = re.compile(r"\[([^\]\n]+)\]\(")
 SOURCE_FILE = re.compile(r"[\w./-]+\.(?:py|js|css|html|md|toml|txt)\b")
 ROOMS = "triolet|transport|engine|worker|prefill|decode|server|ops|loadtest|tests|docs"
 PLACE = re.compile(rf"(?:{ROOMS})(?:/\w+)*/?")
@@ -86,9 +87,10 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_source_file_that_is_named_exists(page: Path) -> None:
+    text = text_of(page)
     named = {
         word
-        for code in code_in(text_of(page))
+        for code in (*code_in(text), *LINK_TEXT.findall(text))
         for word in SOURCE_FILE.findall(code)
         if not word.startswith(("build/", "~", "/"))
     }
