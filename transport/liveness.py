@@ -83,6 +83,7 @@ class PeerMonitor:
     def __init__(self, config: LinkConfig, now: float) -> None:
         self._config = config
         self._state = PeerState.CONNECTING
+        self._reason = PeerEvent.SILENT
         self._epoch: int | None = None
         self._heard_at = now
         self._progress = 0
@@ -94,6 +95,11 @@ class PeerMonitor:
     def state(self) -> PeerState:
         """As of the last call."""
         return self._state
+
+    @property
+    def reason(self) -> PeerEvent:
+        """What brought about the present state; for logs and metrics."""
+        return self._reason
 
     @property
     def epoch(self) -> int | None:
@@ -173,6 +179,7 @@ class PeerMonitor:
 
     def _apply(self, event: PeerEvent) -> None:
         self._state = next_state(self._state, event)
+        self._reason = event
 
 
 def next_state(state: PeerState, event: PeerEvent) -> PeerState:

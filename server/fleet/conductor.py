@@ -175,9 +175,8 @@ class Conductor:
         is_waiting = bool(self._attempts.line) and is_ready(self._workers)
         self._attempts.pace.advance(now, is_waiting=is_waiting)
         for worker in self._workers:
-            state = worker.monitor.check(now)
-            if state is PeerState.DEAD:
-                self.lost(worker, "silent", now)
+            if worker.monitor.check(now) is PeerState.DEAD:
+                self.lost(worker, worker.monitor.reason.value, now)
         for sequence in self._book:
             self._sweep_sequence(sequence, now)
         role = self._role_missing_too_long(now)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import structlog
 import trio
 
 from transport.frames import AttemptRow, Goodbye, ServerHeartbeat, Welcome
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from .outbox import Outgoing
     from .relay import RelayText
     from .sequence import Sequence
+
+log = structlog.get_logger(__name__)
 
 
 class Fleet:
@@ -167,9 +170,11 @@ class Fleet:
                     self._conductor.welcomed(worker, frame, now)
                 else:
                     self._observer.worker_refused(str(worker), objection.reason)
+            case Goodbye() if worker.is_connected:
+                log.info("worker said goodbye", worker=str(worker), reason=frame.reason)
+                self._conductor.lost(worker, "goodbye", now)
             case Goodbye():
                 self._observer.worker_refused(str(worker), frame.reason)
-                self._conductor.lost(worker, "goodbye", now)
             case _:
                 self._conductor.received(worker, frame, now)
 
@@ -186,6 +191,9 @@ class Fleet:
         """Renew the leases of everything that is still wanted."""
         while True:
             for worker in self._workers:
+                # A heartbeat that fails begins new attempts elsewhere: their RESERVE must go before
+                # the heartbeat that names them, or they would be unknown over there.
+                self._flush()
                 if worker.is_connected:
                     live = tuple(AttemptRow(*key) for key in worker.live_keys)
                     self._send(worker, ServerHeartbeat(self._me.epoch, live))

@@ -135,6 +135,10 @@ class FleetProcess:
             for m in METRIC.finditer(text)
         ]
 
+    def samples(self, name: str) -> list[Sample]:
+        """Return all samples of one name."""
+        return [sample for sample in self.metrics() if sample.name == name]
+
     def metric(self, name: str, **labels: str) -> float:
         """Return the sum of all samples of this name that carry these labels."""
         return sum(

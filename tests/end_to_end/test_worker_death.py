@@ -83,3 +83,15 @@ def test_streams_survive_the_death_of_a_worker(
     wait_until(lambda: fleet.pids(role) not in ([], [victim]), 30.0, f"a new {role} worker")
     assert disturbed == undisturbed
     fleet.wait_all_blocks_free()
+
+
+def test_a_death_costs_each_stream_one_attempt(start_fleet: Callable[..., FleetProcess]) -> None:
+    fleet = start_fleet("--decode", "2")
+    victim = min(fleet.pids("decode"))
+
+    streams = read_all(fleet, kill=lambda: os.kill(victim, signal.SIGKILL))
+
+    assert all(terminals == ["length", "[DONE]"] for _, terminals in streams)
+    failed = {s.labels["cause"]: s.value for s in fleet.samples("triolet_attempts_failed_total")}
+    assert failed.keys() == {"decode_lost"}
+    assert failed["decode_lost"] <= STREAMS

@@ -160,3 +160,4 @@ def test_a_peer_that_says_its_steps_are_long_is_given_ten_of_them() -> None:
         now += CONFIG.heartbeat_interval_s
         monitor.heartbeat(1, now, progress=7, has_work=True)
     assert 20.0 < now <= 20.0 + 3 * CONFIG.heartbeat_interval_s
+    assert monitor.reason is PeerEvent.WEDGED
