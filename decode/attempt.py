@@ -95,6 +95,7 @@ class Attempt:
             start=self.num_computed_tokens,
             block_table=self.block_table,
             sample=sample,
+            is_decode=True,
         )
 
     def finish_reason(self, max_model_len: int) -> EndReason | None:

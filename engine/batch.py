@@ -45,20 +45,20 @@ class SampleSpec:
 class StepRow:
     """One sequence's part in a step: one token in decode, a chunk of the prompt in prefill.
 
-    A chunk of one token in the middle of a prompt is computed as decode is; its bits then differ in
-    the last place from what any other cut gives, so schedulers do not make one.
-
     Attributes:
       token_ids: tokens to compute, at least one; their KV is stored.
       start: position of the first; the KV of all before it is in the blocks already.
       block_table: the sequence's blocks, enough for `start + len(token_ids)` tokens.
       sample: how to choose the token after the last one, or None to compute KV only.
+      is_decode: whether it is one token of a completion. A row's bits depend on how it is computed,
+        so a prompt's token is prefill also where the borders of chunks leave it alone.
     """
 
     token_ids: Sequence[int]
     start: int
     block_table: Sequence[int]
     sample: SampleSpec | None = None
+    is_decode: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,7 @@ class FlatStep:
       query_start_loc: where each row begins in `token_ids`, and where the last one ends.
       seq_lens: tokens of each row's sequence after this step.
       block_tables: of each row, cut to the blocks that `seq_lens` fills.
-      is_decode: of each row, whether it continues a completion. A row's bits depend on how it is
-        computed, so a prompt's last token is prefill also where a chunk border leaves it alone.
+      is_decode: of each row, whether it is one token of a completion.
       sample_rows: indices into the rows that choose a token.
       sample_tokens: index in `token_ids` of the last token of each such row, padded.
     """
@@ -117,6 +116,7 @@ def flatten(rows: Sequence[StepRow], block_size: int) -> FlatStep:
         num_blocks = -(-end // block_size)
         assert row.token_ids, "a row without tokens"
         assert num_blocks <= len(row.block_table), "a row that is longer than its blocks"
+        assert not row.is_decode or len(row.token_ids) == 1, "decode goes token by token"
         step.token_ids.extend(row.token_ids)
         step.positions.extend(range(row.start, end))
         step.slots.extend(
@@ -126,8 +126,7 @@ def flatten(rows: Sequence[StepRow], block_size: int) -> FlatStep:
         step.query_start_loc.append(len(step.token_ids))
         step.seq_lens.append(end)
         step.block_tables.append(row.block_table[:num_blocks])
-        is_prompt_end = row.sample is not None and row.sample.position == 0
-        step.is_decode.append(len(row.token_ids) == 1 and not is_prompt_end)
+        step.is_decode.append(row.is_decode)
         if row.sample is not None:
             step.sample_rows.append(index)
             step.sample_tokens.append(len(step.token_ids) - 1)

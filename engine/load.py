@@ -195,7 +195,8 @@ def _warm_up(runner: Runner, ledger: BlockLedger, config: EngineConfig, max_mode
         runner.step([prompt])
         elapsed_s = perf_counter() - began_at
         if max_model_len > num_prompt:
-            runner.step([StepRow([0], num_prompt, blocks, SampleSpec(greedy, 1))])
+            spec = SampleSpec(greedy, 1)
+            runner.step([StepRow([0], num_prompt, blocks, spec, is_decode=True)])
     except CapacityError as error:
         raise ConfigError(
             f"kv_pool_bytes is {config.kv_pool_bytes} and leaves {config.device} no memory to "

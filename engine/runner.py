@@ -38,7 +38,7 @@ class Runner:
         self._device = model.weights.embedding.device
 
     def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
-        """Compute rows of one token (decode) and of several (a chunk of a prompt) together.
+        """Compute decode rows and chunks of prompts together.
 
         Every token id must be in the vocabulary: `engine.batch.check_request` sees to that when a
         request arrives.

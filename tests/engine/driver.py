@@ -67,6 +67,7 @@ def decode(
                 len(s.prompt) + len(s.results) - 1,
                 s.blocks,
                 s.spec(engine, params),
+                is_decode=True,
             )
             for s in running
         ]

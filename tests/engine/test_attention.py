@@ -13,11 +13,10 @@ from engine.attention import flash, sdpa
 from engine.attention.flash import FlashAttention, group_rows
 from engine.attention.registry import backend_traits, create_attention
 from engine.attention.sdpa import SdpaAttention
-from engine.batch import FlatStep, SampleSpec, StepRow, flatten
+from engine.batch import FlatStep, StepRow, flatten
 from engine.kv_pool import KVLayout, KVPool
 from triolet.config import Dtype
 from triolet.errors import ConfigError
-from triolet.sampling import SamplingParams
 
 from .kernels import FakeFlashAttn, attention_of_one
 
@@ -26,18 +25,18 @@ if TYPE_CHECKING:
 
 CPU = torch.device("cpu")
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 16
-END = SampleSpec(SamplingParams(temperature=0.0), 0)
 MAX_LEN = 800
 
 
 def mixed_step(block_size: int) -> FlatStep:
     """Return a step of decode rows and chunks, short and long, over scattered blocks."""
     free = iter(torch.randperm(299).add(1).tolist())
-    lengths = [(1, 0), (1, 90), (70, 0), (1, 255), (33, 600), (3, 256), (1, 0)]
+    lengths = [(1, 0), (1, 90), (70, 0), (1, 255), (33, 600), (3, 256), (1, 40)]
+    decoding = (1, 3)
     rows = []
     for index, (num_tokens, start) in enumerate(lengths):
         blocks = [next(free) for _ in range(-(-(start + num_tokens) // block_size))]
-        rows.append(StepRow([0] * num_tokens, start, blocks, END if index in (0, 2) else None))
+        rows.append(StepRow([0] * num_tokens, start, blocks, is_decode=index in decoding))
     return flatten(rows, block_size)
 
 
@@ -83,7 +82,9 @@ def test_flash_hands_its_kernels_what_they_expect(monkeypatch: pytest.MonkeyPatc
     backend = FlashAttention(pool)
     step = mixed_step(256)
     run(backend, pool, step)
-    decode_only = flatten([StepRow([1], 300, [5, 9]), StepRow([1], 2, [7])], 256)
+    decode_only = flatten(
+        [StepRow([1], 300, [5, 9], is_decode=True), StepRow([1], 2, [7], is_decode=True)], 256
+    )
     run(backend, pool, decode_only)
     prefill_only = flatten([StepRow([1] * 6, 299, [5, 9])], 256)
     run(backend, pool, prefill_only)
@@ -92,8 +93,8 @@ def test_flash_hands_its_kernels_what_they_expect(monkeypatch: pytest.MonkeyPatc
 def test_flash_parts_the_rows_by_kernel() -> None:
     rows = [
         StepRow([1, 2, 3], 300, [4, 5]),
-        StepRow([1], 256, [8, 6, 7]),
-        StepRow([1], 5, [9]),
+        StepRow([1], 256, [8, 6, 7], is_decode=True),
+        StepRow([1], 5, [9], is_decode=True),
     ]
     step = flatten(rows, 256)
     decode, prefill = group_rows(step, is_decode=True), group_rows(step, is_decode=False)

@@ -14,7 +14,7 @@ PARAMS = SamplingParams(seed=1)
 def test_a_mixed_step_is_laid_out_flat() -> None:
     rows = [
         StepRow([7, 8, 9], 3, [5, 6]),
-        StepRow([4], 8, [2, 9, 1, 7], SampleSpec(PARAMS, 3)),
+        StepRow([4], 8, [2, 9, 1, 7], SampleSpec(PARAMS, 3), is_decode=True),
         StepRow([3], 0, [8], SampleSpec(PARAMS, 0)),
     ]
     step = flatten(rows, block_size=4)
@@ -37,7 +37,9 @@ def test_a_small_step_is_padded_and_padding_has_no_slot() -> None:
     assert step.sample_tokens == []
 
 
-@pytest.mark.parametrize("row", [StepRow([], 0, [1]), StepRow([1, 2], 3, [1])])
+@pytest.mark.parametrize(
+    "row", [StepRow([], 0, [1]), StepRow([1, 2], 3, [1]), StepRow([1, 2], 0, [1], is_decode=True)]
+)
 def test_a_row_that_cannot_be_is_our_bug(row: StepRow) -> None:
     with pytest.raises(AssertionError):
         flatten([row], block_size=4)

@@ -39,10 +39,10 @@ def test_attention_on_the_gpu_is_explicit_attention(backend: str) -> None:
     pool.blocks.normal_()
     attention = create_attention(backend, pool, 8, 1024)
     rows = [
-        StepRow([0], 700, [3, 9, 1]),
+        StepRow([0], 700, [3, 9, 1], is_decode=True),
         StepRow([0] * 40, 280, [2, 5]),
         StepRow([0] * 300, 0, [7, 4]),
-        StepRow([0], 255, [8]),
+        StepRow([0], 255, [8], is_decode=True),
     ]
     step = flatten(rows, 256)
     query = torch.randn(len(step.token_ids), 8, 64, dtype=torch.bfloat16, device=gpu)
