@@ -18,7 +18,6 @@ from engine.device_thread import DeviceThread
 from engine.load import load_engine
 from transport.zmq_network import ZmqNetwork
 from triolet.status import Progress, WorkerReady, report
-from triolet.units import SECONDS
 
 from .local_engine import LocalEngine
 from .model_size import num_parameters
@@ -34,9 +33,6 @@ if TYPE_CHECKING:
     from .shell import Device, Shell
 
 log = structlog.get_logger()
-
-CLOSE_DEVICE_S: Final = 10.0 * SECONDS
-"""How long leaving waits for the running step."""
 
 PROGRESS_UNITS: Final = 1000
 """The share of a stage that is done is told in thousandths."""
@@ -70,10 +66,11 @@ async def run_worker(
     Raises:
       ConfigError: the model or a setting cannot work.
     """
-    async with DeviceThread(1, config.engine.threads, CLOSE_DEVICE_S) as device:
-        loaded = await device.run(
-            load_engine, Path(config.model_dir), config.engine, _report_progress
-        )
+    settings = config.engine
+    async with DeviceThread(
+        settings.max_waiting_steps, settings.threads, settings.close_timeout_s
+    ) as device:
+        loaded = await device.run(load_engine, Path(config.model_dir), settings, _report_progress)
         with (
             closing(ZmqNetwork(config.link, config.curve_dir)) as control_network,
             closing(ZmqNetwork(config.link, config.curve_dir)) as kv_network,

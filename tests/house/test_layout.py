@@ -264,6 +264,29 @@ def test_every_channel_and_queue_has_a_bound() -> None:
     assert not wrong
 
 
+CONFIG = ROOT / "triolet" / "config.py"
+SHOWS_DEFAULTS = "ops/options.py"
+
+
+def test_every_setting_is_heeded() -> None:
+    read = {
+        node.attr
+        for path in sources(*ROOMS)
+        if path != CONFIG and shown(path) != SHOWS_DEFAULTS
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+    settings = {
+        item.target.id
+        for node in parsed(CONFIG).body
+        if isinstance(node, ast.ClassDef)
+        for item in node.body
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+    }
+    assert len(settings) > 50
+    assert settings <= read, settings - read
+
+
 MARKS = ("TODO", "FIXME", "XXX", "NotImplementedError")
 
 
