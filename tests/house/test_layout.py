@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import statistics
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -220,23 +221,29 @@ def test_nothing_unsafe_is_ever_loaded() -> None:
     assert not wrong
 
 
+SANS_IO_FOLDERS: dict[str, tuple[str, ...]] = {
+    # Everything in a folder decides, but for the files that move bytes and time.
+    "triolet": (),
+    "transport": ("address.py", "memory_network.py", "memory_pipe.py", "zmq_"),
+    "worker": ("entry.py", "shell.py", "local_engine.py"),
+    "prefill": ("links.py", "worker.py"),
+    "decode": ("worker.py",),
+    "server/fleet": ("fleet.py", "stream.py"),
+}
 SANS_IO = (
-    "transport/frames.py",
-    "transport/codec.py",
-    "transport/tokens.py",
-    "transport/lease.py",
-    "transport/window.py",
-    "transport/liveness.py",
-    "transport/handshake.py",
-    "engine/block_ledger.py",
     "engine/batch.py",
-    "prefill/scheduler.py",
-    "prefill/shipper.py",
-    "prefill/core.py",
-    "decode/scheduler.py",
-    "decode/assembly.py",
-    "decode/core.py",
+    "engine/block_ledger.py",
+    "engine/pace.py",
+    "engine/philox.py",
+    "ops/plan.py",
+    "ops/restart_policy.py",
     "server/generation.py",
+    *(
+        f"{folder}/{path.name}"
+        for folder, moving in SANS_IO_FOLDERS.items()
+        for path in sorted((ROOT / folder).glob("*.py"))
+        if not path.name.startswith(("__init__", *moving))
+    ),
 )
 
 
@@ -244,6 +251,17 @@ SANS_IO = (
 def test_files_that_decide_do_no_io(name: str) -> None:
     wrong = [m for _, m in imports_of(parsed(ROOT / name)) if m.split(".")[0] in IMPURE]
     assert not wrong
+
+
+@pytest.mark.slow
+def test_deciding_loads_neither_torch_nor_trio_nor_zmq() -> None:
+    cores = "decode.core, prefill.core, server.fleet.conductor, ops.plan, ops.restart_policy"
+    loaded = "[m for m in ('torch', 'trio', 'zmq') if m in sys.modules]"
+    script = f"import sys, {cores}; print({loaded})"
+    finished = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    assert finished.stdout.strip() == "[]"
 
 
 def test_every_channel_and_queue_has_a_bound() -> None:
