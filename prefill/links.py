@@ -76,10 +76,10 @@ class KvLinks:
 
     def flush(self, now: float) -> None:
         """Send what may be sent; dial new targets, hang up on lost and idle ones."""
-        sends = self._core.take_kv_sends(now)
         self._hang_up_unwanted(now)
         self._dial_missing(now)
-        for send in sends:
+        # Not before: dialling a new life of a target ends what there was for the old one.
+        for send in self._core.take_kv_sends(now):
             # What does not get through is sent again when its answer is overdue.
             try:
                 self._links[send.target].connection.send_nowait(send.frame, send.payload)
@@ -164,5 +164,7 @@ class KvLinks:
         elif welcome.peer != target.peer:
             reason = f"{welcome.peer.peer_id} answers where {target.peer.peer_id} was expected"
             self._core.on_target_lost(target, reason, now)
+        elif welcome.capacity.kv_window_bytes == 0:
+            self._core.on_target_lost(target, f"{target.peer.name} lets no KV be under way", now)
         else:
             self._core.shipper.open_lane(target, welcome.capacity.kv_window_bytes, now)
