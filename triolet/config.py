@@ -111,6 +111,8 @@ class LinkConfig:
             self.zmtp_timeout_s,
             f"> zmtp_heartbeat_s ({self.zmtp_heartbeat_s})",
         )
+        require(self.kv_chunk_bytes >= 1, "kv_chunk_bytes", self.kv_chunk_bytes, ">= 1")
+        require(self.kv_window_bytes >= 1, "kv_window_bytes", self.kv_window_bytes, ">= 1")
         require(
             self.kv_ring_bytes >= self.kv_chunk_bytes,
             "kv_ring_bytes",

@@ -68,6 +68,8 @@ def test_end_tokens_follow_ignore_eos_and_min_tokens() -> None:
         (lambda: LinkConfig(peer_timeout_s=0.9), "peer_timeout_s"),
         (lambda: LinkConfig(lease_ttl_s=1.5), "lease_ttl_s"),
         (lambda: LinkConfig(kv_ring_bytes=1), "kv_ring_bytes"),
+        (lambda: LinkConfig(kv_chunk_bytes=0), "kv_chunk_bytes"),
+        (lambda: LinkConfig(kv_window_bytes=0), "kv_window_bytes"),
         (lambda: EngineConfig(block_size=0), "block_size"),
         (lambda: EngineConfig(max_num_seqs=0), "max_num_seqs"),
         (lambda: EngineConfig(max_num_batched_tokens=3), "max_num_batched_tokens"),
