@@ -24,17 +24,17 @@ SKILLS: dict[str, Draw] = {
     limits.SKILL: limits.draw,
 }
 DEFAULT_SHARES: dict[str, float] = {
-    stories.SKILL: 0.085,
+    stories.SKILL: 0.07,
     arithmetic.SKILL: 0.25,
-    facts.SKILL: 0.17,
-    facts.QUIZ: 0.02,
-    words.SPELLING: 0.09,
+    facts.SKILL: 0.13,
+    facts.QUIZ: 0.015,
+    words.SPELLING: 0.10,
     words.REVERSING: 0.11,
-    words.LETTERS: 0.10,
-    counting.SKILL: 0.05,
-    smalltalk.SKILL: 0.06,
+    words.LETTERS: 0.095,
+    counting.SKILL: 0.055,
+    smalltalk.SKILL: 0.075,
     smalltalk.NAMES: 0.02,
-    limits.SKILL: 0.065,
+    limits.SKILL: 0.08,
 }
 """Share of the questions, not of the tokens: a story is six times as long as a sum."""
 

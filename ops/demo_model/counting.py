@@ -37,8 +37,8 @@ def _exchange(numbers: range, user: str) -> Exchange:
 
 def _draw_up(rng: Random) -> range:
     a = rng.choice((0, 1, 1, 1, rng.randint(2, 20), rng.randint(2, 92), rng.randint(2, 92)))
-    if a <= 1 and rng.random() < 0.12:
-        return range(a, rng.choice((20, 25, 30, 40, 50, 100)) + 1)
+    if a <= 1 and rng.random() < 0.07:
+        return range(a, rng.choice((20, 20, 25, 30, 30, 40, 50, 100)) + 1)
     return range(a, min(a + rng.randint(2, 16), 100) + 1)
 
 

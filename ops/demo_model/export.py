@@ -70,7 +70,7 @@ GENERATION = {
     "do_sample": True,
     "temperature": 0.6,
     "top_p": 0.9,
-    "max_new_tokens": 256,
+    "max_new_tokens": 400,
 }
 
 
@@ -81,6 +81,7 @@ def export(build: Path, directory: Path) -> Progress:
     directory.mkdir(parents=True, exist_ok=True)
     weights = {k: v.to(torch.bfloat16).contiguous() for k, v in model.state_dict().items()}
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "model.safetensors").chmod(0o644)
     tokenizer_in(build).save(str(directory / "tokenizer.json"))
     for name, content in (
         ("config.json", config_json(model.config)),

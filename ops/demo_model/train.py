@@ -39,14 +39,17 @@ class Progress:
     seconds: float = 0.0
 
 
-def rate_factor(tokens: int, total: int, cooldown: float) -> float:
-    """Return the share of the flat learning rate after so many tokens."""
-    fall_start = total * (1.0 - cooldown)
+def rate_factor(tokens: int, done: float, cooldown: float) -> float:
+    """Return the share of the flat learning rate.
+
+    Args:
+      tokens: read so far; the rate warms up over the first of them.
+      done: share of the run that is over, by its tokens or by its time.
+      cooldown: last share of the run, over which the rate falls to zero.
+    """
     if tokens < WARMUP_TOKENS:
         return (tokens + 4096) / (WARMUP_TOKENS + 4096)
-    if tokens <= fall_start:
-        return 1.0
-    return max(0.0, (total - tokens) / (total - fall_start))
+    return min(1.0, max(0.0, (1.0 - done) / cooldown))
 
 
 def make_optimizers(model: Llama) -> list[torch.optim.Optimizer]:
@@ -106,6 +109,7 @@ def tokenizer_in(build: Path) -> Tokenizer:
 def run(
     build: Path,
     total: int,
+    limit_s: float,
     cooldown: float,
     length: int,
     rows: int,
@@ -113,7 +117,7 @@ def run(
     shares: dict[str, float] | None,
     compiled: bool,
 ) -> None:
-    """Train until so many tokens were read."""
+    """Train until so many tokens were read or the time is over."""
     tokenizer = tokenizer_in(build)
     model = Llama(ModelConfig())
     optimizers = make_optimizers(model)
@@ -126,8 +130,10 @@ def run(
     before, mean = progress.seconds, 0.0
     asked_to_stop: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: asked_to_stop.append(number))
-    while progress.tokens < total and not asked_to_stop:
-        factor = rate_factor(progress.tokens, total, cooldown)
+    done = 0.0
+    while done < 1.0 and not asked_to_stop:
+        done = max(progress.tokens / total, (time.monotonic() - started) / limit_s)
+        factor = rate_factor(progress.tokens, done, cooldown)
         for optimizer, rate in zip(optimizers, rates, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = rate * factor
@@ -156,6 +162,7 @@ def run(
 
 def main(
     tokens: Annotated[int, typer.Option(help="Tokens to read in all.")] = 20_000_000,
+    minutes: Annotated[float, typer.Option(help="Minutes that this run may take.")] = 24 * 60.0,
     cooldown: Annotated[float, typer.Option(help="Last part, in which the rate falls.")] = 0.3,
     build: Annotated[Path, typer.Option(help="Where checkpoints lie.")] = BUILD,
     length: Annotated[int, typer.Option(help="Tokens in a row.")] = 512,
@@ -170,16 +177,9 @@ def main(
     """Train the demo model, or go on with it."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    run(
-        build,
-        tokens,
-        cooldown,
-        length,
-        rows,
-        save_every_s,
-        json.loads(shares) if shares else None,
-        compiled,
-    )
+    chosen = json.loads(shares) if shares else None
+    limit_s = minutes * 60.0
+    run(build, tokens, limit_s, cooldown, length, rows, save_every_s, chosen, compiled)
 
 
 if __name__ == "__main__":
