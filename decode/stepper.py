@@ -111,6 +111,10 @@ class Stepper:
         assert manifest is not None, "complete without a manifest"
         attempt.num_computed_tokens = len(attempt.prompt_ids)
         first = manifest.first
+        if first.token_id >= self._engine.vocab_size:
+            message = f"prefill chose token {first.token_id}, which is not in the vocabulary"
+            self._roster.end(attempt.key, EndReason.ERROR, now, message)
+            return
         if attempt.replay_ids:
             if first.token_id != attempt.replay_ids[0]:
                 message = (

@@ -143,7 +143,9 @@ class Reception(Generic[A]):
         log.warning("frame_rejected", server=str(server), error=str(error))
         self._counters.stale_frames += 1
         if isinstance(frame, AttemptFrame):
-            self._roster.turn_away(server, frame.key, EndReason.ERROR, now, str(error))
+            attempt = self._roster.attempts.get(frame.key)
+            if attempt is None or attempt.server == server:
+                self._roster.turn_away(server, frame.key, EndReason.ERROR, now, str(error))
 
     def beat(self) -> None:
         """Tell every server how things stand."""

@@ -14,6 +14,7 @@ from transport.frames import (
     KvChunk,
     KvCredit,
     KvDone,
+    KvManifest,
     Peer,
     Prefill,
     Refuse,
@@ -215,6 +216,20 @@ def test_tokens_outside_the_vocabulary_end_one_attempt_not_the_batch() -> None:
     assert pair.heard[good].ended[Role.DECODE].reason is EndReason.LENGTH
 
 
+def test_a_first_token_outside_the_vocabulary_ends_one_attempt_not_the_batch() -> None:
+    pair = Pair()
+    good, bad = running(pair), pair.ask(PROMPT)
+    until(pair, lambda: any(isinstance(parcel.frame, KvManifest) for parcel in pair.wire))
+    for parcel in pair.wire:
+        if isinstance(parcel.frame, KvManifest):
+            first = msgspec.structs.replace(parcel.frame.first, token_id=VOCAB_SIZE)
+            parcel.frame = msgspec.structs.replace(parcel.frame, first=first)
+    pair.run()
+    assert "not in the vocabulary" in pair.heard[bad].ended[Role.DECODE].message
+    assert pair.heard[good].ended[Role.DECODE].reason is EndReason.LENGTH
+    pair.check_empty()
+
+
 @pytest.mark.parametrize(
     ("num_tokens", "held_blocks", "words"),
     [(97, 0, "can hold"), (8, 2, "nothing to compute"), (90, 0, "mind the credit")],
@@ -262,6 +277,17 @@ def test_a_wrong_frame_about_a_live_attempt_ends_it_by_the_one_path() -> None:
     assert pair.heard[key].ended[Role.DECODE].freed_blocks > 0
     pair.run()
     pair.check_empty()
+
+
+def test_a_wrong_frame_about_another_servers_attempt_harms_nothing() -> None:
+    pair = Pair()
+    key = running(pair)
+    pair.decode.on_control(OTHER_SERVER.identity(), make_hello(OTHER_SERVER), pair.now)
+    wrong = Prefill(*key, b"", pair.target, SamplingParams(), 0, 9.0)
+    pair.decode.on_control(OTHER_SERVER.identity(), wrong, pair.now)
+    assert pair.decode.load().stale_frames == 1
+    pair.run()
+    assert pair.heard[key].ended[Role.DECODE].reason is EndReason.LENGTH
 
 
 def test_a_reserve_of_another_servers_attempt_is_refused_and_harms_nothing() -> None:
