@@ -11,6 +11,7 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
+from triolet.config import MAX_NUM_SEQS
 from triolet.ids import AttemptKey, PeerId, Role
 from triolet.sampling import SamplingParams  # noqa: TC001 (msgspec reads the annotations)
 
@@ -19,7 +20,7 @@ OLDEST_PROTOCOL_VERSION: Final = 1
 """Peers that speak this version are still understood: one release back, for rolling upgrades."""
 
 MAX_ROWS: Final = 65_536
-MAX_TOKEN_ROWS: Final = 4096
+MAX_TOKEN_ROWS: Final = MAX_NUM_SEQS
 """Rows of one step; with 20 alternatives each they take 8 MiB in memory."""
 MAX_TEXT: Final = 4096
 MAX_SECONDS: Final = 1e9

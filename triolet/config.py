@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from .errors import ConfigError
 from .units import KIB, MIB, MILLISECONDS, SECONDS
+
+MAX_NUM_SEQS: Final = 4096
+"""A step's tokens travel in one frame per server, which has at most this many rows."""
 
 
 class Dtype(StrEnum):
@@ -153,7 +157,12 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         require(self.block_size >= 1, "block_size", self.block_size, ">= 1")
-        require(self.max_num_seqs >= 1, "max_num_seqs", self.max_num_seqs, ">= 1")
+        require(
+            1 <= self.max_num_seqs <= MAX_NUM_SEQS,
+            "max_num_seqs",
+            self.max_num_seqs,
+            f"1…{MAX_NUM_SEQS}",
+        )
         require(
             self.max_num_batched_tokens >= self.block_size,
             "max_num_batched_tokens",

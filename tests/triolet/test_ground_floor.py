@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from triolet import errors
-from triolet.config import EngineConfig, LinkConfig, ServerConfig, WorkerConfig
+from triolet.config import MAX_NUM_SEQS, EngineConfig, LinkConfig, ServerConfig, WorkerConfig
 from triolet.errors import ConfigError, RequestError, TrioletError
 from triolet.ids import REQUEST_ID_BYTES, AttemptKey, PeerId, Role, new_epoch, new_request_id
 from triolet.sampling import MAX_SEED, SamplingParams, end_token_ids, is_end_token
@@ -72,6 +72,7 @@ def test_end_tokens_follow_ignore_eos_and_min_tokens() -> None:
         (lambda: LinkConfig(kv_window_bytes=0), "kv_window_bytes"),
         (lambda: EngineConfig(block_size=0), "block_size"),
         (lambda: EngineConfig(max_num_seqs=0), "max_num_seqs"),
+        (lambda: EngineConfig(max_num_seqs=MAX_NUM_SEQS + 1), "max_num_seqs"),
         (lambda: EngineConfig(max_num_batched_tokens=3), "max_num_batched_tokens"),
     ],
 )
