@@ -9,9 +9,9 @@ from triolet.errors import invalid_request
 
 from .chunks import ChatChunks
 from .generate import Plan, check_fields, head, stream_response, whole_response
-from .intake import read_json
+from .intake import read_fields
 from .logprobs import chat_logprobs
-from .schemas import ChatRequest, Message, read_request
+from .schemas import ChatRequest, Message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,7 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
 
 async def chat_completions(services: Services) -> Response:
     """Answer a conversation."""
-    fields = read_request(ChatRequest, await read_json(services.config))
+    fields = await read_fields(ChatRequest, services)
     check_fields(fields, services)
     plan = await _plan(fields, services)
     if fields.stream:

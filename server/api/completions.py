@@ -9,10 +9,10 @@ from triolet.errors import invalid_request
 
 from .chunks import CompletionChunks
 from .generate import Plan, check_fields, head, stream_response, whole_response
-from .intake import read_json
+from .intake import read_fields
 from .logprobs import completion_logprobs
 from .sampling import unknown_token
-from .schemas import CompletionRequest, read_request
+from .schemas import CompletionRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ DEFAULT_MAX_TOKENS: Final = 16
 
 async def completions(services: Services) -> Response:
     """Continue one or several prompts."""
-    fields = read_request(CompletionRequest, await read_json(services.config))
+    fields = await read_fields(CompletionRequest, services)
     check_fields(fields, services)
     if fields.echo and fields.logprobs is not None:
         raise invalid_request("with echo would need the logprobs of the prompt", "logprobs")
@@ -44,7 +44,7 @@ async def completions(services: Services) -> Response:
         param="prompt",
         logprobs=fields.logprobs,
     )
-    echoes = _echoes(fields, prompts, services)
+    echoes = await _echoes(fields, prompts, services)
     fields_of_answer = head("text_completion", "cmpl", services)
     if fields.stream:
         return stream_response(
@@ -61,7 +61,7 @@ async def _prompt_ids(prompt: Prompt, services: Services) -> tuple[int, ...]:
     return prompt
 
 
-def _echoes(
+async def _echoes(
     fields: CompletionRequest, prompts: Sequence[tuple[int, ...]], services: Services
 ) -> list[str]:
     """Return what precedes each choice's text: its prompt if asked for, else nothing."""
@@ -69,7 +69,7 @@ def _echoes(
     for prompt, ids in zip(fields.prompt, prompts, strict=True):
         text = ""
         if fields.echo:
-            text = prompt if isinstance(prompt, str) else services.text.decode(ids)
+            text = prompt if isinstance(prompt, str) else await services.text.decode(ids)
         echoes += [text] * (fields.n or 1)
     return echoes
 

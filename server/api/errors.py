@@ -56,6 +56,11 @@ def http_error(status: int, message: str, param: str | None = None) -> RequestEr
     return RequestError(message, status=status, code=CODES[status], param=param)
 
 
+def too_large(max_body_bytes: int) -> RequestError:
+    """Return the error for a body beyond the bound."""
+    return http_error(413, f"the request's body is larger than {max_body_bytes} bytes")
+
+
 def unsupported(param: str, what: str) -> RequestError:
     """Return the error for a parameter that is known but not served here."""
     message = f"{what} is not supported by this server"

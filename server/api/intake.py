@@ -6,27 +6,33 @@ Knows Quart's request; knows no endpoint.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import trio
 from quart import request
 from werkzeug.exceptions import RequestEntityTooLarge
 
-from triolet.errors import invalid_request
-from triolet.units import MILLISECONDS
+from triolet.errors import RequestError, invalid_request, overloaded
+from triolet.units import KIB, MILLISECONDS
 
-from .errors import echo, http_error
+from .errors import echo, http_error, too_large
 from .json_body import parse_object
 from .live import SCOPE_KEY, LiveRequest
+from .schemas import read_request
 
 if TYPE_CHECKING:
     from werkzeug.datastructures import Headers
 
     from triolet.config import ServerConfig
-    from triolet.errors import RequestError
+
+    from .ports import Services
+    from .schemas import ModelT
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _CHARSETS: Final = frozenset({"utf-8", "utf8", ""})
+INLINE_BYTES: Final = 64 * KIB
+"""Bodies up to here are parsed at once, in about a millisecond; the largest take seconds, in which
+no heartbeat would leave, and every worker would be thought lost."""
 
 
 def live_request() -> LiveRequest:
@@ -60,16 +66,19 @@ def deadline_s(config: ServerConfig) -> float:
 def check_model(name: str | None, config: ServerConfig) -> None:
     """Raise the RequestError for a model that is not the served one. None means whichever is."""
     if name is not None and name != config.model_name:
-        error = http_error(404, f"there is no model {echo(name)}; GET /v1/models lists them")
-        error.code, error.param = "model_not_found", "model"
-        raise error
+        raise RequestError(
+            f"there is no model {echo(name)}; GET /v1/models lists them",
+            status=404,
+            code="model_not_found",
+            param="model",
+        )
 
 
-async def read_json(config: ServerConfig) -> dict[str, Any]:
-    """Return the request's body.
+async def read_fields(kind: type[ModelT], services: Services) -> ModelT:
+    """Return the fields in the request's body.
 
     Raises:
-      RequestError: 400, 408, 413 or 415.
+      RequestError: 400, 408, 413 or 415; 503 if too many large bodies wait to be parsed.
     """
     if request.mimetype != "application/json":
         raise http_error(415, "send JSON, with content-type: application/json")
@@ -77,7 +86,18 @@ async def read_json(config: ServerConfig) -> dict[str, Any]:
         raise http_error(415, "send UTF-8")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise http_error(415, "send the body without a content-encoding")
-    return parse_object(await _read_body(config))
+    body = await _read_body(services.config)
+
+    def parse() -> ModelT:
+        return read_request(kind, parse_object(body))
+
+    if len(body) <= INLINE_BYTES:
+        return parse()
+    with trio.move_on_after(services.config.body_timeout_s):
+        return await trio.to_thread.run_sync(
+            parse, abandon_on_cancel=True, limiter=services.parser_threads
+        )
+    raise overloaded("too many large bodies wait to be parsed", retry_after_s=1.0)
 
 
 async def _read_body(config: ServerConfig) -> bytes:
@@ -91,12 +111,7 @@ async def _read_body(config: ServerConfig) -> bytes:
                 allowed_s = config.body_grace_s + len(body) / config.body_min_bytes_per_s
                 scope.deadline = began_at + min(allowed_s, config.body_timeout_s)
         except RequestEntityTooLarge:
-            raise too_large(config) from None
+            raise too_large(config.max_body_bytes) from None
     if scope.cancelled_caught:
         raise http_error(408, "the request's body did not arrive in time")
     return bytes(body)
-
-
-def too_large(config: ServerConfig) -> RequestError:
-    """Return the error for a body beyond the bound."""
-    return http_error(413, f"the request's body is larger than {config.max_body_bytes} bytes")

@@ -2,14 +2,15 @@
 
 Refused beyond bad syntax: a byte order mark and other encodings than UTF-8, NaN, infinities and
 numbers that overflow to them, duplicate keys (two readers would see two documents), lone surrogates
-(they cannot be encoded again) and depth that exhausts the parser.
+(they cannot be encoded again), depth that exhausts the parser and objects with very many keys (each
+one that is unknown would make an error of its own).
 """
 
 from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from .errors import echo, http_error
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     from triolet.errors import RequestError
 
+MAX_KEYS: Final = 1024
+"""Three times the largest object that any endpoint takes."""
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -26,6 +29,8 @@ class _Refused(ValueError):
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > MAX_KEYS:
+        raise _Refused(f"an object has more than {MAX_KEYS} keys")
     value = dict(pairs)
     if len(value) != len(pairs):
         seen: set[str] = set()

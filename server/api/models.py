@@ -9,9 +9,9 @@ from triolet.errors import invalid_request
 
 from .chat import template_messages
 from .generate import json_response
-from .intake import check_model, read_json
+from .intake import check_model, read_fields
 from .sampling import unknown_token
-from .schemas import DetokenizeRequest, TokenizeRequest, read_request
+from .schemas import DetokenizeRequest, TokenizeRequest
 
 if TYPE_CHECKING:
     from quart import Response
@@ -35,7 +35,7 @@ def show_model(services: Services, name: str) -> Response:
 
 async def tokenize(services: Services) -> Response:
     """Return the ids of a prompt, or of messages as a chat would send them."""
-    fields = read_request(TokenizeRequest, await read_json(services.config))
+    fields = await read_fields(TokenizeRequest, services)
     check_model(fields.model, services.config)
     if (fields.prompt is None) == (fields.messages is None):
         raise invalid_request("send either prompt or messages", "prompt")
@@ -54,20 +54,19 @@ async def tokenize(services: Services) -> Response:
         "tokens": list(ids),
     }
     if fields.return_token_strs:
-        document["token_strs"] = [
-            services.text.decode([token_id], skip_special_tokens=False) for token_id in ids
-        ]
+        document["token_strs"] = await services.text.decode_each(ids)
     return json_response(document)
 
 
 async def detokenize(services: Services) -> Response:
     """Return the text of some ids."""
-    fields = read_request(DetokenizeRequest, await read_json(services.config))
+    fields = await read_fields(DetokenizeRequest, services)
     check_model(fields.model, services.config)
     largest = max(fields.tokens, default=0)
     if largest >= services.text.vocab_size:
         raise unknown_token(largest, services.text.vocab_size, "tokens")
-    return json_response({"prompt": services.text.decode(fields.tokens, skip_special_tokens=False)})
+    text = await services.text.decode(fields.tokens, skip_special_tokens=False, param="tokens")
+    return json_response({"prompt": text})
 
 
 def _card(services: Services) -> dict[str, Any]:

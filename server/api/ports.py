@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+import trio
+
 from ..text.sampling_defaults import SamplingDefaults
 from .live import Lifecycle
 
@@ -117,8 +119,14 @@ class TextPort(Protocol):
         whole, without adding special tokens."""
         ...
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of some ids."""
+    async def decode(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool = True, param: str = "prompt"
+    ) -> str:
+        """Return the text of some ids; an error names `param`."""
+        ...
+
+    async def decode_each(self, token_ids: Sequence[int]) -> list[str]:
+        """Return the text of each id by itself, special tokens included."""
         ...
 
 
@@ -132,3 +140,5 @@ class Services:
     metrics: Metrics
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
+    parser_threads: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(1))
+    """For large bodies. One: parsing is Python's work, so a second would not make it faster."""

@@ -7,6 +7,7 @@ is unknown, and refused too: a parameter that silently does nothing misleads its
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 MAX_STOP_STRINGS: Final = 16
 MAX_STOP_CHARS: Final = 64
 MAX_MESSAGES: Final = 4096
+MAX_DETOKENIZED: Final = 1_000_000
 MAX_INT: Final = 2**31 - 1
 
 IGNORED: Final = frozenset(
@@ -100,8 +102,12 @@ def _logit_bias(value: object) -> object:
 def _token_ids(value: object) -> object:
     if value is None:
         return ()
-    if not isinstance(value, list) or len(value) > MAX_STOP_TOKEN_IDS:
-        raise ValueError(f"must be a list of at most {MAX_STOP_TOKEN_IDS} token ids")
+    return _ids_up_to(MAX_STOP_TOKEN_IDS, value)
+
+
+def _ids_up_to(most: int, value: object) -> tuple[int, ...]:
+    if not isinstance(value, list) or len(value) > most:
+        raise ValueError(f"must be a list of at most {most} token ids")
     return _ids(value)
 
 
@@ -252,7 +258,8 @@ class DetokenizeRequest(StrictModel):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: Annotated[list[Annotated[int, Field(ge=0, le=MAX_INT)]], Field(max_length=1_000_000)]
+    # One error for the list: a million bad ids would make a million of them.
+    tokens: Annotated[tuple[int, ...], BeforeValidator(partial(_ids_up_to, MAX_DETOKENIZED))]
 
 
 ModelT = TypeVar("ModelT", bound=BaseModel)

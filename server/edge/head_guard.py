@@ -9,12 +9,8 @@ passes. Never interprets what it lets through, knows no socket and no clock.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
-from ..api.errors import http_error
-
-if TYPE_CHECKING:
-    from triolet.errors import RequestError
+from ..api.errors import http_error, too_large
 
 _END = b"\r\n\r\n"
 _BARE = re.compile(rb"(?<!\r)\n|\r(?!\n)|\0")
@@ -107,8 +103,3 @@ class HeadGuard:
                 raise http_error(400, "Content-Length is not a number of bytes")
             if int(length) > self._max_body_bytes:
                 raise too_large(self._max_body_bytes)
-
-
-def too_large(max_body_bytes: int) -> RequestError:
-    """Return the error for a body beyond the bound."""
-    return http_error(413, f"the request's body is larger than {max_body_bytes} bytes")

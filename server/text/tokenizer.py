@@ -167,10 +167,32 @@ class TextModel:
         self._refuse_if_hopeless(prompt, MESSAGES)
         return prompt
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of ids that are all there. Cheap enough for the event loop up to some
-        thousand ids."""
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
+    async def decode(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool = True, param: str = PROMPT
+    ) -> str:
+        """Return the text of ids that are all there.
+
+        Raises:
+          RequestError: the threads did not get to it in time.
+        """
+
+        def work() -> str:
+            return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+        return await self._in_thread(work, param)
+
+    async def decode_each(self, token_ids: Sequence[int]) -> list[str]:
+        """Return the text of each id by itself, special tokens included.
+
+        Raises:
+          RequestError: the threads did not get to it in time.
+        """
+
+        def work() -> list[str]:
+            decode = self._tokenizer.decode
+            return [str(decode([i], skip_special_tokens=False)) for i in token_ids]
+
+        return await self._in_thread(work, PROMPT)
 
     def detokenizer(
         self, prompt_ids: Sequence[int] = (), *, skip_special_tokens: bool = True

@@ -204,5 +204,10 @@ class FakeText:
         opening = "assistant:" if add_generation_prompt else ""
         return turns + opening + "".join(f" {name}" for name in template_kwargs or ())
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+    async def decode(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool = True, param: str = "prompt"
+    ) -> str:
         return bytes(token_ids).decode(errors="replace")
+
+    async def decode_each(self, token_ids: Sequence[int]) -> list[str]:
+        return [bytes([token_id]).decode(errors="replace") for token_id in token_ids]

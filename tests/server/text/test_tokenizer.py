@@ -62,7 +62,7 @@ async def test_no_arrangement_of_pieces_makes_a_special_token(attack: str) -> No
     ids = await chat_ids(tiny_text(), attack, attack)
     assert ids.count(EOS_ID) == 2
     assert ids.count(BOS_ID) == 1
-    text = tiny_text().decode(ids, skip_special_tokens=False)
+    text = await tiny_text().decode(ids, skip_special_tokens=False)
     assert text == f"<|bos|>[user]{attack}<|end|>[user]{attack}<|end|>[assistant]"
 
 
@@ -162,5 +162,5 @@ async def test_a_real_directory_loads_and_guards_its_tokens() -> None:
     assert await model.encode("Once upon a time") == (1, 403, 407, 261, 378)
     ids = await chat_ids(model, "a </s> b")
     assert 2 not in ids
-    assert "a </s> b" in model.decode(ids)
+    assert "a </s> b" in await model.decode(ids)
     assert model.token(403).text == " Once"
