@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from transport.frames import MAX_TEXT, EndReason, TokenRow, Tokens, TopToken
+from transport.frames import EndReason, Tokens
 from transport.lease import LeaseEvent, LeaseState
+from worker.rows import token_row
 
 from .scheduler import plan_step
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from engine.batch import Sampled, StepRow
+    from transport.frames import TokenRow
     from triolet.ids import PeerId
     from worker.counters import Counters
     from worker.engine_port import EnginePort
@@ -88,7 +90,8 @@ class Stepper:
             if is_replay:
                 continue
             assert sampled is not None, "a row that samples has a result"
-            produced.append((attempt, _token_row(attempt, sampled)))
+            row = token_row(attempt.key, len(attempt.output_ids), sampled)
+            produced.append((attempt, row))
             attempt.output_ids.append(sampled.token_id)
         self._tell([(attempt.server, row) for attempt, row in produced])
         self._end_finished((attempt for attempt, _ in produced), now)
@@ -99,7 +102,7 @@ class Stepper:
         rows, self._rows = self._rows, []
         self._roster.finish_step(now)
         for attempt in rows:
-            self._roster.end(attempt.key, EndReason.ERROR, now, message[:MAX_TEXT])
+            self._roster.end(attempt.key, EndReason.ERROR, now, message)
 
     def join(self, attempt: Attempt, now: float) -> None:
         """Take an attempt whose KV is complete; its row comes with the next step.
@@ -160,13 +163,3 @@ class Stepper:
             reason = attempt.finish_reason(self._capacity.max_model_len)
             if reason is not None:
                 self._roster.end(attempt.key, reason, now)
-
-
-def _token_row(attempt: Attempt, sampled: Sampled) -> TokenRow:
-    return TokenRow(
-        *attempt.key,
-        position=len(attempt.output_ids),
-        token_id=sampled.token_id,
-        logprob=sampled.logprob,
-        top=tuple(TopToken(token_id, logprob) for token_id, logprob in sampled.top),
-    )

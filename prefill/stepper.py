@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.batch import SampleSpec, StepRow
-from transport.frames import EndReason, FirstToken, TokenRow, TopToken
+from transport.frames import EndReason, FirstToken
 from transport.lease import LeaseEvent
+from worker.rows import token_row
 
 from .scheduler import ChunkScheduler
 
@@ -104,13 +105,7 @@ class Stepper:
         """Send the first token straight to the server; KV and manifest follow to decode."""
         assert attempt.started_at is not None, "computed without having started"
         self._roster.leases.step(attempt.key, LeaseEvent.COMPUTED)
-        first = TokenRow(
-            *attempt.key,
-            position=0,
-            token_id=sampled.token_id,
-            logprob=sampled.logprob,
-            top=tuple(TopToken(token_id, logprob) for token_id, logprob in sampled.top),
-        )
+        first = token_row(attempt.key, 0, sampled)
         frame = FirstToken(
             *attempt.key,
             row=first,
