@@ -186,7 +186,8 @@ def _warm_up(runner: Runner, ledger: BlockLedger, config: EngineConfig, max_mode
       ConfigError: the pool leaves no memory to compute in.
     """
     num_prompt = max(1, min(MEASURED_TOKENS, config.max_num_batched_tokens, max_model_len - 1))
-    blocks = ledger.lease("warm-up", -(-(num_prompt + 1) // config.block_size))
+    num_tokens = min(num_prompt + 1, max_model_len)
+    blocks = ledger.lease("warm-up", -(-num_tokens // config.block_size))
     greedy = SamplingParams(temperature=0.0)
     prompt = StepRow([0] * num_prompt, 0, blocks, SampleSpec(greedy, 0))
     try:
@@ -194,7 +195,7 @@ def _warm_up(runner: Runner, ledger: BlockLedger, config: EngineConfig, max_mode
         began_at = perf_counter()
         runner.step([prompt])
         elapsed_s = perf_counter() - began_at
-        if max_model_len > num_prompt:
+        if num_tokens > num_prompt:
             spec = SampleSpec(greedy, 1)
             runner.step([StepRow([0], num_prompt, blocks, spec, is_decode=True)])
     except CapacityError as error:

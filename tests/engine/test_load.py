@@ -63,6 +63,8 @@ def test_the_length_is_what_model_and_pool_allow(checkpoint: Callable[[str], Che
     assert (asked.max_model_len, asked.max_model_len_reason) == (100, "the setting max_model_len")
     shortest = open_engine(path, EngineConfig(kv_pool_bytes=2 * BLOCK_BYTES, max_model_len=1))
     assert shortest.max_model_len == 1
+    one_token = EngineConfig(kv_pool_bytes=2 * BLOCK_BYTES // 16, block_size=1)
+    assert open_engine(path, one_token).max_model_len == 1
 
 
 def test_settings_that_cannot_work_name_field_value_and_remedy(
