@@ -49,7 +49,7 @@ class WorkerCore(Protocol):
         ...
 
     def wake(self, now: float) -> None:
-        """Called before frames are handed in and at every sweep."""
+        """Called before frames are handed in, and whenever a task of the shell comes round."""
         ...
 
     def on_control(self, sender: bytes, frame: AnyFrame, now: float) -> None:

@@ -143,6 +143,7 @@ class Shell:
 
     async def _beat(self) -> None:
         while True:
+            self._core.wake(trio.current_time())
             self._core.reception.beat()
             self.settle(trio.current_time())
             await trio.sleep(self._config.link.heartbeat_interval_s)

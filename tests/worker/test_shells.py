@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 import decode.worker
 from transport.frames import Drain, End, EndReason
@@ -103,6 +104,24 @@ async def test_a_worker_that_stood_still_sends_no_token_of_its_old_life(
         again = await fleet.client.start(PROMPT, params(5))
         await fleet.client.finish(again)
         assert again.token_ids == completion(PROMPT, 5, 5)
+
+
+async def test_a_worker_that_stood_still_beats_no_more_for_its_old_life(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_fleet() as fleet:
+        links = fleet.client.links.values()
+        for _ in range(6):  # which task comes first after the gap is chance
+            await trio.sleep(1.0)
+            await wait_all_tasks_blocked()
+            old = {link.beats[-1].epoch for link in links}
+            known = [len(link.beats) for link in links]
+            autojump_clock.jump(LINK.lease_ttl_s + 0.5)
+            await fleet.client.wait_until(lambda: all(link.goodbyes for link in links))
+            for link, count in zip(links, known, strict=True):
+                assert not old & {beat.epoch for beat in link.beats[count:]}
+                link.goodbyes.clear()
+            await _greet_again(fleet)
 
 
 async def test_a_failed_step_ends_its_batch_and_the_worker_lives_on(
