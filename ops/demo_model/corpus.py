@@ -24,17 +24,17 @@ SKILLS: dict[str, Draw] = {
     limits.SKILL: limits.draw,
 }
 DEFAULT_SHARES: dict[str, float] = {
-    stories.SKILL: 0.07,
-    arithmetic.SKILL: 0.25,
-    facts.SKILL: 0.13,
-    facts.QUIZ: 0.015,
-    words.SPELLING: 0.10,
-    words.REVERSING: 0.11,
-    words.LETTERS: 0.095,
-    counting.SKILL: 0.055,
-    smalltalk.SKILL: 0.075,
-    smalltalk.NAMES: 0.02,
-    limits.SKILL: 0.08,
+    stories.SKILL: 0.09,
+    arithmetic.SKILL: 0.21,
+    facts.SKILL: 0.09,
+    facts.QUIZ: 0.04,
+    words.SPELLING: 0.13,
+    words.REVERSING: 0.115,
+    words.LETTERS: 0.105,
+    counting.SKILL: 0.065,
+    smalltalk.SKILL: 0.055,
+    smalltalk.NAMES: 0.05,
+    limits.SKILL: 0.05,
 }
 """Share of the questions, not of the tokens: a story is six times as long as a sum."""
 
@@ -141,7 +141,7 @@ def next_exchange(
     if last is not None and last.skill in FOLLOWS and last.memo and rng.random() < share:
         return FOLLOWS[last.skill](rng, last, Split.TRAIN)
     known = next((e.memo["me"] for e in reversed(said) if "me" in e.memo), "")
-    if rng.random() < (0.25 if known else 0.012):
+    if rng.random() < (0.25 if known else 0.004):
         return smalltalk.ask_name(rng, known)
     if persona and rng.random() < 0.3:
         return smalltalk.ask_persona(rng, persona)

@@ -77,7 +77,7 @@ GENERATION = {
 def export(build: Path, directory: Path) -> Progress:
     """Write the newest checkpoint's weights in bfloat16 and all that goes with them."""
     model = Llama(ModelConfig())
-    progress = load(build / "checkpoint.pt", model, [])
+    progress = load(build / "checkpoint.safetensors", model, [])
     directory.mkdir(parents=True, exist_ok=True)
     weights = {k: v.to(torch.bfloat16).contiguous() for k, v in model.state_dict().items()}
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})

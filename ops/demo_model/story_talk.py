@@ -8,68 +8,76 @@ from .samples import Exchange, Split, article
 SKILL = "questions about a story"
 
 
+_QUESTIONS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (
+        (
+            "Who is the story about?",
+            "Who was the hero?",
+            "Who is it about?",
+            "What was the story about?",
+        ),
+        "The story is about {name}, {a_kind}.",
+        "{name}",
+    ),
+    (
+        (
+            "Where did {name} live?",
+            "Where does the story happen?",
+            "Where did the hero live?",
+            "Where was that?",
+        ),
+        "{name} lived {where}.",
+        "{where}",
+    ),
+    (
+        (
+            "Who else was in the story?",
+            "Who did {name} meet?",
+            "Was there anybody else?",
+            "Who was the other one?",
+        ),
+        "There was also {a_friend}.",
+        "{friend}",
+    ),
+    (
+        (
+            "What thing was in the story?",
+            "Which thing was in it?",
+            "What object was in the story?",
+        ),
+        "There was {a_thing} in it.",
+        "{thing}",
+    ),
+    (
+        (
+            "What is {name}?",
+            "Who is {name}?",
+            "What was {name}?",
+            "What kind of hero is {name}?",
+        ),
+        "{name} is {a_kind}.",
+        "{kind}",
+    ),
+    (
+        ("What was the name?", "What is the hero called?", "What was the name of the hero?"),
+        "The hero is called {name}.",
+        "{name}",
+    ),
+)
+"""Wordings of a question, its answer, and what the answer has to hold."""
+
+
 def _question(rng: Random, memo: dict[str, str]) -> tuple[str, str, str]:
     """Return a question about a story that was told, the answer, and what it has to hold."""
-    name, kind, friend, thing = memo["name"], memo["kind"], memo["friend"], memo["thing"]
-    where = stories.in_place(memo["preposition"], memo["place"])
-    rows = (
-        (
-            (
-                "Who is the story about?",
-                "Who was the hero?",
-                "Who is it about?",
-                "What was the story about?",
-            ),
-            f"The story is about {name}, {article(kind)}.",
-            name,
-        ),
-        (
-            (
-                f"Where did {name} live?",
-                "Where does the story happen?",
-                "Where did the hero live?",
-                "Where was that?",
-            ),
-            f"{name} lived {where}.",
-            where,
-        ),
-        (
-            (
-                "Who else was in the story?",
-                f"Who did {name} meet?",
-                "Was there anybody else?",
-                "Who was the other one?",
-            ),
-            f"There was also {article(friend)}.",
-            friend,
-        ),
-        (
-            (
-                "What thing was in the story?",
-                "Which thing was in it?",
-                "What object was in the story?",
-            ),
-            f"There was {article(thing)} in it.",
-            thing,
-        ),
-        (
-            (
-                f"What is {name}?",
-                f"Who is {name}?",
-                f"What was {name}?",
-                f"What kind of hero is {name}?",
-            ),
-            f"{name} is {article(kind)}.",
-            kind,
-        ),
-        (
-            ("What was the name?", "What is the hero called?", "What was the name of the hero?"),
-            f"The hero is called {name}.",
-            name,
-        ),
-    )
-    asks, answer, wanted = rng.choice(rows)
-    return rng.choice(asks), answer, wanted
+    parts = {
+        **memo,
+        "where": stories.in_place(memo["preposition"], memo["place"]),
+        "a_kind": article(memo["kind"]),
+        "a_friend": article(memo["friend"]),
+        "a_thing": article(memo["thing"]),
+    }
+    asks, answer, wanted = rng.choice(_QUESTIONS)
+    return rng.choice(asks).format(**parts), answer.format(**parts), wanted.format(**parts)
 
 
 def about(rng: Random, previous: Exchange, split: Split) -> Exchange:

@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 import typer
+from safetensors import safe_open
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -77,12 +79,17 @@ def save(
     path: Path, model: Llama, optimizers: list[torch.optim.Optimizer], progress: Progress
 ) -> None:
     """Write a checkpoint; a reader sees the old one or the new one, never a half."""
-    state = {
-        "model": model.state_dict(),
-        "optimizers": [optimizer.state_dict() for optimizer in optimizers],
-        "progress": (progress.step, progress.tokens, progress.seconds),
-    }
-    torch.save(state, path.with_suffix(".tmp"))
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    for number, optimizer in enumerate(optimizers):
+        for index, moments in optimizer.state_dict()["state"].items():
+            for name, value in moments.items():
+                tensors[f"optimizer.{number}.{index}.{name}"] = torch.as_tensor(value)
+    said = {"step": progress.step, "tokens": progress.tokens, "seconds": progress.seconds}
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()},
+        path.with_suffix(".tmp"),
+        metadata={name: str(value) for name, value in said.items()},
+    )
     path.with_suffix(".tmp").replace(path)
 
 
@@ -90,11 +97,21 @@ def load(path: Path, model: Llama, optimizers: list[torch.optim.Optimizer]) -> P
     """Read a checkpoint if there is one."""
     if not path.exists():
         return Progress()
-    state: dict[str, Any] = torch.load(path, weights_only=True)
-    model.load_state_dict(state["model"])
-    for optimizer, saved in zip(optimizers, state["optimizers"], strict=bool(optimizers)):
-        optimizer.load_state_dict(saved)
-    return Progress(*state["progress"])
+    with safe_open(path, framework="pt") as checkpoint:
+        tensors = {name: checkpoint.get_tensor(name) for name in checkpoint.keys()}  # noqa: SIM118
+        said = checkpoint.metadata()
+    prefix = "model."
+    model.load_state_dict(
+        {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
+    )
+    for number, optimizer in enumerate(optimizers):
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            kind, *rest = name.split(".")
+            if kind == "optimizer" and int(rest[0]) == number:
+                state.setdefault(int(rest[1]), {})[rest[2]] = tensor
+        optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
+    return Progress(int(said["step"]), int(said["tokens"]), float(said["seconds"]))
 
 
 def tokenizer_in(build: Path) -> Tokenizer:
@@ -123,7 +140,7 @@ def run(
     optimizers = make_optimizers(model)
     hidden: Callable[[Tensor], Tensor] = torch.compile(model.hidden) if compiled else model.hidden
     rates = [MUON_RATE, ADAM_RATE]
-    checkpoint = build / "checkpoint.pt"
+    checkpoint = build / "checkpoint.safetensors"
     progress = load(checkpoint, model, optimizers)
     source = batches(tokenizer, 1_000_003 * (progress.step + 1), length, rows, shares)
     started = saved = time.monotonic()

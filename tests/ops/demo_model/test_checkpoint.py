@@ -1,0 +1,48 @@
+"""A checkpoint brings back weights, optimizers and progress: training goes on exactly."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ops.demo_model.model import Llama, ModelConfig
+from ops.demo_model.train import Progress, load, loss_of, make_optimizers, save
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TINY = ModelConfig(vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=1)
+
+
+def train(model: Llama, optimizers: list[torch.optim.Optimizer], seed: int) -> float:
+    """Take one step on a batch that the seed determines; return its loss."""
+    ids = torch.randint(0, 32, (2, 9), generator=torch.Generator().manual_seed(seed))
+    learned = torch.ones(2, 8, dtype=torch.bool)
+    loss = loss_of(model, model.hidden, (ids[:, :-1], ids[:, 1:], learned))
+    loss.backward()  # type: ignore[no-untyped-call]
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return loss.item()
+
+
+def test_training_goes_on_exactly_from_a_checkpoint(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Llama(TINY)
+    optimizers = make_optimizers(model)
+    for seed in range(3):
+        train(model, optimizers, seed)
+    path = tmp_path / "checkpoint.safetensors"
+    save(path, model, optimizers, Progress(step=3, tokens=48, seconds=1.5))
+    uninterrupted = [train(model, optimizers, seed) for seed in range(3, 6)]
+
+    resumed = Llama(TINY)
+    its_optimizers = make_optimizers(resumed)
+    progress = load(path, resumed, its_optimizers)
+    assert progress == Progress(step=3, tokens=48, seconds=1.5)
+    assert [train(resumed, its_optimizers, seed) for seed in range(3, 6)] == uninterrupted
+
+
+def test_without_a_checkpoint_training_begins_anew(tmp_path: Path) -> None:
+    assert load(tmp_path / "none.safetensors", Llama(TINY), []) == Progress()
