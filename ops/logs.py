@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import structlog
 
 from triolet.errors import ConfigError
 
+from .log_stream import LogStream
+
 if TYPE_CHECKING:
     from types import TracebackType
+    from typing import TextIO
 
     from structlog.typing import EventDict, Processor, WrappedLogger
 
@@ -64,12 +67,13 @@ def configure_logs(level: str | None, process: str) -> None:
             structlog.processors.JSONRenderer(default=repr),
         ]
     )
+    out = log_stream()
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", out)),
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(out)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
@@ -80,6 +84,14 @@ def configure_logs(level: str | None, process: str) -> None:
     logging.basicConfig(handlers=[handler], level=max(number, logging.WARNING), force=True)
     logging.captureWarnings(True)
     sys.excepthook = _log_crash
+
+
+def log_stream() -> LogStream | TextIO:
+    """Return stderr, guarded if it is a file, a pipe or a terminal."""
+    try:
+        return LogStream(sys.stderr)
+    except OSError:  # no descriptor: some program reads along in this process
+        return sys.stderr
 
 
 def cut_values(_: WrappedLogger, __: str, event: EventDict) -> EventDict:

@@ -14,11 +14,14 @@ from triolet.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 
+SETUP = """from ops.logs import configure_logs; configure_logs('info', 'decode-0')
+import structlog, logging, warnings; log = structlog.get_logger()
+"""
+
 
 def logged(program: str, level: str = "info") -> list[dict[str, Any]]:
     """Return the log lines of a process that runs this after configuring its logs."""
-    setup = f"from ops.logs import configure_logs; configure_logs({level!r}, 'decode-0')\n"
-    setup += "import structlog, logging, warnings; log = structlog.get_logger()\n"
+    setup = SETUP.replace("info", level)
     done = subprocess.run(
         [sys.executable, "-c", setup + program], capture_output=True, check=False, text=True
     )
@@ -64,3 +67,29 @@ def test_a_crash_is_one_line_that_ends_with_the_error() -> None:
 def test_an_unknown_level_is_refused() -> None:
     with pytest.raises(ConfigError, match="'loud' is unknown; allowed: debug, info"):
         configure_logs("loud", "server")
+
+
+def test_a_reader_that_stands_still_holds_up_nobody_and_hears_what_it_missed() -> None:
+    program = f"{SETUP}for i in range(3000): log.info('x' * 200, i=i)\nprint('done', flush=True)\n"
+    program += "input(); log.info('last', text='y' * 200)"
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "done\n"  # nobody has read a line of the log yet
+        first = json.loads(process.stderr.readline())
+        # Room for what comes next.
+        seen = [json.loads(process.stderr.readline()) for _ in range(50)]
+        process.stdin.write("\n")
+        process.stdin.flush()
+        seen += [json.loads(line) for line in process.stderr]
+    assert first["i"] == 0
+    gap, last = seen[-2:]
+    assert (gap["event"], last["event"]) == ("log_lines_dropped", "last")
+    assert gap["lines"] + len(seen) + 1 - 2 == 3000
