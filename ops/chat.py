@@ -6,6 +6,7 @@ chat_client.py's.
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from contextlib import closing
@@ -55,6 +56,9 @@ def run_chat(options: ChatOptions) -> None:
         if sys.stdin.isatty() and sys.stdout.isatty():
             _talk(conversation, options.url)
         else:
+            if isinstance(sys.stdin, io.TextIOWrapper):
+                # A pipe may hold anything; what is no UTF-8 is asked as well as it can be.
+                sys.stdin.reconfigure(encoding="utf-8", errors="replace")
             _answer_lines(conversation)
     finally:
         client.close()

@@ -17,9 +17,11 @@ def claim_port(host: str, port: int) -> int:
       ConfigError: it is taken or may not be used, or there is no such address here.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        # IPv4 first, as the server chooses: `localhost` means one and the same address to both.
+        family, kind, protocol, _, address = min(
+            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM),
+            key=lambda info: info[0] != socket.AF_INET,
+        )
     except socket.gaierror as error:
         raise ConfigError(
             f"host {host!r} is no address of this machine ({error.strerror}); allowed: 127.0.0.1, "

@@ -201,6 +201,16 @@ def test_each_line_of_a_pipe_is_answered(
     assert {question["max_tokens"] for question in server.questions} == {5}
 
 
+def test_a_pipe_may_hold_bytes_that_are_no_text(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.scripts += [[chunk("one"), "[DONE]"]]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8"))
+    run_chat(ChatOptions(server.url))
+    assert capsys.readouterr().out == "one\n"
+    assert server.questions[0]["messages"][-1]["content"] == "caf\ufffd"
+
+
 @pytest.mark.parametrize(
     ("times", "forgotten", "note", "text"),
     [

@@ -36,6 +36,11 @@ def test_a_port_in_use_is_named_with_the_way_out(busy_port: int) -> None:
         claim_port("127.0.0.1", busy_port)
 
 
+def test_a_name_of_two_addresses_means_the_one_that_the_server_binds(busy_port: int) -> None:
+    with pytest.raises(ConfigError, match=f"port {busy_port} on localhost is in use"):
+        claim_port("localhost", busy_port)
+
+
 def test_port_0_becomes_a_free_one() -> None:
     port = claim_port("127.0.0.1", 0)
     assert claim_port("127.0.0.1", port) == port
