@@ -59,7 +59,8 @@ class DeviceThread:
       max_waiting: calls that may wait behind the running one; the next caller waits in Trio, where
         it can be cancelled.
       num_threads: CPU threads of torch's kernels there; None leaves torch's own choice.
-      close_timeout_s: how long leaving the context waits for the running call.
+      close_timeout_s: how long a cancelled caller, or leaving the context, waits for the running
+        call.
     """
 
     def __init__(self, max_waiting: int, num_threads: int | None, close_timeout_s: float) -> None:
@@ -92,11 +93,11 @@ class DeviceThread:
     async def run(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
         """Run `fn(*args)` on the device thread and return what it returns.
 
-        Cancellation: while waiting for room, at once. From then on the call runs to its end and its
-        result is returned, cancelled or not.
+        Cancellation: while waiting for room, at once. From then on the call runs to its end first.
 
         Raises:
           LocalProtocolError: the thread is closed.
+          DeviceWedged: cancelled, and the call has not ended within `close_timeout_s` of it.
           Exception: whatever `fn` raises.
         """
         async with self._room:
@@ -104,8 +105,14 @@ class DeviceThread:
                 raise LocalProtocolError("the device thread is closed")
             job = _Job(lambda: fn(*args))
             self._jobs.put_nowait(job)
-            with trio.CancelScope(shield=True):
+            try:
                 await job.finished.wait()
+            finally:
+                with trio.move_on_after(self._close_timeout_s, shield=True):
+                    if not job.finished.is_set():
+                        await job.finished.wait()
+                if not job.finished.is_set():
+                    raise _wedged(self._close_timeout_s)
         assert job.result is not None
         return cast("T", job.result.unwrap())
 
@@ -122,7 +129,7 @@ class DeviceThread:
         with trio.move_on_after(timeout_s, shield=True):
             await self._stopped.wait()
         if not self._stopped.is_set():
-            raise DeviceWedged(f"the device step has not returned within {timeout_s} s")
+            raise _wedged(timeout_s)
 
     def statistics(self) -> DeviceStatistics:
         """Return what the thread is doing, without waiting."""
@@ -139,6 +146,10 @@ class DeviceThread:
             if not _tell(trio_token, job.finished):
                 return
         _tell(trio_token, self._stopped)
+
+
+def _wedged(timeout_s: float) -> DeviceWedged:
+    return DeviceWedged(f"the device step has not returned within {timeout_s} s")
 
 
 def _tell(trio_token: trio.lowlevel.TrioToken, event: trio.Event) -> bool:

@@ -82,8 +82,6 @@ async def test_a_running_job_is_waited_for_although_its_caller_is_cancelled() ->
     async def call(device: DeviceThread, scope: trio.CancelScope) -> None:
         with scope:
             results.append(await device.run(gate))
-            await trio.lowlevel.checkpoint()
-            results.append("went on")
 
     async with open_thread() as device, trio.open_nursery() as nursery:
         scope = trio.CancelScope()
@@ -91,11 +89,29 @@ async def test_a_running_job_is_waited_for_although_its_caller_is_cancelled() ->
         await gate.entered.wait()
         scope.cancel()
         await wait_all_tasks_blocked()
-        assert results == []
+        assert not scope.cancelled_caught
         assert device.statistics().busy_since is not None
         gate.open()
-    assert results == ["through"]
     assert scope.cancelled_caught
+    assert results == []
+    assert device.statistics().steps == 1
+
+
+async def test_a_cancelled_caller_of_a_wedged_job_leaves_at_the_deadline(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    gate = Gate()
+    device = open_thread()
+    await device.__aenter__()
+    began_at = trio.current_time()
+    with pytest.RaisesGroup(DeviceWedged):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(device.run, gate)
+            await gate.entered.wait()
+            nursery.cancel_scope.cancel()
+    assert trio.current_time() - began_at == 5.0
+    gate.open()
+    await device.aclose(5.0)
 
 
 async def test_a_caller_that_waits_for_room_can_be_cancelled() -> None:
