@@ -169,6 +169,7 @@ class EngineConfig:
             self.max_num_batched_tokens,
             f">= block_size ({self.block_size})",
         )
+        require(self.threads is None or self.threads >= 1, "threads", self.threads, ">= 1")
 
 
 @dataclass(frozen=True, slots=True)

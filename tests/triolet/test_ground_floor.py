@@ -72,6 +72,7 @@ def test_end_tokens_follow_ignore_eos_and_min_tokens() -> None:
         (lambda: LinkConfig(kv_window_bytes=0), "kv_window_bytes"),
         (lambda: EngineConfig(block_size=0), "block_size"),
         (lambda: EngineConfig(max_num_seqs=0), "max_num_seqs"),
+        (lambda: EngineConfig(threads=0), "threads"),
         (lambda: EngineConfig(max_num_seqs=MAX_NUM_SEQS + 1), "max_num_seqs"),
         (lambda: EngineConfig(max_num_batched_tokens=3), "max_num_batched_tokens"),
     ],
