@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import structlog
+
 from triolet.errors import RemoteProtocolError
 
 from .codec import decode_message
@@ -15,6 +17,8 @@ from .link import MAX_BAD_FRAMES, Message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+log = structlog.get_logger()
 
 MAX_REMEMBERED_SENDERS: Final = 1024
 """Senders of bad frames that are remembered; beyond, the one that began first is forgotten. Routing
@@ -42,9 +46,11 @@ class FrameGate:
             return None
         try:
             frame, payload = decode_message(parts, self._max_frame_bytes)
-        except RemoteProtocolError:
+        except RemoteProtocolError as error:
             self.bad_frames += 1
             self._blame(sender)
+            # At most `MAX_BAD_FRAMES` lines a sender: what comes after is not parsed any more.
+            log.warning("bad_frame", sender=repr(sender), error=str(error))
             return None
         self.received_frames += 1
         return Message(sender, frame, payload)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from transport.codec import encode
 from transport.digest import payload_digest
@@ -52,6 +53,16 @@ def test_the_gate_lets_frames_in_and_counts_them() -> None:
     assert gate.admit(b"a", GOOD) == Message(b"a", Drain(1.0), None)
     assert gate.admit(b"a", BAD) is None
     assert (gate.received_frames, gate.bad_frames) == (1, 1)
+
+
+def test_a_bad_frame_is_logged_with_its_sender_until_that_is_shut_out() -> None:
+    gate = FrameGate(100)
+    with capture_logs() as logs:
+        for _ in range(MAX_BAD_FRAMES + 5):
+            gate.admit(b"a", BAD)
+    assert len(logs) == MAX_BAD_FRAMES
+    assert logs[0]["sender"] == "b'a'"
+    assert "not a frame" in logs[0]["error"]
 
 
 def test_a_sender_of_bad_frames_is_shut_out_and_nobody_else() -> None:
