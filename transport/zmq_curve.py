@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .address import TcpAddress
 
 _Z85_KEY_BYTES: Final = 40
+_Z85_CHARACTERS: Final = frozenset(z85.Z85CHARS)
 _ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
 _ZAP_VERSION: Final = b"1.0"
 _CURVE_REQUEST_PARTS: Final = 7
@@ -117,6 +118,8 @@ def _read_key(path: Path) -> bytes:
         ) from error
     if len(key) != _Z85_KEY_BYTES:
         raise ConfigError(f"{path} is no CURVE key: {len(key)} characters instead of 40")
+    if not _Z85_CHARACTERS.issuperset(key):
+        raise ConfigError(f"{path} is no CURVE key: it has characters that are not Z85")
     return key
 
 

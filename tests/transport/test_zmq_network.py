@@ -284,6 +284,9 @@ def test_a_key_directory_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     secret.write_bytes(b"short")
     with pytest.raises(ConfigError, match="no CURVE key"):
         KeyDirectory.load(tmp_path / "keys")
+    secret.write_bytes(b"~" * 40)
+    with pytest.raises(ConfigError, match="not Z85"):
+        KeyDirectory.load(tmp_path / "keys")
     with pytest.raises(ConfigError, match="cannot write keys"):
         make_keys(secret)
 
