@@ -90,7 +90,7 @@ class Capacity(Part, frozen=True, array_like=True):
     """What a worker has in all; fixed for its life."""
 
     num_blocks: Count
-    block_size: Count
+    block_size: Annotated[int, msgspec.Meta(ge=1)]
     bytes_per_block: Count
     max_num_seqs: Count
     max_model_len: Count

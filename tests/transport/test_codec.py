@@ -14,14 +14,18 @@ from hypothesis import strategies as st
 from transport.codec import decode, decode_message, encode, encode_message
 from transport.frames import (
     AnyFrame,
+    Capacity,
     Drain,
     KvChunk,
+    Peer,
     Refuse,
     RefuseReason,
     ServerHeartbeat,
     TokenRow,
+    Welcome,
 )
 from triolet.errors import LocalProtocolError, RemoteProtocolError
+from triolet.ids import Role
 from triolet.sampling import SamplingParams
 from triolet.units import MIB
 
@@ -41,6 +45,13 @@ def test_every_frame_comes_back_as_it_was(frame_type: type[AnyFrame]) -> None:
         assert decode(memoryview(encode(frame)), MAX_BYTES) == frame
 
     round_trip()
+
+
+def test_blocks_hold_tokens() -> None:
+    capacity = Capacity(8, 0, 1024, 4, 64)
+    welcome = Welcome(Peer(Role.DECODE, "decode-0", 1), 1, "model", capacity)
+    with pytest.raises(RemoteProtocolError, match=r">= 1"):
+        decode(encode(welcome), MAX_BYTES)
 
 
 def test_tags_are_unique_and_begin_the_frame() -> None:
