@@ -6,6 +6,7 @@ one call, so whoever reads may be dropped at any time.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import trio
@@ -35,23 +36,23 @@ class Choices:
         return not self._open
 
     async def next_events(
-        self, timeout_s: float | None = None
+        self, deadline: float = math.inf
     ) -> Sequence[tuple[int, Sequence[Event]]]:
         """Wait until any choice has events; return those of all that have.
 
+        Args:
+          deadline: on trio's clock.
+
         Returns:
-          (index, events) pairs; none if nothing came within the timeout.
+          (index, events) pairs; none if nothing came by the deadline.
         """
         if len(self._open) == 1:
             ((index, generation),) = self._open.items()
-            with trio.CancelScope() as scope:
-                if timeout_s is not None:
-                    scope.deadline = trio.current_time() + timeout_s
+            with trio.move_on_at(deadline):
                 await self._take(index, generation)
         else:
             async with trio.open_nursery() as nursery:
-                if timeout_s is not None:
-                    nursery.cancel_scope.deadline = trio.current_time() + timeout_s
+                nursery.cancel_scope.deadline = deadline
                 for index, generation in self._open.items():
                     nursery.start_soon(self._take_first, index, generation, nursery.cancel_scope)
         taken, self._taken = self._taken, []

@@ -18,6 +18,10 @@ MAX_CHARS: Final = 2_000_000
 """Twice the largest message: a long conversation and what it branched from."""
 
 
+TURN_CHARS: Final = 64
+"""What a turn counts for beside its text: empty ones take memory too."""
+
+
 class Conversations:
     """Turns up to and including each remembered answer."""
 
@@ -47,7 +51,7 @@ class Conversations:
 
 
 def _size(turns: Turns) -> int:
-    return sum(len(turn["content"]) for turn in turns)
+    return sum(TURN_CHARS + len(turn["content"]) for turn in turns)
 
 
 def _not_found(response_id: str) -> RequestError:

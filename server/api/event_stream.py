@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import trio
 from quart.wrappers.response import ResponseBody
 
 from ..generation import Delta, Failed, Finished
@@ -69,8 +70,10 @@ class EventStreamBody(ResponseBody):
         if self._opening:
             opening, self._opening = self._opening, b""
             return opening
+        # Tokens that show nothing, such as special ones, are silence too.
+        silent_until = trio.current_time() + self._keep_alive_s
         while not self._is_over:
-            taken = await self._choices.next_events(self._keep_alive_s)
+            taken = await self._choices.next_events(silent_until)
             if not taken:
                 return KEEP_ALIVE
             written = bytearray()

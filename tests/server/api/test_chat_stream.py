@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from server.generation import CancelReason, FinishReason
+from server.generation import CancelReason, Delta, FinishReason
 from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand, delta
 from tests.server.support.surface import MODEL, request_bytes, surface
 from triolet.errors import no_worker, overloaded
@@ -180,6 +180,27 @@ async def test_silence_is_filled_with_comments_from_queue_time_on() -> None:
             while (chunk := await client.chunk()) == b": keep-alive\n\n":
                 pass
             assert b"late" in chunk
+
+
+async def test_tokens_that_show_nothing_are_silence() -> None:
+    fleet = FakeFleet(by_hand)
+    async with surface(fleet, keep_alive_s=0.02) as server:
+        client = await server.connect()
+        async with client.stream, trio.open_nursery() as nursery:
+            await client.send(request_bytes_of(chat()))
+            await client.head()
+            await client.chunk()
+            generation = await fleet.nth(0)
+
+            async def say_nothing() -> None:
+                while True:
+                    generation.push(Delta("", (1,)))
+                    await trio.lowlevel.checkpoint()
+
+            nursery.start_soon(say_nothing)
+            with trio.fail_after(5):
+                assert await client.chunk() == b": keep-alive\n\n"
+            nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("phase", ["queued", "streaming"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import trio
 
-from server.api.conversations import Conversations
+from server.api.conversations import TURN_CHARS, Conversations
 from server.generation import CancelReason, FinishReason
 from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand
 from tests.server.support.surface import MODEL, surface
@@ -306,7 +306,7 @@ async def test_a_drain_lets_answers_finish_and_then_says_goodbye() -> None:
 
 
 def test_the_oldest_conversations_are_forgotten_first() -> None:
-    conversations = Conversations(max_chars=10)
+    conversations = Conversations(max_chars=10 + 2 * TURN_CHARS)
     conversations.remember("a", ({"role": "user", "content": "12345"},))
     conversations.remember("b", ({"role": "user", "content": "123"},))
     conversations.remember("c", ({"role": "user", "content": "12345"},))
@@ -314,3 +314,12 @@ def test_the_oldest_conversations_are_forgotten_first() -> None:
     assert conversations.up_to("c")
     with pytest.raises(RequestError, match="'a'"):
         conversations.up_to("a")
+
+
+def test_turns_without_text_are_forgotten_too() -> None:
+    conversations = Conversations(max_chars=10 * TURN_CHARS)
+    for name in "abc":
+        conversations.remember(name, ({"role": "user", "content": ""},) * 5)
+    with pytest.raises(RequestError, match="'a'"):
+        conversations.up_to("a")
+    assert conversations.up_to("c")
