@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+CHAT: Final = "/v1/chat/completions"
+RESPONSES: Final = "/v1/responses"
+NOT_FOUND: Final = "there is nothing at this path; the API is below /v1, the chat page at /"
 SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
 HEADERS: Final = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
 
@@ -73,7 +76,7 @@ def _add_routes(app: QuartTrio, services: Services) -> None:
             provide_automatic_options=False,
         )
 
-    add("POST", "/v1/chat/completions", chat_completions)
+    add("POST", CHAT, chat_completions)
     add("POST", "/v1/completions", completions)
     add("GET", "/v1/models", list_models)
     add("GET", "/v1/models/<path:name>", show_model)
@@ -89,7 +92,7 @@ def _add_routes(app: QuartTrio, services: Services) -> None:
     files = read_static_files()
     add("GET", "/", partial(chat_page, files))
     add("GET", "/static/<path:name>", partial(static_file, files))
-    app.add_websocket("/v1/responses", endpoint="WS", view_func=partial(responses_socket, services))
+    app.add_websocket(RESPONSES, endpoint="WS", view_func=partial(responses_socket, services))
 
 
 def _with_services(
@@ -146,10 +149,16 @@ async def _on_error(services: Services, error: Exception) -> Response:
 def _shown(error: Exception) -> RequestError:
     if isinstance(error, RequestError):
         return error
-    if isinstance(error, MethodNotAllowed):
-        return http_error(405, f"this path takes {', '.join(sorted(error.valid_methods or ()))}")
     if isinstance(error, HTTPException) and error.code in CODES:
-        return http_error(error.code, "there is nothing here" if error.code == 404 else error.name)
+        return http_error(error.code, _advice(error))
     request_id = shown_request_id() if has_request_context() else None
     log.error("request failed", request_id=request_id, exc_info=error)
     return server_error()
+
+
+def _advice(error: HTTPException) -> str:
+    if has_request_context() and request.path == RESPONSES:
+        return f"this path is a WebSocket; over HTTP, POST to {CHAT}"
+    if isinstance(error, MethodNotAllowed):
+        return f"this path takes {', '.join(sorted(error.valid_methods or ()))}"
+    return NOT_FOUND if error.code == 404 else error.name
