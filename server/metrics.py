@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-
 TTFT_BUCKETS: Final = (
     .001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160,
 )  # fmt: skip

@@ -63,9 +63,19 @@ class Envelope:
         self._head = b"data: " + _encode(head)[:-1]
         self._tail = b',"usage":null}\n\n' if with_usage else b"}\n\n"
 
-    def around(self, choice: bytes) -> bytes:
-        """Return a chunk with one choice, given as JSON."""
-        return b'%b,"choices":[%b]%b' % (self._head, choice, self._tail)
+    def chunk(
+        self,
+        index: int,
+        content: bytes,
+        *,
+        logprobs: bytes = b"null",
+        reason: bytes = b"null",
+        more: bytes = b"",
+    ) -> bytes:
+        """Return a chunk with one choice; everything is JSON, `content` and `more` with keys."""
+        choice = b'{"index":%d,%b,"logprobs":%b,"finish_reason":%b%b}'
+        inner = choice % (index, content, logprobs, reason, more)
+        return b'%b,"choices":[%b]%b' % (self._head, inner, self._tail)
 
     def usage(self, usage: dict[str, Any]) -> bytes:
         """Return the chunk that carries the usage and no choice."""
@@ -109,37 +119,23 @@ class ChatChunks:
 
     def first(self, index: int) -> bytes:
         """Return the chunk that says who speaks."""
-        return self._chunk(index, b'{"role":"assistant","content":""}')
+        return self.envelope.chunk(index, b'"delta":{"role":"assistant","content":""}')
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """Return the chunk of new text."""
         logprobs = b"null"
         if delta.logprobs:
             logprobs = b'{"content":%b,"refusal":null}' % _encode(chat_logprobs(delta.logprobs))
-        return self._chunk(
+        return self.envelope.chunk(
             index,
-            b'{"content":%b}' % _encode(delta.text),
+            b'"delta":{"content":%b}' % _encode(delta.text),
             logprobs=logprobs,
             more=self.envelope.token_ids(delta.token_ids),
         )
 
     def finish(self, index: int, reason: FinishReason) -> bytes:
         """Return the one chunk with a finish_reason."""
-        return self._chunk(index, b"{}", reason=_encode(reason))
-
-    def _chunk(
-        self,
-        index: int,
-        delta: bytes,
-        *,
-        logprobs: bytes = b"null",
-        reason: bytes = b"null",
-        more: bytes = b"",
-    ) -> bytes:
-        return self.envelope.around(
-            b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b}'
-            % (index, delta, logprobs, reason, more)
-        )
+        return self.envelope.chunk(index, b'"delta":{}', reason=_encode(reason))
 
 
 class CompletionChunks:
@@ -158,7 +154,7 @@ class CompletionChunks:
     def first(self, index: int) -> bytes:
         """Return the chunk with the prompt, if it is to be repeated."""
         echo = self._echoes[index]
-        return self._chunk(index, _encode(echo)) if echo else b""
+        return self.envelope.chunk(index, b'"text":' + _encode(echo)) if echo else b""
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """Return the chunk of new text."""
@@ -167,27 +163,13 @@ class CompletionChunks:
             offset = self._shown_chars[index]
             logprobs = _encode(completion_logprobs(delta.logprobs, offset))
         self._shown_chars[index] += len(delta.text)
-        return self._chunk(
+        return self.envelope.chunk(
             index,
-            _encode(delta.text),
+            b'"text":' + _encode(delta.text),
             logprobs=logprobs,
             more=self.envelope.token_ids(delta.token_ids),
         )
 
     def finish(self, index: int, reason: FinishReason) -> bytes:
         """Return the one chunk with a finish_reason."""
-        return self._chunk(index, b'""', reason=_encode(reason))
-
-    def _chunk(
-        self,
-        index: int,
-        text: bytes,
-        *,
-        logprobs: bytes = b"null",
-        reason: bytes = b"null",
-        more: bytes = b"",
-    ) -> bytes:
-        return self.envelope.around(
-            b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b%b}'
-            % (index, text, logprobs, reason, more)
-        )
+        return self.envelope.chunk(index, b'"text":""', reason=_encode(reason))

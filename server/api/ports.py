@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from triolet.ids import Role
 
     from ..generation import Generation, GenerationRequest
-    from ..metrics import Metrics
 
 
 class WorkerView(Protocol):
@@ -130,6 +129,18 @@ class TextPort(Protocol):
         ...
 
 
+class MetricsPort(Protocol):
+    """What the surface counts, and shows of everything counted."""
+
+    def http_error(self, status: int) -> None:
+        """Count a request that was answered with an error."""
+        ...
+
+    def exposition(self) -> bytes:
+        """Return everything in Prometheus's text form."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Services:
     """What routes work with."""
@@ -137,7 +148,7 @@ class Services:
     config: ServerConfig
     fleet: FleetPort
     text: TextPort
-    metrics: Metrics
+    metrics: MetricsPort
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     parser_threads: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(1))

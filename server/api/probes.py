@@ -9,13 +9,13 @@ from quart import Response
 
 from triolet.errors import draining, no_worker
 
-from ..metrics import CONTENT_TYPE
 from .generate import json_response
 
 if TYPE_CHECKING:
     from .ports import Services
 
 VERSION: Final = installed_version("triolet")
+PROMETHEUS_TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def live(services: Services) -> Response:
@@ -37,7 +37,7 @@ def ready(services: Services) -> Response:
 
 def metrics(services: Services) -> Response:
     """Everything counted, for Prometheus."""
-    return Response(services.metrics.exposition(), content_type=CONTENT_TYPE)
+    return Response(services.metrics.exposition(), content_type=PROMETHEUS_TEXT)
 
 
 def version(services: Services) -> Response:

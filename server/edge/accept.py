@@ -5,8 +5,7 @@ Knows hypercorn's parts and how they are put together; knows nothing of what the
 
 from __future__ import annotations
 
-import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
@@ -14,10 +13,10 @@ from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
 from hypercorn.trio.worker_context import WorkerContext
 
-from triolet.errors import RequestError
+from triolet.errors import overloaded
 
-from ..api.errors import error_body
 from .cures_tcp import CuredTCPServer
+from .refusal import refusal_bytes
 
 if TYPE_CHECKING:
     import socket
@@ -30,6 +29,9 @@ log = structlog.get_logger(__name__)
 
 REFUSAL_TIMEOUT_S = 1.0
 """For the few bytes that say why a connection is refused."""
+TOO_MANY_CONNECTIONS: Final = overloaded(
+    "this server has as many connections as it may; close some, or try again", retry_after_s=2.0
+)
 
 
 class EdgeLog:
@@ -55,19 +57,6 @@ def edge_config(bounds: ServerConfig) -> Config:
     config.h11_max_incomplete_size = bounds.max_header_bytes
     config.websocket_max_message_size = bounds.ws_max_message_bytes
     return config
-
-
-def refusal() -> bytes:
-    """Return the whole answer to a connection beyond the limit."""
-    error = RequestError(
-        "this server has as many connections as it may", status=503, code="overloaded"
-    )
-    body = error_body(error)
-    return (
-        b"HTTP/1.1 503 \r\ncontent-type: application/json\r\nconnection: close\r\n"
-        b"retry-after: 2\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b"
-        % (secrets.token_hex(16).encode(), len(body), body)
-    )
 
 
 class Edge:
@@ -129,7 +118,7 @@ class Edge:
 async def _refuse(stream: trio.SocketStream) -> None:
     with trio.move_on_after(REFUSAL_TIMEOUT_S):
         try:
-            await stream.send_all(refusal())
+            await stream.send_all(refusal_bytes(TOO_MANY_CONNECTIONS))
             await stream.send_eof()
         except trio.BrokenResourceError:
             log.debug("a refused connection was gone already")

@@ -16,7 +16,6 @@ holds the behaviour.
 
 from __future__ import annotations
 
-import secrets
 from itertools import chain
 from typing import TYPE_CHECKING, Final, cast
 
@@ -28,10 +27,11 @@ from hypercorn.protocol.http_stream import HTTPStream
 
 from triolet.errors import RequestError
 
-from ..api.errors import error_body, http_error
+from ..api.errors import http_error
 from .cures_inbox import AppInbox
 from .cures_websocket import CuredWSStream
 from .head_guard import HeadGuard
+from .refusal import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -127,13 +127,7 @@ class CuredH11Protocol(H11Protocol):
     async def refuse(self, error: RequestError) -> None:
         """Answer with an error, if an answer is possible, and close."""
         if self.connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
-            body = error_body(error)
-            headers = [
-                (b"content-type", b"application/json"),
-                (b"content-length", b"%d" % len(body)),
-                (b"connection", b"close"),
-                (b"x-request-id", secrets.token_hex(16).encode()),
-            ]
+            headers, body = refusal(error)
             await self._send_h11_event(
                 h11.Response(
                     status_code=error.status,

@@ -10,7 +10,6 @@ holds the behaviour.
 
 from __future__ import annotations
 
-import secrets
 from typing import TYPE_CHECKING
 
 import trio
@@ -20,8 +19,9 @@ from wsproto.connection import ConnectionState
 from wsproto.events import CloseConnection, Message, Ping
 from wsproto.frame_protocol import CloseReason
 
-from ..api.errors import error_body, http_error
+from ..api.errors import http_error
 from .rate import TokenBucket
+from .refusal import refusal
 
 if TYPE_CHECKING:
     from hypercorn.protocol.events import Event
@@ -64,13 +64,7 @@ class CuredWSStream(WSStream):
 
     async def _send_error_response(self, status_code: int) -> None:
         error = http_error(status_code, "the WebSocket handshake is refused")
-        body = error_body(error)
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(body)),
-            (b"connection", b"close"),
-            (b"x-request-id", secrets.token_hex(16).encode()),
-        ]
+        headers, body = refusal(error)
         await self.send(
             Response(stream_id=self.stream_id, status_code=status_code, headers=headers)
         )

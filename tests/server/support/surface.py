@@ -205,7 +205,7 @@ async def surface(
     metrics = Metrics(MODEL, config.metrics_compat)
     services = Services(config, fleet, FakeText(), metrics, defaults or SamplingDefaults())
     edge = Edge(build_app(services), config)
-    services.metrics.watch(fleet.status, lambda: edge.connections)
+    metrics.watch(fleet.status, lambda: edge.connections)
     listening = open_listening_socket(config)
     url, port = base_url(listening), listening.getsockname()[1]
     async with trio.open_nursery() as nursery:
