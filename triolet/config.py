@@ -24,6 +24,9 @@ class Dtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+DAY_S = 86_400.0 * SECONDS
+
+
 def require(is_allowed: bool, name: str, value: object, allowed: str) -> None:
     """Raise a ConfigError that names field, value and remedy unless `is_allowed`."""
     if not is_allowed:
@@ -141,8 +144,8 @@ class EngineConfig:
     """Rows of a decode step; more rows gain little once the step is bound by compute."""
     target_step_s: float = 50 * MILLISECONDS
     """How long a prefill step should take: a cancel (which may take 100 ms in all), a short prompt
-    and the progress that a heartbeat shows wait for it. Each worker times itself at its start and lowers its budget of
-    tokens accordingly, so that a large model on a slow machine is slow and not thought dead."""
+    and the progress that a heartbeat shows wait for it. Each worker times itself at its start and
+    lowers its budget of tokens accordingly, so that a large model on a slow machine is slow and not thought dead."""
     max_num_batched_tokens: int = 512
     """Prompt tokens per prefill step: the bound on how long a short prompt waits for a long one."""
     max_model_len: int | None = None
@@ -281,7 +284,12 @@ class ServerConfig:
     def __post_init__(self) -> None:
         require(self.token_window >= 1, "token_window", self.token_window, ">= 1")
         require(self.stall_timeout_s > 0, "stall_timeout_s", self.stall_timeout_s, "> 0")
-        require(self.drain_timeout_s >= 0, "drain_timeout_s", self.drain_timeout_s, ">= 0")
+        require(
+            0 <= self.drain_timeout_s <= DAY_S,
+            "drain_timeout_s",
+            self.drain_timeout_s,
+            f">= 0 and <= {DAY_S:.0f}, a day: the timer that ends the process takes no infinity",
+        )
         require(
             self.metrics_compat in {"vllm", "none"},
             "metrics_compat",

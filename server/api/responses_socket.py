@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 from quart import websocket
 
-from triolet.errors import RequestError, draining
+from triolet.errors import RequestError, draining, invalid_request
 
 from ..edge.rate import TokenBucket
 from .conversations import Conversations
@@ -182,7 +182,9 @@ def _parse(message: str | bytes | None) -> dict[str, Any]:
 def _lane(body: dict[str, Any]) -> str | None:
     stream_id = body.get("stream_id")
     if stream_id is not None and not (isinstance(stream_id, str) and LANE.fullmatch(stream_id)):
-        error = http_error(400, f"{echo(stream_id)} is no stream_id", "stream_id")
-        error.code = "invalid_stream_id"
-        raise error
+        raise invalid_request(
+            f"{echo(stream_id)} is no stream_id: up to 64 letters, digits, dots, - and _",
+            "stream_id",
+            "invalid_stream_id",
+        )
     return stream_id

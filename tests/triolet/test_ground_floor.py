@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
@@ -11,6 +12,8 @@ from triolet.config import MAX_NUM_SEQS, EngineConfig, LinkConfig, ServerConfig,
 from triolet.errors import ConfigError, RequestError, TrioletError
 from triolet.ids import REQUEST_ID_BYTES, AttemptKey, PeerId, Role, new_epoch, new_request_id
 from triolet.sampling import MAX_SEED, SamplingParams, end_token_ids, is_end_token
+
+SERVER = ServerConfig(model_dir="", model_name="", prefill_addresses=(), decode_addresses=())
 
 
 def test_ids_are_random_and_never_zero() -> None:
@@ -72,6 +75,8 @@ def test_end_tokens_follow_ignore_eos_and_min_tokens() -> None:
         (lambda: LinkConfig(kv_window_bytes=0), "kv_window_bytes"),
         (lambda: EngineConfig(block_size=0), "block_size"),
         (lambda: EngineConfig(max_num_seqs=0), "max_num_seqs"),
+        (lambda: dataclasses.replace(SERVER, drain_timeout_s=math.inf), "drain_timeout_s"),
+        (lambda: dataclasses.replace(SERVER, drain_timeout_s=-1.0), "drain_timeout_s"),
         (lambda: EngineConfig(threads=0), "threads"),
         (lambda: EngineConfig(max_num_seqs=MAX_NUM_SEQS + 1), "max_num_seqs"),
         (lambda: EngineConfig(max_num_batched_tokens=3), "max_num_batched_tokens"),
