@@ -145,7 +145,8 @@ class EngineConfig:
     target_step_s: float = 50 * MILLISECONDS
     """How long a prefill step should take: a cancel (which may take 100 ms in all), a short prompt
     and the progress that a heartbeat shows wait for it. Each worker times itself at its start and
-    lowers its budget of tokens accordingly, so that a large model on a slow machine is slow and not thought dead."""
+    lowers its budget of tokens accordingly, so that a large model on a slow machine is slow and not
+    thought dead."""
     max_num_batched_tokens: int = 512
     """Prompt tokens per prefill step: the bound on how long a short prompt waits for a long one."""
     max_model_len: int | None = None
