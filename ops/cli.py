@@ -141,8 +141,9 @@ def server(
     from .model_directory import find_model
 
     def run() -> None:
-        if not decode:
-            raise ConfigError("no decode worker is named; give --decode ADDRESS at least once")
+        for role, addresses in (("prefill", prefill), ("decode", decode)):
+            if not addresses:
+                raise ConfigError(f"no {role} worker is named; give --{role} ADDRESS at least once")
         model_dir = find_model(model).path
         from server.main import main as run_server
 
@@ -152,7 +153,7 @@ def server(
                 model_dir=str(model_dir),
                 model_name=config.model_name or model_dir.name,
                 prefill_addresses=tuple(prefill or ()),
-                decode_addresses=tuple(decode),
+                decode_addresses=tuple(decode or ()),
                 link=link,
                 curve_dir=None if curve is None else str(curve),
             )

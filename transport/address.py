@@ -6,7 +6,6 @@ but a probe that finds out whether somebody already listens on an ipc path.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 import socket
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from triolet.errors import ConfigError
+from triolet.loopback import is_loopback
 
 MAX_IPC_PATH_BYTES: Final = 107
 """`sun_path` has 108 bytes, and the last is a NUL."""
@@ -84,12 +84,7 @@ class TcpAddress:
     @property
     def is_loopback(self) -> bool:
         """Whether only this host can reach it."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
 
     @property
     def is_ipv6(self) -> bool:

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Final
 
 from .errors import ConfigError
+from .loopback import is_loopback
 from .units import KIB, MIB, MILLISECONDS, SECONDS
 
 MAX_NUM_SEQS: Final = 4096
@@ -297,6 +298,12 @@ class ServerConfig:
             self.metrics_compat,
             "vllm, none",
         )
+        if not (self.allow_remote_clients or is_loopback(self.host)):
+            raise ConfigError(
+                f"host is {self.host!r}, which other machines can reach, and this server has no "
+                "keys yet: bind 127.0.0.1 (and put a proxy with authentication in front), or give "
+                "--allow-remote-clients"
+            )
 
 
 @dataclass(frozen=True, slots=True)

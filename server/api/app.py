@@ -17,9 +17,9 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from triolet.errors import RequestError, server_error
+from triolet.loopback import is_loopback
 
 from ..edge.cures_quart import CuredHTTPConnection
-from ..edge.sockets import is_loopback
 from .chat import chat_completions
 from .completions import completions
 from .errors import CODES, error_body, error_headers, http_error

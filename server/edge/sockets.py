@@ -4,7 +4,6 @@ every accepted connection. Knows addresses and socket options; accepts nothing."
 from __future__ import annotations
 
 import errno
-import ipaddress
 import socket
 from typing import TYPE_CHECKING
 
@@ -12,18 +11,6 @@ from triolet.errors import ConfigError
 
 if TYPE_CHECKING:
     from triolet.config import ServerConfig
-
-LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach what is bound to `host`."""
-    if host in LOOPBACK_NAMES:
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def open_listening_socket(config: ServerConfig) -> socket.socket:
@@ -33,12 +20,6 @@ def open_listening_socket(config: ServerConfig) -> socket.socket:
       ConfigError: the address cannot be had; the text says what to do.
     """
     where = f"{config.host}:{config.port}"
-    if not config.allow_remote_clients and not is_loopback(config.host):
-        raise ConfigError(
-            f"host is {config.host!r}, which other machines can reach, and this server has no keys "
-            "yet: bind 127.0.0.1 (and put a proxy with authentication in front), or give "
-            "--allow-remote-clients"
-        )
     try:
         # IPv4 first: "localhost" in a client's URL reaches it with and without IPv6.
         family, kind, protocol, _, address = min(

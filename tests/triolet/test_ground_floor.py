@@ -11,6 +11,7 @@ from triolet import errors
 from triolet.config import MAX_NUM_SEQS, EngineConfig, LinkConfig, ServerConfig, WorkerConfig
 from triolet.errors import ConfigError, RequestError, TrioletError
 from triolet.ids import REQUEST_ID_BYTES, AttemptKey, PeerId, Role, new_epoch, new_request_id
+from triolet.loopback import is_loopback
 from triolet.sampling import MAX_SEED, SamplingParams, end_token_ids, is_end_token
 
 SERVER = ServerConfig(model_dir="", model_name="", prefill_addresses=(), decode_addresses=())
@@ -109,3 +110,29 @@ def test_request_errors_know_their_status(error: RequestError, status: int, code
     assert isinstance(error, TrioletError)
     assert (error.status, error.code) == (status, code)
     assert (error.retry_after_s is not None) == (status == 503)
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("[::1]", True),
+        ("LocalHost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("192.168.1.2", False),
+        ("localhost.example.org", False),
+        ("", False),
+    ],
+)
+def test_loopback_is_what_only_this_machine_reaches(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected
+
+
+def test_a_server_for_other_machines_has_to_be_meant() -> None:
+    options = {"model_dir": "", "model_name": "", "prefill_addresses": (), "decode_addresses": ()}
+    with pytest.raises(ConfigError, match="--allow-remote-clients"):
+        ServerConfig(host="0.0.0.0", **options)  # type: ignore[arg-type]
+    ServerConfig(host="0.0.0.0", allow_remote_clients=True, **options)  # type: ignore[arg-type]
