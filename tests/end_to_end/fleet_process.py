@@ -119,7 +119,7 @@ class FleetProcess:
     def pids(self, role: str) -> list[int]:
         """Return the pids of living role processes, as `ps` shows them."""
         listed = subprocess.run(
-            ["ps", "-o", "pid=,args=", "--ppid", str(self.process.pid)],
+            ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(self.process.pid)],
             check=False,
             capture_output=True,
             text=True,
