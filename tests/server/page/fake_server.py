@@ -186,7 +186,6 @@ class FakeServer:
 
     def _converse(self, connection: ServerConnection) -> None:
         closed = threading.Event()
-        self._connections.add(connection)
         try:
             for event in events_of(connection):
                 self._take(connection, closed, event)
@@ -206,9 +205,10 @@ class FakeServer:
         self._exchanges.put(exchange, timeout=WAIT_S)
 
     def _process(self, connection: ServerConnection, request: Request) -> Response | None:
-        del connection
         if request.path == "/v1/responses":
             assert self.answers_handshakes.wait(WAIT_S)
+            # Before the page can know that it is connected: a test may cut it the moment it does.
+            self._connections.add(connection)
             return None
         if request.path == "/v1/models":
             listed = {"object": "list", "data": [{"id": self.model, "object": "model"}]}
