@@ -7,6 +7,7 @@ jobs do.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from dataclasses import dataclass
@@ -61,11 +62,19 @@ class DeviceThread:
       num_threads: CPU threads of torch's kernels there; None leaves torch's own choice.
       close_timeout_s: how long a cancelled caller, or leaving the context, waits for the running
         call.
+      niceness: how far the thread, and those that its kernels start, stand back for others.
     """
 
-    def __init__(self, max_waiting: int, num_threads: int | None, close_timeout_s: float) -> None:
+    def __init__(
+        self,
+        max_waiting: int,
+        num_threads: int | None,
+        close_timeout_s: float,
+        niceness: int = 0,
+    ) -> None:
         self._num_threads = num_threads
         self._close_timeout_s = close_timeout_s
+        self._niceness = niceness
         self._room = trio.Semaphore(max_waiting + 1)
         self._jobs: queue.Queue[_Job | None] = queue.Queue(max_waiting + 2)
         self._steps = 0
@@ -136,6 +145,11 @@ class DeviceThread:
         return DeviceStatistics(self._steps, self._busy_since, self._jobs.qsize())
 
     def _work(self, trio_token: trio.lowlevel.TrioToken, clock: trio.abc.Clock) -> None:
+        if self._niceness:
+            # Linux keeps niceness by thread. Relative, because nobody may lower what was inherited.
+            thread = threading.get_native_id()
+            own = os.getpriority(os.PRIO_PROCESS, thread)
+            os.setpriority(os.PRIO_PROCESS, thread, own + self._niceness)
         if self._num_threads is not None:
             torch.set_num_threads(self._num_threads)
         while (job := self._jobs.get()) is not None:

@@ -1,4 +1,7 @@
-"""How much a step may hold on this machine, from one timed step. Pure arithmetic."""
+"""How much a step may hold on this machine: guessed from one timed step, kept right by all others.
+
+Pure arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,11 @@ if TYPE_CHECKING:
 MEASURED_TOKENS: Final = 64
 """Tokens of the step that is timed: as many as a full decode step has rows, and enough for the
 matrices to be used as in prefill."""
+MIN_FILL: Final = 0.5
+"""A step that used less of the budget says little of a full one: it reads all weights, too."""
+TRUST: Final = 0.25
+"""How far one step moves the budget towards what it shows: a hiccup of the machine is forgotten
+after a few steps, a busy neighbour is believed after a few."""
 
 
 class Pace(NamedTuple):
@@ -18,10 +26,16 @@ class Pace(NamedTuple):
     Attributes:
       step_tokens: budget of a prefill step.
       step_s: seconds that a full step takes; a peer must be more patient than this.
+      target_s: how long a step should take.
+      least_tokens: a block; below it the weights are read for hardly any work.
+      most_tokens: the budget that the setting allows.
     """
 
     step_tokens: int
     step_s: float
+    target_s: float
+    least_tokens: int
+    most_tokens: int
 
 
 def pace_of(measured_tokens: int, elapsed_s: float, config: EngineConfig) -> Pace:
@@ -30,11 +44,40 @@ def pace_of(measured_tokens: int, elapsed_s: float, config: EngineConfig) -> Pac
     Args:
       measured_tokens: in the step that was timed.
       elapsed_s: what it took.
-      config: target and largest budget. The least is a block: below it the weights are read for
-        hardly any work.
+      config: target and largest budget.
     """
     affordable = int(measured_tokens * config.target_step_s / max(elapsed_s, 1e-6))
-    step_tokens = max(config.block_size, min(config.max_num_batched_tokens, affordable))
+    least_tokens, most_tokens = config.block_size, config.max_num_batched_tokens
+    step_tokens = max(least_tokens, min(most_tokens, affordable))
     # More tokens than were timed cost more; fewer cost about the same, for the weights are read
     # all the same.
-    return Pace(step_tokens, elapsed_s * max(1.0, step_tokens / measured_tokens))
+    step_s = elapsed_s * max(1.0, step_tokens / measured_tokens)
+    return Pace(step_tokens, step_s, config.target_step_s, least_tokens, most_tokens)
+
+
+class StepBudget:
+    """The tokens of a prefill step, following what steps really take.
+
+    The step timed at the start ran alone; with decode, server and neighbours on the same cores the
+    same step can take twice as long, and a cancel waits for it.
+
+    Args:
+      pace: what to begin with, and the bounds.
+    """
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._tokens = float(pace.step_tokens)
+
+    @property
+    def tokens(self) -> int:
+        """What the next step may hold."""
+        return int(self._tokens)
+
+    def took(self, num_tokens: int, elapsed_s: float) -> None:
+        """Learn from a step."""
+        if num_tokens < MIN_FILL * self.tokens or elapsed_s <= 0.0:
+            return
+        affordable = num_tokens * self._pace.target_s / elapsed_s
+        bounded = max(self._pace.least_tokens, min(self._pace.most_tokens, affordable))
+        self._tokens += TRUST * (bounded - self._tokens)

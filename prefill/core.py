@@ -81,9 +81,7 @@ class PrefillCore:
         self.reception = Reception(
             identity, link, self.roster, self.outbox, self.counters, self._describe, now
         )
-        self.stepper = Stepper(
-            engine, self.roster, self.shipper, self.outbox, self.counters, engine.pace.step_tokens
-        )
+        self.stepper = Stepper(engine, self.roster, self.shipper, self.outbox, self.counters)
 
     def wake(self, now: float) -> None:
         """To be called before frames are handed in and at every sweep: a worker that stood still

@@ -37,21 +37,17 @@ class Chunk(NamedTuple):
 
 
 class ChunkScheduler:
-    """Chooses the chunks of each step.
+    """Chooses the chunks of each step."""
 
-    Args:
-      max_tokens: the budget of a step.
-    """
-
-    def __init__(self, max_tokens: int) -> None:
-        self._max_tokens = max_tokens
+    def __init__(self) -> None:
         self._num_overtakes = 0
 
-    def plan(self, attempts: Iterable[Attempt], free_blocks: int) -> list[Chunk]:
+    def plan(self, attempts: Iterable[Attempt], max_tokens: int, free_blocks: int) -> list[Chunk]:
         """Choose the next step.
 
         Args:
           attempts: all whose prompt is not computed yet.
+          max_tokens: the budget of the step.
           free_blocks: blocks that can be leased now; an attempt that has not started needs all of
             its own at once, so that two half-computed prompts never wait for one another.
 
@@ -64,9 +60,9 @@ class ChunkScheduler:
         oldest = min(waiting, key=lambda attempt: attempt.order)
         admitted = self._admit(waiting, oldest, free_blocks)
         shares = dict.fromkeys(admitted, 0)
-        budget = self._max_tokens
+        budget = max_tokens
         if oldest in shares:
-            share = max(1, self._max_tokens // OLDEST_SHARE)
+            share = max(1, max_tokens // OLDEST_SHARE)
             shares[oldest] = min(oldest.num_remaining_tokens, share)
             budget -= shares[oldest]
         for attempt in admitted:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.batch import SampleSpec, StepRow
+from engine.pace import StepBudget
 from transport.frames import EndReason, FirstToken
 from transport.lease import LeaseEvent
 from worker.rows import token_row
@@ -37,7 +38,6 @@ class Stepper:
       shipper: told how far each prompt is.
       outbox: takes the FIRST_TOKEN frames.
       counters: of steps and tokens.
-      step_tokens: prompt tokens per step.
     """
 
     def __init__(
@@ -47,15 +47,16 @@ class Stepper:
         shipper: Shipper,
         outbox: Outbox,
         counters: Counters,
-        step_tokens: int,
     ) -> None:
         self._engine = engine
         self._roster = roster
         self._shipper = shipper
         self._outbox = outbox
         self._counters = counters
-        self._scheduler = ChunkScheduler(step_tokens)
+        self._scheduler = ChunkScheduler()
+        self._budget = StepBudget(engine.pace)
         self._chunks: list[Chunk] = []
+        self._began_at = 0.0
 
     def plan(self, now: float) -> list[StepRow]:
         """Begin the next step; an empty list means that there is nothing to compute, or no room
@@ -63,7 +64,10 @@ class Stepper:
         if self._shipper.is_full:
             return []
         waiting = [a for a in self._roster.attempts.values() if not a.is_computed]
-        self._chunks = self._scheduler.plan(waiting, self._engine.ledger.available_blocks)
+        self._chunks = self._scheduler.plan(
+            waiting, self._budget.tokens, self._engine.ledger.available_blocks
+        )
+        self._began_at = now
         for chunk in self._chunks:
             if not chunk.attempt.is_started:
                 self._start(chunk.attempt, now)
@@ -72,7 +76,9 @@ class Stepper:
 
     def complete(self, results: Sequence[Sampled | None], now: float) -> None:
         """Take in what the step that `plan` began has computed."""
-        for chunk, sampled in zip(self._take_chunks(now), results, strict=True):
+        chunks = self._take_chunks(now)
+        self._budget.took(sum(chunk.num_tokens for chunk in chunks), now - self._began_at)
+        for chunk, sampled in zip(chunks, results, strict=True):
             attempt = chunk.attempt
             self._counters.computed_tokens += chunk.num_tokens
             if attempt.key not in self._roster.attempts:

@@ -145,15 +145,18 @@ class EngineConfig:
     """Rows of a decode step; more rows gain little once the step is bound by compute."""
     target_step_s: float = 50 * MILLISECONDS
     """How long a prefill step should take: a cancel (which may take 100 ms in all), a short prompt
-    and the progress that a heartbeat shows wait for it. Each worker times itself at its start and
-    lowers its budget of tokens accordingly, so that a large model on a slow machine is slow and not
-    thought dead."""
+    and the progress that a heartbeat shows wait for it. Each worker times itself at its start, and
+    its budget of tokens follows what its steps take from then on."""
     max_num_batched_tokens: int = 512
     """Prompt tokens per prefill step: the bound on how long a short prompt waits for a long one."""
     max_model_len: int | None = None
     """Context length; None takes the model's own."""
     threads: int | None = None
     """CPU threads of the device thread's kernels; None divides the cores among local workers."""
+    niceness: int = 5
+    """Of the device's threads on the CPU: whoever moves bytes (a cancel, a heartbeat, a token) goes
+    before whoever computes where both want the same core. It costs no throughput: moving bytes is a
+    few per cent of the time."""
     max_waiting_steps: int = 2
     """Calls that may wait for the device thread behind the running one: one step ahead keeps it
     busy, and whatever is decided later is decided better."""
@@ -175,6 +178,7 @@ class EngineConfig:
             f">= block_size ({self.block_size})",
         )
         require(self.threads is None or self.threads >= 1, "threads", self.threads, ">= 1")
+        require(0 <= self.niceness <= 19, "niceness", self.niceness, "0…19")
 
 
 @dataclass(frozen=True, slots=True)

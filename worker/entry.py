@@ -67,8 +67,10 @@ async def run_worker(
       ConfigError: the model or a setting cannot work.
     """
     settings = config.engine
+    # A thread that only feeds a GPU computes nothing itself, and must not wait for those that do.
+    niceness = settings.niceness if settings.device == "cpu" else 0
     async with DeviceThread(
-        settings.max_waiting_steps, settings.threads, settings.close_timeout_s
+        settings.max_waiting_steps, settings.threads, settings.close_timeout_s, niceness
     ) as device:
         loaded = await device.run(load_engine, Path(config.model_dir), settings, _report_progress)
         with (

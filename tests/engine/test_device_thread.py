@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 
 import pytest
@@ -51,6 +52,16 @@ async def test_every_job_runs_on_the_same_thread_with_its_own_kernel_threads() -
         assert names == {"device"}
         assert await device.run(torch.get_num_threads) == 2
     torch.set_num_threads(before)
+
+
+async def test_the_thread_stands_back_for_others() -> None:
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    own = niceness()
+    async with DeviceThread(2, None, close_timeout_s=5.0, niceness=3) as device:
+        assert await device.run(niceness) == min(19, own + 3)
+    assert niceness() == own
 
 
 async def test_jobs_run_in_order_and_one_at_a_time() -> None:

@@ -41,61 +41,61 @@ def tokens_of(chunks: list[Chunk], attempt: Attempt) -> int:
 
 
 def test_nothing_waiting_is_no_step() -> None:
-    assert ChunkScheduler(BUDGET).plan([], MANY_BLOCKS) == []
+    assert ChunkScheduler().plan([], BUDGET, MANY_BLOCKS) == []
 
 
 def test_a_prompt_alone_has_the_whole_budget() -> None:
     alone = attempt(1, 1000)
-    assert ChunkScheduler(BUDGET).plan([alone], MANY_BLOCKS) == [Chunk(alone, BUDGET)]
+    assert ChunkScheduler().plan([alone], BUDGET, MANY_BLOCKS) == [Chunk(alone, BUDGET)]
 
 
 def test_a_short_prompt_is_done_in_the_next_step_beside_a_long_one() -> None:
     long, short = attempt(1, 100_000, is_started=True), attempt(2, BUDGET // 2)
-    plan = ChunkScheduler(BUDGET).plan([long, short], MANY_BLOCKS)
+    plan = ChunkScheduler().plan([long, short], BUDGET, MANY_BLOCKS)
     assert tokens_of(plan, short) == BUDGET // 2
     assert tokens_of(plan, long) == BUDGET // 2
 
 
 def test_a_long_prompt_gets_its_share_under_a_stream_of_short_ones() -> None:
-    scheduler, long = ChunkScheduler(BUDGET), attempt(0, 10 * BUDGET)
+    scheduler, long = ChunkScheduler(), attempt(0, 10 * BUDGET)
     num_steps = 0
     while not long.is_computed:
         short = [attempt(num_steps * 100 + n + 1, BUDGET) for n in range(5)]
-        compute(scheduler.plan([long, *short], MANY_BLOCKS))
+        compute(scheduler.plan([long, *short], BUDGET, MANY_BLOCKS))
         num_steps += 1
     assert num_steps <= 10 * OLDEST_SHARE
 
 
 def test_every_prompt_becomes_the_oldest_in_its_turn() -> None:
-    scheduler = ChunkScheduler(BUDGET)
+    scheduler = ChunkScheduler()
     waiting = [attempt(order, 5 * BUDGET) for order in range(4)]
     for _ in range(4 * 5):
-        compute(scheduler.plan([a for a in waiting if not a.is_computed], MANY_BLOCKS))
+        compute(scheduler.plan([a for a in waiting if not a.is_computed], BUDGET, MANY_BLOCKS))
     assert all(a.is_computed for a in waiting)
 
 
 def test_the_more_important_comes_first_but_not_alone() -> None:
     oldest, important = attempt(1, 500, priority=5), attempt(2, 500, priority=0)
-    plan = ChunkScheduler(BUDGET).plan([oldest, important], MANY_BLOCKS)
+    plan = ChunkScheduler().plan([oldest, important], BUDGET, MANY_BLOCKS)
     assert tokens_of(plan, oldest) == BUDGET // OLDEST_SHARE
     assert tokens_of(plan, important) == BUDGET - BUDGET // OLDEST_SHARE
 
 
 def test_a_prompt_starts_only_with_all_of_its_blocks() -> None:
     large, small = attempt(1, 40), attempt(2, 8)
-    plan = ChunkScheduler(BUDGET).plan([large, small], 5)
+    plan = ChunkScheduler().plan([large, small], BUDGET, 5)
     assert [chunk.attempt for chunk in plan] == [small]
 
 
 def test_small_prompts_may_overtake_a_large_one_only_so_often() -> None:
-    scheduler, large = ChunkScheduler(BUDGET), attempt(0, 40)
+    scheduler, large = ChunkScheduler(), attempt(0, 40)
     overtakers = 0
     for order in range(1, 3 * MAX_OVERTAKES):
-        plan = scheduler.plan([large, attempt(order, 4)], 5)
+        plan = scheduler.plan([large, attempt(order, 4)], BUDGET, 5)
         overtakers += len(plan)
         compute(plan)
     assert overtakers == MAX_OVERTAKES
-    plan = scheduler.plan([large, attempt(99, 4)], 11)
+    plan = scheduler.plan([large, attempt(99, 4)], BUDGET, 11)
     assert large in [chunk.attempt for chunk in plan]
 
 
@@ -108,7 +108,7 @@ def test_budget_and_blocks_are_kept(shapes: list[tuple[int, int, bool]], free_bl
         attempt(order, num_tokens, priority, is_started=is_started)
         for order, (num_tokens, priority, is_started) in enumerate(shapes)
     ]
-    plan = ChunkScheduler(BUDGET).plan(waiting, free_blocks)
+    plan = ChunkScheduler().plan(waiting, BUDGET, free_blocks)
     assert sum(chunk.num_tokens for chunk in plan) <= BUDGET
     assert len({chunk.attempt for chunk in plan}) == len(plan)
     assert all(0 < c.num_tokens <= c.attempt.num_remaining_tokens for c in plan)
