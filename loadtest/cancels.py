@@ -9,7 +9,6 @@ afterwards and the server still answers, 1 if not.
 from __future__ import annotations
 
 import argparse
-import base64
 import json
 import random
 import socket
@@ -26,6 +25,7 @@ import trio
 from rich.console import Console
 
 from .cancel_report import KvBlocks, blocks_of, release_times, table_of
+from .raw_requests import chat_request, ws_handshake, ws_text_frame
 from .server_process import ServerDidNotStartError, running_server
 
 if TYPE_CHECKING:
@@ -69,33 +69,6 @@ def _body(kind: str, rng: random.Random) -> bytes:
     return json.dumps(request | {"max_tokens": MAX_TOKENS, "ignore_eos": True}).encode()
 
 
-def _http_request(name: str, host: str, body: bytes) -> bytes:
-    head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\nx-request-id: {name}\r\n"
-        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
-
-
-def _ws_handshake(name: str, host: str) -> bytes:
-    key = base64.b64encode(random.randbytes(16)).decode()
-    head = (
-        f"GET /v1/responses HTTP/1.1\r\nhost: {host}\r\nx-request-id: {name}\r\n"
-        f"connection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
-        f"sec-websocket-key: {key}\r\n\r\n"
-    )
-    return head.encode()
-
-
-def _ws_text_frame(body: bytes) -> bytes:
-    """Return one masked text frame (RFC 6455, 5.2) with an all-zero mask."""
-    if len(body) < 126:
-        length = struct.pack("!B", 0x80 | len(body))
-    else:
-        length = struct.pack("!BH", 0x80 | 126, len(body))
-    return b"\x81" + length + bytes(4) + body
-
-
 async def _swallow(stream: trio.SocketStream) -> None:
     """Read and forget, as a client that is interested would; an answer's end is waited out."""
     while await stream.receive_some(65536):
@@ -104,11 +77,11 @@ async def _swallow(stream: trio.SocketStream) -> None:
 
 async def _begin(stream: trio.SocketStream, name: str, kind: str, host: str, body: bytes) -> None:
     if kind != "ws":
-        await stream.send_all(_http_request(name, host, body))
+        await stream.send_all(chat_request(name, host, body))
         return
-    await stream.send_all(_ws_handshake(name, host))
+    await stream.send_all(ws_handshake(name, host))
     await stream.receive_some(4096)
-    await stream.send_all(_ws_text_frame(body))
+    await stream.send_all(ws_text_frame(body))
 
 
 async def cut_one(url: str, name: str, rng: random.Random) -> Cut:
