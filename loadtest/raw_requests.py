@@ -1,4 +1,4 @@
-"""Requests as bytes, for clients that misbehave: no HTTP library closes, stalls or floods on demand.
+"""Requests as bytes, for clients that misbehave: no HTTP library stalls or floods on demand.
 
 Builds what is sent; opens no sockets.
 """

@@ -86,6 +86,11 @@ class FleetCollector(Collector):
         up = GaugeMetricFamily(
             "triolet_worker_up", "1 for a worker that is live", labels=("role", "worker")
         )
+        sequences = GaugeMetricFamily(
+            "triolet_worker_sequences",
+            "Sequences that a worker holds, by what they do",
+            labels=("role", "worker", "state"),
+        )
         counters = {
             name: CounterMetricFamily(f"triolet_worker_{name}", text, labels=("role", "worker"))
             for name, text in (
@@ -99,9 +104,11 @@ class FleetCollector(Collector):
         for worker in status.workers:
             labels = (worker.role.value, worker.name)
             up.add_metric(labels, float(worker.state == "alive"))
+            for state in ("running", "paused", "waiting"):
+                sequences.add_metric((*labels, state), getattr(worker.load, state))
             for name, family in counters.items():
                 family.add_metric(labels, getattr(worker.load, name))
-        yield up
+        yield from (up, sequences)
         yield from counters.values()
 
 
