@@ -77,6 +77,15 @@ class Conditions:
         self._order += 1
         return self._order
 
+    def is_cut(self, link: LinkName, direction: str) -> bool:
+        """Return whether what is sent now vanishes; `direction` is "up" (from the connecting side)
+        or "down". A simulator has its own partitions."""
+        del direction
+        return link in self.cut
+
+    def on_put(self, link: LinkName, direction: str, parts: Sequence[bytes | memoryview]) -> None:
+        """Told of every message before anything happens to it, for whoever keeps a trace."""
+
 
 class Parcel(NamedTuple):
     """A message under way. Sorts by arrival."""
@@ -99,6 +108,7 @@ class Pipe:
         self.room = ParkingLot()
         self._conditions = conditions
         self._link = link
+        self._direction = direction
         self._random = random.Random(f"{conditions.seed} {link[0]} {link[1].hex()} {direction}")
         self._capacity = capacity
         self._inbox = inbox
@@ -121,9 +131,10 @@ class Pipe:
     def put(self, parts: Sequence[bytes | memoryview]) -> None:
         """Take a message in; what becomes of it is drawn here."""
         faults, counts = self._conditions.faults, self._conditions.counts
+        self._conditions.on_put(self._link, self._direction, parts)
         # Every draw is made for every frame: a fault that is switched on shifts no other.
         loss, late, copy, flip, delay, extra = (self._random.random() for _ in range(6))
-        if self._link in self._conditions.cut:
+        if self._conditions.is_cut(self._link, self._direction):
             counts.cut += 1
             return
         if loss < faults.loss:
