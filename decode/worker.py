@@ -13,7 +13,7 @@ import trio
 
 from transport.link import PeerBusy, PeerGone
 from triolet.errors import ConfigError
-from triolet.ids import Role
+from triolet.ids import Role, new_epoch
 from worker.entry import run_worker
 from worker.identity import Identity
 from worker.shell import Shell
@@ -21,6 +21,8 @@ from worker.shell import Shell
 from .core import DecodeCore
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from transport.link import Listener, Network
     from triolet.config import WorkerConfig
     from worker.engine_port import EnginePort
@@ -39,6 +41,7 @@ async def serve(
     control_network: Network,
     kv_network: Network,
     *,
+    draw_epoch: Callable[[], int] = new_epoch,
     task_status: trio.TaskStatus[Shell] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve with an engine that is loaded, until drained.
@@ -50,6 +53,7 @@ async def serve(
       control_network: makes the listener for servers.
       kv_network: makes the listener for prefill workers; another one, so that bulk never stands
         before a heartbeat.
+      draw_epoch: where epochs come from; a simulator brings its own.
       task_status: started with the shell once everybody can connect.
 
     Raises:
@@ -79,6 +83,7 @@ async def serve(
             max_num_seqs=config.engine.max_num_seqs,
             kv_window_bytes=link.kv_window_bytes,
             kv_address=kv.address,
+            draw_epoch=draw_epoch,
         )
         core = DecodeCore(engine, identity, link, now=trio.current_time())
         shell = Shell(

@@ -23,6 +23,8 @@ from .stream import Stream
 from .workers import Worker
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from transport.frames import AnyFrame
     from transport.link import Connection, Network
     from triolet.config import ServerConfig
@@ -45,6 +47,7 @@ class Fleet:
       network: makes the links.
       observer: told of what happens.
       name: of this server, as workers see it.
+      draw_epoch: where its epoch comes from; a simulator brings its own.
     """
 
     def __init__(
@@ -54,11 +57,12 @@ class Fleet:
         network: Network,
         observer: FleetObserver | None = None,
         name: str = "server",
+        draw_epoch: Callable[[], int] = new_epoch,
     ) -> None:
         now = trio.current_time()
         self._config = config
         self._network = network
-        self._me = PeerId(Role.SERVER, name, new_epoch())
+        self._me = PeerId(Role.SERVER, name, draw_epoch())
         addresses = {Role.PREFILL: config.prefill_addresses, Role.DECODE: config.decode_addresses}
         self._workers = tuple(
             Worker(role, address, config.link, now)
