@@ -16,6 +16,9 @@ from .units import KIB, MIB, MILLISECONDS, SECONDS
 
 MAX_NUM_SEQS: Final = 4096
 """A step's tokens travel in one frame per server, which has at most this many rows."""
+MAX_AUDIT_LEASES: Final = 4096
+"""Leases that a worker lists when it is audited, the oldest first: a megabyte, and a leaked one is
+always among them. It says how many there are in all."""
 
 
 class Dtype(StrEnum):
@@ -76,6 +79,8 @@ class LinkConfig:
     """A chunk whose digest is wrong more often ends the attempt: the path is broken."""
     max_peers: int = 1024
     """Processes that one worker knows at once; at the bound a new HELLO is answered by GOODBYE."""
+    max_operators: int = 16
+    """Commands that watch one worker at once: people and supervisors, each for one drain."""
     control_hwm: int = 10_000
     """Frames per control pipe; a peer at this mark is busy and counts as failing. Frames are small
     (a TOKENS frame of 256 rows is 12 KiB)."""
@@ -263,8 +268,9 @@ class ServerConfig:
     idle_connection_s: float = 75.0 * SECONDS
     """Keep-alive; longer than the 60 s idle time of common load balancers, so that they close
     first and no request meets a closing socket."""
-    tcp_user_timeout_s: float = 10.0 * SECONDS
-    """The kernel drops a peer that acknowledges nothing for this long."""
+    tcp_user_timeout_s: float = 11.0 * SECONDS
+    """The kernel drops a peer that acknowledges nothing, or leaves its window shut, for this long,
+    but not before `stall_timeout_s` has ended its streams, by whose clock it is known why."""
     tokenize_threads: int = 2
     tokenize_timeout_s: float = 10.0 * SECONDS
     """Template and tokenizer run in threads: this bounds how long a request waits for them."""

@@ -54,6 +54,9 @@ class PeerTable:
     def __len__(self) -> int:
         return len(self._known)
 
+    def __contains__(self, sender: bytes) -> bool:
+        return sender in self._known
+
     def known(self) -> list[tuple[bytes, PeerId]]:
         """Return routing id and name of every peer."""
         return [(sender, known.peer) for sender, known in self._known.items()]

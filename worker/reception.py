@@ -7,7 +7,7 @@ core.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import structlog
 
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+SHUT_DOWN: Final = "this worker has shut down"
+"""The reason of the GOODBYE after a drain."""
+
 A = TypeVar("A", bound=Member)
 
 
@@ -60,6 +63,7 @@ class Reception(Generic[A]):
 
     Attributes:
       servers: those that have said HELLO.
+      operators: commands that have; they hold no leases and have no share of the credit.
       is_draining: nothing new is taken.
     """
 
@@ -79,6 +83,13 @@ class Reception(Generic[A]):
             Role.SERVER,
             silence_s=link.lease_ttl_s,
             max_peers=link.max_peers,
+            send=outbox.to_server,
+        )
+        self.operators = PeerTable(
+            identity,
+            Role.OPERATOR,
+            silence_s=link.lease_ttl_s,
+            max_peers=link.max_operators,
             send=outbox.to_server,
         )
         self.is_draining = False
@@ -106,13 +117,13 @@ class Reception(Generic[A]):
           The server that sent it, if the frame is one for the role's core; else None.
         """
         if isinstance(frame, Hello):
-            if self.servers.greet(sender, frame, now):
-                log.info("server_greeted", server=str(frame.peer.peer_id))
-                # At once, so that it may dispatch without waiting for the next heartbeat.
-                self._outbox.to_server(sender, self._describe(frame.peer.peer_id))
+            self._greet(sender, frame, now)
             return None
         if isinstance(frame, Goodbye):
             self.on_server_gone(sender, now)
+            return None
+        if sender in self.operators:
+            self._obey(sender, frame, now)
             return None
         server = self.servers.hear(sender, now)
         if server is None:
@@ -132,6 +143,7 @@ class Reception(Generic[A]):
     def on_server_gone(self, sender: bytes, now: float) -> None:
         """End what a server has here: it left, or a frame to it was lost, and after a gap its
         streams cannot go on exactly. If it lives it is told when it names them again."""
+        self.operators.forget(sender)
         server = self.servers.forget(sender)
         if server is not None:
             log.warning("server_gone", server=str(server))
@@ -148,9 +160,9 @@ class Reception(Generic[A]):
                 self._roster.turn_away(server, frame.key, EndReason.ERROR, now, str(error))
 
     def beat(self) -> None:
-        """Tell every server how things stand."""
-        for sender, server in self.servers.known():
-            self._outbox.to_server(sender, self._describe(server))
+        """Tell every server and operator how things stand."""
+        for sender, peer in (*self.servers.known(), *self.operators.known()):
+            self._outbox.to_server(sender, self._describe(peer))
 
     def drain(self, now: float, deadline_s: float) -> None:
         """Take nothing new; end what is left after `deadline_s`. The earliest deadline counts."""
@@ -159,11 +171,14 @@ class Reception(Generic[A]):
         if self._drain_deadline is None or until < self._drain_deadline:
             self._drain_deadline = until
             log.info("draining", deadline_s=deadline_s)
+            # At once, so that servers send nothing more that would only be turned away.
+            self.beat()
 
     def sweep(self, now: float) -> None:
         """End what is over: expired leases, deadlines, silent servers, the drain."""
         self._roster.end_expired(now)
         self.servers.forget_silent(now)
+        self.operators.forget_silent(now)
         if self._drain_deadline is not None and now >= self._drain_deadline:
             self._roster.end_all(EndReason.DRAIN, now)
 
@@ -171,12 +186,31 @@ class Reception(Generic[A]):
         """Drop everything: whoever gave us work has taken it elsewhere by now."""
         log.warning("fenced", epoch=self._identity.me.epoch)
         self._roster.end_all(EndReason.LEASE_EXPIRED, now)
-        self.servers.dismiss("this worker stood still for longer than its leases: say HELLO again")
+        reason = "this worker stood still for longer than its leases: say HELLO again"
+        self.servers.dismiss(reason)
+        self.operators.dismiss(reason)
         self._identity.begin_new_life()
 
     def say_goodbye(self) -> None:
-        """Tell every server that this worker leaves."""
-        self.servers.dismiss("this worker has shut down")
+        """Tell everybody that this worker leaves."""
+        self.servers.dismiss(SHUT_DOWN)
+        self.operators.dismiss(SHUT_DOWN)
+
+    def _greet(self, sender: bytes, hello: Hello, now: float) -> None:
+        peer = hello.peer.peer_id
+        if peer.role is Role.OPERATOR:
+            self.operators.greet(sender, hello, now)
+        elif self.servers.greet(sender, hello, now):
+            log.info("server_greeted", server=str(peer))
+            # At once, so that it may dispatch without waiting for the next heartbeat.
+            self._outbox.to_server(sender, self._describe(peer))
+
+    def _obey(self, sender: bytes, frame: AnyFrame, now: float) -> None:
+        self.operators.hear(sender, now)
+        if isinstance(frame, Drain):
+            self.drain(now, frame.deadline_s)
+        else:
+            self._counters.stale_frames += 1
 
     def _end(self, server: PeerId, key: AttemptKey, reason: EndReason, now: float) -> None:
         attempt = self._roster.attempts.get(key)
