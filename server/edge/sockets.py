@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import errno
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from triolet.errors import ConfigError
 
 if TYPE_CHECKING:
     from triolet.config import ServerConfig
+
+AFTER_STALL_S: Final = 1.0
+"""The kernel takes a window that stays shut for a dead host; a shorter patience than the stall
+bound's would take its place."""
 
 
 def open_listening_socket(config: ServerConfig) -> socket.socket:
@@ -34,9 +38,8 @@ def open_listening_socket(config: ServerConfig) -> socket.socket:
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.send_buffer_bytes)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            listening.setsockopt(
-                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(config.tcp_user_timeout_s * 1000)
-            )
+            timeout_s = max(config.tcp_user_timeout_s, config.stall_timeout_s + AFTER_STALL_S)
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(timeout_s * 1000))
         listening.setblocking(False)
         listening.bind(address)
         listening.listen(config.listen_backlog)

@@ -194,14 +194,19 @@ def test_an_address_that_cannot_be_had_is_explained(changes: dict[str, object], 
         open_listening_socket(config)
 
 
-def test_the_listening_socket_s_options_are_inherited() -> None:
-    config = ServerConfig("", "", (), (), port=0, tcp_user_timeout_s=3.0)
+@pytest.mark.parametrize(("stall_s", "user_s", "expected_ms"), [(1, 3, 3000), (20, 11, 21_000)])
+def test_the_listening_socket_s_options_are_inherited(
+    stall_s: float, user_s: float, expected_ms: int
+) -> None:
+    config = ServerConfig(
+        "", "", (), (), port=0, stall_timeout_s=stall_s, tcp_user_timeout_s=user_s
+    )
     with open_listening_socket(config) as listening:
         client = socket.create_connection(listening.getsockname())
         listening.setblocking(True)
         accepted, _ = listening.accept()
         with client, accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 3000
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == expected_ms
             buffer_bytes = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
             assert buffer_bytes <= 2 * config.send_buffer_bytes
