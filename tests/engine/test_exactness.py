@@ -82,6 +82,24 @@ def test_a_sampled_token_depends_on_no_batch_and_no_process(
     assert len({result.token_id for results in alone for result in results}) > 12
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", list(Dtype))
+@pytest.mark.parametrize("num_threads", [2, 8])
+def test_the_bits_of_a_token_do_not_depend_on_how_threads_share_a_batch(
+    checkpoint: Callable[[str], Checkpoint], dtype: Dtype, num_threads: int
+) -> None:
+    engine = open_engine(checkpoint("llama").path, EngineConfig(dtype=dtype, kv_pool_bytes=4 * MIB))
+    prompts = [PROMPTS[2 + index % 2] for index in range(17)]
+    torch.set_num_threads(num_threads)
+    try:
+        alone = [generate(engine, [prompt], 4)[0] for prompt in prompts[:2]]
+        for batch in (5, 7, 11, 17):
+            together = generate(engine, prompts[:batch], 4)
+            assert together == [alone[index % 2] for index in range(batch)], batch
+    finally:
+        torch.set_num_threads(1)
+
+
 def test_prompts_and_completions_share_a_step(checkpoint: Callable[[str], Checkpoint]) -> None:
     engine = open_engine(checkpoint("llama").path)
     expected = generate(engine, PROMPTS[3:], 3)
