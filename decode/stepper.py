@@ -83,6 +83,7 @@ class Stepper:
         for attempt, sampled in zip(rows, results, strict=True):
             self._counters.computed_tokens += 1
             if attempt.key not in self._roster.attempts:
+                self._counters.late_rows += 1
                 continue  # it ended meanwhile: its token is never seen
             is_replay = not attempt.samples_next
             attempt.num_computed_tokens += 1

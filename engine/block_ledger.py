@@ -71,6 +71,11 @@ class BlockLedger:
         """Owners that hold a lease, also one of no blocks."""
         return len(self._leases)
 
+    @property
+    def num_references(self) -> int:
+        """Blocks of all leases, a shared one counted once for each lease that names it."""
+        return self._references.total()
+
     def lease(self, owner: Hashable, num_blocks: int, shared: Sequence[int] = ()) -> list[int]:
         """Open a lease.
 

@@ -82,6 +82,7 @@ class Stepper:
             attempt = chunk.attempt
             self._counters.computed_tokens += chunk.num_tokens
             if attempt.key not in self._roster.attempts:
+                self._counters.late_rows += 1
                 continue  # it ended meanwhile
             attempt.num_computed_tokens += chunk.num_tokens
             if attempt.is_computed:

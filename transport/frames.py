@@ -11,6 +11,7 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
+from triolet.audit import WorkerAudit  # noqa: TC001 (msgspec reads the annotations)
 from triolet.config import MAX_NUM_SEQS
 from triolet.ids import AttemptKey, PeerId, Role
 from triolet.sampling import SamplingParams  # noqa: TC001 (msgspec reads the annotations)
@@ -362,6 +363,19 @@ class Drain(Frame, frozen=True, array_like=True, tag=20):
     deadline_s: Seconds
 
 
+class Audit(Frame, frozen=True, array_like=True, tag=21):
+    """Server, or whoever else has said HELLO on control -> worker: give an account of yourself."""
+
+    serial: Count  # comes back in the answer
+
+
+class Audited(Frame, frozen=True, array_like=True, tag=22):
+    """Worker -> who asked: everything that was said before, on this link, is in it."""
+
+    serial: Count
+    account: WorkerAudit
+
+
 AnyFrame: TypeAlias = (
     Hello
     | Welcome
@@ -383,4 +397,6 @@ AnyFrame: TypeAlias = (
     | End
     | Ended
     | Drain
+    | Audit
+    | Audited
 )

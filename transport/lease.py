@@ -131,6 +131,11 @@ class LeaseTable:
     def __len__(self) -> int:
         return len(self._live)
 
+    @property
+    def num_tombstones(self) -> int:
+        """Requests of which it is remembered that they ended."""
+        return len(self._tombstones)
+
     def get(self, key: AttemptKey) -> Lease | None:
         """Return the live lease of exactly this attempt."""
         lease = self._live.get(key.request_id)

@@ -13,6 +13,8 @@ import structlog
 
 from transport.frames import (
     AttemptFrame,
+    Audit,
+    Audited,
     Drain,
     End,
     EndReason,
@@ -25,6 +27,7 @@ from transport.lease import Standing
 from transport.liveness import SelfFence
 from triolet.ids import Role
 
+from .counters import Drop
 from .peers import PeerTable
 from .roster import Member
 
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from transport.frames import AnyFrame
+    from triolet.audit import WorkerAudit
     from triolet.config import LinkConfig
     from triolet.errors import TrioletError
     from triolet.ids import AttemptKey, PeerId
@@ -59,6 +63,7 @@ class Reception(Generic[A]):
       outbox: takes the answers.
       counters: of what came.
       describe: how things stand, with the credit of one server.
+      account: everything that an audit asks for.
       now: the time at which the worker begins.
 
     Attributes:
@@ -75,6 +80,7 @@ class Reception(Generic[A]):
         outbox: Outbox,
         counters: Counters,
         describe: Callable[[PeerId], WorkerHeartbeat],
+        account: Callable[[float], WorkerAudit],
         now: float,
     ) -> None:
         # A server that is silent for longer has lost its leases here and is greeted anew.
@@ -98,6 +104,7 @@ class Reception(Generic[A]):
         self._outbox = outbox
         self._counters = counters
         self._describe = describe
+        self._account = account
         self._fence = SelfFence(link, now)
         self._drain_deadline: float | None = None
 
@@ -127,7 +134,7 @@ class Reception(Generic[A]):
             return None
         server = self.servers.hear(sender, now)
         if server is None:
-            self._counters.stale_frames += 1
+            self._counters.drop(Drop.STRANGER)
             return None
         match frame:
             case ServerHeartbeat(live=live):
@@ -136,6 +143,8 @@ class Reception(Generic[A]):
                 self._end(server, frame.key, reason, now)
             case Drain(deadline_s=deadline_s):
                 self.drain(now, deadline_s)
+            case Audit(serial=serial):
+                self._give_account(sender, serial, now)
             case _:
                 return server
         return None
@@ -153,7 +162,7 @@ class Reception(Generic[A]):
     def reject(self, server: PeerId, frame: AnyFrame, error: TrioletError, now: float) -> None:
         """Answer a frame that cannot be acted upon."""
         log.warning("frame_rejected", server=str(server), error=str(error))
-        self._counters.stale_frames += 1
+        self._counters.drop(Drop.REJECTED)
         if isinstance(frame, AttemptFrame):
             attempt = self._roster.attempts.get(frame.key)
             if attempt is None or attempt.server == server:
@@ -207,10 +216,16 @@ class Reception(Generic[A]):
 
     def _obey(self, sender: bytes, frame: AnyFrame, now: float) -> None:
         self.operators.hear(sender, now)
-        if isinstance(frame, Drain):
-            self.drain(now, frame.deadline_s)
-        else:
-            self._counters.stale_frames += 1
+        match frame:
+            case Drain(deadline_s=deadline_s):
+                self.drain(now, deadline_s)
+            case Audit(serial=serial):
+                self._give_account(sender, serial, now)
+            case _:
+                self._counters.drop(Drop.UNEXPECTED)
+
+    def _give_account(self, sender: bytes, serial: int, now: float) -> None:
+        self._outbox.to_server(sender, Audited(serial, self._account(now)))
 
     def _end(self, server: PeerId, key: AttemptKey, reason: EndReason, now: float) -> None:
         attempt = self._roster.attempts.get(key)
@@ -223,4 +238,4 @@ class Reception(Generic[A]):
         elif attempt.server == server:
             self._roster.end(key, reason, now)
         else:
-            self._counters.stale_frames += 1
+            self._counters.drop(Drop.FOREIGN)

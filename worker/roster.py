@@ -6,6 +6,7 @@ place, whatever the reason: finish, cancel, deadline, silence, preemption, a los
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 import structlog
@@ -71,6 +72,8 @@ class Roster(Generic[A]):
     Attributes:
       attempts: the living ones.
       leases: their leases; ended through `end` only.
+      granted: leases since the beginning.
+      ended: of these, those that are over; by reason.
     """
 
     def __init__(
@@ -83,6 +86,8 @@ class Roster(Generic[A]):
     ) -> None:
         self.attempts: dict[AttemptKey, A] = {}
         self.leases = LeaseTable(transitions, link)
+        self.granted = 0
+        self.ended: Counter[EndReason] = Counter()
         self._ledger = ledger
         self._outbox = outbox
         self._on_end = on_end
@@ -96,6 +101,16 @@ class Roster(Generic[A]):
         return bool(self._in_step)
 
     @property
+    def num_rows(self) -> int:
+        """Attempts in the running step."""
+        return len(self._in_step)
+
+    @property
+    def leaving(self) -> list[AttemptKey]:
+        """Attempts that have ended and whose blocks the running step still uses."""
+        return [departure.attempt.key for departure in self._leaving]
+
+    @property
     def is_empty(self) -> bool:
         """Whether nothing lives and nothing is on its way out."""
         return not self.attempts and not self._leaving
@@ -107,6 +122,7 @@ class Roster(Generic[A]):
           LeaseError: it is over already, or an older attempt of the same request still lives.
         """
         self.leases.reserve(attempt.key, attempt.server, now, remaining_s)
+        self.granted += 1
         self.attempts[attempt.key] = attempt
 
     def end_older(self, key: AttemptKey, now: float) -> None:
@@ -199,6 +215,7 @@ class Roster(Generic[A]):
     def _leave(self, departure: _Departure[A], now: float) -> None:
         attempt, reason, message = departure
         freed_blocks = self._ledger.release(attempt.key)
+        self.ended[reason] += 1
         ended = Ended(*attempt.key, reason, attempt.num_output_tokens, freed_blocks, message)
         self._last_words.say(ended, now)
         self._outbox.to_server(attempt.server.identity(), ended)
