@@ -16,7 +16,7 @@ from triolet.errors import ConfigError
 from triolet.ids import Role, new_epoch
 from worker.entry import run_worker
 from worker.identity import Identity
-from worker.shell import Shell
+from worker.shell import Shell, read_process
 
 from .core import DecodeCore
 
@@ -85,7 +85,9 @@ async def serve(
             kv_address=kv.address,
             draw_epoch=draw_epoch,
         )
-        core = DecodeCore(engine, identity, link, now=trio.current_time())
+        core = DecodeCore(
+            engine, identity, link, now=trio.current_time(), read_process=read_process
+        )
         shell = Shell(
             core, engine, device, control, config, flush_kv=lambda now: _answer_kv(kv, core)
         )

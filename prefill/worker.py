@@ -12,7 +12,7 @@ import trio
 from triolet.ids import Role, new_epoch
 from worker.entry import run_worker
 from worker.identity import Identity
-from worker.shell import Shell
+from worker.shell import Shell, read_process
 
 from .core import PrefillCore
 from .links import KvLinks
@@ -63,6 +63,7 @@ async def serve(
         identity,
         config.link,
         now=trio.current_time(),
+        read_process=read_process,
     )
     control = control_network.listen(
         config.control_address,

@@ -77,7 +77,15 @@ async def serve(
         try:
             metrics = Metrics(config.model_name, config.metrics_compat)
             fleet = Fleet(config, text, network, metrics)
-            services = Services(config, fleet, text, metrics, defaults, lifecycle or Lifecycle())
+            services = Services(
+                config,
+                fleet,
+                text,
+                metrics,
+                defaults,
+                lifecycle or Lifecycle(),
+                count_connections=lambda: edge.connections,
+            )
             edge = Edge(build_app(services), config)
             metrics.watch(fleet.status, lambda: edge.connections)
             async with trio.open_nursery() as nursery:

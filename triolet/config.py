@@ -323,6 +323,11 @@ class ServerConfig:
     ws_outbox_frames: int = 16
     """Frames that wait for a WebSocket's writer; at the bound the answers wait, and with them the
     tokens' credit."""
+    audit_timeout_s: float = 1.0 * SECONDS
+    """An audit waits for its workers this long. A live one answers between two frames; below
+    `peer_timeout_s`, so that a worker which is listed as silent is not simply dead."""
+    max_audits: int = 8
+    """Audits at once; each asks every worker."""
     drain_timeout_s: float = 30.0 * SECONDS
     """After SIGTERM running streams may finish for this long, then each gets a terminal event."""
     exit_grace_s: float = 5.0 * SECONDS

@@ -13,11 +13,13 @@ import structlog
 import trio
 
 from transport.link import PeerBusy, PeerGone
+from triolet.process import process_facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from transport.link import Listener
+    from triolet.audit import ProcessFacts
     from triolet.config import WorkerConfig
 
     from .core_port import WorkerCore
@@ -38,6 +40,11 @@ class Device(Protocol):
     async def run(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
         """Run a blocking call to its end and return its result."""
         ...
+
+
+def read_process() -> ProcessFacts:
+    """Return what the operating system and Trio say of this process."""
+    return process_facts(trio.lowlevel.current_statistics().tasks_living)
 
 
 class Shell:

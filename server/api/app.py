@@ -23,6 +23,7 @@ from ..edge.cures_quart import CuredHTTPConnection
 from .chat import chat_completions
 from .completions import completions
 from .errors import CODES, error_body, error_headers, http_error
+from .fleet_audit import fleet_audit
 from .intake import live_request, shown_request_id
 from .models import detokenize, list_models, show_model, tokenize
 from .origins import check_host, check_origin
@@ -89,6 +90,7 @@ def _add_routes(app: QuartTrio, services: Services) -> None:
     add("GET", "/metrics", metrics)
     add("GET", "/version", version)
     add("GET", "/load", load)
+    add("GET", "/fleet/audit", fleet_audit)
     files = read_static_files()
     add("GET", "/", partial(chat_page, files))
     add("GET", "/static/<path:name>", partial(static_file, files))

@@ -14,9 +14,10 @@ from ..text.sampling_defaults import SamplingDefaults
 from .live import Lifecycle
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from transport.frames import Capacity, Load
+    from triolet.audit import FleetAudit
     from triolet.config import ServerConfig
     from triolet.ids import Role
 
@@ -92,6 +93,10 @@ class FleetPort(Protocol):
         """Look at the fleet."""
         ...
 
+    async def audit(self, connections: int = 0) -> FleetAudit:
+        """Ask every worker for its account; bounded in time."""
+        ...
+
 
 class TextPort(Protocol):
     """Text to ids and back."""
@@ -153,3 +158,5 @@ class Services:
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     parser_threads: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(1))
     """For large bodies. One: parsing is Python's work, so a second would not make it faster."""
+    count_connections: Callable[[], int] = lambda: 0
+    """How many clients are connected."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from transport.frames import Ended, FirstToken, Grant, Refuse, Tokens, WorkerHeartbeat
 from transport.liveness import PeerState
+from triolet.audit import MAX_SECONDS
 from triolet.errors import RequestError, draining, server_error
 from triolet.ids import Role
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from transport.frames import AnyFrame, Welcome
     from triolet.config import ServerConfig
+    from triolet.ids import AttemptKey
 
     from ..generation import CancelReason, GenerationRequest
     from .accounting import Accounting
@@ -85,6 +87,11 @@ class Conductor:
     def num_in_flight(self) -> int:
         """Requests without a terminal event, the waiting ones included."""
         return len(self._book)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have an attempt."""
+        return sum(sequence.attempt is not None for sequence in self._book)
 
     @property
     def max_model_len(self) -> int:
@@ -189,6 +196,17 @@ class Conductor:
         """Refuse what is new; what runs may finish until `drain_timeout_s`. Idempotent."""
         if self._drain_until is None:
             self._drain_until = now + self._config.drain_timeout_s
+
+    def is_wanted(self, worker: Worker, key: AttemptKey) -> bool:
+        """Return whether a request in flight has this as its present attempt, on this worker."""
+        sequence = self._book.running(key)
+        attempt = None if sequence is None else sequence.attempt
+        return attempt is not None and worker in attempt.pair
+
+    def overdue_s(self, now: float) -> float:
+        """Return by how much the most overdue request has outlived its deadline; negative if none
+        has."""
+        return max((now - sequence.deadline for sequence in self._book), default=-MAX_SECONDS)
 
     def check_accounting(self) -> None:
         """Raise unless every request has or will have exactly one terminal event.

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
-from transport.frames import AttemptRow, Goodbye, ServerHeartbeat, Welcome
+from transport.frames import AttemptRow, Audit, Audited, Goodbye, ServerHeartbeat, Welcome
 from transport.handshake import check_welcome, make_hello
 from transport.link import PeerBusy, PeerGone
 from triolet.ids import PeerId, Role, new_epoch
+from triolet.process import process_facts
 
+from .auditor import Auditor
 from .conductor import Conductor
 from .observer import SilentObserver
 from .status import FleetStatus, is_ready, worker_status
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
     from transport.frames import AnyFrame
     from transport.link import Connection, Network
+    from triolet.audit import FleetAudit
     from triolet.config import ServerConfig
 
     from ..generation import CancelReason, GenerationRequest
@@ -71,6 +74,7 @@ class Fleet:
         )
         self._observer = observer or SilentObserver()
         self._conductor = Conductor(config, self._workers, text, self._observer, now)
+        self._auditor = Auditor(self._me, config, self._workers, self._conductor)
         self._connections: dict[Worker, Connection] = {}
         self._credit_due = trio.Event()
         self._changed = trio.Event()
@@ -141,6 +145,28 @@ class Fleet:
         while self._conductor.num_in_flight:
             await self._changed.wait()
 
+    async def audit(self, connections: int = 0) -> FleetAudit:
+        """Ask every worker that is there for its account; who is silent is listed as such.
+
+        Args:
+          connections: of clients, which the fleet does not know.
+
+        Raises:
+          RequestError: too many audits at once.
+        """
+        survey = self._auditor.begin()
+        try:
+            for worker in survey.asked:
+                self._send(worker, Audit(survey.serial))
+            self._flush()
+            with trio.move_on_after(self._config.audit_timeout_s):
+                while not survey.is_complete:
+                    await self._changed.wait()
+        finally:
+            self._auditor.close(survey)
+        process = process_facts(trio.lowlevel.current_statistics().tasks_living)
+        return self._auditor.result(survey, trio.current_time(), connections, process)
+
     def check_accounting(self) -> None:
         """Raise unless every request has or will have exactly one terminal event.
 
@@ -179,6 +205,8 @@ class Fleet:
                 self._conductor.lost(worker, "goodbye", now)
             case Goodbye():
                 self._observer.worker_refused(str(worker), frame.reason)
+            case Audited():
+                self._auditor.take(worker, frame, now)
             case _:
                 self._conductor.received(worker, frame, now)
 
