@@ -91,6 +91,9 @@ class LinkConfig:
     so the protocol's heartbeats remain the judge."""
     zmtp_timeout_s: float = 1.0 * SECONDS
     """No pong for this long closes the connection: three pings, and below `peer_timeout_s`."""
+    farewell_s: float = 1.0 * SECONDS
+    """A worker that leaves waits this long for its servers to have heard it; one that does not
+    answer finds out by silence, as with a worker that died."""
     linger_s: float = 200 * MILLISECONDS
     """A closed link may still hand what was sent to the kernel for this long, so that last words
     (ENDED, GOODBYE) arrive; a peer that reads nothing holds up the end of a process no longer."""

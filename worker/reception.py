@@ -23,6 +23,7 @@ from transport.frames import (
     ServerHeartbeat,
     WorkerHeartbeat,
 )
+from transport.handshake import goodbye
 from transport.lease import Standing
 from transport.liveness import SelfFence
 from triolet.ids import Role
@@ -107,11 +108,17 @@ class Reception(Generic[A]):
         self._account = account
         self._fence = SelfFence(link, now)
         self._drain_deadline: float | None = None
+        self._farewells: set[bytes] | None = None
 
     @property
     def is_drained(self) -> bool:
         """Whether the worker may leave."""
         return self.is_draining and self._roster.is_empty
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether everybody who was told that this worker leaves has taken note, or is gone."""
+        return not self._farewells
 
     def is_fenced(self, now: float) -> bool:
         """Note that the loop runs; return whether it stood still for longer than leases last."""
@@ -152,6 +159,8 @@ class Reception(Generic[A]):
     def on_server_gone(self, sender: bytes, now: float) -> None:
         """End what a server has here: it left, or a frame to it was lost, and after a gap its
         streams cannot go on exactly. If it lives it is told when it names them again."""
+        if self._farewells:
+            self._farewells.discard(sender)
         self.operators.forget(sender)
         server = self.servers.forget(sender)
         if server is not None:
@@ -201,13 +210,17 @@ class Reception(Generic[A]):
         self._identity.begin_new_life()
 
     def say_goodbye(self) -> None:
-        """Tell everybody that this worker leaves."""
+        """Tell everybody that this worker leaves; `is_heard` says whether they know."""
+        known = (*self.servers.known(), *self.operators.known())
+        self._farewells = {sender for sender, _ in known}
         self.servers.dismiss(SHUT_DOWN)
         self.operators.dismiss(SHUT_DOWN)
 
     def _greet(self, sender: bytes, hello: Hello, now: float) -> None:
         peer = hello.peer.peer_id
-        if peer.role is Role.OPERATOR:
+        if self._farewells is not None:
+            self._outbox.to_server(sender, goodbye(SHUT_DOWN))
+        elif peer.role is Role.OPERATOR:
             self.operators.greet(sender, hello, now)
         elif self.servers.greet(sender, hello, now):
             log.info("server_greeted", server=str(peer))

@@ -165,7 +165,16 @@ class Shell:
             self._watch_step(now)
         self._core.say_goodbye()
         self.settle(trio.current_time())
+        await self._be_heard()
         self._drained.set()
+
+    async def _be_heard(self) -> None:
+        """Leave the control listener open until everybody has heard that this worker leaves: what
+        a connection has received and not yet read is lost with its end."""
+        link = self._config.link
+        with trio.move_on_after(link.farewell_s):
+            while not self._core.reception.is_heard:
+                await trio.sleep(link.sweep_interval_s)
 
     def _watch_step(self, now: float) -> None:
         began_at = self._step_began_at

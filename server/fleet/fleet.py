@@ -12,7 +12,7 @@ import structlog
 import trio
 
 from transport.frames import AttemptRow, Audit, Audited, Goodbye, ServerHeartbeat, Welcome
-from transport.handshake import check_welcome, make_hello
+from transport.handshake import check_welcome, goodbye, make_hello
 from transport.link import PeerBusy, PeerGone
 from triolet.ids import PeerId, Role, new_epoch
 from triolet.process import process_facts
@@ -124,7 +124,9 @@ class Fleet:
                 nursery.start_soon(self._send_credit)
                 task_status.started()
         finally:
-            for connection in self._connections.values():
+            for worker, connection in self._connections.items():
+                # Their blocks are free at once, instead of when our leases run out.
+                self._send(worker, goodbye("this server has shut down"))
                 connection.close()
             self._connections.clear()
 
@@ -202,6 +204,9 @@ class Fleet:
                     self._observer.worker_refused(str(worker), objection.reason)
             case Goodbye() if worker.is_connected:
                 log.info("worker said goodbye", worker=str(worker), reason=frame.reason)
+                if worker.is_draining:
+                    # It waits for us to have heard it.
+                    self._send(worker, goodbye("heard"))
                 self._conductor.lost(worker, "goodbye", now)
             case Goodbye():
                 self._observer.worker_refused(str(worker), frame.reason)

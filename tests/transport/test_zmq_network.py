@@ -92,6 +92,27 @@ async def test_a_port_in_use_can_be_taken_after_its_owner_closed(
     assert second.listen(address, **BOUNDS).address == address
 
 
+async def test_the_last_words_of_a_connection_that_closes_arrive(
+    open_network: Callable[[], ZmqNetwork],
+) -> None:
+    bounds = {"hwm": 1000, "max_frame_bytes": 2 * MIB}
+    listener = open_network().listen(ANY_PORT, **bounds)
+    leaving = ZmqNetwork(LinkConfig(linger_s=PATIENCE_S))
+    connection = leaving.connect(listener.address, ME, **bounds)
+    # More than the kernel holds, so that most of it is still here when the network closes.
+    words = [chunk(index) for index in range(50)]
+    heard: list[object] = []
+    with trio.fail_after(PATIENCE_S):
+        await connection.send(Drain(0.0))
+        await listener.receive_many()
+        for word in words:
+            connection.send_nowait(word, bytes(MIB))
+        leaving.close()
+        while len(heard) < len(words):
+            heard += [message.frame for message in await listener.receive_many()]
+    assert heard == words
+
+
 async def test_a_payload_is_not_copied_on_its_way_out(
     open_network: Callable[[], ZmqNetwork],
 ) -> None:
