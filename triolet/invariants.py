@@ -63,7 +63,8 @@ def check_invariants(audit: FleetAudit) -> list[Violation]:
             continue
         found += _blocks(view.audit)
         found += _lease_times(view.audit, audit.grace_s)
-        found += _lasting_doubts(view, audit.grace_s)
+        # A lease of which the server knows nothing any more lives until it runs out.
+        found += _lasting_doubts(view, view.audit.lease_ttl_s + audit.grace_s)
         found += _lease_ends(view.audit)
         found += _bounds(view.audit)
     return found
@@ -223,9 +224,9 @@ def _lease_times(worker: WorkerAudit, grace_s: float) -> Iterator[Violation]:
             )
 
 
-def _lasting_doubts(view: WorkerView, grace_s: float) -> Iterator[Violation]:
+def _lasting_doubts(view: WorkerView, patience_s: float) -> Iterator[Violation]:
     for doubt in view.unknown:
-        if doubt.for_s > grace_s:
+        if doubt.for_s > patience_s:
             yield Violation(
                 "I2",
                 view.name,
@@ -235,7 +236,7 @@ def _lasting_doubts(view: WorkerView, grace_s: float) -> Iterator[Violation]:
                 _RESTART,
             )
     for doubt in view.missing:
-        if doubt.for_s > grace_s:
+        if doubt.for_s > patience_s:
             yield Violation(
                 "I10",
                 view.name,
