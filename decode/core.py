@@ -193,6 +193,7 @@ class DecodeCore:
             stale_frames=counters.stale_frames,
             bad_digests=counters.bad_digests,
             preemptions=counters.preemptions,
+            dropped=counters.dropped_by_reason(),
         )
 
     def account(self, now: float) -> WorkerAudit:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from transport.frames import EndReason, Tokens
 from transport.lease import LeaseEvent, LeaseState
+from worker.roster import FailedStep
 from worker.rows import token_row
 
 from .scheduler import plan_step
@@ -102,8 +103,9 @@ class Stepper:
         self._counters.steps += 1
         rows, self._rows = self._rows, []
         self._roster.finish_step(now)
+        failed = FailedStep(self._counters.steps, len(rows))
         for attempt in rows:
-            self._roster.end(attempt.key, EndReason.ERROR, now, message)
+            self._roster.end(attempt.key, EndReason.ERROR, now, message, failed)
 
     def join(self, attempt: Attempt, now: float) -> None:
         """Take an attempt whose KV is complete; its row comes with the next step.

@@ -172,6 +172,7 @@ class PrefillCore:
             kv_bytes=counters.kv_bytes,
             stale_frames=counters.stale_frames,
             bad_digests=counters.bad_digests,
+            dropped=counters.dropped_by_reason(),
         )
 
     def account(self, now: float) -> WorkerAudit:
@@ -259,15 +260,14 @@ class PrefillCore:
         )
 
     def _on_done(self, target: KvTarget, key: AttemptKey, now: float) -> None:
-        """Decode has everything, or wants nothing more; only the first is a success."""
+        """Decode has everything, or has ended the attempt and says so to the server itself."""
         has_everything = self.shipper.on_done(target, key, now)
         if has_everything is None:
             return
         if has_everything:
             self.roster.end(key, EndReason.HANDED_OVER, now)
         else:
-            message = f"{target.peer.name} does not want this KV any more"
-            self.roster.end(key, EndReason.PEER_LOST, now, message)
+            self.roster.end(key, EndReason.UNWANTED, now)
 
     def _on_end(self, attempt: Attempt) -> None:
         self.shipper.forget(attempt.key)

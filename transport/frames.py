@@ -53,6 +53,7 @@ class EndReason(StrEnum):
     LEASE_EXPIRED = "lease_expired"  # its server fell silent or no longer names it
     PEER_LOST = "peer_lost"  # the other worker of the pair
     HANDED_OVER = "handed_over"  # prefill only: decode has all of the KV; a success
+    UNWANTED = "unwanted"  # prefill only: decode has ended it, and says itself why
     UNKNOWN = "unknown"  # the worker has no such attempt
     ERROR = "error"
 
@@ -113,9 +114,10 @@ class Load(Part, frozen=True, array_like=True):
     steps: Count = 0
     computed_tokens: Count = 0
     kv_bytes: Count = 0  # sent by prefill, received into the pool by decode
-    stale_frames: Count = 0  # dropped: they named no live lease
+    stale_frames: Count = 0  # not acted upon, for any reason
     bad_digests: Count = 0
     preemptions: Count = 0
+    dropped: Annotated[dict[Name, Count], msgspec.Meta(max_length=16)] = {}  # the same, by reason
 
 
 class KvTarget(Part, frozen=True, array_like=True):
@@ -348,13 +350,17 @@ class End(AttemptFrame, frozen=True, array_like=True, tag=18):
 class Ended(AttemptFrame, frozen=True, array_like=True, tag=19):
     """Worker -> server: the attempt is over here and its blocks are free.
 
-    `num_tokens` completion tokens exist (positions 0 … num_tokens - 1), replayed ones included.
+    `num_tokens` completion tokens exist (positions 0 … num_tokens - 1), replayed ones included. Of
+    an attempt that ended because a device step raised, `failed_step` says which, and `failed_rows`
+    how many attempts it computed.
     """
 
     reason: EndReason
     num_tokens: Count
     freed_blocks: Count
     message: Text = ""
+    failed_step: Count = 0
+    failed_rows: Count = 0
 
 
 class Drain(Frame, frozen=True, array_like=True, tag=20):

@@ -97,7 +97,7 @@ def worker_account(
         steps=counters.steps,
         computed_tokens=counters.computed_tokens,
         kv_bytes=counters.kv_bytes,
-        dropped={reason.value: count for reason, count in counters.dropped.items()},
+        dropped=counters.dropped_by_reason(),
         bad_digests=counters.bad_digests,
         preemptions=counters.preemptions,
         process=process or ProcessFacts(),

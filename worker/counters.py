@@ -39,6 +39,10 @@ class Counters:
         """Frames that were not acted upon, whatever the reason."""
         return self.dropped.total()
 
+    def dropped_by_reason(self) -> dict[str, int]:
+        """Return the same by reason, in plain words."""
+        return {reason.value: count for reason, count in self.dropped.items()}
+
     def drop(self, reason: Drop) -> None:
         """Count a frame that is not acted upon."""
         self.dropped[reason] += 1

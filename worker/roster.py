@@ -7,7 +7,7 @@ place, whatever the reason: finish, cancel, deadline, silence, preemption, a los
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import structlog
 
@@ -51,12 +51,28 @@ class Member(Protocol):
 A = TypeVar("A", bound=Member)
 
 
+class FailedStep(NamedTuple):
+    """A device step that raised.
+
+    Attributes:
+      number: of the step, in this life.
+      num_rows: attempts that it computed.
+    """
+
+    number: int = 0
+    num_rows: int = 0
+
+
+NO_STEP: Final = FailedStep()
+
+
 class _Departure(NamedTuple, Generic[A]):
     """An attempt that has ended and whose blocks are still to be given back."""
 
     attempt: A
     reason: EndReason
     message: str
+    failed: FailedStep
 
 
 class Roster(Generic[A]):
@@ -158,7 +174,14 @@ class Roster(Generic[A]):
         self._last_words.say(ended, now)
         self.repeat_last_words(server, key)
 
-    def end(self, key: AttemptKey, reason: EndReason, now: float, message: str = "") -> None:
+    def end(
+        self,
+        key: AttemptKey,
+        reason: EndReason,
+        now: float,
+        message: str = "",
+        failed: FailedStep = NO_STEP,
+    ) -> None:
         """End an attempt. Idempotent; what is inside the running step leaves when that returns.
 
         Args:
@@ -166,12 +189,13 @@ class Roster(Generic[A]):
           reason: goes to its server.
           now: the time.
           message: for people, with `ERROR`.
+          failed: the step that raised, if that is the error.
         """
         if self.leases.release(key, now) is None:
             return
         attempt = self.attempts.pop(key)
         self._on_end(attempt)
-        departure = _Departure(attempt, reason, message[:MAX_TEXT])
+        departure = _Departure(attempt, reason, message[:MAX_TEXT], failed)
         if key in self._in_step:
             # The device still writes into its blocks.
             self._leaving.append(departure)
@@ -213,10 +237,12 @@ class Roster(Generic[A]):
         assert holders == self._ledger.num_leases, "blocks are leased to an unknown attempt"
 
     def _leave(self, departure: _Departure[A], now: float) -> None:
-        attempt, reason, message = departure
+        attempt, reason, message, failed = departure
         freed_blocks = self._ledger.release(attempt.key)
         self.ended[reason] += 1
-        ended = Ended(*attempt.key, reason, attempt.num_output_tokens, freed_blocks, message)
+        ended = Ended(
+            *attempt.key, reason, attempt.num_output_tokens, freed_blocks, message, *failed
+        )
         self._last_words.say(ended, now)
         self._outbox.to_server(attempt.server.identity(), ended)
         log.info(

@@ -52,6 +52,11 @@ class WorkerView(Protocol):
         """What it last said it does."""
         ...
 
+    @property
+    def breaker(self) -> str:
+        """Closed, open or half_open; unless closed it is left out, or tried."""
+        ...
+
 
 class FleetView(Protocol):
     """All workers at one moment."""
@@ -79,6 +84,16 @@ class FleetView(Protocol):
     @property
     def max_model_len(self) -> int:
         """Most tokens of prompt and completion together."""
+        ...
+
+    @property
+    def retries_left(self) -> float:
+        """Attempts after faults that the retry budget can pay for."""
+        ...
+
+    @property
+    def quarantined(self) -> int:
+        """Prompts that are refused because they killed workers."""
         ...
 
 

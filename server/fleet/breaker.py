@@ -152,9 +152,7 @@ class Breaker:
         oldest = now - self._config.breaker_memory_s
         recent = [is_good for at, is_good in self._outcomes if at >= oldest]
         num_failures = recent.count(False)
-        return (
-            num_failures >= self._config.breaker_min_failures and 2 * num_failures >= len(recent)
-        )
+        return num_failures >= self._config.breaker_min_failures and 2 * num_failures >= len(recent)
 
     def _opened(self, now: float) -> None:
         self.opened_at = now

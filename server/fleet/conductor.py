@@ -8,7 +8,7 @@ in phases.py; what a frame means for it is in progress.py; which workers it gets
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from transport.frames import Ended, FirstToken, Grant, Refuse, Tokens, WorkerHeartbeat
 from transport.liveness import PeerState
@@ -22,7 +22,7 @@ from .attempts import Attempts
 from .book import RequestBook
 from .outbox import Outbox
 from .phases import Phase
-from .progress import Again
+from .progress import Again, Fault
 from .status import is_ready
 
 if TYPE_CHECKING:
@@ -35,9 +35,14 @@ if TYPE_CHECKING:
     from ..generation import CancelReason, GenerationRequest
     from .accounting import Accounting
     from .observer import FleetObserver
+    from .recovery import Recovery
     from .relay import RelayText
     from .sequence import Sequence
     from .workers import Worker
+
+
+NO_DEATH: Final = frozenset({"goodbye", "link_full", "protocol", "server_paused"})
+"""Causes of a loss that no request can have brought about: the worker was well enough to speak."""
 
 
 class Conductor:
@@ -79,6 +84,11 @@ class Conductor:
         return self._book.accounting
 
     @property
+    def recovery(self) -> Recovery:
+        """The memory of faults."""
+        return self._attempts.recovery
+
+    @property
     def num_queued(self) -> int:
         """Requests that wait for workers."""
         return len(self._attempts.line)
@@ -116,6 +126,7 @@ class Conductor:
             self._book.reject(error)
             raise
         sequence = self._book.accept(request, now)
+        self.recovery.accepted()
         self._attempts.line.add(sequence)
         self._attempts.dispatch(now)
         return sequence
@@ -149,18 +160,20 @@ class Conductor:
             return
         worker.lost(now)
         self._observer.worker_lost(str(worker), cause)
-        for sequence in self._book:
-            attempt = sequence.attempt
-            if attempt is None or worker not in attempt.pair:
-                continue
-            if worker is attempt.pair.decode or not attempt.is_handed_over:
-                self._attempts.apply(sequence, Again(f"{worker.role}_lost"), now)
+        struck = [sequence for sequence in self._book if sequence.needs(worker)]
+        suspects = {s for s in struck if s.computes_on(worker)} if cause not in NO_DEATH else set()
+        for sequence in struck:
+            num_suspects = len(suspects) if sequence in suspects else 0
+            # Its breaker knows: `Worker.lost` told it.
+            fault = Fault(worker.role, is_workers=False, is_shared=True, num_suspects=num_suspects)
+            self._attempts.apply(sequence, Again(f"{worker.role}_lost", fault), now)
         self._attempts.dispatch(now)
 
     def received(self, worker: Worker, frame: AnyFrame, now: float) -> None:
         """Take in a frame of a worker that was greeted. What belongs to no present attempt is
         dropped: it is late, doubled, or from an attempt that was given up."""
         if not worker.is_connected:
+            self._observer.frames_dropped("not_greeted")
             return
         worker.monitor.heard(now)
         match frame:
@@ -181,6 +194,7 @@ class Conductor:
         # A line in front of absent workers says nothing of how fast they are.
         is_waiting = bool(self._attempts.line) and is_ready(self._workers)
         self._attempts.pace.advance(now, is_waiting=is_waiting)
+        self.recovery.sweep(now)
         for worker in self._workers:
             if worker.monitor.check(now) is PeerState.DEAD:
                 self.lost(worker, worker.monitor.reason.value, now)
@@ -221,6 +235,9 @@ class Conductor:
             raise draining()
         if request.request_id in self._book:
             raise server_error()  # two requests with one id could not be told apart
+        objection = self.recovery.objection(request.prompt_ids, now)
+        if objection is not None:
+            raise objection.error
         refuse_unfit(request, limits_of(self._workers, self._text.max_model_len))
         role = self._role_missing_too_long(now)
         if role is not None:
@@ -249,9 +266,9 @@ class Conductor:
         elif waiting_since is not None and now - waiting_since >= config.stall_timeout_s:
             self._attempts.fail(sequence, ends.stalled(config.stall_timeout_s), now)
         elif attempt is not None and sequence.phase is Phase.RESERVING and now >= attempt.grant_by:
-            self._attempts.apply(sequence, Again("no_grant"), now)
+            self._attempts.apply(sequence, Again("no_grant", Fault(Role.DECODE)), now)
         elif gap_since is not None and now - gap_since >= config.link.peer_timeout_s:
-            self._attempts.apply(sequence, Again("tokens_missing"), now)
+            self._attempts.apply(sequence, Again("tokens_missing", Fault(Role.DECODE)), now)
 
     def _role_missing_too_long(self, now: float) -> Role | None:
         """Return a role that no worker has filled for longer than a restart takes."""

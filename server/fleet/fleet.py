@@ -68,7 +68,7 @@ class Fleet:
         self._me = PeerId(Role.SERVER, name, draw_epoch())
         addresses = {Role.PREFILL: config.prefill_addresses, Role.DECODE: config.decode_addresses}
         self._workers = tuple(
-            Worker(role, address, config.link, now)
+            Worker(role, address, config.link, config.recovery, now)
             for role, of_role in addresses.items()
             for address in of_role
         )
@@ -103,6 +103,8 @@ class Fleet:
             accepted=conductor.accounting.accepted,
             rejected=dict(conductor.accounting.rejected),
             ended={str(how): n for how, n in conductor.accounting.ended.items()},
+            retries_left=conductor.recovery.retries_left,
+            quarantined=conductor.recovery.num_quarantined,
         )
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

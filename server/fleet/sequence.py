@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ..generation import Usage
 from .dispatch import Need
 from .phases import Phase, Step, after
+from .suspicion import Suspicion
 
 if TYPE_CHECKING:
     from transport.frames import TokenRow
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ..generation import FinishReason, GenerationRequest
     from .dispatch import Pair
     from .relay import Relay
+    from .workers import Worker
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +36,7 @@ class Attempt:
       early: rows whose predecessors are still under way, by position.
       gap_since: since when something is missing; None if nothing is.
       is_handed_over: decode has the KV, prefill's part is done.
+      has_decoded: decode has sent a token.
       num_tokens: completion tokens there are in all, once decode has said so.
       finish_reason: how decode said that it ended.
     """
@@ -45,6 +48,7 @@ class Attempt:
     early: dict[int, TokenRow] = field(default_factory=dict)
     gap_since: float | None = None
     is_handed_over: bool = False
+    has_decoded: bool = False
     num_tokens: int | None = None
     finish_reason: FinishReason | None = None
 
@@ -75,6 +79,8 @@ class Sequence:
       attempt: the present try; None while it waits.
       num_attempts: tries begun so far.
       num_failures: tries that failed by a fault.
+      suspicion: whether it is what workers fail by.
+      shunned: addresses of workers where it failed; others are preferred.
       fingerprint: of the model that made its first token.
       cached_tokens: prompt tokens whose KV was there already.
     """
@@ -89,6 +95,8 @@ class Sequence:
     attempt: Attempt | None = None
     num_attempts: int = 0
     num_failures: int = 0
+    suspicion: Suspicion = field(default_factory=Suspicion)
+    shunned: frozenset[str] = frozenset()
     fingerprint: str = ""
     cached_tokens: int = 0
 
@@ -100,11 +108,32 @@ class Sequence:
         """
         self.phase = after(self.phase, step)
 
+    def needs(self, worker: Worker) -> bool:
+        """Return whether its present attempt is over without this worker."""
+        attempt = self.attempt
+        if attempt is None or worker not in attempt.pair:
+            return False
+        return worker is attempt.pair.decode or not attempt.is_handed_over
+
+    def computes_on(self, worker: Worker) -> bool:
+        """Return whether this worker may be computing it now, as far as its tokens tell."""
+        attempt = self.attempt
+        if attempt is None or worker not in attempt.pair:
+            return False
+        computing = Phase.DECODING if worker is attempt.pair.decode else Phase.PREFILLING
+        return self.phase is computing
+
     @property
     def need(self) -> Need:
         """What its next attempt asks of workers."""
         prompt_tokens = len(self.request.prompt_ids)
-        return Need(prompt_tokens, prompt_tokens + len(self.relay.token_ids), self.fingerprint)
+        return Need(
+            prompt_tokens,
+            prompt_tokens + len(self.relay.token_ids),
+            self.fingerprint,
+            self.shunned,
+            self.suspicion.is_on_probation,
+        )
 
     def usage(self, now: float) -> Usage:
         """Return counts and times as of now."""

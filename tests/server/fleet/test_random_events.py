@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from server.generation import CancelReason, Failed, FinishReason
 from transport.frames import EndReason, RefuseReason
+from triolet.config import RecoveryConfig
 from triolet.errors import RequestError
 
 from .fakes import FakeDecode, completion_ids, make_request
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     from .world import Reader
 
+GOODBYE = "goodbye"
+"""A loss that nobody is blamed for: here nobody shall be convicted."""
 MAX_TOKENS = 30
 END_AT = 21
 
@@ -47,7 +50,13 @@ class Chaos:
     def __init__(self) -> None:
         # Patience without end: here every request shall get through.
         self.world = World(
-            2, 2, token_window=6, max_attempts=1000, stall_timeout_s=1e6, worker_wait_s=1e6
+            2,
+            2,
+            token_window=6,
+            max_attempts=1000,
+            stall_timeout_s=1e6,
+            worker_wait_s=1e6,
+            recovery=RecoveryConfig(retry_burst=1e6),
         )
         for fake in self.world.decodes:
             fake.end_at = END_AT
@@ -92,10 +101,10 @@ class Chaos:
         match name:
             case "crash":
                 # The server has not noticed yet: only a greeting or the link will tell it.
-                world.lose(worker)
+                world.lose(worker, GOODBYE)
             case "lose":
                 # Given up although it lives: what it still says must not count.
-                world.conductor.lost(worker, "test", world.now)
+                world.conductor.lost(worker, GOODBYE, world.now)
                 world.collect()
             case "greet":
                 world.greet(worker)

@@ -118,6 +118,7 @@ class FakeWorker:
     state: str = "alive"
     capacity: Capacity | None = CAPACITY
     load: Load = field(default_factory=Load)
+    breaker: str = "closed"
 
 
 @dataclass
@@ -126,6 +127,8 @@ class FakeStatus:
     queued: int = 0
     running: int = 0
     max_model_len: int = MAX_MODEL_LEN
+    retries_left: float = 20.0
+    quarantined: int = 0
 
     @property
     def is_ready(self) -> bool:

@@ -1,0 +1,140 @@
+"""What follows from a fault for the request that it struck: another attempt, or an end.
+
+A request has at most `max_attempts` tries (retry_budget.py says what they cost), goes elsewhere if
+there is an elsewhere, and is tried no more once it is convicted (suspicion.py). Workers that fail
+are given a rest (breaker.py). Decides only; the attempts themselves are attempts.py's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from . import ends
+from .paths import BrokenPaths
+from .quarantine import Quarantine
+from .retry_budget import RetryBudget
+from .suspicion import Standing
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from triolet.config import ServerConfig
+
+    from .observer import FleetObserver
+    from .progress import Again, Fault
+    from .sequence import Attempt
+    from .sequence import Sequence as RunningSequence
+    from .workers import Worker
+
+
+class Recovery:
+    """The memory of faults of one server.
+
+    Args:
+      config: bounds.
+      workers: every worker there is or will be.
+      observer: told of what changes.
+      now: the time of the start.
+
+    Attributes:
+      paths: pairs of workers that lost one another.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        workers: Sequence[Worker],
+        observer: FleetObserver,
+        now: float,
+    ) -> None:
+        self.paths = BrokenPaths(config.recovery)
+        self._max_attempts = config.max_attempts
+        self._workers = workers
+        self._observer = observer
+        self._budget = RetryBudget(config.recovery, now)
+        self._quarantine = Quarantine(config.recovery)
+        self._shown = {worker: worker.breaker.state for worker in workers}
+
+    @property
+    def retries_left(self) -> float:
+        """What the budget can afford."""
+        return self._budget.tokens
+
+    @property
+    def num_quarantined(self) -> int:
+        """Prompts that are refused."""
+        return len(self._quarantine)
+
+    def accepted(self) -> None:
+        """Note a request that was taken on: it pays a part of a retry."""
+        self._budget.earn()
+
+    def objection(self, prompt_ids: Sequence[int], now: float) -> ends.End | None:
+        """Return the end of a request whose prompt is in quarantine, or None for any other."""
+        remaining_s = self._quarantine.remaining_s(prompt_ids, now)
+        return None if remaining_s is None else ends.quarantined()
+
+    def worked(self, worker: Worker, now: float) -> None:
+        """Note that a worker did for an attempt what it is there for."""
+        worker.breaker.succeeded(now)
+        self._show(worker)
+
+    def after(self, sequence: RunningSequence, again: Again, now: float) -> ends.End | None:
+        """Take in why the present attempt of a sequence is over.
+
+        Returns:
+          The end of the request, or None if it may be tried again.
+        """
+        attempt, fault = sequence.attempt, again.fault
+        if fault is None or attempt is None:
+            return None
+        worker = attempt.pair.of(fault.at)
+        event = _event(again.cause, fault, attempt)
+        if self._budget.is_new(event, now):
+            self._count(worker, fault, attempt, now)
+        if fault.is_workers:
+            sequence.shunned |= {worker.address}
+        sequence.num_failures += 1
+        if fault.num_suspects:
+            num_tokens = len(sequence.relay.token_ids)
+            standing = sequence.suspicion.struck(num_tokens, fault.num_suspects)
+            if standing is Standing.CONVICTED:
+                self._quarantine.add(sequence.request.prompt_ids, now)
+                self._observer.request_quarantined(sequence.request.request_id.hex())
+                return ends.quarantined()
+        if sequence.num_failures >= self._max_attempts:
+            return ends.attempts_spent(sequence.num_failures, again.cause)
+        if not self._budget.take(event, now):
+            self._observer.retry_unaffordable()
+            return ends.retries_spent(again.cause)
+        return None
+
+    def sweep(self, now: float) -> None:
+        """Let time pass."""
+        self.paths.forget(now)
+        for worker in self._workers:
+            worker.breaker.advance(now)
+            self._show(worker)
+
+    def _count(self, worker: Worker, fault: Fault, attempt: Attempt, now: float) -> None:
+        """Hold a fault against a worker or a path. Attempts that it struck together count once."""
+        if fault.is_path:
+            self.paths.broke(attempt.pair.prefill, attempt.pair.decode, now)
+        if fault.is_workers:
+            worker.breaker.failed(now)
+            self._show(worker)
+
+    def _show(self, worker: Worker) -> None:
+        state = worker.breaker.state
+        if self._shown[worker] is not state:
+            self._shown[worker] = state
+            self._observer.breaker_changed(str(worker), state.value)
+
+
+def _event(cause: str, fault: Fault, attempt: Attempt) -> Hashable | None:
+    """Name the event that other attempts fail by as well, if there may be any."""
+    if not fault.is_shared:
+        return None
+    if fault.is_path:
+        return (cause, attempt.pair.prefill.monitor.epoch, attempt.pair.decode.monitor.epoch)
+    return (cause, fault.at, attempt.pair.of(fault.at).monitor.epoch, fault.step)
