@@ -23,17 +23,36 @@ SCOPE_KEY: Final = "triolet.live"
 """Where a request's scope holds its LiveRequest."""
 
 
+DEPARTURE_KEY: Final = "triolet.departure"
+"""Where the scopes of a connection's requests hold its Departure."""
+
+
+class Departure:
+    """How a client went, for the accounts of what ran for it.
+
+    Attributes:
+      reason: set by whoever cuts the connection; otherwise the client went by itself.
+    """
+
+    def __init__(self) -> None:
+        self.reason = CancelReason.CLIENT_GONE
+
+
 class LiveRequest:
     """One request and the generations that it began. On exit they end, however it exits.
+
+    Args:
+      departure: of its connection.
 
     Attributes:
       request_id: 16 random bytes.
       began_at: when it came, on trio's clock.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, departure: Departure) -> None:
         self.request_id = new_request_id()
         self.began_at = trio.current_time()
+        self._departure = departure
         self._generations: list[Generation] = []
 
     def hold(self, generation: Generation) -> None:
@@ -50,7 +69,7 @@ class LiveRequest:
         traceback: TracebackType | None,
     ) -> None:
         for generation in self._generations:
-            generation.cancel(CancelReason.CLIENT_GONE)
+            generation.cancel(self._departure.reason)
 
 
 class Lifecycle:

@@ -19,6 +19,7 @@ from tests.server.support.fakes import FakeFleet, FakeText
 from triolet.config import ServerConfig
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import AsyncIterator
 
 MODEL = "demo"
@@ -39,6 +40,7 @@ class Surface:
     fleet: FakeFleet
     services: Services
     edge: Edge
+    listening: socket.socket
     url: str
     port: int
 
@@ -210,6 +212,6 @@ async def surface(
     url, port = base_url(listening), listening.getsockname()[1]
     async with trio.open_nursery() as nursery:
         await nursery.start(edge.run, listening)
-        yield Surface(fleet, services, edge, url, port)
+        yield Surface(fleet, services, edge, listening, url, port)
         edge.stop(within_s=0.5)
     assert edge.connections == 0
