@@ -333,6 +333,16 @@ class ServerConfig:
     """Audits at once; each asks every worker."""
     drain_timeout_s: float = 30.0 * SECONDS
     """After SIGTERM running streams may finish for this long, then each gets a terminal event."""
+    listen_fd: int | None = None
+    """A bound socket that whoever started this process holds too: it outlives the process, so that
+    a successor can accept on it before this one has ended."""
+    handover_s: float = 1.0 * SECONDS
+    """After a successor has taken over the port, requests on connections that are open already are
+    still answered for this long: a client in full swing learns with its next answer that it should
+    connect anew."""
+    spare_addresses: tuple[str, ...] = ()
+    """Those of the workers' addresses where usually nobody is: a worker is there only while another
+    one is replaced."""
     exit_grace_s: float = 5.0 * SECONDS
     """After the drain the process leaves within this time, whatever a socket does."""
 

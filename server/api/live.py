@@ -76,13 +76,32 @@ class Lifecycle:
     """Whether this process takes requests.
 
     Attributes:
-      draining: set once it takes none; answers under way go on.
+      leaving: set once this process is about to leave: clients are told to connect anew.
+      draining: set once it takes nothing new; answers under way go on.
+      has_successor: another process accepts connections at this address now.
     """
 
     def __init__(self) -> None:
+        self.leaving = trio.Event()
         self.draining = trio.Event()
+        self.has_successor = False
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether clients should look for another connection."""
+        return self.leaving.is_set()
 
     @property
     def is_draining(self) -> bool:
         """Whether new requests are refused."""
         return self.draining.is_set()
+
+    def hand_over(self) -> None:
+        """Leave new connections to a successor, which listens on the same socket. Idempotent."""
+        self.has_successor = self.has_successor or not self.is_leaving
+        self.leaving.set()
+
+    def drain(self) -> None:
+        """Refuse what is new from now on. Idempotent."""
+        self.leaving.set()
+        self.draining.set()

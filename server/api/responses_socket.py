@@ -23,7 +23,7 @@ from .intake import own_request_id
 from .json_body import parse_object
 from .live import DEPARTURE_KEY
 from .responses_answer import ResponseAnswer
-from .responses_events import error_frame
+from .responses_events import error_frame, notice_frame
 from .responses_schema import LANE, ResponseCancel, ResponseCreate
 from .schemas import read_request
 
@@ -169,6 +169,8 @@ class ResponsesSession:
         everything.cancel()
 
     async def _close_when_drained(self) -> None:
+        await self._services.lifecycle.leaving.wait()
+        await self._outbox.send(notice_frame(self._services.config.drain_timeout_s))
         await self._services.lifecycle.draining.wait()
         while self._lanes:
             self._lane_ended = trio.Event()

@@ -34,9 +34,20 @@ async def test_it_is_ready_only_with_a_worker_of_each_role(path: str) -> None:
     assert "decode" in without.error["message"]
 
 
+async def test_a_process_with_a_successor_answers_and_asks_to_be_left() -> None:
+    async with surface() as server:
+        before = await server.request("GET", "/health/ready")
+        server.services.lifecycle.hand_over()
+        ready = await server.request("GET", "/health/ready")
+        chat = await server.post("/v1/chat/completions", CHAT)
+    assert "connection" not in before.headers
+    for answer in (ready, chat):
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+
+
 async def test_a_draining_process_is_live_not_ready_and_takes_nothing() -> None:
     async with surface() as server:
-        server.services.lifecycle.draining.set()
+        server.services.lifecycle.drain()
         live = await server.request("GET", "/health/live")
         ready = await server.request("GET", "/health/ready")
         chat = await server.post("/v1/chat/completions", CHAT)
