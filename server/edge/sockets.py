@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import errno
 import socket
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from triolet.errors import ConfigError
 
@@ -45,7 +45,7 @@ def open_listening_socket(config: ServerConfig) -> socket.socket:
 
 
 def _listen(
-    listening: socket.socket, address: object, config: ServerConfig, where: str
+    listening: socket.socket, address: tuple[Any, ...] | None, config: ServerConfig, where: str
 ) -> socket.socket:
     """Set what accepted connections inherit, bind if there is an address, and listen."""
     try:

@@ -84,7 +84,7 @@ def test_a_successor_takes_over_the_port_while_streams_go_on(
 ) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
     with (
-        server(tmp_path, port, "old", drain_s=5.0, handover_s=1.0) as old,
+        server(tmp_path, port, "old", drain_s=2.0, handover_s=1.0) as old,
         httpx2.Client(base_url=url_of(port), timeout=PATIENCE_S) as known,
         known.stream("POST", "/v1/chat/completions", json=body) as stream,
         httpx2.Client(base_url=url_of(port), timeout=PATIENCE_S) as idle,
