@@ -53,7 +53,7 @@ COLUMNS = (
 HOW_TO_READ = """\
 failed     requests without an answer; inexact: with another one than the undisturbed run gave
            (token ids, text, end and usage; over WebSocket all but the ids)
-reference  the undisturbed run; calm: the same once more: what differs there differs without any fault
+reference  the undisturbed run; calm: the same once more, what differs there differs without faults
 hit        requests that had to begin again: a new attempt on other workers or, where the server
            died, a new connection; a run whose faults hit nothing does not pass
 pause      longest silence of each stream that was hit, ms, the wait for its first word included;

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 FREE_BOUND_S = 2.5
 """A lease lives 2 s without its owner, and the sweep that ends it comes within half a second."""
 SERVER_KILL = "server-kill"
+LEASE_EXPIRED = "lease_expired"
+"""How a worker ends what its server does not name any more."""
 CALM = "calm"
 REFERENCE = "reference"
 UNDISTURBED = (REFERENCE, CALM)
@@ -132,16 +134,23 @@ def _times_to_free(
 ) -> list[float]:
     """Return how long workers held what belonged to a server that died.
 
-    Its requests are those whose end no server ever logged.
+    That is whatever ended before the next server was there, and whatever nobody named any more.
     """
-    finished = {e["request_id"] for e in entries if e.get("event") == "request_ended"}
+    returns = [
+        seconds_of(e)
+        for e in entries
+        if e.get("event") == "process_ready" and e.get("name") == "server"
+    ]
     times = []
     for entry in entries:
-        if entry.get("event") != "attempt_ended" or entry["attempt"].split("/")[0] in finished:
+        if entry.get("event") != "attempt_ended":
             continue
         ended_at = seconds_of(entry)
         deaths = [fault.epoch_s for fault in injected if fault.epoch_s <= ended_at]
-        if deaths:
+        if not deaths:
+            continue
+        is_back = any(deaths[-1] <= returned_at <= ended_at for returned_at in returns)
+        if entry["reason"] == LEASE_EXPIRED or not is_back:
             times.append(ended_at - deaths[-1])
     return times
 
