@@ -284,9 +284,20 @@ def doctor(
     model: ModelArgument = None,
     port: Annotated[int, typer.Option(min=1, max=65_535, help="Port to serve on.")] = 8000,
     host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
+    ledger: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Look into the fleet of this running server instead: blocks, leases, requests.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Check this machine, the model and the ports, and say what to do."""
+    if ledger is not None:
+        from .ledger import run_ledger
+
+        raise typer.Exit(run_ledger(ledger, as_json=as_json))
     from .doctor import run_doctor
 
     if not run_doctor(model, host, port, as_json=as_json):
