@@ -63,6 +63,9 @@ loadtest: install-dev  ## locust, headless, against a server it starts; report i
 bench-cancel: install-dev  ## close 1,000 connections at random moments; how long until their KV is free
 	$(BIN)/python -m loadtest.cancels $(ARGS)
 
+bench-stalled: install-dev  ## 200 clients stop reading, four read on: what it costs them, and memory
+	$(BIN)/python -m loadtest.stalled $(ARGS)
+
 bench-kills: install-dev  ## kill workers and server under 800 requests; compare every answer, time every pause
 	$(BIN)/python -m loadtest.kills $(ARGS)
 

@@ -10,10 +10,18 @@ import random
 import struct
 
 
-def chat_request(name: str, host: str, body: bytes) -> bytes:
-    """Return a POST of a chat completion whose client calls it `name`."""
+def chat_request(name: str, host: str, body: bytes, *, close: bool = False) -> bytes:
+    """Return a POST of a chat completion whose client calls it `name`.
+
+    Args:
+      name: the client's id of it.
+      host: what it calls the server.
+      body: JSON.
+      close: ask for the connection's end behind the answer.
+    """
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\nx-request-id: {name}\r\n"
+        f"connection: {'close' if close else 'keep-alive'}\r\n"
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
