@@ -18,6 +18,8 @@ from .errors import http_error
 from .generate import json_response
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from quart import Response
 
     from .ports import Services
@@ -26,10 +28,15 @@ FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 """What proxies add to a request that is not their own."""
 
 
+def is_from_here(peer: str | None, headers: Container[str]) -> bool:
+    """Return whether a request comes from this machine and from nobody behind it."""
+    is_local = peer is not None and is_loopback(peer)
+    return is_local and not any(name in headers for name in FORWARDED)
+
+
 async def fleet_audit(services: Services) -> Response:
     """Answer with the violations, the server's accounts and each worker's."""
-    peer = request.remote_addr or ""
-    if not is_loopback(peer) or any(name in request.headers for name in FORWARDED):
+    if not is_from_here(request.remote_addr, request.headers):
         raise http_error(403, "this is for the machine that the server runs on; ask from there")
     audit = await services.fleet.audit(services.count_connections())
     document = {"violations": check_invariants(audit), **msgspec.structs.asdict(audit)}

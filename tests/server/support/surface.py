@@ -205,7 +205,14 @@ async def surface(
     config = replace(CONFIG, **changes)  # type: ignore[arg-type]
     fleet = fleet or FakeFleet()
     metrics = Metrics(MODEL, config.metrics_compat)
-    services = Services(config, fleet, FakeText(), metrics, defaults or SamplingDefaults())
+    services = Services(
+        config,
+        fleet,
+        FakeText(),
+        metrics,
+        defaults or SamplingDefaults(),
+        count_connections=lambda: edge.connections,
+    )
     edge = Edge(build_app(services), config)
     metrics.watch(fleet.status, lambda: edge.connections)
     listening = open_listening_socket(config)
