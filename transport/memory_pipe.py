@@ -63,6 +63,8 @@ class Conditions:
       faults: what happens to frames from now on; may be exchanged at any time.
       counts: what happened.
       cut: links whose frames vanish, both ways.
+      outlives_links: frames under way when a link breaks reach the next link of that name. No real
+        link does this; a receiver that trusts epochs instead of links bears it all the same.
     """
 
     def __init__(self, seed: int, faults: Faults) -> None:
@@ -70,6 +72,7 @@ class Conditions:
         self.faults = faults
         self.counts = FaultCounts()
         self.cut: set[LinkName] = set()
+        self.outlives_links = False
         self._order = 0
 
     def next_order(self) -> int:
@@ -122,6 +125,12 @@ class Pipe:
     def peek(self) -> Parcel | None:
         """Return what arrives next."""
         return self._parcels[0] if self._parcels else None
+
+    def inherit(self, older: Pipe) -> None:
+        """Take over what was still under way in a pipe that is gone."""
+        now = trio.current_time()
+        self._parcels = [parcel for parcel in older._parcels if parcel.due > now]
+        self._inbox.wake()
 
     def pop(self) -> None:
         """Take away what `peek` returned."""
