@@ -55,7 +55,7 @@ async def test_what_a_proxy_passes_on_is_refused(header: str) -> None:
     ],
 )
 def test_peers_from_elsewhere_are_refused(peer: str | None, is_local: bool) -> None:
-    assert is_from_here(peer, {}) is is_local
+    assert is_from_here(peer, {"host", "accept"}) is is_local
     assert not is_from_here(peer, {"forwarded"})
 
 
