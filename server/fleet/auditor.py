@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from triolet.audit import AttemptAudit, Doubt, FleetAudit, ServerAudit, WorkerView
 from triolet.errors import overloaded
 
-from .status import worker_status
+from .status import present, worker_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -124,7 +124,7 @@ class Auditor:
             server=self.server(now, connections, process),
             workers=tuple(
                 survey.answers.get(worker) or self._silent(worker, survey)
-                for worker in self._workers
+                for worker in present(self._workers, self._config.spare_addresses)
             ),
         )
 

@@ -20,7 +20,7 @@ from triolet.process import process_facts
 from .auditor import Auditor
 from .conductor import Conductor
 from .observer import SilentObserver
-from .status import FleetStatus, is_ready, worker_status
+from .status import FleetStatus, is_ready, present, worker_status
 from .stream import Stream
 from .workers import Worker
 
@@ -93,7 +93,10 @@ class Fleet:
         """Look at the fleet."""
         conductor = self._conductor
         return FleetStatus(
-            workers=tuple(worker_status(worker) for worker in self._workers),
+            workers=tuple(
+                worker_status(worker)
+                for worker in present(self._workers, self._config.spare_addresses)
+            ),
             is_ready=is_ready(self._workers) and not conductor.is_draining,
             is_draining=conductor.is_draining,
             queued=conductor.num_queued,

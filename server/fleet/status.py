@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from triolet.ids import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from transport.frames import Capacity, Load
 
@@ -76,6 +76,11 @@ class FleetStatus:
     ended: Mapping[str, int]
     retries_left: float
     quarantined: int
+
+
+def present(workers: Iterable[Worker], spare_addresses: Collection[str]) -> list[Worker]:
+    """Return the workers that there are or should be; a spare one counts while it is there."""
+    return [w for w in workers if w.is_connected or w.address not in spare_addresses]
 
 
 def worker_status(worker: Worker) -> WorkerStatus:

@@ -7,8 +7,10 @@ import re
 import pytest
 
 from server.api.static_files import STATIC_DIR
+from tests.server.support.fakes import FakeWorker
 from tests.server.support.surface import MODEL, surface
 from transport.frames import Load
+from triolet.ids import Role
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -32,6 +34,17 @@ async def test_it_is_ready_only_with_a_worker_of_each_role(path: str) -> None:
     assert (with_both.status, without.status, again.status) == (200, 503, 200)
     assert without.error["code"] == "no_worker"
     assert "decode" in without.error["message"]
+
+
+async def test_who_is_there_is_shown_by_name() -> None:
+    async with surface() as server:
+        workers = server.fleet.status().workers
+        workers[1].state = "suspect"
+        unknown = FakeWorker(Role.DECODE, "ipc:///x", capacity=None)
+        workers += [unknown, FakeWorker(Role.DECODE, "decode-9")]
+        answer = await server.request("GET", "/health/ready")
+    states = {workers[0].name: "alive", workers[1].name: "suspect", "decode-9": "alive"}
+    assert answer.json["workers"] == states
 
 
 async def test_a_process_with_a_successor_answers_and_asks_to_be_left() -> None:
