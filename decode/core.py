@@ -127,6 +127,8 @@ class DecodeCore:
         if self.reception.is_fenced(now):
             self.reception.begin_new_life(now)
             self._senders.dismiss("this worker has begun a new life: dial again")
+        elif absence_s := self.reception.excuse():
+            self._senders.excuse(absence_s)
 
     def on_control(self, sender: bytes, frame: AnyFrame, now: float) -> None:
         """Take in a frame of a server."""

@@ -106,6 +106,8 @@ class PrefillCore:
             self.reception.begin_new_life(now)
             for target in self.shipper.targets:
                 self.shipper.close_lane(target)
+        elif absence_s := self.reception.excuse():
+            self.shipper.excuse(absence_s)
 
     def on_control(self, sender: bytes, frame: AnyFrame, now: float) -> None:
         """Take in a frame of a server."""

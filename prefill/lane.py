@@ -124,6 +124,10 @@ class Lane:
             if key not in self.transfers and now - item.sent_at > self._link.kv_stall_s:
                 self._settle(key, index)
 
+    def excuse(self, absence_s: float) -> None:
+        """Take back time in which nobody listened for answers."""
+        self._last_heard += absence_s
+
     def is_stalled(self, now: float) -> bool:
         """Return whether the receiver owes an answer for too long."""
         is_dialling = self.window is None and bool(self.transfers)

@@ -184,6 +184,11 @@ class Shipper:
         if target is not None:
             self._lanes[target].forget(key)
 
+    def excuse(self, absence_s: float) -> None:
+        """Take back time in which this worker did not listen for answers."""
+        for lane in self._lanes.values():
+            lane.excuse(absence_s)
+
     def stalled(self, now: float) -> list[KvTarget]:
         """Write off what was forgotten, and return the receivers that owe an answer too long."""
         for lane in self._lanes.values():

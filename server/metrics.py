@@ -19,6 +19,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from .metrics_collectors import AliasCollector, FleetCollector
+from .metrics_faults import FaultMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,12 +46,6 @@ COUNTERS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("requests_rejected", "Sequences refused at once", ("code",)),
     ("requests", "Sequences by how they ended", ("outcome",)),
     ("attempts_failed", "Attempts that another one followed", ("cause",)),
-    ("retries_refused", "Requests ended because the retry budget was spent", ()),
-    ("requests_quarantined", "Requests that killed the workers which computed them", ()),
-    ("breaker_changes", "Circuit breakers of workers by the state they took", ("state",)),
-    ("frames_dropped", "Frames of workers that belonged to nothing present", ("reason",)),
-    ("server_pauses", "Times that this process stood still", ()),
-    ("server_paused_seconds", "Time that this process stood still", ()),
     ("http_errors", "Requests answered with an error", ("status",)),
     ("prompt_tokens", "Tokens in prompts", ()),
     ("cached_prompt_tokens", "Prompt tokens whose KV was there already", ()),
@@ -103,6 +98,7 @@ class Metrics:
         self._compat = compat
         self._words = {name: Words() for name in ("outcome", "code", "cause")}
         disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.faults = FaultMetrics(self._registry)
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         self._counters = {
@@ -161,30 +157,6 @@ class Metrics:
     def attempt_failed(self, cause: str) -> None:
         """An attempt is over and the request goes on with another one."""
         self._counters["attempts_failed"].labels(self._words["cause"].bounded(cause)).inc()
-
-    def retry_unaffordable(self) -> None:
-        """A request ends because too many others are tried again already."""
-        self._counters["retries_refused"].inc()
-
-    def request_quarantined(self, request_id: str) -> None:
-        """It killed the workers that computed it; an operator may want to look at it."""
-        self._counters["requests_quarantined"].inc()
-        log.error("request quarantined", request_id=request_id)
-
-    def breaker_changed(self, worker: str, state: str) -> None:
-        """A worker is left out, tried, or used again."""
-        self._counters["breaker_changes"].labels(state).inc()
-        log.warning("breaker", worker=worker, state=state)
-
-    def frames_dropped(self, reason: str, count: int = 1) -> None:
-        """Frames of workers were not acted upon."""
-        self._counters["frames_dropped"].labels(reason).inc(count)
-
-    def server_paused(self, seconds: float) -> None:
-        """This process itself stood still for so long."""
-        self._counters["server_pauses"].inc()
-        self._counters["server_paused_seconds"].inc(seconds)
-        log.warning("this server stood still", seconds=round(seconds, 3))
 
     def request_ended(self, outcome: str, usage: Usage, elapsed_s: float) -> None:
         """It got its terminal event."""

@@ -6,7 +6,6 @@ no bytes, no sockets and no state.
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
@@ -15,6 +14,9 @@ from triolet.audit import WorkerAudit  # noqa: TC001 (msgspec reads the annotati
 from triolet.config import MAX_NUM_SEQS
 from triolet.ids import AttemptKey, PeerId, Role
 from triolet.sampling import SamplingParams  # noqa: TC001 (msgspec reads the annotations)
+
+from .reasons import EndReason as EndReason  # noqa: TC001
+from .reasons import RefuseReason as RefuseReason  # noqa: TC001
 
 PROTOCOL_VERSION: Final = 1
 OLDEST_PROTOCOL_VERSION: Final = 1
@@ -36,36 +38,6 @@ Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
 PackedTokens: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS_ON_WIRE)]
 Digest: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
-
-
-class EndReason(StrEnum):
-    """Why an attempt ended. The first three are the model's own ends, all others are ours."""
-
-    STOP = "stop"  # end-of-sequence or stop token
-    LENGTH = "length"
-    STOP_STRING = "stop_string"
-    CANCEL = "cancel"  # the client left
-    STALLED = "stalled"  # the client stopped reading
-    DEADLINE = "deadline"
-    DRAIN = "drain"
-    PREEMPTED = "preempted"  # blocks ran out; the server begins a new attempt
-    SUPERSEDED = "superseded"  # a newer attempt of the same request exists
-    LEASE_EXPIRED = "lease_expired"  # its server fell silent or no longer names it
-    PEER_LOST = "peer_lost"  # the other worker of the pair
-    HANDED_OVER = "handed_over"  # prefill only: decode has all of the KV; a success
-    UNWANTED = "unwanted"  # prefill only: decode has ended it, and says itself why
-    UNKNOWN = "unknown"  # the worker has no such attempt
-    ERROR = "error"
-
-
-class RefuseReason(StrEnum):
-    """Why decode granted no lease."""
-
-    NO_BLOCKS = "no_blocks"
-    NO_ROWS = "no_rows"
-    DRAINING = "draining"
-    TOO_LONG = "too_long"
-    ENDED = "ended"  # a tombstone: the END overtook its RESERVE
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

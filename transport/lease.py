@@ -228,6 +228,11 @@ class LeaseTable:
                 lease.expires_at = max(lease.expires_at, now + self._config.lease_ttl_s)
         return unknown
 
+    def excuse(self, absence_s: float) -> None:
+        """Prolong every lease by time in which this worker did not listen for renewals."""
+        for lease in self._live.values():
+            lease.expires_at += absence_s
+
     def expired(self, now: float) -> list[tuple[AttemptKey, EndReason]]:
         """Return what must be released now, and why. Also forgets old tombstones."""
         while self._tombstones:

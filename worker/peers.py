@@ -94,6 +94,11 @@ class PeerTable:
         known = self._known.pop(sender, None)
         return None if known is None else known.peer
 
+    def excuse(self, absence_s: float) -> None:
+        """Take back time in which this worker did not listen."""
+        for sender, known in self._known.items():
+            self._known[sender] = _Known(known.peer, known.heard_at + absence_s)
+
     def forget_silent(self, now: float) -> None:
         """Drop peers that were not heard for too long."""
         silent = [s for s, k in self._known.items() if now - k.heard_at > self._silence_s]

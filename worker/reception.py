@@ -106,7 +106,7 @@ class Reception(Generic[A]):
         self._counters = counters
         self._describe = describe
         self._account = account
-        self._fence = SelfFence(link, now)
+        self._fence = SelfFence(link, now, link.lease_ttl_s)
         self._drain_deadline: float | None = None
         self._farewells: set[bytes] | None = None
 
@@ -123,6 +123,15 @@ class Reception(Generic[A]):
     def is_fenced(self, now: float) -> bool:
         """Note that the loop runs; return whether it stood still for longer than leases last."""
         return self._fence.beat(now)
+
+    def excuse(self) -> float:
+        """After a shorter standstill: count it in nobody's silence; return how long it was."""
+        absence_s = self._fence.absence_s
+        if absence_s:
+            log.warning("stood_still", seconds=round(absence_s, 3))
+            self._roster.leases.excuse(absence_s)
+            self.servers.excuse(absence_s)
+        return absence_s
 
     def take(self, sender: bytes, frame: AnyFrame, now: float) -> PeerId | None:
         """Handle a frame that every worker understands.

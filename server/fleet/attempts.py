@@ -101,7 +101,7 @@ class Attempts:
             sequence = self._book.running(row.key)
             attempt = None if sequence is None else sequence.attempt
             if sequence is None or attempt is None or attempt.pair.decode is not decode:
-                self._observer.frames_dropped("old_attempt")
+                self._observer.faults.frames_dropped("old_attempt")
                 continue
             if not attempt.is_handed_over:
                 attempt.is_handed_over = True
@@ -124,7 +124,7 @@ class Attempts:
         attempt = None if sequence is None else sequence.attempt
         if sequence is None or attempt is None or worker not in attempt.pair:
             if not isinstance(frame, Ended):  # which is what a worker owes to an END
-                self._observer.frames_dropped("old_attempt")
+                self._observer.faults.frames_dropped("old_attempt")
             return
         match frame:
             case Grant():
@@ -169,6 +169,33 @@ class Attempts:
         self._leave(sequence, end.reason)
         self._book.fail(sequence, end.error, end.outcome, now)
 
+    def sweep(self, sequence: Sequence, drain_until: float | None, now: float) -> None:
+        """Look for whatever time alone brings about for one sequence."""
+        config = self._config
+        attempt = sequence.attempt
+        waiting_since = sequence.relay.mailbox.waiting_since
+        gap_since = None if attempt is None else attempt.gap_since
+        if now >= sequence.deadline:
+            self.fail(sequence, ends.too_late(sequence.request.deadline_s), now)
+        elif drain_until is not None and now >= drain_until:
+            self.fail(sequence, ends.drained(), now)
+        elif waiting_since is not None and now - waiting_since >= config.stall_timeout_s:
+            self.fail(sequence, ends.stalled(config.stall_timeout_s), now)
+        elif attempt is not None and sequence.phase is Phase.RESERVING and now >= attempt.grant_by:
+            self.apply(sequence, Again("no_grant", Fault(Role.DECODE)), now)
+        elif gap_since is not None and now - gap_since >= config.link.peer_timeout_s:
+            self.apply(sequence, Again("tokens_missing", Fault(Role.DECODE)), now)
+
+    def begin_anew(self, cause: str, now: float) -> None:
+        """Give up every lease through this server's own fault."""
+        for worker in self._workers:
+            if worker.is_connected:
+                worker.lost(now, is_its_fault=False)
+                self._observer.worker_lost(str(worker), cause)
+        for sequence in self._book:
+            if sequence.attempt is not None:
+                self.apply(sequence, Again(cause), now)
+
     def _next_turn(self, now: float) -> tuple[Sequence, Pair | ends.End] | None:
         """Return who may leave the line now, and where to or with which end."""
         paths = self.recovery.paths
@@ -212,7 +239,7 @@ class Attempts:
     def _granted(self, sequence: Sequence, attempt: Attempt, grant: Grant, now: float) -> None:
         decode = attempt.pair.decode
         if sequence.phase is not Phase.RESERVING or grant.epoch != decode.monitor.epoch:
-            self._observer.frames_dropped("doubled_or_old_life")
+            self._observer.faults.frames_dropped("doubled_or_old_life")
             return
         decode.granted(attempt.key)
         sequence.step(Step.GRANT)

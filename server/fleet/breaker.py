@@ -23,7 +23,7 @@ from triolet.errors import LocalProtocolError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from triolet.config import RecoveryConfig
+    from triolet.config_recovery import RecoveryConfig
     from triolet.ids import AttemptKey
 
 T = TypeVar("T")

@@ -11,13 +11,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from transport.frames import Ended, FirstToken, Grant, Refuse, Tokens, WorkerHeartbeat
-from transport.liveness import PeerState
+from transport.liveness import PeerState, SelfFence
 from triolet.audit import MAX_SECONDS
 from triolet.errors import RequestError, draining, server_error
-from triolet.ids import Role
 
 from . import ends
-from .admission import limits_of, refuse_overload, refuse_unfit
+from .admission import limits_of, missing_role, refuse_overload, refuse_unfit
 from .attempts import Attempts
 from .book import RequestBook
 from .outbox import Outbox
@@ -35,13 +34,13 @@ if TYPE_CHECKING:
     from ..generation import CancelReason, GenerationRequest
     from .accounting import Accounting
     from .observer import FleetObserver
-    from .recovery import Recovery
     from .relay import RelayText
     from .sequence import Sequence
     from .workers import Worker
 
 
-NO_DEATH: Final = frozenset({"goodbye", "link_full", "protocol", "server_paused"})
+OWN_PAUSE: Final = "server_paused"
+NO_DEATH: Final = frozenset({"goodbye", "link_full", "protocol"})
 """Causes of a loss that no request can have brought about: the worker was well enough to speak."""
 
 
@@ -57,6 +56,7 @@ class Conductor:
 
     Attributes:
       outbox: frames to send.
+      recovery: the memory of faults.
     """
 
     def __init__(
@@ -76,17 +76,14 @@ class Conductor:
         self._attempts = Attempts(
             config, self._workers, self._book, self.outbox, text.eos_token_ids, observer, now
         )
+        self.recovery = self._attempts.recovery
         self._drain_until: float | None = None
+        self._fence: SelfFence | None = None
 
     @property
     def accounting(self) -> Accounting:
         """Requests received, accepted, rejected, ended."""
         return self._book.accounting
-
-    @property
-    def recovery(self) -> Recovery:
-        """The memory of faults."""
-        return self._attempts.recovery
 
     @property
     def num_queued(self) -> int:
@@ -112,6 +109,26 @@ class Conductor:
     def is_draining(self) -> bool:
         """Whether nothing new is taken."""
         return self._drain_until is not None
+
+    def wake(self, now: float) -> None:
+        """To be called before anything else in every turn: whoever stood still must not take it for
+        the silence of others, nor go on with leases that he did not renew."""
+        if self._fence is None:
+            # A worker's last renewal may be one heartbeat older than the standstill.
+            link = self._config.link
+            limit_s = link.lease_ttl_s - link.heartbeat_interval_s
+            self._fence = SelfFence(link, now, limit_s)
+        is_fenced = self._fence.beat(now)
+        absence_s = self._fence.absence_s
+        if not absence_s:
+            return
+        self._observer.faults.server_paused(absence_s)
+        for sequence in self._book:
+            sequence.excuse(absence_s)
+        for worker in self._workers:
+            worker.excuse(absence_s)
+        if is_fenced:
+            self._attempts.begin_anew(OWN_PAUSE, now)
 
     def submit(self, request: GenerationRequest, now: float) -> Sequence:
         """Accept a request; its events come to the returned sequence's mailbox.
@@ -173,7 +190,7 @@ class Conductor:
         """Take in a frame of a worker that was greeted. What belongs to no present attempt is
         dropped: it is late, doubled, or from an attempt that was given up."""
         if not worker.is_connected:
-            self._observer.frames_dropped("not_greeted")
+            self._observer.faults.frames_dropped("not_greeted")
             return
         worker.monitor.heard(now)
         match frame:
@@ -199,8 +216,8 @@ class Conductor:
             if worker.monitor.check(now) is PeerState.DEAD:
                 self.lost(worker, worker.monitor.reason.value, now)
         for sequence in self._book:
-            self._sweep_sequence(sequence, now)
-        role = self._role_missing_too_long(now)
+            self._attempts.sweep(sequence, self._drain_until, now)
+        role = missing_role(self._workers, self._config.worker_wait_s, now)
         if role is not None:
             for sequence in list(self._attempts.line):
                 self._attempts.fail(sequence, ends.no_worker_left(role), now)
@@ -239,7 +256,7 @@ class Conductor:
         if objection is not None:
             raise objection.error
         refuse_unfit(request, limits_of(self._workers, self._text.max_model_len))
-        role = self._role_missing_too_long(now)
+        role = missing_role(self._workers, self._config.worker_wait_s, now)
         if role is not None:
             raise ends.no_worker_left(role).error
         line = self._attempts.line
@@ -253,30 +270,3 @@ class Conductor:
             tokens_ahead = line.tokens_ahead(request.priority)
             predicted_s = self._attempts.pace.predict_s(tokens_ahead, running_tokens)
         refuse_overload(request, self._config, len(line), predicted_s)
-
-    def _sweep_sequence(self, sequence: Sequence, now: float) -> None:
-        config = self._config
-        attempt = sequence.attempt
-        waiting_since = sequence.relay.mailbox.waiting_since
-        gap_since = None if attempt is None else attempt.gap_since
-        if now >= sequence.deadline:
-            self._attempts.fail(sequence, ends.too_late(sequence.request.deadline_s), now)
-        elif self._drain_until is not None and now >= self._drain_until:
-            self._attempts.fail(sequence, ends.drained(), now)
-        elif waiting_since is not None and now - waiting_since >= config.stall_timeout_s:
-            self._attempts.fail(sequence, ends.stalled(config.stall_timeout_s), now)
-        elif attempt is not None and sequence.phase is Phase.RESERVING and now >= attempt.grant_by:
-            self._attempts.apply(sequence, Again("no_grant", Fault(Role.DECODE)), now)
-        elif gap_since is not None and now - gap_since >= config.link.peer_timeout_s:
-            self._attempts.apply(sequence, Again("tokens_missing", Fault(Role.DECODE)), now)
-
-    def _role_missing_too_long(self, now: float) -> Role | None:
-        """Return a role that no worker has filled for longer than a restart takes."""
-        for role in (Role.PREFILL, Role.DECODE):
-            since = [w.missing_since for w in self._workers if w.role is role]
-            gone = [at for at in since if at is not None]
-            if len(gone) == len(since) and (
-                not gone or now - max(gone) >= self._config.worker_wait_s
-            ):
-                return role
-        return None

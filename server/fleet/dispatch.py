@@ -106,8 +106,12 @@ def _admitted(usable: list[Worker], role: Role, need: Need) -> list[Worker]:
         for w in pool
         if w not in left_out
         and need.fingerprint in ("", w.fingerprint)
-        and not (need.is_on_probation and w.has_probation)
+        and not (need.is_on_probation and _has_probation(w))
     ]
+
+
+def _has_probation(worker: Worker) -> bool:
+    return any(share.is_on_probation for share in worker.shares.values())
 
 
 def _has_token_credit(worker: Worker, need: Need) -> bool:

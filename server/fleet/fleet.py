@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from ..generation import CancelReason, GenerationRequest
     from .observer import FleetObserver
-    from .outbox import Outgoing
     from .relay import RelayText
     from .sequence import Sequence
 
@@ -85,7 +84,9 @@ class Fleet:
         Raises:
           RequestError: refused; nothing was begun.
         """
-        sequence = self._conductor.submit(request, trio.current_time())
+        now = trio.current_time()
+        self._conductor.wake(now)
+        sequence = self._conductor.submit(request, now)
         self._flush()
         return Stream(sequence, self._taken, self._cancel)
 
@@ -195,6 +196,7 @@ class Fleet:
         while True:
             messages = await connection.receive_many()
             now = trio.current_time()
+            self._conductor.wake(now)
             for message in messages:
                 self._take(worker, message.frame, now)
             self._flush()
@@ -224,6 +226,7 @@ class Fleet:
         """Say HELLO whenever the worker is not there, until it answers."""
         link = self._config.link
         while True:
+            self._conductor.wake(trio.current_time())
             if not worker.is_connected:
                 with trio.move_on_after(link.hello_timeout_s):
                     await self._connections[worker].send(make_hello(self._me))
@@ -232,6 +235,7 @@ class Fleet:
     async def _beat(self) -> None:
         """Renew the leases of everything that is still wanted."""
         while True:
+            self._conductor.wake(trio.current_time())
             for worker in self._workers:
                 # A heartbeat that fails begins new attempts elsewhere: their RESERVE must go before
                 # the heartbeat that names them, or they would be unknown over there.
@@ -244,6 +248,7 @@ class Fleet:
 
     async def _sweep(self) -> None:
         while True:
+            self._conductor.wake(trio.current_time())
             self._conductor.sweep(trio.current_time())
             self._flush()
             await trio.sleep(self._config.link.sweep_interval_s)
@@ -253,19 +258,17 @@ class Fleet:
         while True:
             await self._credit_due.wait()
             self._credit_due = trio.Event()
-            self._send_all(self._conductor.outbox.drain_credit())
+            for worker, frame in self._conductor.outbox.drain_credit():
+                self._send(worker, frame)
             self._flush()
 
     def _flush(self) -> None:
         """Send what the conductor wants sent. A worker that cannot take it is lost, and what
         follows from that is sent too."""
         while frames := self._conductor.outbox.drain_frames():
-            self._send_all(frames)
+            for worker, frame in frames:
+                self._send(worker, frame)
         self._notify()
-
-    def _send_all(self, frames: list[Outgoing]) -> None:
-        for worker, frame in frames:
-            self._send(worker, frame)
 
     def _send(self, worker: Worker, frame: AnyFrame) -> None:
         connection = self._connections.get(worker)

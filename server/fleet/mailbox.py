@@ -91,6 +91,11 @@ class Mailbox:
         self._terminal = terminal
         self._filled(now)
 
+    def excuse(self, absence_s: float) -> None:
+        """Take back time in which its reader was not let run."""
+        if self.waiting_since is not None:
+            self.waiting_since += absence_s
+
     def take(self) -> list[Event]:
         """Return everything that is here."""
         events: list[Event] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from triolet.config import RecoveryConfig
+    from triolet.config_recovery import RecoveryConfig
 
     from .workers import Worker
 

@@ -14,7 +14,7 @@ from transport.tokens import pack_tokens
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from triolet.config import RecoveryConfig
+    from triolet.config_recovery import RecoveryConfig
 
 
 def prompt_digest(prompt_ids: Sequence[int]) -> bytes:

@@ -100,12 +100,12 @@ class Recovery:
             standing = sequence.suspicion.struck(num_tokens, fault.num_suspects)
             if standing is Standing.CONVICTED:
                 self._quarantine.add(sequence.request.prompt_ids, now)
-                self._observer.request_quarantined(sequence.request.request_id.hex())
+                self._observer.faults.request_quarantined(sequence.request.request_id.hex())
                 return ends.quarantined()
         if sequence.num_failures >= self._max_attempts:
             return ends.attempts_spent(sequence.num_failures, again.cause)
         if not self._budget.take(event, now):
-            self._observer.retry_unaffordable()
+            self._observer.faults.retry_unaffordable()
             return ends.retries_spent(again.cause)
         return None
 
@@ -128,7 +128,7 @@ class Recovery:
         state = worker.breaker.state
         if self._shown[worker] is not state:
             self._shown[worker] = state
-            self._observer.breaker_changed(str(worker), state.value)
+            self._observer.faults.breaker_changed(str(worker), state.value)
 
 
 def _event(cause: str, fault: Fault, attempt: Attempt) -> Hashable | None:

@@ -25,7 +25,7 @@ from triolet.units import SECONDS
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from triolet.config import RecoveryConfig
+    from triolet.config_recovery import RecoveryConfig
 
 ONE_FAULT_S: Final = 2 * SECONDS
 """Attempts that fail by the same event within this time fail together. What one event brings about

@@ -123,6 +123,14 @@ class Sequence:
         computing = Phase.DECODING if worker is attempt.pair.decode else Phase.PREFILLING
         return self.phase is computing
 
+    def excuse(self, absence_s: float) -> None:
+        """Take back time in which this server did not listen, to its reader and its workers."""
+        self.relay.mailbox.excuse(absence_s)
+        if self.attempt is not None:
+            self.attempt.grant_by += absence_s
+            if self.attempt.gap_since is not None:
+                self.attempt.gap_since += absence_s
+
     @property
     def need(self) -> Need:
         """What its next attempt asks of workers."""

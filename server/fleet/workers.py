@@ -17,7 +17,8 @@ from .breaker import Breaker
 
 if TYPE_CHECKING:
     from transport.frames import Capacity, Welcome, WorkerHeartbeat
-    from triolet.config import LinkConfig, RecoveryConfig
+    from triolet.config import LinkConfig
+    from triolet.config_recovery import RecoveryConfig
     from triolet.ids import AttemptKey, PeerId, Role
 
 
@@ -143,11 +144,6 @@ class Worker:
         """Attempts that the worker was told of and that are still wanted."""
         return [key for key, share in self.shares.items() if share.is_asked]
 
-    @property
-    def has_probation(self) -> bool:
-        """Whether a request on probation is there, which must not meet another one."""
-        return any(share.is_on_probation for share in self.shares.values())
-
     def reserve(
         self,
         key: AttemptKey,
@@ -182,11 +178,18 @@ class Worker:
         share = self.shares.pop(key, None)
         return share is not None and share.is_asked
 
-    def lost(self, now: float) -> None:
+    def excuse(self, absence_s: float) -> None:
+        """Take back time in which this server did not listen."""
+        self.monitor.excuse(absence_s)
+        if self.missing_since is not None:
+            self.missing_since += absence_s
+
+    def lost(self, now: float, *, is_its_fault: bool = True) -> None:
         """Give this life up; what it had has to be done elsewhere."""
         self.monitor.lost()
-        # For the same life, should it come back: a new one begins anew.
-        self.breaker.failed(now)
+        if is_its_fault:
+            # For the same life, should it come back: a new one begins anew.
+            self.breaker.failed(now)
         self.beat = None
         self.missing_since = now
         self.shares.clear()

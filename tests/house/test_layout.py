@@ -288,7 +288,7 @@ def test_every_channel_and_queue_has_a_bound() -> None:
     assert not wrong
 
 
-CONFIG = ROOT / "triolet" / "config.py"
+CONFIGS = [ROOT / "triolet" / name for name in ("config.py", "config_recovery.py")]
 SHOWS_DEFAULTS = "ops/options.py"
 
 
@@ -296,13 +296,14 @@ def test_every_setting_is_heeded() -> None:
     read = {
         node.attr
         for path in sources(*ROOMS)
-        if path != CONFIG and shown(path) != SHOWS_DEFAULTS
+        if path not in CONFIGS and shown(path) != SHOWS_DEFAULTS
         for node in ast.walk(parsed(path))
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
     }
     settings = {
         item.target.id
-        for node in parsed(CONFIG).body
+        for path in CONFIGS
+        for node in parsed(path).body
         if isinstance(node, ast.ClassDef)
         for item in node.body
         if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)

@@ -145,7 +145,7 @@ def test_frames_before_the_greeting_count_for_nothing() -> None:
 
 
 def test_a_process_that_stood_still_longer_than_its_leases_fences_itself_once() -> None:
-    fence = SelfFence(CONFIG, 0.0)
+    fence = SelfFence(CONFIG, 0.0, CONFIG.lease_ttl_s)
     assert not fence.beat(CONFIG.sweep_interval_s)
     assert not fence.beat(CONFIG.sweep_interval_s + CONFIG.lease_ttl_s)
     assert fence.beat(10.0)

@@ -7,7 +7,7 @@ import pytest
 from server.fleet.admission import Limits, refuse_overload, refuse_unfit
 from server.fleet.dispatch import Need, choose_pair
 from server.fleet.paths import BrokenPaths
-from triolet.config import RecoveryConfig
+from triolet.config_recovery import RecoveryConfig
 from triolet.errors import RequestError
 from triolet.ids import AttemptKey
 

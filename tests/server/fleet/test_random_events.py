@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from server.generation import CancelReason, Failed, FinishReason
 from transport.frames import EndReason, RefuseReason
-from triolet.config import RecoveryConfig
+from triolet.config_recovery import RecoveryConfig
 from triolet.errors import RequestError
 
 from .fakes import FakeDecode, completion_ids, make_request

@@ -12,7 +12,7 @@ from server.fleet.workers import Worker
 from server.generation import Delta, Failed, Finished
 from tests.server.tiny_text import tiny_text
 from transport.frames import AttemptRow, ServerHeartbeat
-from triolet.config import RecoveryConfig
+from triolet.config_recovery import RecoveryConfig
 
 from .fakes import LINK, FakeDecode, FakePrefill, server_config
 
