@@ -53,6 +53,7 @@ class FaultCounts:
     reordered: int = 0
     corrupted: int = 0
     cut: int = 0
+    outlived: int = 0
 
 
 class Conditions:
@@ -130,6 +131,7 @@ class Pipe:
         """Take over what was still under way in a pipe that is gone."""
         now = trio.current_time()
         self._parcels = [parcel for parcel in older._parcels if parcel.due > now]
+        self._conditions.counts.outlived += len(self._parcels)
         self._inbox.wake()
 
     def pop(self) -> None:

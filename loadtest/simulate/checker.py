@@ -62,6 +62,7 @@ class Checker:
 
     def look_at_end(self) -> None:
         """Check that nothing is left of anything."""
+        self._check_strays()
         for worker in self._world.workers:
             if worker.engine is None:
                 self._report(f"{worker} did not come back")
@@ -83,6 +84,17 @@ class Checker:
             for worker_status in status.workers:
                 if worker_status.attempts:
                     self._report(f"{server} still counts attempts on {worker_status.name}")
+
+    def _check_strays(self) -> None:
+        """See that nothing was computed for a client for long after it had left."""
+        for client in self._world.clients:
+            for worker in self._world.workers:
+                if client.left_at is None or worker.engine is None:
+                    continue
+                sampled_at = worker.engine.sampled_at.get(client.wish.prompt_ids, 0.0)
+                late_s = sampled_at - max(client.left_at, worker.away_until)
+                if late_s > self._orphan_s:
+                    self._report(f"{worker} computed for {client} {late_s:.1f} s after it had left")
 
     def _check_workers(self) -> None:
         wanted = set(self._wanted())

@@ -206,9 +206,13 @@ class SimulatedDevice:
       engine: whose steps run.
       cost: of a step.
       happened: counts steps that were held up.
+
+    Attributes:
+      on_step: told of the time at which a step begins.
     """
 
     def __init__(self, engine: SimulatedEngine, cost: Cost, happened: Counter[Fault]) -> None:
+        self.on_step: Callable[[float], None] | None = None
         self._engine = engine
         self._cost = cost
         self._happened = happened
@@ -221,6 +225,8 @@ class SimulatedDevice:
     async def run(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
         """Run a step after the time that it takes."""
         began_at = trio.current_time()
+        if self.on_step is not None:
+            self.on_step(began_at)
         num_tokens = 0
         for row in _rows(args):
             num_tokens += len(row.token_ids)

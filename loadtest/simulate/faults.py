@@ -25,6 +25,7 @@ class Fault(StrEnum):
     REORDER = "reorder"
     DELAY = "delay"
     CORRUPTION = "corruption"
+    AFTERLIFE = "afterlife"  # frames outlive their link and meet another life of the receiver
     PARTITION = "partition"
     ONE_WAY = "one-way partition"
     CRASH = "crash"

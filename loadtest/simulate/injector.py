@@ -57,6 +57,7 @@ class Injector:
     async def run(self, seconds: float) -> None:
         """Be the weather and the fate of the world for a while, then heal everything."""
         self._world.weather.faults = self._plan.network
+        self._world.weather.outlives_links = Fault.AFTERLIFE in self._plan.enabled
         try:
             with trio.move_on_after(seconds):
                 async with trio.open_nursery() as nursery:
@@ -71,6 +72,7 @@ class Injector:
     def heal(self) -> None:
         """Let nothing more go wrong, and let everything that was stopped go on."""
         self._world.weather.faults = CALM
+        self._world.weather.outlives_links = False
         self._world.weather.partitions.clear()
         for process in (*self._world.workers, *self._world.servers):
             process.thaw()

@@ -20,6 +20,7 @@ from triolet.ids import Role
 
 from .deterministic import Gate, behind
 from .engine import SimulatedDevice, SimulatedEngine
+from .overseer import Overseer
 from .text import NumberText
 from .weather import control_address, kv_address
 
@@ -88,7 +89,8 @@ class Process:
     Attributes:
       lives: how often it was started.
       restart_s: from its end to its next start.
-      away_until: it was frozen until then, or is still.
+      away_until: it was frozen until then.
+      stopped_s: for so long.
     """
 
     def __init__(self, role: Role, name: str, around: Surroundings) -> None:
@@ -97,6 +99,8 @@ class Process:
         self.lives = 0
         self.restart_s = 0.5
         self.away_until = 0.0
+        self.stopped_s = 0.0
+        self._stopped_at = 0.0
         self._around = around
         self._gate = Gate()
         self._scope = trio.CancelScope()
@@ -142,12 +146,16 @@ class Process:
         self._gate.open()
 
     def freeze(self) -> None:
-        """SIGSTOP."""
+        """SIGSTOP. Idempotent."""
+        if self._gate.is_open:
+            self._stopped_at = trio.current_time()
         self._gate.close()
 
     def thaw(self) -> None:
-        """SIGCONT."""
-        self.away_until = trio.current_time()
+        """SIGCONT. Idempotent."""
+        if not self._gate.is_open:
+            self.away_until = trio.current_time()
+            self.stopped_s = self.away_until - self._stopped_at
         self._gate.open()
 
     def spawn(self, nursery: trio.Nursery, fn: Callable[..., Awaitable[object]]) -> None:
@@ -222,12 +230,12 @@ class WorkerProcess(Process):
 
     async def _live(self) -> None:
         around = self._around
+
+        def report(what: str) -> None:
+            around.report(f"{self.name}: {what}")
+
         engine = SimulatedEngine(
-            self._num_blocks,
-            self._config.engine,
-            self._cost,
-            lambda what: around.report(f"{self.name}: {what}"),
-            around.happened,
+            self._num_blocks, self._config.engine, self._cost, report, around.happened
         )
         device = SimulatedDevice(engine, self._cost, around.happened)
         serve = partial(
@@ -243,6 +251,8 @@ class WorkerProcess(Process):
             shell = await nursery.start(serve)
             shell.exit_process = lambda _: self.kill()
             self.engine, self.device, self.shell = engine, device, shell
+            overseer = Overseer(self, self.core, around.link, report)
+            device.on_step = overseer.look_at_step
             around.note(f"{self.name} serves")
 
     def _gone(self) -> None:
@@ -253,6 +263,7 @@ class Causes(SilentObserver):
     """Counts why attempts failed."""
 
     def __init__(self, causes: Counter[str]) -> None:
+        super().__init__()
         self._causes = causes
 
     def attempt_failed(self, cause: str) -> None:

@@ -38,7 +38,7 @@ SETTLE_S: Final = 40 * SECONDS
 FRESH_S: Final = 10 * SECONDS
 """A request that comes after everything has to be answered within this time."""
 QUIET_S: Final = 5 * SECONDS
-"""After the last answer nothing may be leased any more within this time: more than a lease's life."""
+"""After the last answer nothing may be leased after this time: more than a lease's life."""
 LOOK_S: Final = 250 * MILLISECONDS
 """From one look of the checker to the next."""
 MIN_CLIENTS, MAX_CLIENTS = 5, 9

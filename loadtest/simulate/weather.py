@@ -81,6 +81,7 @@ class Weather(Conditions):
         happened[Fault.DUPLICATION] += counts.duplicated
         happened[Fault.REORDER] += counts.reordered
         happened[Fault.CORRUPTION] += counts.corrupted
+        happened[Fault.AFTERLIFE] += counts.outlived
         happened[Fault.DELAY] += self.num_delayed
         happened[Fault.ONE_WAY] += self.num_cut_one_way
         happened[Fault.PARTITION] += counts.cut - self.num_cut_one_way

@@ -156,6 +156,7 @@ async def test_frames_reach_the_next_link_of_that_name_only_if_told_to(
     listener.close()
     again = network.listen(ADDRESS, **BOUNDS)
     assert [a.number for a in await arrivals(again)] == ([2.0] if outlives else [])
+    assert network.conditions.counts.outlived == int(outlives)
 
 
 BAD_WEATHER = Faults(
