@@ -26,6 +26,8 @@ def engine_arguments(config: EngineConfig) -> list[str]:
         arguments += ["--max-model-len", str(config.max_model_len)]
     if config.threads is not None:
         arguments += ["--threads", str(config.threads)]
+    if config.poison_freed_blocks:
+        arguments.append("--poison-freed-blocks")
     return arguments
 
 

@@ -70,6 +70,12 @@ def engine_options(
             help="CPU threads of each worker.", show_default="cores divided among local workers"
         ),
     ] = _ENGINE.threads,
+    poison_freed_blocks: Annotated[
+        bool,
+        _compute(
+            "--poison-freed-blocks", help="Fill freed blocks with NaN, to find bugs in Triolet."
+        ),
+    ] = _ENGINE.poison_freed_blocks,
 ) -> EngineConfig:
     """Return what a worker computes with."""
     return EngineConfig(
@@ -82,6 +88,7 @@ def engine_options(
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         threads=threads,
+        poison_freed_blocks=poison_freed_blocks,
     )
 
 

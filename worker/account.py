@@ -42,7 +42,6 @@ def worker_account(
     is_draining: bool,
     windows: WindowsAudit | None = None,
     allowed: Callable[[AttemptKey], int | None] = lambda key: None,
-    spoiled_blocks: int | None = None,
     process: ProcessFacts | None = None,
 ) -> WorkerAudit:
     """Return everything that a fleet's invariants are checked with.
@@ -57,7 +56,6 @@ def worker_account(
       is_draining: nothing new is taken.
       windows: KV on its way out.
       allowed: how far an attempt may run, where that is known here.
-      spoiled_blocks: free blocks that were written after they were freed.
       process: what the operating system says.
     """
     leases = roster.leases
@@ -74,7 +72,7 @@ def worker_account(
             cached_blocks=ledger.cached_blocks,
             references=ledger.num_references,
             verdict=verdict_of(ledger.check_invariants),
-            spoiled_blocks=spoiled_blocks,
+            spoiled_blocks=ledger.num_spoiled,
         ),
         leases=tuple(
             _lease(lease, roster, ledger, link, allowed(lease.key), now)

@@ -118,3 +118,15 @@ def test_fingerprints_tell_apart_what_must_not_exchange_kv(
     copied = shutil.copytree(path, tmp_path / "copy")
     assert fingerprint(copied, kv_pool_bytes=2 * MIB, max_model_len=64) in prints
     assert "layers=2:kv_heads=2:head_dim=16:block_size=16" in fingerprint(copied)
+
+
+def test_freed_blocks_are_poisoned_where_that_is_asked_for(
+    checkpoint: Callable[[str], Checkpoint],
+) -> None:
+    path = checkpoint("llama").path
+    usual = open_engine(path)
+    assert usual.ledger.num_spoiled is None
+    poisoned = open_engine(path, EngineConfig(kv_pool_bytes=1 * MIB, poison_freed_blocks=True))
+    assert poisoned.ledger.num_spoiled == 0, "the warm-up's blocks too"
+    poisoned.pool.blocks[1] = 0.0
+    assert poisoned.ledger.num_spoiled == 1

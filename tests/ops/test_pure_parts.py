@@ -76,6 +76,7 @@ CONFIGS = [
         max_num_batched_tokens=4096,
         max_model_len=99,
         threads=3,
+        poison_freed_blocks=True,
     ),
 ]
 
