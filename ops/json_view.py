@@ -14,6 +14,7 @@ import structlog
 
 from triolet.status import Progress, ServerReady, WorkerReady
 
+from .logs import never_waiting
 from .restart_policy import GiveUp, Restart
 
 if TYPE_CHECKING:
@@ -87,5 +88,6 @@ class JsonView:
                 **{name: self._pids[name] for name in self._plan.process_names},
             },
         }
-        sys.stdout.write(json.dumps(line) + "\n")
-        sys.stdout.flush()
+        out = never_waiting(sys.stdout)  # nobody may hold up the supervisor
+        out.write(json.dumps(line) + "\n")
+        out.flush()
