@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 MAX_WAIT_S = 1.2
 """Longest time until a socket is closed; the demo model has ended most answers by then."""
+SOON_S = 0.3
 EARLY_S = 0.03
-"""Half of all sockets are closed within about this time, to meet prefill and transfer."""
+"""Of four sockets one is closed within this time and one within SOON_S, to meet queue, prefill and
+transfer; the other two at any time."""
 CONNECT_DEADLINE_S = 10.0
 MAX_TOKENS = 400
 
@@ -62,8 +64,8 @@ class Pace:
     def next_wait_s(self, now: float) -> float:
         """Return the longest wait of the next request: its share of the time left, twice over.
 
-        The mean of the waits is a quarter of the longest one, so that this leaves half of a share
-        to all that a request costs besides; whoever is late catches up.
+        The mean of the waits is about a third of the longest one, so that this leaves a third of a
+        share to all that a request costs besides; whoever is late catches up.
         """
         if self._began_at is None:
             self._began_at = now
@@ -102,7 +104,7 @@ async def _begin(stream: trio.SocketStream, name: str, kind: str, host: str, bod
 async def cut_one(url: str, name: str, rng: random.Random, max_wait_s: float = MAX_WAIT_S) -> Cut:
     """Begin a request, wait for a random time, close its socket."""
     kind = rng.choice(("sse", "ws", "plain"))
-    wait_s = rng.uniform(0, EARLY_S if rng.random() < 0.5 else max_wait_s)
+    wait_s = rng.uniform(0, rng.choice((EARLY_S, min(SOON_S, max_wait_s), max_wait_s, max_wait_s)))
     where = urlsplit(url)
     assert where.hostname is not None
     assert where.port is not None
@@ -131,7 +133,7 @@ async def cut_many(
 
     async def client() -> None:
         for number in waiting:
-            wait_s = MAX_WAIT_S if pace is None else pace.next_wait_s(trio.current_time())
+            wait_s = MAX_WAIT_S if pace is None else pace.next_wait_s(time.monotonic())
             rng = random.Random(f"{seed} {number}")
             cuts.append(await cut_one(url, f"cut-{number:06d}", rng, wait_s))
 
