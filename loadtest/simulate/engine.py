@@ -217,10 +217,13 @@ class SimulatedDevice:
         self._cost = cost
         self._happened = happened
         self._wedged_until = 0.0
+        self._standstill: trio.CancelScope | None = None
 
     def wedge(self, seconds: float) -> None:
-        """Let no step return for a while."""
+        """Let no step return for a while; for 0 s to end such a while."""
         self._wedged_until = trio.current_time() + seconds
+        if self._standstill is not None:
+            self._standstill.deadline = self._wedged_until
 
     async def run(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
         """Run a step after the time that it takes."""
@@ -235,7 +238,8 @@ class SimulatedDevice:
         await trio.sleep(self._cost.of(num_tokens))
         if self._wedged_until > trio.current_time():
             self._happened[Fault.WEDGE] += 1
-            await trio.sleep_until(self._wedged_until)
+            with trio.CancelScope(deadline=self._wedged_until) as self._standstill:
+                await trio.sleep_forever()
         return fn(*args)
 
 

@@ -77,8 +77,9 @@ class Injector:
         for process in (*self._world.workers, *self._world.servers):
             process.thaw()
         for worker in self._world.workers:
-            if worker.engine is not None:
+            if worker.engine is not None and worker.device is not None:
                 worker.engine.fail_steps = 0
+                worker.device.wedge(0.0)
         self._world.note("everything is healed")
 
     def _tell(self, fault: Fault, whom: object) -> None:
