@@ -60,6 +60,9 @@ screenshot: install-dev system-deps  ## picture of the chat page, into docs/imag
 loadtest: install-dev  ## locust, headless, against a server it starts; report in build/loadtest/
 	$(BIN)/python -m loadtest.run $(ARGS)
 
+faults: install-dev  ## every fault in every phase of a request, against real processes; table in build/faults/
+	$(BIN)/python -m loadtest.faults $(ARGS)
+
 bench-cancel: install-dev  ## close 1,000 connections at random moments; how long until their KV is free
 	$(BIN)/python -m loadtest.cancels $(ARGS)
 

@@ -1,0 +1,127 @@
+"""What a run of the matrix showed, as a table and as JSON. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from .matrix import Bound
+from .outcomes import CANCEL_BOUND_S, OWNER_BOUND_S
+from .phases import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from .run_cell import CellResult
+
+PERCENTILE = 99
+
+
+@dataclass(eq=False)
+class Line:
+    """All runs of one cell."""
+
+    phase: Phase
+    fault: str
+    surfaces: str
+    outcome: str
+    bound: Bound
+    runs: int = 0
+    complaints: list[str] = field(default_factory=list)
+    free_s: list[float] = field(default_factory=list)
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """Return the smallest value that at least `percent` of all do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
+
+
+def lines_of(results: Iterable[CellResult]) -> list[Line]:
+    """Gather runs by cell, in the order of the matrix."""
+    lines: dict[str, Line] = {}
+    for result in results:
+        cell = result.cell
+        surfaces = "+".join(sorted({surface.value for surface in cell.surfaces}))
+        line = lines.setdefault(
+            cell.name, Line(cell.phase, cell.fault, surfaces, cell.outcome.value, cell.bound)
+        )
+        line.runs += 1
+        line.complaints += result.complaints
+        line.free_s += result.free_s
+    order = list(Phase)
+    return sorted(lines.values(), key=lambda line: order.index(line.phase))
+
+
+def broken_bounds(lines: Iterable[Line]) -> list[str]:
+    """Return the promises on time that were not kept: cancels by phase, owners' deaths by cell."""
+    cancels: dict[Phase, list[float]] = defaultdict(list)
+    found = []
+    for line in lines:
+        if line.bound is Bound.CANCEL:
+            cancels[line.phase] += line.free_s
+        elif line.bound is Bound.OWNER and line.free_s and max(line.free_s) > OWNER_BOUND_S:
+            found.append(f"{line.phase.value}: {line.fault}: {max(line.free_s):.2f} s until free")
+    for phase, times in cancels.items():
+        if times and (worst := percentile(times, PERCENTILE)) > CANCEL_BOUND_S:
+            found.append(f"{phase.value}: cancels p{PERCENTILE} {worst * 1000:.0f} ms until free")
+    return found
+
+
+def table_of(lines: Iterable[Line]) -> Table:
+    """Return the table that people read."""
+    table = Table(title="phase x fault", show_edge=False)
+    for name in ("phase", "fault", "over", "outcome"):
+        table.add_column(name, no_wrap=True)
+    for name in ("runs", "n", "p50", "p99", "max"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("")
+    for line in lines:
+        verdict = "[red]FAILED[/red]" if line.complaints else "ok"
+        table.add_row(line.phase.value, *_columns(line), verdict)
+    return table
+
+
+def markdown_of(lines: Iterable[Line]) -> str:
+    """Return the same table for a document."""
+    rows = ["| phase | fault | over | outcome | runs | n | p50 | p99 | max | |", "|---" * 10 + "|"]
+    for line in lines:
+        verdict = "FAILED" if line.complaints else "ok"
+        rows.append("| " + " | ".join((line.phase.value, *_columns(line), verdict)) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def json_of(lines: Sequence[Line], broken: Sequence[str], took_s: float) -> dict[str, Any]:
+    """Return everything for programs."""
+    return {
+        "took_s": round(took_s, 1),
+        "ok": not broken and not any(line.complaints for line in lines),
+        "broken_bounds": list(broken),
+        "cells": [
+            {
+                "phase": line.phase.value,
+                "fault": line.fault,
+                "over": line.surfaces,
+                "outcome": line.outcome,
+                "runs": line.runs,
+                "free_s": [round(value, 4) for value in line.free_s],
+                "complaints": line.complaints,
+            }
+            for line in lines
+        ],
+    }
+
+
+def _columns(line: Line) -> tuple[str, ...]:
+    head = (line.fault, line.surfaces, line.outcome, str(line.runs))
+    if not line.free_s:
+        return (*head, "", "", "", "")
+    times = (percentile(line.free_s, 50), percentile(line.free_s, PERCENTILE), max(line.free_s))
+    return (*head, str(len(line.free_s)), *(_show(value) for value in times))
+
+
+def _show(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"
