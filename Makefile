@@ -4,6 +4,7 @@
 
 PYTHON ?= python3
 PORT ?= 8000
+MINUTES ?= 5
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet
@@ -12,7 +13,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -c GPU)
 CONSTRAINTS := $(if $(filter-out 0,$(HAS_GPU)),,--constraint constraints.txt)
 
-.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-stalled clean
+.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills soak bench-stalled faults clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
@@ -71,6 +72,9 @@ bench-stalled: install-dev  ## 200 clients stop reading, four read on: what it c
 
 bench-kills: install-dev  ## kill workers and server under 800 requests; compare every answer, time every pause
 	$(BIN)/python -m loadtest.kills $(ARGS)
+
+soak: install-dev  ## everything at once while workers die, with audits all along (MINUTES=5)
+	$(BIN)/python -m loadtest.soak --minutes $(MINUTES) $(ARGS)
 
 clean:  ## remove what builds and tests leave behind, not the environment
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

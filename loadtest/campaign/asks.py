@@ -31,19 +31,16 @@ class Ask:
     """One request.
 
     Attributes:
-      number: within its campaign.
+      number: which answer it must get.
+      name: the id that the client gives it.
       surface: how it is asked.
       body: JSON of the HTTP request, or of the WebSocket message.
     """
 
     number: int
+    name: str
     surface: Surface
     body: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        """The id that the client gives it."""
-        return f"ask-{self.number:05d}"
 
 
 def draw_asks(count: int, seed: int) -> list[Ask]:
@@ -71,7 +68,7 @@ def _draw(number: int, prompt: Prompt, rng: Random) -> Ask:
     body = write(prompt, num_top) | options
     if surface == "sse":
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-    return Ask(number, surface, body)
+    return Ask(number, f"ask-{number:05d}", surface, body)
 
 
 def _chat(prompt: Prompt, num_top: int | None) -> dict[str, Any]:

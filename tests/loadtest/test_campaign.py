@@ -119,7 +119,7 @@ def test_any_difference_between_answers_is_seen(change: dict[str, Any]) -> None:
 
 def story(number: int, answer: Answer | None = ANSWER, *, arrivals: tuple[float, ...]) -> Story:
     failure = None if answer else "ended"
-    told = Story(Ask(number, "sse", {}), arrivals[0] - 0.5, list(arrivals))
+    told = Story(Ask(number, f"ask-{number:05d}", "sse", {}), arrivals[0] - 0.5, list(arrivals))
     told.answer, told.failure = answer, failure
     return told
 
