@@ -40,8 +40,9 @@ if TYPE_CHECKING:
 
 
 OWN_PAUSE: Final = "server_paused"
-NO_DEATH: Final = frozenset({"goodbye", "link_full", "protocol"})
-"""Causes of a loss that no request can have brought about: the worker was well enough to speak."""
+NO_DEATH: Final = frozenset({"link_full", "protocol"})
+"""Causes of a loss that no request can have brought about. A GOODBYE is not among them: from a
+worker with attempts it means that a new life answers at its address."""
 
 
 class Conductor:
@@ -179,6 +180,8 @@ class Conductor:
         self._observer.worker_lost(str(worker), cause)
         struck = [sequence for sequence in self._book if sequence.needs(worker)]
         suspects = {s for s in struck if s.computes_on(worker)} if cause not in NO_DEATH else set()
+        # Whoever is convicted by this first: the others are told that it was not they.
+        struck.sort(key=lambda sequence: not sequence.suspicion.is_on_probation)
         for sequence in struck:
             num_suspects = len(suspects) if sequence in suspects else 0
             # Its breaker knows: `Worker.lost` told it.

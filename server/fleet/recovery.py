@@ -7,7 +7,7 @@ are given a rest (breaker.py). Decides only; the attempts themselves are attempt
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from . import ends
 from .paths import BrokenPaths
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from .sequence import Attempt
     from .sequence import Sequence as RunningSequence
     from .workers import Worker
+
+
+MAX_EXPLAINED: Final = 1024
+"""Events of which is remembered whose doing they were: at most three per conviction."""
 
 
 class Recovery:
@@ -53,6 +57,7 @@ class Recovery:
         self._observer = observer
         self._budget = RetryBudget(config.recovery, now)
         self._quarantine = Quarantine(config.recovery)
+        self._explained: dict[Hashable, None] = {}
         self._shown = {worker: worker.breaker.state for worker in workers}
 
     @property
@@ -90,20 +95,22 @@ class Recovery:
             return None
         worker = attempt.pair.of(fault.at)
         event = _event(again.cause, fault, attempt)
+        if fault.num_suspects and self._is_anothers(event, sequence, worker):
+            return None
         if self._budget.is_new(event, now):
             self._count(worker, fault, attempt, now)
         if fault.is_workers:
             sequence.shunned |= {worker.address}
-        sequence.num_failures += 1
+        sequence.faults.append(event)
         if fault.num_suspects:
             num_tokens = len(sequence.relay.token_ids)
             standing = sequence.suspicion.struck(num_tokens, fault.num_suspects)
             if standing is Standing.CONVICTED:
-                self._quarantine.add(sequence.request.prompt_ids, now)
-                self._observer.faults.request_quarantined(sequence.request.request_id.hex())
+                self._convict(sequence, now)
                 return ends.quarantined()
-        if sequence.num_failures >= self._max_attempts:
-            return ends.attempts_spent(sequence.num_failures, again.cause)
+        sequence.faults = [fault for fault in sequence.faults if fault not in self._explained]
+        if len(sequence.faults) >= self._max_attempts:
+            return ends.attempts_spent(len(sequence.faults), again.cause)
         if not self._budget.take(event, now):
             self._observer.faults.retry_unaffordable()
             return ends.retries_spent(again.cause)
@@ -115,6 +122,24 @@ class Recovery:
         for worker in self._workers:
             worker.breaker.advance(now)
             self._show(worker)
+
+    def _is_anothers(self, event: Hashable, sequence: RunningSequence, worker: Worker) -> bool:
+        """Return whether somebody on probation was there, whose doing this was. Its own ENDED may
+        be still to come."""
+        if sequence.suspicion.is_on_probation:
+            return False
+        return event in self._explained or any(
+            share.is_on_probation and share.is_asked for share in worker.shares.values()
+        )
+
+    def _convict(self, sequence: RunningSequence, now: float) -> None:
+        """Refuse its prompt, and hold what it did against nobody else."""
+        self._quarantine.add(sequence.request.prompt_ids, now)
+        for event in sequence.faults:
+            self._explained[event] = None
+        while len(self._explained) > MAX_EXPLAINED:
+            del self._explained[next(iter(self._explained))]
+        self._observer.faults.request_quarantined(sequence.request.request_id.hex())
 
     def _count(self, worker: Worker, fault: Fault, attempt: Attempt, now: float) -> None:
         """Hold a fault against a worker or a path. Attempts that it struck together count once."""
@@ -131,10 +156,10 @@ class Recovery:
             self._observer.faults.breaker_changed(str(worker), state.value)
 
 
-def _event(cause: str, fault: Fault, attempt: Attempt) -> Hashable | None:
-    """Name the event that other attempts fail by as well, if there may be any."""
+def _event(cause: str, fault: Fault, attempt: Attempt) -> Hashable:
+    """Name what happened; what other attempts fail by as well has one name."""
     if not fault.is_shared:
-        return None
+        return attempt.key
     if fault.is_path:
         return (cause, attempt.pair.prefill.monitor.epoch, attempt.pair.decode.monitor.epoch)
     return (cause, fault.at, attempt.pair.of(fault.at).monitor.epoch, fault.step)

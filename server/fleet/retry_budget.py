@@ -57,28 +57,26 @@ class RetryBudget:
         """Note an accepted request."""
         self._add(self._config.retry_share)
 
-    def is_new(self, fault: Hashable | None, now: float) -> bool:
-        """Return whether this fault was not seen yet. None is always another one."""
+    def is_new(self, fault: Hashable, now: float) -> bool:
+        """Return whether nothing was paid for this fault lately."""
         self._forget(now)
-        return fault is None or fault not in self._decided
+        return fault not in self._decided
 
-    def take(self, fault: Hashable | None, now: float) -> bool:
+    def take(self, fault: Hashable, now: float) -> bool:
         """Pay for a retry; return False if it cannot be afforded.
 
         Args:
-          fault: names the event if other attempts fail by the same one; they get the same answer.
+          fault: names the event; attempts that fail by the same one get the same answer.
           now: the time.
         """
-        self._forget(now)
-        if fault is not None and fault in self._decided:
+        if not self.is_new(fault, now):
             return self._decided[fault][1]
         self._add((now - self._filled_at) * self._config.retry_floor_per_s)
         self._filled_at = now
         is_affordable = self._tokens >= 1
         if is_affordable:
             self._tokens -= 1
-        if fault is not None:
-            self._decided[fault] = (now, is_affordable)
+        self._decided[fault] = (now, is_affordable)
         return is_affordable
 
     def _add(self, tokens: float) -> None:

@@ -15,6 +15,8 @@ from .phases import Phase, Step, after
 from .suspicion import Suspicion
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from transport.frames import TokenRow
     from triolet.ids import AttemptKey
 
@@ -78,7 +80,7 @@ class Sequence:
       phase: where it is.
       attempt: the present try; None while it waits.
       num_attempts: tries begun so far.
-      num_failures: tries that failed by a fault.
+      faults: what tries failed by, that nobody else was convicted of.
       suspicion: whether it is what workers fail by.
       shunned: addresses of workers where it failed; others are preferred.
       fingerprint: of the model that made its first token.
@@ -94,7 +96,7 @@ class Sequence:
     phase: Phase = Phase.QUEUED
     attempt: Attempt | None = None
     num_attempts: int = 0
-    num_failures: int = 0
+    faults: list[Hashable] = field(default_factory=list)
     suspicion: Suspicion = field(default_factory=Suspicion)
     shunned: frozenset[str] = frozenset()
     fingerprint: str = ""

@@ -228,7 +228,7 @@ def test_a_prefill_that_ends_without_a_token_leads_to_a_new_attempt(reason: EndR
     del world.prefill.waiting[key]
     ended = Ended(*key, reason, num_tokens=0, freed_blocks=0)
     world.hear(world.worker(world.prefill), ended)
-    assert reader.sequence.num_failures == (reason is not EndReason.DRAIN)
+    assert len(reader.sequence.faults) == (reason is not EndReason.DRAIN)
     world.settle()
     assert reader.token_ids == completion_ids(0, 200)
     world.check_idle()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from .world import Reader
 
-GOODBYE = "goodbye"
+NOBODY = "link_full"
 """A loss that nobody is blamed for: here nobody shall be convicted."""
 MAX_TOKENS = 30
 END_AT = 21
@@ -101,10 +101,10 @@ class Chaos:
         match name:
             case "crash":
                 # The server has not noticed yet: only a greeting or the link will tell it.
-                world.lose(worker, GOODBYE)
+                world.lose(worker, NOBODY)
             case "lose":
                 # Given up although it lives: what it still says must not count.
-                world.conductor.lost(worker, GOODBYE, world.now)
+                world.conductor.lost(worker, NOBODY, world.now)
                 world.collect()
             case "greet":
                 world.greet(worker)
