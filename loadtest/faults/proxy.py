@@ -106,7 +106,7 @@ class FrameProxy:
                 listener = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
                 await listener.bind(str(place.front))
                 listener.listen(BACKLOG)
-                nursery.start_soon(self._accept, place, listener, nursery)
+                nursery.start_soon(self._accept, place, trio.SocketListener(listener), nursery)
             task_status.started()
 
     # -- what tests and cells do -----------------------------------------------------------------
@@ -164,11 +164,11 @@ class FrameProxy:
     # -- moving bytes ------------------------------------------------------------------------------
 
     async def _accept(
-        self, place: Place, listener: trio.socket.SocketType, nursery: trio.Nursery
+        self, place: Place, listener: trio.SocketListener, nursery: trio.Nursery
     ) -> None:
-        while True:
-            connection, _ = await listener.accept()
-            nursery.start_soon(self._bridge, place, trio.SocketStream(connection))
+        async with listener:
+            while True:
+                nursery.start_soon(self._bridge, place, await listener.accept())
 
     async def _bridge(self, place: Place, client: trio.SocketStream) -> None:
         """Carry one connection until either side ends it."""
