@@ -74,6 +74,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=None if on_log is None else subprocess.PIPE,
             start_new_session=True,
+            pass_fds=spec.pass_fds,
         )
 
     @property

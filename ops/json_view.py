@@ -67,6 +67,8 @@ class JsonView:
         match verdict:
             case None:
                 log.info("process_ended", name=name, how=str(ending))
+            case Restart(delay_s, was_asked_for=True):
+                log.info("process_left", name=name, how=str(ending), restart_in_s=delay_s)
             case Restart(delay_s):
                 log.warning("process_died", name=name, how=str(ending), restart_in_s=delay_s)
             case GiveUp():

@@ -11,10 +11,11 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from triolet.config import Dtype, EngineConfig, LinkConfig, ServerConfig
+from triolet.config import Dtype, EngineConfig, LinkConfig, ServerConfig, WorkerConfig
 
 from .quantities import parse_size, show_size
 
+WORKER_DRAIN_S: Final = WorkerConfig("", "", "").drain_timeout_s
 _ENGINE: Final = EngineConfig()
 _LINK: Final = LinkConfig()
 _SERVER: Final = ServerConfig(
@@ -38,6 +39,20 @@ LogLevelOption: TypeAlias = Annotated[
 ]
 CurveOption: TypeAlias = Annotated[
     Path | None, _fleet(help="Key directory (see `triolet keys make`).")
+]
+RolesOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(help="server, prefill or decode; repeatable.", show_default="all"),
+]
+FleetPortOption: TypeAlias = Annotated[
+    int | None, typer.Option(min=1, max=65_535, help="Of the fleet, if several run here.")
+]
+DrainDeadlineOption: TypeAlias = Annotated[
+    float,
+    typer.Option(min=0.0, help="Seconds until what still runs there moves to other workers."),
+]
+WorkerDrainOption: TypeAlias = Annotated[
+    float, _fleet(min=0.0, help="Seconds that sequences may finish on a worker that leaves.")
 ]
 SupervisorPidOption: TypeAlias = Annotated[int | None, typer.Option(hidden=True)]
 WorkerNameOption: TypeAlias = Annotated[

@@ -103,6 +103,8 @@ class TerminalView:
 
     def ended(self, name: str, ending: Ending, verdict: Verdict | None) -> None:
         match verdict:
+            case Restart(was_asked_for=True):
+                self._news("dim", f"{name} was drained and left; starting it afresh")
             case Restart(delay_s):
                 self._news("yellow", f"{name} {ending}; starting it again in {delay_s:g} s")
             case GiveUp() | None:
