@@ -35,8 +35,10 @@ PREFILLS: Final = ("p0", "p1")
 DECODES: Final = ("d0", "d1")
 WORKERS: Final = (*PREFILLS, *DECODES)
 
-START_DEADLINE_S = 90.0
-SETTLE_DEADLINE_S = 30.0
+START_DEADLINE_S = 240.0
+"""Five interpreters, four of which import torch: seconds on a machine with nothing else to do."""
+SETTLE_DEADLINE_S = 120.0
+"""A worker that was killed has to start again meanwhile."""
 POLL_S = 0.02
 
 STALL_TIMEOUT_S = 2.0
@@ -107,8 +109,6 @@ class Fleet:
     async def start(self) -> None:
         """Start everything and wait until requests are taken."""
         await self._nursery.start(self.proxy.run)
-        for process in self.processes.values():
-            process.start(self._nursery)
         await self.settle(START_DEADLINE_S)
         status, _ = await get(self.port, "/fleet/audit")
         self.has_audit = status == 200
@@ -121,10 +121,17 @@ class Fleet:
                     nursery.start_soon(process.terminate)
 
     def revive(self) -> None:
-        """Start again whatever has ended."""
+        """Start again whatever was killed.
+
+        Raises:
+          FleetUnwellError: a process ended that nobody killed.
+        """
         for process in self.processes.values():
-            if not process.is_running:
-                process.start(self._nursery)
+            if process.is_running:
+                continue
+            if process.fell_by_itself:
+                raise FleetUnwellError(f"{process.name} ended by itself: {process.last_words()}")
+            process.start(self._nursery)
 
     async def settle(self, deadline_s: float = SETTLE_DEADLINE_S) -> None:
         """Wait until everybody is there, takes work and holds nothing.

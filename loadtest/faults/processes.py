@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 EXIT_DEADLINE_S = 10.0
 STATE_DEADLINE_S = 5.0
 READ_BYTES = 65536
+LAST_CHARACTERS = 1500
 
 
 class FaultNotInjectedError(Exception):
@@ -69,6 +70,7 @@ class RoleProcess:
         self._environment = environment
         self._log_path = log_path
         self._process: subprocess.Popen[bytes] | None = None
+        self._was_killed = False
 
     @property
     def pid(self) -> int:
@@ -81,9 +83,22 @@ class RoleProcess:
         """Whether it has not ended."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def fell_by_itself(self) -> bool:
+        """Whether it has ended and nobody killed it."""
+        has_ended = self._process is not None and self._process.poll() is not None
+        return has_ended and not self._was_killed
+
+    def last_words(self) -> str:
+        """Return its exit code and the end of what it wrote."""
+        assert self._process is not None
+        text = self._log_path.read_text(encoding="utf-8", errors="replace")
+        return f"exit code {self._process.returncode}; {text[-LAST_CHARACTERS:]}"
+
     def start(self, nursery: trio.Nursery) -> None:
         """Begin a life; its output is read in the nursery."""
         assert not self.is_running, f"{self.name} runs already"
+        self._was_killed = False
         # From this, the main thread: a role that follows its parent into death follows the thread
         # that forked it, and Trio's other threads come and go.
         self._process = subprocess.Popen(
@@ -110,6 +125,7 @@ class RoleProcess:
 
     async def kill(self) -> None:
         """SIGKILL, and prove that no such process is there any more."""
+        self._was_killed = True
         os.kill(self.pid, signal.SIGKILL)
         is_killed = await self.wait_ended() == -signal.SIGKILL
         if not is_killed or await trio.Path(f"/proc/{self.pid}").exists():

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from .phases import Hold
     from .rules import Sighting
 
-END_DEADLINE_S: Final = 60.0
+END_DEADLINE_S: Final = 90.0
 """For a request to be over after its fault, with up to three attempts on a loaded machine."""
-FREE_DEADLINE_S: Final = 20.0
-CELL_DEADLINE_S: Final = 150.0
+FREE_DEADLINE_S: Final = 30.0
+CELL_DEADLINE_S: Final = 240.0
 FRESH: Final = Question("Hello!", max_tokens=8, seed=1)
 
 
