@@ -202,6 +202,27 @@ def test_closing_twice_is_once_and_the_path_can_be_used_again(
     assert open_network().listen(address, **BOUNDS).address == address
 
 
+async def test_a_peer_that_connects_again_under_its_name_takes_it_over(
+    open_network: Callable[[], ZmqNetwork],
+) -> None:
+    """Its old connection may not be noticed to be dead yet; the new one must not be refused."""
+    listener = open_network().listen(ANY_PORT, **BOUNDS)
+    old = open_network().connect(listener.address, ME, **BOUNDS)
+    new = open_network().connect(listener.address, ME, **BOUNDS)
+    with trio.fail_after(PATIENCE_S):
+        for number, connection in ((1.0, old), (2.0, new)):
+            while True:
+                await connection.send(Drain(number))
+                received: list[Message] = []
+                with trio.move_on_after(0.2):
+                    received += await listener.receive_many()
+                if any(number_of(message) == number for message in received):
+                    break
+        listener.send_nowait(ME, Drain(3.0))
+        [message] = await new.receive_many()
+    assert number_of(message) == 3.0
+
+
 def test_links_that_were_closed_are_forgotten(open_network: Callable[[], ZmqNetwork]) -> None:
     network = open_network()
     for _ in range(50):
