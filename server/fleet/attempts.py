@@ -185,6 +185,8 @@ class Attempts:
             self.apply(sequence, Again("no_grant", Fault(Role.DECODE)), now)
         elif gap_since is not None and now - gap_since >= config.link.peer_timeout_s:
             self.apply(sequence, Again("tokens_missing", Fault(Role.DECODE)), now)
+        elif attempt is not None and sequence.phase is Phase.DECODING:
+            self._repeat_credit(attempt, len(sequence.relay.token_ids), now)
 
     def begin_anew(self, cause: str, now: float) -> None:
         """Give up every lease through this server's own fault."""
@@ -195,6 +197,15 @@ class Attempts:
         for sequence in self._book:
             if sequence.attempt is not None:
                 self.apply(sequence, Again(cause), now)
+
+    def _repeat_credit(self, attempt: Attempt, num_tokens: int, now: float) -> None:
+        """Say again how far a stream may run that does not: should that frame have been lost, then
+        decode waits for it, and nothing else would ever tell."""
+        if num_tokens != attempt.num_seen or num_tokens >= attempt.allowed:
+            attempt.num_seen, attempt.quiet_since = num_tokens, now
+        elif now - attempt.quiet_since >= self._config.link.heartbeat_interval_s:
+            attempt.quiet_since = now
+            self._outbox.allow(attempt.pair.decode, attempt.key, attempt.allowed)
 
     def _next_turn(self, now: float) -> tuple[Sequence, Pair | ends.End] | None:
         """Return who may leave the line now, and where to or with which end."""

@@ -250,6 +250,8 @@ class Fleet:
         while True:
             self._conductor.wake(trio.current_time())
             self._conductor.sweep(trio.current_time())
+            if self._conductor.outbox.has_credit:
+                self._credit_due.set()
             self._flush()
             await trio.sleep(self._config.link.sweep_interval_s)
 

@@ -39,6 +39,11 @@ class Outbox:
         """Add credit; of several amounts for one attempt the last counts."""
         self._allowed.setdefault(worker, {})[key] = allowed
 
+    @property
+    def has_credit(self) -> bool:
+        """Whether credit waits to be sent."""
+        return bool(self._allowed)
+
     def drain_frames(self) -> list[Outgoing]:
         """Take everything but credit."""
         frames, self._frames = self._frames, []

@@ -37,6 +37,8 @@ class Attempt:
       allowed: positions below this decode was told it may produce.
       early: rows whose predecessors are still under way, by position.
       gap_since: since when something is missing; None if nothing is.
+      num_seen: tokens there were when somebody last looked whether more had come.
+      quiet_since: since when there are no more than that, or their credit was repeated.
       is_handed_over: decode has the KV, prefill's part is done.
       has_decoded: decode has sent a token.
       num_tokens: completion tokens there are in all, once decode has said so.
@@ -49,6 +51,8 @@ class Attempt:
     allowed: int
     early: dict[int, TokenRow] = field(default_factory=dict)
     gap_since: float | None = None
+    num_seen: int = 0
+    quiet_since: float = 0.0
     is_handed_over: bool = False
     has_decoded: bool = False
     num_tokens: int | None = None
