@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from triolet.ids import AttemptKey
 
+    from .process import WorkerProcess
     from .world import World
 
 SLACK_S: Final = 0.5 * SECONDS
@@ -51,10 +52,9 @@ class Checker:
         self._check_workers()
 
     def is_quiet(self) -> bool:
-        """Return whether nothing is leased and nobody waits."""
-        workers = self._world.workers
-        return all(w.engine is not None and w.core.roster.is_empty for w in workers) and all(
-            not worker.attempts
+        """Return whether nothing is leased, nothing under way, and nobody waits."""
+        return all(map(_is_idle, self._world.workers)) and not any(
+            worker.attempts
             for server in self._world.servers
             if server.fleet is not None
             for worker in server.fleet.status().workers
@@ -132,3 +132,9 @@ class Checker:
 
     def _report(self, what: str) -> None:
         self._world.report(what)
+
+
+def _is_idle(worker: WorkerProcess) -> bool:
+    if worker.engine is None or not worker.core.roster.is_empty:
+        return False
+    return not (isinstance(worker.core, PrefillCore) and worker.core.shipper.ring_bytes)

@@ -23,6 +23,7 @@ from .engine import SimulatedDevice, SimulatedEngine
 from .overseer import Overseer
 from .text import NumberText
 from .weather import control_address, kv_address
+from .wiring import Wiring
 
 if TYPE_CHECKING:
     import random
@@ -104,6 +105,7 @@ class Process:
         self._around = around
         self._gate = Gate()
         self._scope = trio.CancelScope()
+        self._wiring = Wiring(around.network)
 
     def __str__(self) -> str:
         return self.name
@@ -129,6 +131,7 @@ class Process:
             self.lives += 1
             self._gate = Gate()
             self._scope = trio.CancelScope()
+            self._wiring = Wiring(self._around.network)
             try:
                 with self._scope, behind(self._gate):
                     async with trio.open_nursery() as nursery:
@@ -142,6 +145,7 @@ class Process:
     def kill(self) -> None:
         """End this life without a word, as SIGKILL does, stopped or not."""
         self._gone()
+        self._wiring.sever()
         self._scope.cancel()
         self._gate.open()
 
@@ -243,8 +247,8 @@ class WorkerProcess(Process):
             self._config,
             engine,
             device,
-            around.network,
-            around.network,
+            self._wiring,
+            self._wiring,
             draw_epoch=self.draw_epoch,
         )
         async with trio.open_nursery() as nursery:
@@ -302,7 +306,7 @@ class ServerProcess(Process):
         fleet = Fleet(
             self._config,
             NumberText(),
-            self._around.network,
+            self._wiring,
             Causes(self._around.causes),
             name=self.name,
             draw_epoch=self.draw_epoch,
