@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from triolet.config_recovery import RecoveryConfig
+    from triolet.ids import PeerId
 
     from .workers import Worker
 
@@ -19,18 +20,18 @@ class BrokenPaths:
 
     def __init__(self, config: RecoveryConfig) -> None:
         self._avoid_s = config.path_avoid_s
-        self._until: dict[tuple[int | None, int | None], float] = {}
+        self._until: dict[tuple[PeerId | None, PeerId | None], float] = {}
 
     def __len__(self) -> int:
         return len(self._until)
 
     def broke(self, prefill: Worker, decode: Worker, now: float) -> None:
         """Note that KV does not get from one to the other."""
-        self._until[prefill.monitor.epoch, decode.monitor.epoch] = now + self._avoid_s
+        self._until[prefill.peer_id, decode.peer_id] = now + self._avoid_s
 
     def is_broken(self, prefill: Worker, decode: Worker, now: float) -> bool:
         """Return whether others should be paired instead."""
-        until = self._until.get((prefill.monitor.epoch, decode.monitor.epoch))
+        until = self._until.get((prefill.peer_id, decode.peer_id))
         return until is not None and now < until
 
     def forget(self, now: float) -> None:

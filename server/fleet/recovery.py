@@ -161,5 +161,5 @@ def _event(cause: str, fault: Fault, attempt: Attempt) -> Hashable:
     if not fault.is_shared:
         return attempt.key
     if fault.is_path:
-        return (cause, attempt.pair.prefill.monitor.epoch, attempt.pair.decode.monitor.epoch)
-    return (cause, fault.at, attempt.pair.of(fault.at).monitor.epoch, fault.step)
+        return (cause, attempt.pair.prefill.peer_id, attempt.pair.decode.peer_id)
+    return (cause, attempt.pair.of(fault.at).peer_id, fault.step)

@@ -87,7 +87,8 @@ class World:
             self.of[worker] = fake
         self.workers = tuple(self.of)
         self.config = server_config(**config)
-        self.conductor = Conductor(self.config, self.workers, TEXT, SilentObserver(), self.now)
+        self.observer = SilentObserver()
+        self.conductor = Conductor(self.config, self.workers, TEXT, self.observer, self.now)
         self.up: dict[Worker, deque[AnyFrame]] = {w: deque() for w in self.workers}
         self.down: dict[Worker, deque[AnyFrame]] = {w: deque() for w in self.workers}
         self.readers: list[Reader] = []
