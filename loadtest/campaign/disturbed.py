@@ -58,8 +58,19 @@ async def ask_under_faults(
     rng: Random,
     *,
     retries_broken: bool,
+    last_moment: float = LAST_MOMENT,
 ) -> Disturbed:
     """Ask everything, and do these faults at random moments meanwhile, one after the other.
+
+    Args:
+      url: of the server.
+      log: of its fleet.
+      asks: the requests.
+      clients: how many ask side by side.
+      faults: names of INJECTORS.
+      rng: decides moments and victims.
+      retries_broken: whether a broken connection is tried again; else it is a failure.
+      last_moment: the share of answers after which no fault begins.
 
     Raises:
       HasNotHappenedError: a fault did not show, or the fleet did not get whole again.
@@ -75,7 +86,7 @@ async def ask_under_faults(
         somebody_ended = trio.Event()
 
     async def disturb() -> None:
-        moments = sorted(rng.uniform(FIRST_MOMENT, LAST_MOMENT) for _ in faults)
+        moments = sorted(rng.uniform(FIRST_MOMENT, last_moment) for _ in faults)
         for moment, fault in zip(moments, faults, strict=True):
             while num_ended < moment * len(asks):
                 await somebody_ended.wait()

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 import trio
 
 from ..cut_clients import cut_one
-from ..stall_clients import read_on, stall
+from ..stall_clients import stall
 from .asks import draw_asks
 from .client import Story, ask_all, tell
 from .disturbed import wait_whole
 from .injectors import inject
 from .leftovers import blocks_when_settled, violations_now
-from .processes import HasNotHappenedError, attempts_of
+from .processes import HasNotHappenedError, attempts_of, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,12 +159,22 @@ class Soak:
 
     async def _stall_once(self, number: int) -> None:
         client = await stall(self._url, number, STALL_MAX_TOKENS)
-        await trio.sleep(self._plan.stall_timeout_s + STALL_GRACE_S)
-        with trio.move_on_after(STALL_GRACE_S) as waiting:
-            await read_on(client)
         self.done["clients that stopped reading"] += 1
-        if waiting.cancelled_caught:
-            self.wrongs.append(f"stalled-{number} ({client.kind}) was never cut off")
+        name = f"stalled-{number}"
+
+        def ends() -> list[str]:
+            lines = self._log.of("request_ended", client_request_id=name)
+            return [line["outcome"] for line in lines]
+
+        try:
+            timeout_s = self._plan.stall_timeout_s + STALL_GRACE_S
+            await wait_until(lambda: bool(ends()), timeout_s, f"{name} is cut off")
+        except HasNotHappenedError as error:
+            self.wrongs.append(f"{error} ({client.kind})")
+        else:
+            if ends() != ["stalled"]:
+                self.wrongs.append(f"{name} ({client.kind}) ended as {ends()}")
+        await trio.aclose_forcefully(client.stream)
 
     async def _break_things(self) -> None:
         """Do one fault after the other, and see each through."""
