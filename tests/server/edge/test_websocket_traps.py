@@ -7,6 +7,7 @@ import zlib
 
 import pytest
 import trio
+import trio.testing
 
 from server.generation import CancelReason
 from tests.server.support.fakes import FakeFleet, by_hand
@@ -107,6 +108,22 @@ async def test_a_close_behind_unread_messages_is_noticed() -> None:
             await generation.was_cancelled.wait()
         assert generation.cancelled == [CancelReason.CLIENT_GONE]
         await server.all_connections_closed()
+
+
+async def test_a_close_of_a_client_that_reads_nothing_is_noticed() -> None:
+    fleet = FakeFleet(by_hand)
+    async with surface(fleet, send_buffer_bytes=4096) as server:
+        socket = await open_socket(server)
+        async with socket.client.stream:
+            await socket.send(CREATE)
+            generation = await fleet.nth(0)
+            for _ in range(400):  # more than both ends' kernels take, so that a write is stuck
+                generation.say("x" * 100_000)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            await socket.client.send(frame_bytes(CLOSE, struct.pack("!H", 1000)))
+            with trio.fail_after(5):
+                await generation.was_cancelled.wait()
+        assert generation.cancelled == [CancelReason.CLIENT_GONE]
 
 
 @pytest.mark.slow
