@@ -302,7 +302,7 @@ class DecodeCore:
         for row in frame.rows:
             attempt = self.roster.attempts.get(row.key)
             if attempt is not None and attempt.server == server:
-                attempt.window.grant(row.allowed)
+                self.stepper.credit(attempt, row)
 
     def _on_end(self, attempt: Attempt) -> None:
         if not attempt.assembly.is_complete:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from transport.frames import EndReason, Tokens
+from transport.frames import MAX_TOKEN_ROWS, EndReason, Tokens
 from transport.lease import LeaseEvent, LeaseState
 from worker.roster import FailedStep
 from worker.rows import token_row
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from engine.batch import Sampled, StepRow
-    from transport.frames import TokenRow
+    from transport.frames import CreditRow, TokenRow
     from triolet.ids import PeerId
     from worker.counters import Counters
     from worker.engine_port import EnginePort
@@ -94,6 +94,7 @@ class Stepper:
             assert sampled is not None, "a row that samples has a result"
             row = token_row(attempt.key, len(attempt.output_ids), sampled)
             produced.append((attempt, row))
+            attempt.unheard.append(row)
             attempt.output_ids.append(sampled.token_id)
         self._tell([(attempt.server, row) for attempt, row in produced])
         self._end_finished((attempt for attempt, _ in produced), now)
@@ -132,8 +133,20 @@ class Stepper:
             attempt.output_ids += attempt.replay_ids
         else:
             attempt.output_ids.append(first.token_id)
+            attempt.unheard.append(first)
             self._tell([(attempt.server, first)])
         self._end_finished((attempt,), now)
+
+    def credit(self, attempt: Attempt, row: CreditRow) -> None:
+        """Take in how far an attempt may run, and how far its server has heard of it.
+
+        What allows nothing new is said by a server that waits: the rows that it misses are said
+        once more, since they may be lost together with every sign that there were any.
+        """
+        attempt.unheard = [r for r in attempt.unheard if r.position >= row.received]
+        if not attempt.window.grant(row.allowed) and attempt.unheard:
+            rows = attempt.unheard[:MAX_TOKEN_ROWS]
+            self._tell((attempt.server, repeated) for repeated in rows)
 
     def _runnable(self) -> list[Attempt]:
         """Move leases between READY, RUNNING and PAUSED; return who may have a row."""

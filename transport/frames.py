@@ -122,12 +122,14 @@ class TokenRow(Part, frozen=True, array_like=True):
 
 
 class CreditRow(Part, frozen=True, array_like=True):
-    """Positions below `allowed` may be produced. Absolute, so that a lost or doubled frame and a
-    reordered one (the largest wins) do no harm."""
+    """Positions below `allowed` may be produced; those below `received` have arrived. Absolute, so
+    that a doubled frame and a reordered one (the largest wins) do no harm. One that allows nothing
+    new asks for everything after `received` once more."""
 
     request_id: RequestIdField
     attempt: Count
     allowed: Count
+    received: Count = 0
 
     @property
     def key(self) -> AttemptKey:

@@ -199,13 +199,15 @@ class Attempts:
                 self.apply(sequence, Again(cause), now)
 
     def _repeat_credit(self, attempt: Attempt, num_tokens: int, now: float) -> None:
-        """Say again how far a stream may run that does not: should that frame have been lost, then
-        decode waits for it, and nothing else would ever tell."""
+        """Say again how far a stream may run that does not, and what it has. Decode may wait for a
+        credit that was lost, or believe that the last tokens of its window are here; nothing else
+        would ever tell."""
         if num_tokens != attempt.num_seen or num_tokens >= attempt.allowed:
             attempt.num_seen, attempt.quiet_since = num_tokens, now
         elif now - attempt.quiet_since >= self._config.link.heartbeat_interval_s:
             attempt.quiet_since = now
-            self._outbox.allow(attempt.pair.decode, attempt.key, attempt.allowed)
+            decode = attempt.pair.decode
+            self._outbox.allow(decode, attempt.key, attempt.allowed, num_tokens)
 
     def _next_turn(self, now: float) -> tuple[Sequence, Pair | ends.End] | None:
         """Return who may leave the line now, and where to or with which end."""

@@ -158,12 +158,13 @@ class Conductor:
     def taken(self, sequence: Sequence) -> None:
         """Note that its reader has taken all tokens so far, which makes room for as many more."""
         window = self._config.token_window
-        sequence.allowed = len(sequence.relay.token_ids) + window
+        received = len(sequence.relay.token_ids)
+        sequence.allowed = received + window
         attempt = sequence.attempt
         # A quarter at a time: a frame per token would cost more than the token.
         if attempt is not None and sequence.allowed - attempt.allowed >= max(window // 4, 1):
             attempt.allowed = sequence.allowed
-            self.outbox.allow(attempt.pair.decode, attempt.key, attempt.allowed)
+            self.outbox.allow(attempt.pair.decode, attempt.key, attempt.allowed, received)
 
     def welcomed(self, worker: Worker, welcome: Welcome, now: float) -> None:
         """Take in that a worker answered our HELLO, perhaps in a new life."""

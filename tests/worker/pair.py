@@ -190,8 +190,8 @@ class Pair:
         for role in self.nodes:
             self.to_worker(role, End(*key, reason))
 
-    def allow(self, key: AttemptKey, allowed: int) -> None:
-        self.to_worker(Role.DECODE, TokenCredit((CreditRow(*key, allowed),)))
+    def allow(self, key: AttemptKey, allowed: int, received: int = 0) -> None:
+        self.to_worker(Role.DECODE, TokenCredit((CreditRow(*key, allowed, received),)))
 
     def beat(self) -> None:
         """Heartbeats both ways."""
