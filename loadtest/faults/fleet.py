@@ -55,6 +55,8 @@ ENGINE_OPTIONS = (
     *("--max-num-seqs", str(MAX_NUM_SEQS)),
     # Several steps for a long prompt, so that one can be held in the middle.
     *("--max-num-batched-tokens", "128"),
+    # Whatever writes into a block that is free is found by the audit.
+    "--poison-freed-blocks",
 )
 PREFILL_OPTIONS = ("--kv-pool", "64MiB")
 DECODE_OPTIONS = ("--kv-pool", "11MiB")
