@@ -226,6 +226,8 @@ class FrameProxy:
             raw = pack_message([encode(frame)])
         rule = next((r for r in self._rules if r.takes(link, lane.way, frame)), None)
         fate = Fate.PASS if rule is None else rule.fate
+        if fate is Fate.SWAP and lane.swapped:
+            fate = Fate.PASS  # the neighbour that the kept one is swapped with
         if rule is not None and rule.rewrite is not None:
             frame = rule.rewrite(frame)
             raw = pack_message([encode(frame)])
