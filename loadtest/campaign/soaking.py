@@ -152,10 +152,10 @@ class Soak:
         """Stop reading; the server must cut the connection off, faults or no faults."""
         async with trio.open_nursery() as nursery:
             for number in count():
-                await self._pause(STALL_EVERY_S)
                 if self._over.is_set():
                     return
                 nursery.start_soon(self._stall_once, number)
+                await self._pause(STALL_EVERY_S)
 
     async def _stall_once(self, number: int) -> None:
         client = await stall(self._url, number, STALL_MAX_TOKENS)

@@ -8,6 +8,8 @@ import pytest
 import trio
 
 from loadtest import cancel_report, cancels, cut_clients
+from loadtest.campaign.processes import FleetLog
+from loadtest.stray_tokens import stray_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +35,12 @@ def test_requests_cut_at_random_moments_leave_every_block_free(
     # The injector proves that it hit: requests died in the phases in which blocks are held.
     times = cancel_report.release_times(cuts, fleet.log_text().splitlines())
     assert {"prefilling", "decoding"} <= times.keys()
+    audit = cancels.audit(fleet.url)
+    assert audit["violations"] == []
+    audits = [worker["audit"] for worker in audit["workers"]]
+    stray = stray_tokens(FleetLog(fleet.log_path).entries(), audits)
+    assert stray.wrongs == []
+    assert stray.cut > 0
 
 
 def test_the_report_reads_logs_and_metrics() -> None:
