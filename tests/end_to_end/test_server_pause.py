@@ -26,6 +26,11 @@ STOPPED_S = 3.0
 """Longer than leases last."""
 
 
+def state_of(pid: int) -> str:
+    """Return the kernel's letter for what a process is doing."""
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
 def read_stream(fleet: FleetProcess, number: int) -> tuple[str, list[int], list[str]]:
     """Return the text, the tokens and the ends of one stream."""
     body = {
@@ -63,8 +68,7 @@ def test_streams_survive_a_server_that_is_stopped_for_longer_than_its_leases(
         wait_until(lambda: fleet.metric(first_tokens) >= STREAMS / 2, 30.0, "half of them run")
         os.kill(server, signal.SIGSTOP)
         try:
-            state = Path(f"/proc/{server}/stat").read_text().rsplit(")", 1)[1].split()[0]
-            assert state == "T"
+            wait_until(lambda: state_of(server) == "T", 10.0, "the server stands still")
             # Not to wait for something: that this time passes is what is tested.
             time.sleep(STOPPED_S)
         finally:
