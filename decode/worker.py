@@ -85,9 +85,7 @@ async def serve(
             kv_address=kv.address,
             draw_epoch=draw_epoch,
         )
-        core = DecodeCore(
-            engine, identity, link, now=trio.current_time(), read_process=read_process
-        )
+        core = DecodeCore(engine, identity, link, trio.current_time(), read_process)
         shell = Shell(
             core, engine, device, control, config, flush_kv=lambda now: _answer_kv(kv, core)
         )

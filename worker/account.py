@@ -65,15 +65,7 @@ def worker_account(
         epoch=f"{identity.me.epoch:016x}",
         lease_ttl_s=link.lease_ttl_s,
         is_draining=is_draining,
-        pool=PoolAudit(
-            total_blocks=ledger.total_blocks,
-            free_blocks=ledger.free_blocks,
-            leased_blocks=ledger.leased_blocks,
-            cached_blocks=ledger.cached_blocks,
-            references=ledger.num_references,
-            verdict=verdict_of(ledger.check_invariants),
-            spoiled_blocks=ledger.num_spoiled,
-        ),
+        pool=_pool(ledger),
         leases=tuple(
             _lease(lease, roster, ledger, link, allowed(lease.key), now)
             for lease in leases.leases()[:MAX_AUDIT_LEASES]
@@ -109,6 +101,18 @@ def verdict_of(check: Callable[[], object]) -> str:
     except AssertionError as error:
         return str(error) or "an assertion failed"
     return ""
+
+
+def _pool(ledger: BlockLedger) -> PoolAudit:
+    return PoolAudit(
+        total_blocks=ledger.total_blocks,
+        free_blocks=ledger.free_blocks,
+        leased_blocks=ledger.leased_blocks,
+        cached_blocks=ledger.cached_blocks,
+        references=ledger.num_references,
+        verdict=verdict_of(ledger.check_invariants),
+        spoiled_blocks=ledger.num_spoiled,
+    )
 
 
 def _lease(
