@@ -13,7 +13,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -c GPU)
 CONSTRAINTS := $(if $(filter-out 0,$(HAS_GPU)),,--constraint constraints.txt)
 
-.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills soak bench-stalled faults clean
+.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart soak bench-stalled faults clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
@@ -60,6 +60,9 @@ screenshot: install-dev system-deps  ## picture of the chat page, into docs/imag
 
 loadtest: install-dev  ## locust, headless, against a server it starts; report in build/loadtest/
 	$(BIN)/python -m loadtest.run $(ARGS)
+
+bench-restart: install-dev  ## restart every process under 20 live streams; compare every token
+	$(BIN)/python -m loadtest.restart $(ARGS)
 
 faults: install-dev  ## every fault in every phase of a request, against real processes; table in build/faults/
 	$(BIN)/python -m loadtest.faults $(ARGS)
