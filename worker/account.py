@@ -41,7 +41,7 @@ def worker_account(
     *,
     is_draining: bool,
     windows: WindowsAudit | None = None,
-    allowed: Callable[[AttemptKey], int | None] = lambda key: None,
+    allowed: Callable[[AttemptKey], int | None] = lambda _: None,
     process: ProcessFacts | None = None,
 ) -> WorkerAudit:
     """Return everything that a fleet's invariants are checked with.
@@ -58,18 +58,15 @@ def worker_account(
       allowed: how far an attempt may run, where that is known here.
       process: what the operating system says.
     """
-    leases = roster.leases
+    me, leases = identity.me, roster.leases
     return WorkerAudit(
-        role=identity.me.role,
-        name=identity.me.name,
-        epoch=f"{identity.me.epoch:016x}",
+        role=me.role,
+        name=me.name,
+        epoch=f"{me.epoch:016x}",
         lease_ttl_s=link.lease_ttl_s,
         is_draining=is_draining,
         pool=_pool(ledger),
-        leases=tuple(
-            _lease(lease, roster, ledger, link, allowed(lease.key), now)
-            for lease in leases.leases()[:MAX_AUDIT_LEASES]
-        ),
+        leases=_listed(roster, ledger, link, allowed, now),
         num_leases=len(leases),
         granted=roster.granted,
         ended={reason.value: count for reason, count in roster.ended.items()},
@@ -113,6 +110,17 @@ def _pool(ledger: BlockLedger) -> PoolAudit:
         verdict=verdict_of(ledger.check_invariants),
         spoiled_blocks=ledger.num_spoiled,
     )
+
+
+def _listed(
+    roster: Roster[A],
+    ledger: BlockLedger,
+    link: LinkConfig,
+    allowed: Callable[[AttemptKey], int | None],
+    now: float,
+) -> tuple[LeaseAudit, ...]:
+    oldest = roster.leases.leases()[:MAX_AUDIT_LEASES]
+    return tuple(_lease(lease, roster, ledger, link, allowed(lease.key), now) for lease in oldest)
 
 
 def _lease(
