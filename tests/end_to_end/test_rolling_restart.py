@@ -13,10 +13,11 @@ import trio
 
 from loadtest.campaign.client import ask_all
 from loadtest.campaign.processes import FleetLog
+from loadtest.campaign.processes import wait_until as campaign_wait
 from loadtest.restart import SERVE_OPTIONS, long_asks, parse, restart_under_load
 
 from .conftest import WATCHED
-from .fleet_process import POLL_S, FleetProcess, wait_until
+from .fleet_process import FleetProcess, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,8 +62,11 @@ async def test_a_drained_worker_leaves_in_order_and_its_streams_go_on(
             nursery.start_soon(ask_again)
             # Each prompt's end in prefill is the begin of its stream on decode.
             began = len(log.of("attempt_ended", process="prefill-0"))
-            while len(log.of("attempt_ended", process="prefill-0")) < began + STREAMS:
-                await trio.sleep(POLL_S)
+            await campaign_wait(
+                lambda: len(log.of("attempt_ended", process="prefill-0")) >= began + STREAMS,
+                PATIENCE_S,
+                "all streams are on decode",
+            )
             drained = await trio.run_process(
                 command, check=False, capture_stdout=True, stderr=subprocess.STDOUT
             )
