@@ -66,7 +66,7 @@ def _replay(seed: int, console: Console, *, with_story: bool) -> int:
     faults = ", ".join(f"{f.value} {n}" for f, n in report.tally.happened.items() if n)
     console.print(f"seed {seed}: trace {report.trace}, {report.virtual_s:.1f} virtual seconds")
     console.print(f"  endings: {_counts(report.endings)}", markup=False)
-    console.print(f"  attempts begun anew: {_counts(report.causes)}", markup=False)
+    console.print(f"  attempts begun anew: {_counts(report.tally.causes)}", markup=False)
     console.print(f"  faults: {faults or 'none'}", markup=False)
     for violation in report.violations:
         console.print(f"  VIOLATION {violation}", markup=False)
@@ -82,7 +82,7 @@ def _show(campaign: Campaign, console: Console) -> None:
         table.add_row(fault.value, f"{asked}", f"{happened}")
     console.print(table)
     console.print(f"endings: {_counts(campaign.endings)}", markup=False)
-    console.print(f"attempts begun anew: {_counts(campaign.causes)}", markup=False)
+    console.print(f"attempts begun anew: {_counts(campaign.tally.causes)}", markup=False)
     rate = campaign.num_seeds / max(campaign.elapsed_s, 1e-9)
     console.print(
         f"{campaign.num_seeds} seeds in {campaign.elapsed_s:.1f} s: {rate:.1f} seeds/s, "

@@ -39,7 +39,6 @@ class Campaign:
       failed: those with a violation.
       tally: faults.
       endings: how requests ended.
-      causes: why attempts were begun anew.
       virtual_s: simulated seconds.
       elapsed_s: real ones.
     """
@@ -48,7 +47,6 @@ class Campaign:
     failed: list[Report] = field(default_factory=list)
     tally: Tally = field(default_factory=Tally)
     endings: Counter[str] = field(default_factory=Counter)
-    causes: Counter[str] = field(default_factory=Counter)
     virtual_s: float = 0.0
     elapsed_s: float = 0.0
 
@@ -67,7 +65,6 @@ class Campaign:
         self.num_seeds += 1
         self.tally.add(report.tally)
         self.endings += report.endings
-        self.causes += report.causes
         self.virtual_s += report.virtual_s
         if report.violations:
             self.failed.append(report)

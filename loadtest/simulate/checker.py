@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from triolet.ids import AttemptKey
 
-    from .process import WorkerProcess
+    from .roles import WorkerProcess
     from .world import World
 
 SLACK_S: Final = 0.5 * SECONDS

@@ -115,15 +115,18 @@ class Tally:
     Attributes:
       asked: seeds that had the kind switched on.
       happened: how often each came about.
+      causes: why attempts were begun anew.
     """
 
     asked: Counter[Fault] = field(default_factory=Counter)
     happened: Counter[Fault] = field(default_factory=Counter)
+    causes: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Tally) -> None:
         """Add another run's."""
         self.asked += other.asked
         self.happened += other.happened
+        self.causes += other.causes
 
     def never_happened(self) -> list[Fault]:
         """Return the kinds that were asked for and never came about."""

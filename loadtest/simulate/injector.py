@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from .faults import Plan
-    from .process import Process, WorkerProcess
+    from .process import Process
+    from .roles import WorkerProcess
     from .world import World
 
 

@@ -1,45 +1,28 @@
-"""Simulated processes: production code behind a gate, which can be killed, stopped and continued,
-and which is started anew when it has ended.
+"""A simulated process: whatever it runs can be killed, stopped and continued, and is started anew
+when it has ended.
 
-Knows how a worker and a server are put together; decides nothing about when what happens.
+Knows lives and deaths; does not know what is run (roles.py) nor when what happens (injector.py).
 """
 
 from __future__ import annotations
 
-from functools import partial
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-import decode.worker
-import prefill.worker
-from server.fleet.fleet import Fleet
-from server.fleet.observer import SilentObserver
-from triolet.config import WorkerConfig
-from triolet.ids import Role
-
 from .deterministic import Gate, behind
-from .engine import SimulatedDevice, SimulatedEngine
-from .overseer import Overseer
-from .text import NumberText
-from .weather import control_address, kv_address
 from .wiring import Wiring
 
 if TYPE_CHECKING:
     import random
-    from collections import Counter
     from collections.abc import Awaitable, Callable
 
-    from decode.core import DecodeCore
-    from prefill.core import PrefillCore
     from transport.memory_network import MemoryNetwork
-    from triolet.config import EngineConfig, LinkConfig, ServerConfig
-    from worker.shell import Shell
+    from triolet.config import LinkConfig
+    from triolet.ids import Role
 
-    from .engine import Cost
-    from .faults import Fault
-
-SERVE = {Role.PREFILL: prefill.worker.serve, Role.DECODE: decode.worker.serve}
+    from .faults import Tally
 
 
 class Surroundings(Protocol):
@@ -61,13 +44,8 @@ class Surroundings(Protocol):
         ...
 
     @property
-    def happened(self) -> Counter[Fault]:
-        """Counts faults that come out of the inside."""
-        ...
-
-    @property
-    def causes(self) -> Counter[str]:
-        """Counts why attempts are begun anew."""
+    def tally(self) -> Tally:
+        """Counts what happened."""
         ...
 
     def report(self, what: str) -> None:
@@ -79,7 +57,7 @@ class Surroundings(Protocol):
         ...
 
 
-class Process:
+class Process(ABC):
     """One name in the fleet, through all its lives.
 
     Args:
@@ -111,9 +89,9 @@ class Process:
         return self.name
 
     @property
+    @abstractmethod
     def is_up(self) -> bool:
         """Whether it serves in its present life."""
-        return False
 
     @property
     def is_frozen(self) -> bool:
@@ -171,158 +149,13 @@ class Process:
         """Return the epoch of a new life."""
         return self._around.rng.getrandbits(64) or 1
 
+    @abstractmethod
     async def _live(self) -> None:
-        raise AssertionError("each kind of process has its own life")
+        """Serve until the end."""
 
+    @abstractmethod
     def _gone(self) -> None:
-        """Forget the life that has ended."""
-
-
-class WorkerProcess(Process):
-    """A prefill or decode worker: the production shell and core, a simulated engine.
-
-    Args:
-      role: which.
-      name: what others call it.
-      around: what all processes share.
-      config: blocks and rows.
-      num_blocks: of its pool.
-      cost: of its steps.
-    """
-
-    def __init__(
-        self,
-        role: Role,
-        name: str,
-        around: Surroundings,
-        config: EngineConfig,
-        num_blocks: int,
-        cost: Cost,
-    ) -> None:
-        super().__init__(role, name, around)
-        self.engine: SimulatedEngine | None = None
-        self.device: SimulatedDevice | None = None
-        self.shell: Shell | None = None
-        self._num_blocks = num_blocks
-        self._cost = cost
-        self._config = WorkerConfig(
-            name=name,
-            model_dir="",
-            control_address=control_address(name),
-            kv_address=kv_address(name) if role is Role.DECODE else None,
-            engine=config,
-            link=around.link,
-            max_waiting_tokens=256,
-            step_timeout_s=6.0,
-        )
-
-    @property
-    def is_up(self) -> bool:
-        """Whether it serves."""
-        return self.shell is not None
-
-    @property
-    def core(self) -> PrefillCore | DecodeCore:
-        """The mind of the present life."""
-        assert self.shell is not None, "only a worker that is up has a mind"
-        return self.shell._core  # type: ignore[return-value]
-
-    def drain(self, deadline_s: float) -> None:
-        """Let it finish and leave, as SIGTERM does."""
-        if self.shell is not None:
-            self.shell.drain(deadline_s)
-
-    async def _live(self) -> None:
-        around = self._around
-
-        def report(what: str) -> None:
-            around.report(f"{self.name}: {what}")
-
-        engine = SimulatedEngine(
-            self._num_blocks, self._config.engine, self._cost, report, around.happened
-        )
-        device = SimulatedDevice(engine, self._cost, around.happened)
-        serve = partial(
-            SERVE[self.role],
-            self._config,
-            engine,
-            device,
-            self._wiring,
-            self._wiring,
-            draw_epoch=self.draw_epoch,
-        )
-        async with trio.open_nursery() as nursery:
-            shell = await nursery.start(serve)
-            shell.exit_process = lambda _: self.kill()
-            self.engine, self.device, self.shell = engine, device, shell
-            overseer = Overseer(self, self.core, around.link, report)
-            device.on_step = overseer.look_at_step
-            around.note(f"{self.name} serves")
-
-    def _gone(self) -> None:
-        self.engine = self.device = self.shell = None
-
-
-class Causes(SilentObserver):
-    """Counts why attempts failed."""
-
-    def __init__(self, causes: Counter[str]) -> None:
-        super().__init__()
-        self._causes = causes
-
-    def attempt_failed(self, cause: str) -> None:
-        """Count it."""
-        self._causes[cause] += 1
-
-
-class ServerProcess(Process):
-    """A server: the production fleet without HTTP; its clients are tasks of it.
-
-    Args:
-      name: what others call it.
-      around: what all processes share.
-      config: addresses and bounds.
-    """
-
-    def __init__(self, name: str, around: Surroundings, config: ServerConfig) -> None:
-        super().__init__(Role.SERVER, name, around)
-        self.fleet: Fleet | None = None
-        self.handlers: trio.Nursery | None = None
-        self._up = trio.Event()
-        self._config = config
-
-    @property
-    def is_up(self) -> bool:
-        """Whether it takes requests."""
-        return self.fleet is not None
-
-    async def serve(self, handler: Callable[[Fleet], Awaitable[object]]) -> None:
-        """Let a client in, as soon as there is somebody to let it in."""
-        while self.fleet is None or self.handlers is None:
-            await self._up.wait()
-        self.spawn(self.handlers, partial(handler, self.fleet))
-
-    async def _live(self) -> None:
-        fleet = Fleet(
-            self._config,
-            NumberText(),
-            self._wiring,
-            Causes(self._around.causes),
-            name=self.name,
-            draw_epoch=self.draw_epoch,
-        )
-        async with trio.open_nursery() as nursery:
-            await nursery.start(fleet.run)
-            async with trio.open_nursery() as handlers:
-                self.fleet, self.handlers = fleet, handlers
-                self._up.set()
-                self._around.note(f"{self.name} serves")
-                await trio.sleep_forever()
-
-    def _gone(self) -> None:
-        self.fleet = self.handlers = None
-        if self._up.is_set():
-            self._up = trio.Event()
+        """Forget the life that has ended. Idempotent."""
 
 
 def _innermost(error: BaseException) -> str:

@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from triolet.ids import Role
 from triolet.sampling import SamplingParams
 from triolet.units import MILLISECONDS, SECONDS
 
 from .checker import Checker
 from .client import Client, Wish
 from .deterministic import run
-from .engine import VOCAB_SIZE
+from .engine import VOCAB_SIZE, Cost
 from .faults import Fault, Plan, Tally, draw_plan
 from .injector import Injector
 from .trace import Trace
-from .world import World
+from .world import Sizes, World
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,6 +42,14 @@ QUIET_S: Final = 5 * SECONDS
 """After the last answer nothing may be leased after this time: more than a lease's life."""
 LOOK_S: Final = 250 * MILLISECONDS
 """From one look of the checker to the next."""
+MANY_BLOCKS: Final = 64
+FEW_BLOCKS: Final = 15
+"""A long request fits alone; two of them push one another out."""
+COSTS: Final = {
+    Role.PREFILL: Cost(20 * MILLISECONDS, 2 * MILLISECONDS),
+    Role.DECODE: Cost(60 * MILLISECONDS, 5 * MILLISECONDS),
+}
+"""Slow, so that few steps fill the time in which faults come."""
 MIN_CLIENTS, MAX_CLIENTS = 5, 9
 STOP_STRINGS: Final = ("77,", "3,4", "9,1")
 
@@ -55,7 +64,6 @@ class Report:
       violations: what must not have happened.
       tally: faults.
       endings: how requests ended.
-      causes: why attempts were begun anew.
       virtual_s: how long it took in there.
       lines: the story, if it was asked for.
     """
@@ -65,7 +73,6 @@ class Report:
     violations: list[str] = field(default_factory=list)
     tally: Tally = field(default_factory=Tally)
     endings: Counter[str] = field(default_factory=Counter)
-    causes: Counter[str] = field(default_factory=Counter)
     virtual_s: float = 0.0
     lines: Sequence[str] = ()
 
@@ -97,7 +104,7 @@ class _Scenario:
         plan = draw_plan(self._rng)
         report = self._report
         report.tally.asked.update(plan.enabled)
-        world = World(self._seed, plan, self._trace, report.tally.happened, report.causes)
+        world = World(self._seed, _sizes(plan, self._rng), self._trace, report.tally)
         checker = Checker(world, plan.latest_s)
         injector = Injector(world, plan, self._rng, report.tally.happened)
         began_at = trio.current_time()
@@ -116,7 +123,7 @@ class _Scenario:
         report.violations += world.violations
         world.weather.count(report.tally.happened)
         report.tally.happened[Fault.EXHAUSTION] += (
-            report.causes["preempted"] + report.causes["refused_no_blocks"]
+            report.tally.causes["preempted"] + report.tally.causes["refused_no_blocks"]
         )
         for client in world.clients:
             report.endings[client.ending or "none"] += 1
@@ -192,6 +199,16 @@ class _Scenario:
         """Return a prompt that nobody else has: its KV in a wrong place must show."""
         length = self._rng.randint(0, 24)
         return (1 + number, *(self._rng.randrange(1, VOCAB_SIZE) for _ in range(length)))
+
+
+def _sizes(plan: Plan, rng: random.Random) -> Sizes:
+    has_few = Fault.EXHAUSTION in plan.enabled
+    return Sizes(
+        num_servers=rng.choice((1, 1, 2)),
+        num_blocks=FEW_BLOCKS if has_few else MANY_BLOCKS,
+        max_num_seqs=4,
+        costs=COSTS,
+    )
 
 
 async def _look(checker: Checker) -> None:

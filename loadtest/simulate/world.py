@@ -6,38 +6,45 @@ Knows who there is; injector.py says what befalls them, checker.py whether they 
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from triolet.config import EngineConfig, LinkConfig, ServerConfig
 from triolet.ids import Role
 from triolet.units import MILLISECONDS, SECONDS
 
-from .engine import Cost
-from .faults import Fault
-from .process import ServerProcess, WorkerProcess
+from .roles import ServerProcess, WorkerProcess
 from .weather import control_address, make_network
 
 if TYPE_CHECKING:
-    from collections import Counter
+    from collections.abc import Mapping
 
     from .client import Client
-    from .faults import Plan
+    from .engine import Cost
+    from .faults import Tally
     from .process import Process
     from .trace import Trace
 
 BLOCK_SIZE: Final = 4
 BYTES_PER_BLOCK: Final = BLOCK_SIZE * 4
-MANY_BLOCKS: Final = 64
-FEW_BLOCKS: Final = 15
-"""A long request fits alone; two of them push one another out."""
 SWEEP_S: Final = 200 * MILLISECONDS
 """Four times the product's: a sweep is most of what an idle process costs, and nothing that is
 simulated hangs on its length."""
-COSTS: Final = {
-    Role.PREFILL: Cost(20 * MILLISECONDS, 2 * MILLISECONDS),
-    Role.DECODE: Cost(60 * MILLISECONDS, 5 * MILLISECONDS),
-}
-"""Slow, so that few steps fill the time in which faults come."""
+
+
+class Sizes(NamedTuple):
+    """How large everything is.
+
+    Attributes:
+      num_servers: servers; workers are two of each role.
+      num_blocks: of each worker's pool.
+      max_num_seqs: rows of a step.
+      costs: of steps, by role.
+    """
+
+    num_servers: int
+    num_blocks: int
+    max_num_seqs: int
+    costs: Mapping[Role, Cost]
 
 
 class World:
@@ -45,24 +52,16 @@ class World:
 
     Args:
       seed: decides epochs, and what the network draws.
-      plan: whether blocks are few.
+      sizes: of everything.
       trace: takes down what happens.
-      happened: counts faults that come out of the inside.
-      causes: counts why attempts are begun anew.
+      tally: counts it.
 
     Attributes:
       violations: what must not have happened, the first first.
       clients: everybody who ever asked.
     """
 
-    def __init__(
-        self,
-        seed: int,
-        plan: Plan,
-        trace: Trace,
-        happened: Counter[Fault],
-        causes: Counter[str],
-    ) -> None:
+    def __init__(self, seed: int, sizes: Sizes, trace: Trace, tally: Tally) -> None:
         self.rng = random.Random(f"world {seed}")
         self.trace = trace
         self.violations: list[str] = []
@@ -74,15 +73,13 @@ class World:
             kv_window_bytes=4 * BYTES_PER_BLOCK,
             kv_ring_bytes=8 * BYTES_PER_BLOCK,
         )
-        self.happened = happened
-        self.causes = causes
-        self._num_blocks = FEW_BLOCKS if Fault.EXHAUSTION in plan.enabled else MANY_BLOCKS
+        self.tally = tally
+        self._sizes = sizes
         names = {role: [f"{role}-{n}" for n in range(2)] for role in (Role.PREFILL, Role.DECODE)}
         self.workers = [self._worker(role, name) for role in names for name in names[role]]
-        num_servers = self.rng.choice((1, 1, 2))
         self.servers = [
             self._server(f"server-{number}", names[Role.PREFILL], names[Role.DECODE])
-            for number in range(num_servers)
+            for number in range(sizes.num_servers)
         ]
 
     @property
@@ -103,11 +100,12 @@ class World:
     def _worker(self, role: Role, name: str) -> WorkerProcess:
         config = EngineConfig(
             block_size=BLOCK_SIZE,
-            max_num_seqs=4,
+            max_num_seqs=self._sizes.max_num_seqs,
             max_num_batched_tokens=16,
             target_step_s=100 * MILLISECONDS,
         )
-        return WorkerProcess(role, name, self, config, self._num_blocks, COSTS[role])
+        sizes = self._sizes
+        return WorkerProcess(role, name, self, config, sizes.num_blocks, sizes.costs[role])
 
     def _server(self, name: str, prefills: list[str], decodes: list[str]) -> ServerProcess:
         config = ServerConfig(
