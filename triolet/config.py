@@ -246,7 +246,8 @@ class ServerConfig:
     """How long requests are kept while no worker of a role is there: a restart with loading of the
     model. Beyond, they are refused with 503."""
     max_attempts: int = 3
-    """One try and two retries: a request that outlives three workers' deaths may be their cause."""
+    """One try and two retries that get a request nowhere. Whoever gets 16 tokens on between two
+    faults begins to count anew: the death of a worker shall cost a pause, not an answer."""
     max_connections: int = 4096
     """Client connections; the next gets a 503 and is closed. Below the usual fd limit of 8192."""
     listen_backlog: int = 1024

@@ -284,11 +284,8 @@ class Attempts:
     def _note_tokens(self, sequence: Sequence, num_before: int, now: float) -> None:
         times = sequence.times
         num_tokens = len(sequence.relay.token_ids)
-        if sequence.attempt is not None and sequence.suspicion.advanced(num_tokens):
-            for worker in sequence.attempt.pair:
-                share = worker.shares.get(sequence.attempt.key)
-                if share is not None:
-                    share.is_on_probation = False
+        if num_tokens > num_before:
+            self.recovery.advanced(sequence)
         for _ in range(num_before, num_tokens):
             if times.last_token_at is None:
                 times.first_token_at = now

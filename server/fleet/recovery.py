@@ -1,6 +1,7 @@
 """What follows from a fault for the request that it struck: another attempt, or an end.
 
-A request has at most `max_attempts` tries (retry_budget.py says what they cost), goes elsewhere if
+A request has at most `max_attempts` tries that get it nowhere (retry_budget.py says what they
+cost): one that gets on between two deaths may outlive any number of workers. It goes elsewhere if
 there is an elsewhere, and is tried no more once it is convicted (suspicion.py). Workers that fail
 are given a rest (breaker.py). Decides only; the attempts themselves are attempts.py's.
 """
@@ -13,7 +14,7 @@ from . import ends
 from .paths import BrokenPaths
 from .quarantine import Quarantine
 from .retry_budget import RetryBudget
-from .suspicion import Standing
+from .suspicion import CLEARING_TOKENS, Standing
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -101,9 +102,10 @@ class Recovery:
             self._count(worker, fault, attempt, now)
         if fault.is_workers:
             sequence.shunned |= {worker.address}
+        num_tokens = len(sequence.relay.token_ids)
         sequence.faults.append(event)
+        sequence.faulted_at = num_tokens
         if fault.num_suspects:
-            num_tokens = len(sequence.relay.token_ids)
             standing = sequence.suspicion.struck(num_tokens, fault.num_suspects)
             if standing is Standing.CONVICTED:
                 self._convict(sequence, now)
@@ -115,6 +117,17 @@ class Recovery:
             self._observer.faults.retry_unaffordable()
             return ends.retries_spent(again.cause)
         return None
+
+    def advanced(self, sequence: RunningSequence) -> None:
+        """Take in that a sequence has more tokens: one that gets on is no lost cause."""
+        num_tokens = len(sequence.relay.token_ids)
+        if sequence.faults and num_tokens - sequence.faulted_at >= CLEARING_TOKENS:
+            sequence.faults.clear()
+        if sequence.attempt is not None and sequence.suspicion.advanced(num_tokens):
+            for worker in sequence.attempt.pair:
+                share = worker.shares.get(sequence.attempt.key)
+                if share is not None:
+                    share.is_on_probation = False
 
     def sweep(self, now: float) -> None:
         """Let time pass."""

@@ -84,7 +84,8 @@ class Sequence:
       phase: where it is.
       attempt: the present try; None while it waits.
       num_attempts: tries begun so far.
-      faults: what tries failed by, that nobody else was convicted of.
+      faults: what tries failed by since it last got on, that nobody else was convicted of.
+      faulted_at: tokens that it had at the last of them.
       suspicion: whether it is what workers fail by.
       shunned: addresses of workers where it failed; others are preferred.
       fingerprint: of the model that made its first token.
@@ -101,6 +102,7 @@ class Sequence:
     attempt: Attempt | None = None
     num_attempts: int = 0
     faults: list[Hashable] = field(default_factory=list)
+    faulted_at: int = 0
     suspicion: Suspicion = field(default_factory=Suspicion)
     shunned: frozenset[str] = frozenset()
     fingerprint: str = ""

@@ -119,7 +119,7 @@ class Suspicion:
 
     def advanced(self, num_tokens: int) -> bool:
         """Note how many tokens it has; return whether that ends a probation."""
-        if num_tokens - self._struck_at < CLEARING_TOKENS:
+        if self.standing is Standing.CLEAN or num_tokens - self._struck_at < CLEARING_TOKENS:
             return False
         was_on_probation = self.is_on_probation
         if self.standing is not Standing.CONVICTED:
