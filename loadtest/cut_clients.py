@@ -10,6 +10,7 @@ import random
 import socket
 import struct
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -111,10 +112,12 @@ async def cut_one(url: str, name: str, rng: random.Random, max_wait_s: float = M
     with trio.fail_after(CONNECT_DEADLINE_S):
         stream = await trio.open_tcp_stream(where.hostname, where.port)
     try:
-        with trio.move_on_after(CONNECT_DEADLINE_S):
-            await _begin(stream, name, kind, where.netloc, _body(kind, rng))
-        with trio.move_on_after(wait_s):
-            await _swallow(stream)
+        # Whoever is about to leave does not mind being left first.
+        with suppress(trio.BrokenResourceError):
+            with trio.move_on_after(CONNECT_DEADLINE_S):
+                await _begin(stream, name, kind, where.netloc, _body(kind, rng))
+            with trio.move_on_after(wait_s):
+                await _swallow(stream)
         if rng.random() < 0.5:  # RST instead of FIN
             linger = struct.pack("ii", 1, 0)
             stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)

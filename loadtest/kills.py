@@ -37,7 +37,7 @@ from .campaign.verdicts import (
 from .server_process import ServerDidNotStartError, running_server
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from .campaign.answers import Answer
     from .campaign.asks import Ask
@@ -64,9 +64,14 @@ free       from the server's death until the last block that it held was free, m
 
 
 async def one_run(
-    url: str, log: FleetLog, asks: Sequence[Ask], options: argparse.Namespace, verdict: Verdict
+    url: str,
+    log: FleetLog,
+    asks: Sequence[Ask],
+    options: argparse.Namespace,
+    reference: Mapping[int, Answer],
+    verdict: Verdict,
 ) -> dict[int, Answer]:
-    """Ask everything while faults of one kind happen; return the answers, and what came of it."""
+    """Ask everything while faults of one kind happen; return the answers, fill in the verdict."""
     await wait_whole(url, log)
     fault = verdict.fault
     run = await ask_under_faults(
@@ -81,7 +86,7 @@ async def one_run(
     verdict.injected, verdict.elapsed_s = run.injected, run.elapsed_s
     verdict.leased_blocks = (await blocks_when_settled(url)).leased
     verdict.violations = await violations_now(url)
-    judge(verdict, run.stories, options.reference, log.entries())
+    judge(verdict, run.stories, reference, log.entries())
     return {story.ask.number: story.answer for story in run.stories if story.answer is not None}
 
 
@@ -94,7 +99,7 @@ def campaign(console: Console, options: argparse.Namespace) -> list[Verdict]:
     asks = draw_asks(options.requests, options.seed)
     verdicts: list[Verdict] = []
     for dtype in options.dtype:
-        options.reference = {}
+        reference: dict[int, Answer] = {}
         for fault in (REFERENCE, *options.faults):
             verdict = Verdict(dtype, fault, [], len(asks))
             path = options.out / f"{dtype}-{fault}.log"
@@ -103,11 +108,11 @@ def campaign(console: Console, options: argparse.Namespace) -> list[Verdict]:
                 log = FleetLog(path)
                 answers: dict[int, Answer] = {}
                 try:
-                    answers = trio.run(one_run, url, log, asks, options, verdict)
+                    answers = trio.run(one_run, url, log, asks, options, reference, verdict)
                 except* HasNotHappenedError as group:
                     verdict.failed += [str(error) for error in group.exceptions]
             if fault == REFERENCE:
-                options.reference = answers
+                reference = answers
             verdicts.append(verdict)
             console.print(summary_of(verdict), soft_wrap=True, markup=False)
     return verdicts

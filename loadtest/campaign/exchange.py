@@ -70,7 +70,8 @@ class Connection:
         """Return some bytes; none at the end.
 
         Raises:
-          ConnectionBrokenError: it was reset, or nothing came for too long.
+          ConnectionBrokenError: it was reset.
+          trio.TooSlowError: nothing came for too long.
         """
         assert self._stream is not None
         try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -79,6 +80,7 @@ class FleetLog:
         self.path = path
         self._read_bytes = 0
         self._entries: list[dict[str, Any]] = []
+        self._by_event: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
 
     def entries(self) -> list[dict[str, Any]]:
         """Return all JSON lines so far."""
@@ -93,15 +95,13 @@ class FleetLog:
                 entry = json.loads(line)
                 if isinstance(entry, dict):
                     self._entries.append(entry)
+                    self._by_event[str(entry.get("event"))].append(entry)
         return self._entries
 
     def of(self, event: str, **fields: object) -> list[dict[str, Any]]:
         """Return the lines of one event that carry these fields."""
-        return [
-            entry
-            for entry in self.entries()
-            if entry.get("event") == event and fields.items() <= entry.items()
-        ]
+        self.entries()
+        return [entry for entry in self._by_event[event] if fields.items() <= entry.items()]
 
     def pids(self) -> dict[str, int]:
         """Return the newest process of each name, the server's and the workers'."""

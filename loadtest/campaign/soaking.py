@@ -202,7 +202,7 @@ class Soak:
     async def _note_audit(self, when: str) -> None:
         violations = await violations_now(self._url)
         self.done["audits"] += 1
-        self.wrongs += [f"audit {when}: {violation}" for violation in violations or ()]
+        self.wrongs += [f"audit {when}: {violation}" for violation in violations]
 
     async def _look_at_rest(self) -> None:
         blocks = await blocks_when_settled(self._url)

@@ -47,7 +47,7 @@ class Verdict:
       noticed_s: per broken connection, how long after the death its client knew.
       logprob_distance: largest difference of a logprob from the reference's.
       leased_blocks: blocks that were still held afterwards.
-      violations: what the audit said afterwards, None if there is none to ask.
+      violations: what the audit objected to afterwards.
       elapsed_s: of the whole run.
     """
 
@@ -64,13 +64,13 @@ class Verdict:
     noticed_s: list[float] = field(default_factory=list)
     logprob_distance: float = 0.0
     leased_blocks: int = 0
-    violations: list[str] | None = None
+    violations: list[str] = field(default_factory=list)
     elapsed_s: float = 0.0
 
     @property
     def wrongs(self) -> list[str]:
         """Everything for which the run does not count as passed."""
-        wrongs = [*self.failed, *self.inexact, *(self.violations or ())]
+        wrongs = [*self.failed, *self.inexact, *self.violations]
         if self.fault not in UNDISTURBED and not self.hit:
             wrongs.append("the faults hit no request: nothing was shown")
         if self.leased_blocks:
