@@ -20,7 +20,7 @@ from rich.console import Console
 
 from .fleet import running_fleet
 from .matrix import Bound, Cell, cells
-from .report import broken_bounds, json_of, lines_of, markdown_of, table_of
+from .report import broken_bounds, json_of, lines_of, markdown_of, summary_of, table_of
 from .run_cell import CellResult, References, run_cell
 
 if TYPE_CHECKING:
@@ -114,6 +114,7 @@ def main(arguments: Sequence[str]) -> int:
     (options.out / "faults.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
     (options.out / "faults.md").write_text(markdown_of(lines), encoding="utf-8")
     console.print(table_of(lines))
+    console.print(summary_of(lines))
     for promise in broken:
         console.print(f"not kept: {promise}", markup=False)
     failed = sum(bool(line.complaints) for line in lines)

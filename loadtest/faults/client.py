@@ -174,11 +174,6 @@ class Client:
         """Leave with FIN (RST, if unread bytes are there: so does the kernel)."""
         self._socket.close()
 
-    def shut_down(self) -> None:
-        """Send FIN, and keep the other way open."""
-        with suppress(OSError):
-            self._socket.shutdown(trio.socket.SHUT_WR)
-
     async def say_close(self) -> None:
         """Send the WebSocket's close frame; the connection stays up."""
         with suppress(trio.BrokenResourceError):

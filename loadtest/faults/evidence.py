@@ -66,6 +66,16 @@ def times_until_free(
     ]
 
 
+def times_until_dropped(fleet: Fleet, clients: list[Client], fault_at: float) -> list[float]:
+    """Return how long the server kept these requests after the fault."""
+    names = {client.name for client in clients}
+    return [
+        max(0.0, line.at - fault_at)
+        for line in fleet.server.lines.entries
+        if line.event == "request_ended" and line.fields["client_request_id"] in names
+    ]
+
+
 def outcomes_of(fleet: Fleet, client: Client) -> tuple[str, ...]:
     """Return how the server says that a client's request ended; more than once is a bug."""
     return tuple(

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from transport.frames import WorkerHeartbeat
+from triolet.audit import FleetAudit
+from triolet.invariants import check_at_rest
 
-from .probes import get, get_json, metrics
+from .probes import get
 from .processes import RoleProcess
 from .proxy import FrameProxy, Place
 from .rules import Fate, Rule, Way, with_fields
@@ -85,12 +87,10 @@ class Fleet:
       port: of the server.
       proxy: between all of them.
       processes: by name.
-      has_audit: whether the server answers audits.
     """
 
     def __init__(self, directory: Path, logs: Path, nursery: trio.Nursery) -> None:
         self.port = _free_port()
-        self.has_audit = False
         self._nursery = nursery
         places = [
             Place(name, kind, directory / f"{name}.{kind}", directory / f"{name}.{kind}.real")
@@ -112,8 +112,6 @@ class Fleet:
         """Start everything and wait until requests are taken."""
         await self._nursery.start(self.proxy.run)
         await self.settle(START_DEADLINE_S)
-        status, _ = await get(self.port, "/fleet/audit")
-        self.has_audit = status == 200
 
     async def stop(self) -> None:
         """End every process."""
@@ -136,7 +134,7 @@ class Fleet:
             process.start(self._nursery)
 
     async def settle(self, deadline_s: float = SETTLE_DEADLINE_S) -> None:
-        """Wait until everybody is there, takes work and holds nothing.
+        """Wait until everybody is there and takes work, every invariant holds, and nothing is left.
 
         Raises:
           FleetUnwellError: that did not come about; with what is wrong.
@@ -154,13 +152,6 @@ class Fleet:
                 await trio.sleep(POLL_S)
         raise FleetUnwellError("; ".join(wrong))
 
-    async def violations(self) -> list[str]:
-        """Audit the fleet at rest."""
-        if not self.has_audit:
-            return []
-        audit = await get_json(self.port, "/fleet/audit")
-        return [str(violation) for violation in audit["violations"]]
-
     def new_page(self) -> None:
         """Forget what was seen and logged."""
         self.proxy.sightings.clear()
@@ -173,19 +164,20 @@ class Fleet:
             await self.proxy.repeat_heartbeats(name)
 
     async def _unrest(self) -> list[str]:
-        """Return what is not yet as it is at rest."""
+        """Return what is not yet as it is at rest: by the server's own words, and by the product's
+        judgement of an audit of every process."""
         status, body = await get(self.port, "/health/ready")
         if status != 200:
             return [body.decode()]
-        wrong, up = [], set()
-        for sample in await metrics(self.port):
-            if sample.name == "triolet_worker_up" and sample.value == 1:
-                up.add(sample.labels["worker"])
-            leased = sample.name == "triolet_kv_blocks" and sample.labels["state"] == "leased"
-            waiting = sample.name in {"triolet_requests_queued", "triolet_requests_running"}
-            if (leased or waiting) and sample.value:
-                wrong.append(f"{sample.name}{sample.labels} is {sample.value}")
-        return wrong + [f"{name} is not up" for name in WORKERS if name not in up]
+        status, body = await get(self.port, "/fleet/audit")
+        if status != 200:
+            return [f"no audit: {body.decode()}"]
+        audit = FleetAudit.from_json(body)
+        wrong = [str(violation) for violation in check_at_rest(audit)]
+        if audit.server.connections != 1:
+            wrong.append(f"{audit.server.connections} connections, the auditor's included")
+        alive = {view.name for view in audit.workers if view.state == "alive"}
+        return wrong + [f"{name} is not alive" for name in WORKERS if name not in alive]
 
 
 @asynccontextmanager

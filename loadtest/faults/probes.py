@@ -1,28 +1,14 @@
-"""Short questions to the server under test: is it ready, what does it count."""
+"""Short questions to the server under test."""
 
 from __future__ import annotations
 
 import json
-import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import h11
 import trio
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 READ_BYTES = 65536
-METRIC = re.compile(r"^(?P<name>[a-z_:]+)(?:\{(?P<labels>[^}]*)\})? (?P<value>\S+)$", re.MULTILINE)
-LABEL = re.compile(r'(\w+)="([^"]*)"')
-
-
-class Sample(NamedTuple):
-    """One line of /metrics."""
-
-    name: str
-    labels: dict[str, str]
-    value: float
 
 
 async def get(port: int, path: str, deadline_s: float = 5.0) -> tuple[int, bytes]:
@@ -65,15 +51,3 @@ async def get_json(port: int, path: str) -> dict[str, Any]:
     _, body = await get(port, path)
     found: dict[str, Any] = json.loads(body)
     return found
-
-
-async def metrics(port: int) -> list[Sample]:
-    """Return everything that /metrics says now."""
-    _, body = await get(port, "/metrics")
-    return list(_samples(body.decode()))
-
-
-def _samples(text: str) -> Iterator[Sample]:
-    for match in METRIC.finditer(text):
-        labels = dict(LABEL.findall(match["labels"] or ""))
-        yield Sample(match["name"], labels, float(match["value"]))

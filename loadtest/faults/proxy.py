@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import trio
 
@@ -50,6 +50,17 @@ class Lane:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return False
         return True
+
+
+class Held(NamedTuple):
+    """A frame that a rule keeps, and where it was going."""
+
+    rule: Rule
+    link: Link
+    lane: Lane
+    frame: AnyFrame
+    payload: bytes | None
+    raw: bytes
 
 
 @dataclass(eq=False)
@@ -95,7 +106,7 @@ class FrameProxy:
         }
         self._rules: list[Rule] = []
         self._blackouts: list[Blackout] = []
-        self._held: list[tuple[Rule, Link, Lane, bytes]] = []
+        self._held: list[Held] = []
         self._beats: dict[Link, tuple[Lane, WorkerHeartbeat]] = {}
         self._light = trio.Event()
 
@@ -128,17 +139,14 @@ class FrameProxy:
     async def release(self, rule: Rule) -> int:
         """Lift a rule and send what it held; return how many frames could be sent."""
         self.lift(rule)
-        mine = [entry for entry in self._held if entry[0] is rule]
-        self._held = [entry for entry in self._held if entry[0] is not rule]
+        mine = [held for held in self._held if held.rule is rule]
+        self._held = [held for held in self._held if held.rule is not rule]
         num_sent = 0
-        for _, link, lane, raw in mine:
+        for _, link, lane, frame, payload, raw in mine:
             if not self._is_dark(link, lane.way):
-                num_sent += await lane.put(raw)
+                # By the rules that hold now.
+                num_sent += await self._pass_frame(link, lane, frame, payload, raw)
         return num_sent
-
-    def drop_held(self) -> None:
-        """Forget everything that rules hold."""
-        self._held.clear()
 
     @contextmanager
     def blackout(self, blackout: Blackout) -> Iterator[Blackout]:
@@ -218,7 +226,8 @@ class FrameProxy:
 
     async def _pass_frame(
         self, link: Link, lane: Lane, frame: AnyFrame, payload: bytes | None, raw: bytes
-    ) -> None:
+    ) -> bool:
+        """Do to a frame what the rules say; return False if its connection is gone."""
         if isinstance(frame, WorkerHeartbeat):
             self._beats[link] = (lane, frame)
         if isinstance(frame, Welcome) and frame.kv_address in self._kv_fronts:
@@ -235,15 +244,17 @@ class FrameProxy:
             raw = pack_message([encode(frame), turn_a_bit(payload)])
         self.sightings.add(Sighting(time.monotonic(), link, lane.way, frame, fate))
         if rule is not None and fate in (Fate.HOLD, Fate.ECHO):
-            self._held.append((rule, link, lane, raw))
+            self._held.append(Held(rule, link, lane, frame, payload, raw))
         if fate is Fate.SWAP:
             lane.swapped.append(raw)
         if fate in (Fate.DROP, Fate.HOLD, Fate.SWAP):
-            return
+            return True
         late, lane.swapped = lane.swapped, []
         copies = 2 if fate is Fate.DOUBLE else 1
         for piece in (*[raw] * copies, *late):
-            await lane.put(piece)
+            if not await lane.put(piece):
+                return False
+        return True
 
     def _is_dark(self, link: Link, way: Way) -> bool:
         return any(blackout.takes(link, way) for blackout in self._blackouts)

@@ -13,11 +13,15 @@ from .outcomes import CANCEL_BOUND_S, OWNER_BOUND_S
 from .phases import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from .run_cell import CellResult
 
 PERCENTILE = 99
+PROMISES = (
+    ("a cancel", Bound.CANCEL, CANCEL_BOUND_S),
+    ("an owner's death", Bound.OWNER, OWNER_BOUND_S),
+)
 
 
 @dataclass(eq=False)
@@ -56,19 +60,43 @@ def lines_of(results: Iterable[CellResult]) -> list[Line]:
     return sorted(lines.values(), key=lambda line: order.index(line.phase))
 
 
-def broken_bounds(lines: Iterable[Line]) -> list[str]:
-    """Return the promises on time that were not kept: cancels by phase, owners' deaths by cell."""
-    cancels: dict[Phase, list[float]] = defaultdict(list)
-    found = []
+def times_by_phase(lines: Iterable[Line], bound: Bound) -> dict[Phase, list[float]]:
+    """Return the times of all cells that are held to one promise."""
+    times: dict[Phase, list[float]] = defaultdict(list)
     for line in lines:
-        if line.bound is Bound.CANCEL:
-            cancels[line.phase] += line.free_s
-        elif line.bound is Bound.OWNER and line.free_s and max(line.free_s) > OWNER_BOUND_S:
-            found.append(f"{line.phase.value}: {line.fault}: {max(line.free_s):.2f} s until free")
-    for phase, times in cancels.items():
-        if times and (worst := percentile(times, PERCENTILE)) > CANCEL_BOUND_S:
-            found.append(f"{phase.value}: cancels p{PERCENTILE} {worst * 1000:.0f} ms until free")
-    return found
+        if line.bound is bound and line.free_s:
+            times[line.phase] += line.free_s
+    return times
+
+
+def broken_bounds(lines: Iterable[Line]) -> list[str]:
+    """Return the promises on time that were not kept, by phase."""
+    lines = list(lines)
+    return [
+        f"{phase.value}: {what} p{PERCENTILE} {_show(worst)} until free; promised: {_show(limit)}"
+        for what, bound, limit in PROMISES
+        for phase, times in times_by_phase(lines, bound).items()
+        if (worst := percentile(times, PERCENTILE)) > limit
+    ]
+
+
+def summary_of(lines: Iterable[Line]) -> Table:
+    """Return the promises on time, phase by phase."""
+    lines = list(lines)
+    table = Table(title="until KV is free", show_edge=False)
+    for name in ("phase", "after", "promised"):
+        table.add_column(name, no_wrap=True)
+    for name in ("n", "p50", "p99", "max"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in _summary(lines):
+        table.add_row(*row)
+    return table
+
+
+def _summary(lines: Sequence[Line]) -> Iterator[tuple[str, ...]]:
+    for what, bound, limit in PROMISES:
+        for phase, times in times_by_phase(lines, bound).items():
+            yield (phase.value, what, _show(limit), *_times(times))
 
 
 def table_of(lines: Iterable[Line]) -> Table:
@@ -85,9 +113,12 @@ def table_of(lines: Iterable[Line]) -> Table:
     return table
 
 
-def markdown_of(lines: Iterable[Line]) -> str:
-    """Return the same table for a document."""
-    rows = ["| phase | fault | over | outcome | runs | n | p50 | p99 | max | |", "|---" * 10 + "|"]
+def markdown_of(lines: Sequence[Line]) -> str:
+    """Return both tables for a document."""
+    rows = ["| phase | after | promised | n | p50 | p99 | max |", "|---" * 7 + "|"]
+    rows += ["| " + " | ".join(row) + " |" for row in _summary(lines)]
+    rows += ["", "| phase | fault | over | outcome | runs | n | p50 | p99 | max | |"]
+    rows.append("|---" * 10 + "|")
     for line in lines:
         verdict = "FAILED" if line.complaints else "ok"
         rows.append("| " + " | ".join((line.phase.value, *_columns(line), verdict)) + " |")
@@ -100,6 +131,18 @@ def json_of(lines: Sequence[Line], broken: Sequence[str], took_s: float) -> dict
         "took_s": round(took_s, 1),
         "ok": not broken and not any(line.complaints for line in lines),
         "broken_bounds": list(broken),
+        "until_free_s": {
+            bound.name.lower(): {
+                phase.value: {
+                    "n": len(times),
+                    "p50": round(percentile(times, 50), 4),
+                    "p99": round(percentile(times, PERCENTILE), 4),
+                    "max": round(max(times), 4),
+                }
+                for phase, times in times_by_phase(lines, bound).items()
+            }
+            for _, bound, _ in PROMISES
+        },
         "cells": [
             {
                 "phase": line.phase.value,
@@ -116,11 +159,14 @@ def json_of(lines: Sequence[Line], broken: Sequence[str], took_s: float) -> dict
 
 
 def _columns(line: Line) -> tuple[str, ...]:
-    head = (line.fault, line.surfaces, line.outcome, str(line.runs))
-    if not line.free_s:
-        return (*head, "", "", "", "")
-    times = (percentile(line.free_s, 50), percentile(line.free_s, PERCENTILE), max(line.free_s))
-    return (*head, str(len(line.free_s)), *(_show(value) for value in times))
+    return (line.fault, line.surfaces, line.outcome, str(line.runs), *_times(line.free_s))
+
+
+def _times(times: Sequence[float]) -> tuple[str, ...]:
+    if not times:
+        return ("", "", "", "")
+    shown = (percentile(times, 50), percentile(times, PERCENTILE), max(times))
+    return (str(len(times)), *(_show(value) for value in shown))
 
 
 def _show(seconds: float) -> str:
