@@ -172,6 +172,10 @@ class EngineConfig:
     max_waiting_steps: int = 2
     """Calls that may wait for the device thread behind the running one: one step ahead keeps it
     busy, and whatever is decided later is decided better."""
+    poison_freed_blocks: bool = False
+    """Fill freed blocks with NaN, and let an audit look whether they stay so: how tests find a write
+    by somebody who is not the owner, and a read beyond a sequence. Costs a write per freed block,
+    and an audit reads the whole pool."""
     close_timeout_s: float = 5.0 * SECONDS
     """How long leaving waits for the running step; longer than any step but a wedged one."""
 
