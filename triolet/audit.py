@@ -225,6 +225,9 @@ class WorkerView(msgspec.Struct, frozen=True):
       after: the same when the answer came.
       unknown: leases that this server's present life should have and does not know.
       missing: attempts that the server counts there and the worker has no lease for.
+      available_blocks: what the server believes to be free there; the next heartbeat corrects it.
+      token_credit: prompt tokens that the worker lets this server have under way; prefill.
+      row_credit: sequences that it lets it have under way; decode.
     """
 
     role: Role
@@ -238,6 +241,9 @@ class WorkerView(msgspec.Struct, frozen=True):
     after: tuple[AttemptAudit, ...] = ()
     unknown: tuple[Doubt, ...] = ()
     missing: tuple[Doubt, ...] = ()
+    available_blocks: int = 0
+    token_credit: int = 0
+    row_credit: int = 0
 
 
 class ServerAudit(msgspec.Struct, frozen=True):

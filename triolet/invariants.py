@@ -316,6 +316,16 @@ def _still_held(view: WorkerView, worker: WorkerAudit) -> Iterator[Violation]:
     ):
         if count:
             yield _left(worker.name, f"{count} {what}")
+    available_blocks = pool.free_blocks + pool.cached_blocks
+    if view.available_blocks != available_blocks:
+        yield Violation(
+            "I7",
+            worker.name,
+            f"the server believes that {view.available_blocks} blocks are available, "
+            f"{available_blocks} are, at rest",
+            "requests are kept waiting for room that is there, or sent where none is",
+            _REPORT,
+        )
 
 
 def _grown(name: str, process: ProcessFacts, before: ProcessFacts) -> Iterator[Violation]:

@@ -70,7 +70,7 @@ def worker_account(
         num_leases=len(leases),
         granted=roster.granted,
         ended={reason.value: count for reason, count in roster.ended.items()},
-        verdict=verdict_of(roster.check_invariants),
+        verdict=verdict_of(roster.check_agreement),
         leaving=len(roster.leaving),
         leaving_blocks=sum(_held(ledger, key) for key in roster.leaving),
         late_rows=counters.late_rows,

@@ -226,8 +226,12 @@ class Roster(Generic[A]):
             self._leave(departure, now)
 
     def check_invariants(self) -> None:
-        """Assert that leases, attempts and blocks agree."""
+        """Assert that leases, attempts and blocks agree, and the ledger with itself."""
         self._ledger.check_invariants()
+        self.check_agreement()
+
+    def check_agreement(self) -> None:
+        """Assert that leases, attempts and owners of blocks are the same."""
         leased = {lease.key for lease in self.leases.leases()}
         assert leased == set(self.attempts), "an attempt without a lease, or the other way round"
         leaving = {departure.attempt.key for departure in self._leaving}

@@ -225,4 +225,7 @@ def _view(
         after=after,
         unknown=unknown,
         missing=missing,
+        available_blocks=worker.available_blocks,
+        token_credit=0 if worker.beat is None else worker.beat.token_credit,
+        row_credit=0 if worker.beat is None else worker.beat.row_credit,
     )

@@ -162,6 +162,7 @@ class Fleet:
         Raises:
           RequestError: too many audits at once.
         """
+        self._flush()  # what is counted from here on has been sent before the question
         survey = self._auditor.begin()
         try:
             for worker in survey.asked:

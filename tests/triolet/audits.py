@@ -82,6 +82,11 @@ def an_attempt(**changes: object) -> AttemptAudit:
     return replace(AttemptAudit(ATTEMPT, is_asked=True, is_granted=True, is_wanted=True), **changes)
 
 
+def available(audit: WorkerAudit) -> int:
+    """Return what the server should believe to be free."""
+    return audit.pool.free_blocks + audit.pool.cached_blocks
+
+
 def a_view(audit: WorkerAudit | None, **changes: object) -> WorkerView:
     """Return the worker as its server sees it."""
     attempts = (an_attempt(),) if audit is not None and audit.leases else ()
@@ -95,6 +100,7 @@ def a_view(audit: WorkerAudit | None, **changes: object) -> WorkerView:
         audit=audit,
         before=attempts,
         after=attempts,
+        available_blocks=0 if audit is None else available(audit),
     )
     return replace(view, **changes)
 

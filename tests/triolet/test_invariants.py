@@ -259,6 +259,8 @@ HELD: dict[str, tuple[FleetAudit, str]] = {
         "5 bytes in the ring",
     ),
     "the server's count": (an_idle_fleet(after=(an_attempt(),)), "1 attempts that the server"),
+    "credit that was spent": (an_idle_fleet(available_blocks=99), "believes that 99"),
+    "credit that nobody gave": (an_idle_fleet(available_blocks=101), "believes that 101"),
 }
 
 

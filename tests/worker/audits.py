@@ -33,6 +33,7 @@ def fleet_of(*accounts: WorkerAudit) -> FleetAudit:
             epoch=account.epoch,
             silence="",
             audit=account,
+            available_blocks=account.pool.free_blocks + account.pool.cached_blocks,
         )
         for account in accounts
     )

@@ -110,9 +110,14 @@ def test_nothing_is_left_at_rest() -> None:
     reader = auditing.world.submit(make_request())
     auditing.world.settle()
     assert reader.finished
+    for worker in auditing.world.workers:
+        auditing.world.beat(worker)
     audit = auditing.audit()
     assert check_at_rest(audit) == []
     assert audit.server.ended == {"length": 1}
+    _, decode = audit.workers
+    assert decode.available_blocks == auditing.world.decode.num_blocks
+    assert decode.row_credit == auditing.world.decode.row_credit
 
 
 def test_an_attempt_that_ends_while_the_answer_is_under_way_is_no_violation() -> None:
