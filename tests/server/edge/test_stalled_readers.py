@@ -12,11 +12,11 @@ import trio
 from server.edge.cures_tcp import CUT_AFTER_STALL_S
 from server.generation import CancelReason, Delta
 from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand
-from tests.server.support.surface import RawClient, request_bytes, surface
+from tests.server.support.surface import request_bytes, small_window, surface
 from tests.server.support.websocket import Socket, handshake
 
 if TYPE_CHECKING:
-    from tests.server.support.surface import Surface
+    from tests.server.support.surface import RawClient
 
 pytestmark = pytest.mark.slow
 
@@ -24,14 +24,6 @@ STALL_S = 0.2
 CUT_S = STALL_S + CUT_AFTER_STALL_S
 BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
 BURST = "x" * 4096
-
-
-async def small_window(server: Surface) -> RawClient:
-    """Connect with the smallest receive buffer, so that little hides in the kernel."""
-    raw = trio.socket.socket()
-    raw.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_RCVBUF, 4096)
-    await raw.connect(("127.0.0.1", server.port))
-    return RawClient(trio.SocketStream(raw))
 
 
 async def was_reset(client: RawClient) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,6 @@ from tests.server.support.fakes import FakeFleet, FakeText
 from triolet.config import ServerConfig
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import AsyncIterator
 
 MODEL = "demo"
@@ -195,6 +195,14 @@ class RawClient:
                 body += data
             return Answer(status, headers, bytes(body))
         return Answer(status, headers, await self.exactly(int(headers.get("content-length", 0))))
+
+
+async def small_window(server: Surface) -> RawClient:
+    """Connect with the smallest receive buffer, so that little hides in the kernel."""
+    raw = trio.socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    await raw.connect(("127.0.0.1", server.port))
+    return RawClient(trio.SocketStream(raw))
 
 
 @asynccontextmanager
