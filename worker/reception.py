@@ -193,10 +193,10 @@ class Reception(Generic[A]):
 
     def drain(self, now: float, deadline_s: float) -> None:
         """Take nothing new; end what is left after `deadline_s`. The earliest deadline counts."""
-        self.is_draining = True
         until = now + deadline_s
-        if self._drain_deadline is None or until < self._drain_deadline:
-            self._drain_deadline = until
+        self._drain_deadline = min(until, self._drain_deadline or until)
+        if not self.is_draining:
+            self.is_draining = True
             log.info("draining", deadline_s=deadline_s)
             # At once, so that servers send nothing more that would only be turned away.
             self.beat()
