@@ -196,7 +196,7 @@ def _leases_table(leases: Sequence[LeaseAudit]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("attempt", no_wrap=True)
     for heading in ("state", "blocks", "age", "renewed", "deadline in", "tokens", "server"):
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     for lease in leases:
         window = "" if lease.allowed is None else f" of {lease.allowed}"
         table.add_row(
