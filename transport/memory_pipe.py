@@ -132,7 +132,8 @@ class Pipe:
         now = trio.current_time()
         self._parcels = [parcel for parcel in older._parcels if parcel.due > now]
         self._conditions.counts.outlived += len(self._parcels)
-        self._inbox.wake()
+        if self._parcels:
+            self._inbox.expect(self._parcels[0].due)
 
     def pop(self) -> None:
         """Take away what `peek` returned."""
@@ -165,7 +166,7 @@ class Pipe:
         if copy < faults.duplication:
             counts.duplicated += 1
             self._insert(due + extra * faults.reorder_s, parts)
-        self._inbox.wake()
+        self._inbox.expect(self._parcels[0].due)
 
     def _insert(self, due: float, parts: Sequence[bytes | memoryview]) -> None:
         parcel = Parcel(due, self._conditions.next_order(), tuple(parts))
@@ -187,10 +188,16 @@ class Inbox:
         self.pipes: dict[bytes, Pipe] = {}
         self.is_closed = False
         self._arrival = ParkingLot()
+        self._waiting: list[trio.CancelScope] = []
 
     def wake(self) -> None:
-        """Let receivers look again: something was sent, or the link was closed."""
+        """Let receivers look again: the link was closed."""
         self._arrival.unpark_all()
+
+    def expect(self, due: float) -> None:
+        """Let receivers look again when something arrives, and not before."""
+        for scope in self._waiting:
+            scope.deadline = min(scope.deadline, due)
 
     def require_open(self) -> None:
         """Raise ClosedResourceError if the link was closed."""
@@ -199,13 +206,20 @@ class Inbox:
 
     async def take(self, max_messages: int) -> list[tuple[bytes, Parcel]]:
         """Wait until a parcel is due, then take what is due. Cancelled means nothing was taken."""
-        await trio.lowlevel.checkpoint()
-        while not (taken := self._take_due(max_messages)):
+        await trio.lowlevel.checkpoint_if_cancelled()
+        taken = self._take_due(max_messages)
+        if taken:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+        while not taken:
             with trio.CancelScope() as scope:
-                waiting = [parcel.due for parcel, _ in self._next_parcels()]
-                if waiting:
-                    scope.deadline = min(waiting)
-                await self._arrival.park()
+                for parcel, _ in self._next_parcels():
+                    scope.deadline = min(scope.deadline, parcel.due)
+                self._waiting.append(scope)
+                try:
+                    await self._arrival.park()
+                finally:
+                    self._waiting.remove(scope)
+            taken = self._take_due(max_messages)
         return taken
 
     def _next_parcels(self) -> list[tuple[Parcel, bytes]]:
