@@ -129,6 +129,10 @@ class KVPool:
 
     def count_spoiled(self, block_ids: Sequence[int]) -> int:
         """Return how many of these blocks, once poisoned, hold anything else by now."""
+        if self._rows is not None:
+            mark = torch.full(self.layout.shape, float("nan"), dtype=self.layout.dtype)
+            expected = mark.view(-1).view(torch.uint8).numpy().tobytes()
+            return sum(self._rows[block].tobytes() != expected for block in block_ids)
         spoiled = 0
         for start in range(0, len(block_ids), _SCANNED_BLOCKS):
             some = self.blocks[list(block_ids[start : start + _SCANNED_BLOCKS])]
