@@ -19,7 +19,7 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
-from .campaign.processes import FleetLog
+from .campaign.processes import FleetLog, HasNotHappenedError
 from .campaign.soaking import Soak, SoakPlan
 from .cancel_report import percentile
 from .server_process import ServerDidNotStartError, running_server
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str]) -> int:
         with running_server([*SERVE_OPTIONS, *options.serve], log.path) as url:
             soak = Soak(url, log, plan, lambda line: console.print(line, soft_wrap=True))
             trio.run(soak.run)
-    except ServerDidNotStartError as error:
+    except (ServerDidNotStartError, HasNotHappenedError) as error:
         console.print(f"error: {error}", style="red", soft_wrap=True, markup=False)
         return 2
     report = {"done": soak.done, "wrongs": soak.wrongs, "injected": [*map(asdict, soak.injected)]}
