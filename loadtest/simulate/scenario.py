@@ -36,11 +36,13 @@ CHAOS_S: Final = 10 * SECONDS
 """Things go wrong for this long; most requests meet it in the middle of their answer."""
 SETTLE_S: Final = 40 * SECONDS
 """After the faults everybody has to have an end within this time."""
+NOTICE_S: Final = 3 * SECONDS
+"""Until everybody has noticed whatever happened last: twice what silence takes to mean death."""
 FRESH_S: Final = 10 * SECONDS
 """A request that comes after everything has to be answered within this time."""
 QUIET_S: Final = 5 * SECONDS
 """After the last answer nothing may be leased after this time: more than a lease's life."""
-LOOK_S: Final = 250 * MILLISECONDS
+LOOK_S: Final = 500 * MILLISECONDS
 """From one look of the checker to the next."""
 MANY_BLOCKS: Final = 64
 FEW_BLOCKS: Final = 15
@@ -150,6 +152,7 @@ class _Scenario:
 
     async def _settle(self, world: World, checker: Checker) -> None:
         """See that the fleet serves as if nothing had been, and that nothing is left."""
+        await trio.sleep(NOTICE_S)
         async with trio.open_nursery() as clients:
             clients.cancel_scope.deadline = trio.current_time() + FRESH_S
             for number, _ in enumerate(world.servers):
@@ -167,6 +170,9 @@ class _Scenario:
             await trio.sleep(LOOK_S)
         checker.look()
         checker.look_at_end()
+        await trio.sleep(2 * world.link.heartbeat_interval_s)  # beliefs follow heartbeats
+        self._trace.finish()  # accounts name threads and memory of this very process
+        await checker.audit()
 
     def _wishes(self, plan: Plan) -> list[Wish]:
         rng = self._rng
