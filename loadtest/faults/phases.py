@@ -7,7 +7,7 @@ observed, never waited for by time: frames that passed, log lines, counts.
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Final
@@ -93,7 +93,9 @@ class Hold:
 @asynccontextmanager
 async def held(fleet: Fleet, phase: Phase, clients: list[Client]) -> AsyncIterator[Hold]:
     """Ask, and yield once every question is in the phase. All go to the same two workers."""
-    async with trio.open_nursery() as readers:
+    async with AsyncExitStack() as stack, trio.open_nursery() as readers:
+        for client in clients:
+            stack.callback(client.close)
         with fleet.proxy.rule(cordon((PREFILLS[1], DECODES[1]))) as others:
             await fleet.announce()
             async with _HOLDS[phase](fleet, clients, readers) as hold:

@@ -76,9 +76,12 @@ class References:
 async def ask(fleet: Fleet, surface: Surface, question: Question) -> Said:
     """Ask one question and read its whole answer."""
     client = Client(fleet.port, surface, question, "reference")
-    with trio.fail_after(END_DEADLINE_S):
-        await client.ask()
-        await client.read()
+    try:
+        with trio.fail_after(END_DEADLINE_S):
+            await client.ask()
+            await client.read()
+    finally:
+        client.close()
     return client.answer.said
 
 
