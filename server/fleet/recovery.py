@@ -106,7 +106,7 @@ class Recovery:
         sequence.faults.append(event)
         sequence.faulted_at = num_tokens
         if fault.num_suspects:
-            standing = sequence.suspicion.struck(num_tokens, fault.num_suspects)
+            standing = sequence.suspicion.struck(fault.at, num_tokens, fault.num_suspects)
             if standing is Standing.CONVICTED:
                 self._convict(sequence, now)
                 return ends.quarantined()
