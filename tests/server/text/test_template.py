@@ -28,8 +28,8 @@ ENDLESS = {
     "loops": MANY + "{% for a in many %}{% for b in many %}{% endfor %}{% endfor %}",
     "conditions": MANY + "{% for a in [0] %}{% for b in many if false %}{% endfor %}{% endfor %}",
     "macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
-    "{{ f(60) }}",
-    "recursion": "{% for n in [60] recursive %}{% if n %}{{ loop([n - 1, n - 1]) }}{% endif %}"
+    "{{ f(14) }}",
+    "recursion": "{% for n in [14] recursive %}{% if n %}{{ loop([n - 1, n - 1]) }}{% endif %}"
     "{% endfor %}",
 }
 """Without output, and more steps than anybody asked for."""
