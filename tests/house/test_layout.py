@@ -245,6 +245,7 @@ SANS_IO = (
     "engine/philox.py",
     "ops/plan.py",
     "ops/restart_policy.py",
+    "ops/rolling.py",
     "server/generation.py",
     *(
         f"{folder}/{path.name}"
