@@ -131,6 +131,7 @@ class Recovery:
 
     def sweep(self, now: float) -> None:
         """Let time pass."""
+        self._budget.advance(now)
         self.paths.forget(now)
         for worker in self._workers:
             worker.breaker.advance(now)

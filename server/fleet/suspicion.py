@@ -3,17 +3,18 @@
 When a worker dies, or a device step raises, everything that computed there is under suspicion, and
 nothing is proved: it gets its new attempt as if nothing had happened, together with the others. The
 engine computes the same thing for the same tokens, so a request that gets well past the token at
-which it was struck was not the cause, and is cleared; neither was one that is struck the next time
-in the other role, which had got through there before. One that is struck again at the same place,
-without having got past it, has done it twice:
+which it was struck was not the cause, and is cleared. So is one that is struck next in the other
+role: it has got through the first one meanwhile. One that is struck again at the same place has
+done it twice:
 
 * if nothing else computed there, it is convicted;
 * if others did, each of them that is struck a second time goes on *probation*: its next attempt
   shares no worker with another one on probation. Whoever is struck a third time there is convicted.
 
 So nobody is convicted for having sat beside a culprit: neighbours that were struck once are
-suspects, and are cleared as soon as they get on. Knows strikes and positions; what a conviction
-means is recovery.py's to say.
+suspects, and are cleared as soon as they get on. Of a step that raised, the worker says who was in
+it; of a death, this server knows only what it had there itself. Knows strikes and positions; what a
+conviction means is recovery.py's to say.
 
     CLEAN ──struck──▶ SUSPECT ──struck among others──▶ ON_PROBATION ──struck──▶ CONVICTED
                          └──────struck alone──────────────────────────────────────▲
