@@ -67,7 +67,7 @@ bench-restart: install-dev  ## restart every process under 20 live streams; comp
 faults: install-dev  ## every fault in every phase of a request, against real processes; table in build/faults/
 	$(BIN)/python -m loadtest.faults $(ARGS)
 
-bench-cancel: install-dev  ## close 1,000 connections at random moments; how long until their KV is free
+bench-cancel: install-dev  ## close 1,000 connections at random moments; account for blocks, time, tokens, memory, files
 	$(BIN)/python -m loadtest.cancels $(ARGS)
 
 bench-stalled: install-dev  ## 200 clients stop reading, four read on: what it costs them, and memory
