@@ -68,6 +68,19 @@ QUESTIONS: Final[dict[Phase, Question]] = {
 }
 
 
+IN_SERVER_LOG: Final[dict[Phase, frozenset[str]]] = {
+    # What the server calls it, when a request ends there.
+    Phase.QUEUED: frozenset({"queued"}),
+    Phase.RESERVED: frozenset({"prefilling"}),
+    Phase.PREFILLING: frozenset({"prefilling"}),
+    # The first token may be faster than the last chunk.
+    Phase.TRANSFER: frozenset({"prefilling", "decoding"}),
+    Phase.DECODING: frozenset({"decoding"}),
+    Phase.PAUSED: frozenset({"decoding"}),
+    Phase.FINISHING: frozenset({"finishing"}),
+}
+
+
 @dataclass(eq=False)
 class Hold:
     """Two questions that are kept in a phase.
