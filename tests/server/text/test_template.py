@@ -61,6 +61,12 @@ def test_a_conversation_becomes_its_prompt() -> None:
         ("{{ 'ab' * 3 }}{{ 2 * 21 }}", "ababab42"),
         ("{% set ns = namespace(n=0) %}{% set ns.n = 5 %}{{ ns.n }}", "5"),
         ("{% if x is defined %}a{% else %}b{% endif %}", "b"),
+        ("{{ 1700000000 | string }} {{ nothing | default(9999999) }}", "1700000000 9999999"),
+        ("{{ '%05.1f|%s: %d' % (1.25, '%', 2) }} {{ '{:>4}{}'.format(1, 2) }}", "001.2|%: 2    12"),
+        (
+            "{{ 'a' | center(5) }}{{ [3, 1] | sort | join('~') }}{{ 10000000 * 3 }}",
+            "  a  1~330000000",
+        ),
     ],
 )
 def test_templates_find_the_names_that_they_expect(source: str, expected: str) -> None:
@@ -113,6 +119,13 @@ def test_the_words_of_the_template_reach_the_client() -> None:
         "{{ ([0] * 100000000) | length }}",
         "{{ 'x' | center(1000000000000) }}",
         "{{ 'x'.ljust(1000000000) }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '%*d' % (1000000000, 1) }}",
+        "{{ '%.1000000000f' | format(1.0) }}",
+        "{{ '{:1000000000}'.format(1) }}",
+        "{{ '{:>{}}'.format(1, 1000000000) }}",
+        "{% set ns = namespace(n=3) %}{% for i in range(99) %}{% set ns.n = ns.n * ns.n %}"
+        "{% endfor %}",
         "{{ ('x' * 1000000).replace('x', 'y' * 1000000) }}",
         "{% set ns = namespace(s='x') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}"
         "{% endfor %}",
