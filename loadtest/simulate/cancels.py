@@ -18,7 +18,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import trio
 from rich.console import Console
@@ -39,6 +39,8 @@ from .world import Sizes, World
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
+
+    from triolet.ids import AttemptKey
 
 SIZES: Final = Sizes(
     num_servers=1,
@@ -173,8 +175,8 @@ class Leavers:
             checker.look()
 
     def _note_freed(self, owner: Hashable) -> None:
-        request_id, _ = owner  # type: ignore[misc]
-        self._freed_at[request_id] = trio.current_time()
+        key = cast("AttemptKey", owner)
+        self._freed_at[key.request_id] = trio.current_time()
 
     def _measure(self) -> None:
         measured = self.result.rss_bytes

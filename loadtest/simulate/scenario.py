@@ -30,14 +30,14 @@ from .world import Sizes, World
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ARRIVALS_S: Final = 5 * SECONDS
+ARRIVALS_S: Final = 4 * SECONDS
 """Clients come within this time."""
-CHAOS_S: Final = 10 * SECONDS
+CHAOS_S: Final = 8 * SECONDS
 """Things go wrong for this long; most requests meet it in the middle of their answer."""
 SETTLE_S: Final = 40 * SECONDS
 """After the faults everybody has to have an end within this time."""
-NOTICE_S: Final = 3 * SECONDS
-"""Until everybody has noticed whatever happened last: twice what silence takes to mean death."""
+NOTICE_S: Final = 2.5 * SECONDS
+"""Until everybody has noticed whatever happened last: silence means death after 1.5 s."""
 FRESH_S: Final = 10 * SECONDS
 """A request that comes after everything has to be answered within this time."""
 QUIET_S: Final = 5 * SECONDS
@@ -52,7 +52,7 @@ COSTS: Final = {
     Role.DECODE: Cost(60 * MILLISECONDS, 5 * MILLISECONDS),
 }
 """Slow, so that few steps fill the time in which faults come."""
-MIN_CLIENTS, MAX_CLIENTS = 5, 9
+MIN_CLIENTS, MAX_CLIENTS = 4, 8
 STOP_STRINGS: Final = ("77,", "3,4", "9,1")
 
 
@@ -180,7 +180,7 @@ class _Scenario:
         for number in range(rng.randint(MIN_CLIENTS, MAX_CLIENTS)):
             prompt_ids = self._prompt(number)
             sampling = SamplingParams(
-                max_tokens=rng.randint(2, 32),
+                max_tokens=rng.randint(2, 28),
                 seed=rng.getrandbits(32),
                 ignore_eos=rng.random() < 0.3,
             )
