@@ -118,8 +118,9 @@ class _Scenario:
                 for wish in self._wishes(plan):
                     clients.start_soon(self._client, world, wish)
                 await injector.run(CHAOS_S)
+                healed_at = trio.current_time()
                 clients.cancel_scope.deadline = trio.current_time() + SETTLE_S
-            await self._settle(world, checker)
+            await self._settle(world, checker, healed_at, plan.latest_s)
             nursery.cancel_scope.cancel()
         report.virtual_s = trio.current_time() - began_at
         report.violations += world.violations
@@ -150,7 +151,9 @@ class _Scenario:
         if client.ending is None:
             world.report(f"{client} was stuck with {len(client.token_ids)} tokens")
 
-    async def _settle(self, world: World, checker: Checker) -> None:
+    async def _settle(
+        self, world: World, checker: Checker, healed_at: float, latest_s: float
+    ) -> None:
         """See that the fleet serves as if nothing had been, and that nothing is left."""
         await trio.sleep(NOTICE_S)
         async with trio.open_nursery() as clients:
@@ -170,7 +173,9 @@ class _Scenario:
             await trio.sleep(LOOK_S)
         checker.look()
         checker.look_at_end()
-        await trio.sleep(2 * world.link.heartbeat_interval_s)  # beliefs follow heartbeats
+        # What servers believe follows heartbeats, and late ones mislead it.
+        heard_s = 2 * world.link.heartbeat_interval_s
+        await trio.sleep_until(max(trio.current_time(), healed_at + latest_s) + heard_s)
         self._trace.finish()  # accounts name threads and memory of this very process
         await checker.audit()
 

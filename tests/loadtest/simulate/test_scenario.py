@@ -38,16 +38,15 @@ def test_a_seed_has_the_same_trace_in_every_process_and_another_seed_another() -
     again = [simulate(seed).trace for seed in (3, 2, 1)]
     assert here == again[::-1]
     assert len(set(here)) == 3
-    for hash_seed in ("1", "2"):
-        elsewhere = subprocess.run(
-            [sys.executable, "-c", SCRIPT],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-        assert elsewhere.split() == here
+    elsewhere = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": "1"},  # sets in another order than here
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert elsewhere.split() == here
 
 
 @pytest.mark.slow
