@@ -134,6 +134,7 @@ class Attempts:
                 self.apply(sequence, self._refused(attempt, frame, now), now)
             case FirstToken():
                 self._observer.prefill_computed(frame.queue_s, frame.compute_s)
+                self.recovery.worked(worker, now)
                 num_before = len(sequence.relay.token_ids)
                 change = take_first_token(sequence, attempt, frame, now)
                 self._note_tokens(sequence, num_before, now)

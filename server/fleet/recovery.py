@@ -96,7 +96,7 @@ class Recovery:
             return None
         worker = attempt.pair.of(fault.at)
         event = _event(again.cause, fault, attempt)
-        if fault.num_suspects and self._is_anothers(event, sequence, worker):
+        if self._is_anothers(event, fault, sequence, worker):
             return None
         if self._budget.is_new(event, now):
             self._count(worker, fault, attempt, now)
@@ -137,14 +137,16 @@ class Recovery:
             worker.breaker.advance(now)
             self._show(worker)
 
-    def _is_anothers(self, event: Hashable, sequence: RunningSequence, worker: Worker) -> bool:
+    def _is_anothers(
+        self, event: Hashable, fault: Fault, sequence: RunningSequence, worker: Worker
+    ) -> bool:
         """Return whether somebody on probation was there, whose doing this was. Its own ENDED may
         be still to come."""
-        if sequence.suspicion.is_on_probation:
+        if event in self._explained:
+            return True
+        if not fault.num_suspects or sequence.suspicion.is_on_probation:
             return False
-        return event in self._explained or any(
-            share.is_on_probation and share.is_asked for share in worker.shares.values()
-        )
+        return any(share.is_on_probation and share.is_asked for share in worker.shares.values())
 
     def _convict(self, sequence: RunningSequence, now: float) -> None:
         """Refuse its prompt, and hold what it did against nobody else."""
