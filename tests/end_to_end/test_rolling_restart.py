@@ -92,8 +92,12 @@ async def test_every_process_is_restarted_under_live_streams(restarted: FleetPro
     # Five processes start one after the other: longer than pytest takes for a sign of a hang.
     faulthandler.cancel_dump_traceback_later()
     options = parse(["--streams", "20", "--max-tokens", "120", "--lead-s", "0.5"])
-    outcome = await restart_under_load(restarted.url, FleetLog(restarted.log_path), options)
+    log = FleetLog(restarted.log_path)
+    outcome = await restart_under_load(restarted.url, log, options)
     assert outcome.wrongs == []
+    # Each left by itself: nobody had to be killed, or died.
+    assert {entry["how"] for entry in log.of("process_ended")} == {"exited with code 0"}
+    assert not log.of("process_died")
     assert [step.name for step in outcome.steps] == [
         *("prefill-spare", "prefill-0", "prefill-spare"),
         *("decode-spare", "decode-0", "decode-spare"),
