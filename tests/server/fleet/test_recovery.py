@@ -10,6 +10,7 @@ from server.fleet.breaker import BreakerState
 from server.fleet.conductor import FAREWELL
 from server.fleet.observer import SilentFaultObserver
 from server.fleet.phases import Phase
+from server.fleet.suspicion import Standing
 from transport.frames import Ended, EndReason, Grant, Reserve, TokenRow, Tokens
 from transport.liveness import PeerState
 from triolet.config_recovery import RecoveryConfig
