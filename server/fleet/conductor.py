@@ -159,10 +159,10 @@ class Conductor:
             self._attempts.dispatch(now)
 
     def taken(self, sequence: Sequence) -> None:
-        """Note that its reader has taken all tokens so far, which makes room for as many more."""
+        """Note that its reader has taken tokens, which makes room for as many more."""
         window = self._config.token_window
         received = len(sequence.relay.token_ids)
-        sequence.allowed = received + window
+        sequence.allowed = sequence.relay.mailbox.num_taken + window
         attempt = sequence.attempt
         # A quarter at a time: a frame per token would cost more than the token.
         if attempt is not None and sequence.allowed - attempt.allowed >= max(window // 4, 1):
