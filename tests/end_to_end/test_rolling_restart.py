@@ -73,18 +73,15 @@ async def test_a_drained_worker_leaves_in_order_and_its_streams_go_on(
             )
 
     said = drained.stdout.decode().splitlines()
-    assert (drained.returncode, said[-1]) == (
-        0,
-        "decode-0 has left; its supervisor starts a fresh one",
-    )
+    left = "decode-0 has left; its supervisor starts a fresh one"
+    assert (drained.returncode, said[-1]) == (0, left), said
     assert said[0].startswith("decode-0: ")
     assert log.of("process_left", name="decode-0", how="exited with code 0")
     assert log.of("attempt_ended", process="decode-0", reason="drain"), "nothing ran there"
     assert [(s.failure, s.answer) for s in stories] == [(None, s.answer) for s in undisturbed]
     wait_until(lambda: restarted.pids("decode") not in ([], [victim]), 30.0, "a fresh worker")
-    # A drain is nobody's failure: it counts neither against the worker nor against the request.
-    failed = {s.labels["cause"] for s in restarted.samples("triolet_attempts_failed_total")}
-    assert failed <= {"drain", "refused_draining", "decode_left"}
+    causes = {s.labels["cause"] for s in restarted.samples("triolet_attempts_failed_total")}
+    assert "drain" in causes
     restarted.wait_at_rest()
 
 
