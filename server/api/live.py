@@ -73,7 +73,7 @@ class LiveRequest:
 
 
 class Lifecycle:
-    """Whether this process takes requests.
+    """Whether this process takes requests, and what is told to those who are connected.
 
     Attributes:
       leaving: set once this process is about to leave: clients are told to connect anew.
