@@ -14,6 +14,7 @@ import random
 import resource
 import sys
 import time
+from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
@@ -77,7 +78,7 @@ class Cancels:
     """
 
     phases: Counter[str] = field(default_factory=Counter)
-    free_s: list[float] = field(default_factory=list)
+    free_s: array[float] = field(default_factory=lambda: array("d"))
     rss_bytes: list[int] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     virtual_s: float = 0.0

@@ -60,12 +60,14 @@ class Overseer:
     def _watch_leases(self) -> None:
         """See that no attempt gets a second lease: what has ended here has ended."""
         add = self._core.roster.add
-        seen: set[AttemptKey] = set()
+        seen_at: dict[AttemptKey, float] = {}  # for as long as the product remembers ends
 
         def add_once(attempt: Member, now: float, remaining_s: float) -> None:
-            if attempt.key in seen:
+            if attempt.key in seen_at:
                 self._report(f"{self._process} leased {attempt.key} for the second time")
-            seen.add(attempt.key)
+            seen_at[attempt.key] = now
+            while now - seen_at[oldest := next(iter(seen_at))] > self._link.tombstone_s:
+                del seen_at[oldest]
             add(attempt, now, remaining_s)  # type: ignore[arg-type]
 
         self._core.roster.add = add_once  # type: ignore[method-assign]
