@@ -114,8 +114,15 @@ def campaign(console: Console, options: argparse.Namespace) -> list[Verdict]:
             if fault == REFERENCE:
                 reference = answers
             verdicts.append(verdict)
+            write(verdicts, options.out)
             console.print(summary_of(verdict), soft_wrap=True, markup=False)
     return verdicts
+
+
+def write(verdicts: Sequence[Verdict], out: Path) -> None:
+    """Keep what is known so far: the campaign takes long, and may be stopped."""
+    figures = [asdict(verdict) | {"wrongs": verdict.wrongs} for verdict in verdicts]
+    (out / "verdicts.json").write_text(json.dumps(figures, indent=1), encoding="utf-8")
 
 
 def summary_of(verdict: Verdict) -> str:
@@ -177,8 +184,6 @@ def main(arguments: Sequence[str]) -> int:
     except ServerDidNotStartError as error:
         console.print(f"error: {error}", style="red", soft_wrap=True, markup=False)
         return 2
-    figures = [asdict(verdict) | {"wrongs": verdict.wrongs} for verdict in verdicts]
-    (options.out / "verdicts.json").write_text(json.dumps(figures, indent=1), encoding="utf-8")
     Console(highlight=False, width=max(console.width, 140)).print(table_of(verdicts))
     console.print(HOW_TO_READ, soft_wrap=True)
     wrong = sum(bool(verdict.wrongs) for verdict in verdicts)
