@@ -34,12 +34,14 @@ class Scrape:
       resident_bytes: memory of the server's process.
       paused: streams whose client does not read, as decode workers count them.
       stalled: streams that the server has ended for that, since its start.
+      connections: open, the one that asks among them.
       blocks: KV of all pools.
     """
 
     resident_bytes: int
     paused: int
     stalled: int
+    connections: int
     blocks: KvBlocks
 
 
@@ -54,6 +56,7 @@ def read_scrape(metrics: str) -> Scrape:
         int(sums["process_resident_memory_bytes"]),
         int(sums['triolet_worker_sequencesstate="paused"']),
         int(sums['triolet_requests_totaloutcome="stalled"']),
+        int(sums["triolet_connections"]),
         blocks_of(metrics),
     )
 

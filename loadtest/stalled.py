@@ -116,7 +116,11 @@ class Experiment:
         run.resident_most = max(run.resident_most, seen.resident_bytes, after.resident_bytes)
         ended = before.stalled + run.clients
         await self._until(
-            lambda seen: seen.stalled >= ended and seen.paused == 0,
+            lambda seen: (
+                seen.stalled >= ended
+                and seen.paused == 0
+                and seen.connections <= len(self._readers) + 1
+            ),
             self._stall_timeout_s + END_DEADLINE_S,
         )
         with trio.move_on_after(END_DEADLINE_S):

@@ -42,6 +42,9 @@ async def test_many_stalled_clients_cost_little_memory_and_no_answer(fleet: Flee
                 seen = await scrape(fleet.url)
                 most_bytes = max(most_bytes, seen.resident_bytes)
             all_ended.set()
+        # Each connection is cut a little after its stream: one that reads on before is let live.
+        while (await scrape(fleet.url)).connections > 1:
+            await trio.sleep(0.1)
         async with trio.open_nursery() as nursery:
             for client in clients:
                 nursery.start_soon(read_on, client)
@@ -73,10 +76,12 @@ def test_the_report_says_what_went_wrong() -> None:
         'triolet_worker_sequences{role="decode",state="paused",worker="b"} 4.0\n'
         'triolet_worker_sequences{role="decode",state="running",worker="b"} 9.0\n'
         'triolet_requests_total{outcome="stalled"} 5.0\n'
+        "triolet_connections 6.0\n"
         'triolet_kv_blocks{pool="decode",state="free",worker="b"} 8.0\n'
     )
     seen = read_scrape(metrics)
     assert (seen.resident_bytes, seen.paused, seen.stalled) == (150_000_000, 7, 5)
+    assert seen.connections == 6
     run = StallRun(clients=7, readers=1, paused=seen.paused, blocks=seen.blocks, answers=1)
     for phase, milliseconds in (("without", 10), ("while they come", 30), ("with", 11)):
         run.gaps[phase].append([milliseconds / 1000] * 99 + [1.0])
