@@ -157,7 +157,7 @@ class NativeModel:
             "last_tasks": _sampled_tasks(step),
             "sampled": np.array(step.sample_tokens[:num_sampled], dtype=np.int64),
         }
-        fields = StepFields(num_tokens, len(tasks), num_sampled)
+        fields = StepFields(num_tokens, len(tasks), int(tasks[:, 2].max()), num_sampled)
         for name, array in arrays.items():
             setattr(fields, name, array.ctypes.data)
         width = self._packed.fields.lm_head.panels * self._library.panel

@@ -63,6 +63,7 @@ class StepFields(Structure):
     _fields_ = (
         ("num_tokens", c_int64),
         ("num_tasks", c_int64),
+        ("task_tokens", c_int64),
         ("num_sampled", c_int64),
         ("token_ids", c_void_p),
         ("positions", c_void_p),

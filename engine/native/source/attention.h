@@ -58,9 +58,17 @@ typedef struct {
     int64_t token_bytes;
 } Cache;
 
-INLINE const char *cached(const Cache *cache, int64_t position) {
-    return cache->pool + cache->blocks[position / cache->block_size] * cache->block_bytes +
-           position % cache->block_size * cache->token_bytes;
+/* Where `count` neighbouring positions lie. */
+INLINE void locate(const Cache *cache, int64_t first, int64_t count, const char **to) {
+    const int64_t *block = cache->blocks + first / cache->block_size;
+    int64_t offset = first % cache->block_size;
+    for (int64_t i = 0; i < count; block++, offset = 0) {
+        const char *token = cache->pool + *block * cache->block_bytes + offset * cache->token_bytes;
+        for (; i < count && offset < cache->block_size; i++, offset++) {
+            to[i] = token;
+            token += cache->token_bytes;
+        }
+    }
 }
 
 /* Words of up to VL keys, turned: to[word][PANEL] = from[key][word]. */
@@ -143,21 +151,41 @@ INLINE float weigh(const int is_bf16, const float *scores, int64_t seen, void *w
     return factor[0];
 }
 
-/* Add one tile of keys, from position `first` on, to all rows of a task. */
+/* The next tile's tokens, which are fetched into the cache piece by piece meanwhile. */
+typedef struct {
+    const char *const *tokens;
+    int64_t count;
+    int64_t token_bytes; /* of a job's key heads */
+    int64_t kv_bytes;    /* from a token's keys to its values */
+    int64_t done;        /* bytes */
+} Fetch;
+
+/* Where the next piece lies. Tokens of a block are neighbours, so a piece mostly is in one; what is
+ * missed at the borders comes a little later. */
+INLINE const char *next_piece(Fetch *fetch, int64_t bytes) {
+    const int64_t all = fetch->count * fetch->token_bytes, at = fetch->done;
+    if (at >= 2 * all) return (const char *)no_token;
+    fetch->done += bytes;
+    return at < all ? fetch->tokens[at / fetch->token_bytes]
+                    : fetch->tokens[(at - all) / fetch->token_bytes] + fetch->kv_bytes;
+}
+
+/* Add one tile of keys, from position `first` on, to a task's rows of one key head, which begin at
+ * `begin` in the tile. */
 INLINE void attend_tile(const int is_bf16, const Model *model, const Task *task, int64_t first,
-                        int64_t count, Tile *tile) {
-    const int64_t group = model->num_heads / model->num_kv_heads, rows = task->count * group;
-    const int64_t words = model->head_dim * (is_bf16 ? 2 : 4) / 4;
+                        int64_t count, int64_t begin, Fetch *fetch, Tile *tile) {
+    const int64_t group = model->num_heads / model->num_kv_heads;
+    const int64_t words = model->head_dim * (is_bf16 ? 2 : 4) / 4, end = begin + task->count * group;
     const int64_t key_words = TILE_KEYS * (is_bf16 ? 2 : 4) / 4;
     const int64_t wide = value_panels(model) * PANEL;
-    for (int64_t row = 0; row < rows; row += MR) {
-        const int64_t some = rows - row < MR ? rows - row : MR;
+    for (int64_t row = begin; row < end; row += MR) {
+        const int64_t some = end - row < MR ? end - row : MR;
         for (int64_t key = 0; key < count; key += PANEL)
             multiply(is_bf16, some, tile->queries + row * words * 4, words * 4,
-                     tile->keys + key * words * 4, words, tile->scores + row * TILE_KEYS + key,
-                     TILE_KEYS);
+                     tile->keys + key * words * 4, words, next_piece(fetch, words * PANEL * 4),
+                     tile->scores + row * TILE_KEYS + key, TILE_KEYS);
         for (int64_t r = row; r < row + some; r++) {
-            const int64_t seen = task->position + r / group + 1 - first;
+            const int64_t seen = task->position + (r - begin) / group + 1 - first;
             const float factor = weigh(is_bf16, tile->scores + r * TILE_KEYS, seen, tile->weights,
                                        r, tile->largest + r, tile->total + r);
             if (factor != 1.0f)
@@ -167,64 +195,104 @@ INLINE void attend_tile(const int is_bf16, const Model *model, const Task *task,
         }
         for (int64_t i = 0; i < wide; i += PANEL)
             multiply_add(is_bf16, some, tile->weights + row * key_words * 4, key_words * 4,
-                         tile->values + i * key_words * 4, key_words, tile->sums + row * wide + i,
+                         tile->values + i * key_words * 4, key_words,
+                         next_piece(fetch, key_words * PANEL * 4), tile->sums + row * wide + i,
                          wide);
     }
 }
 
-/* One task and one key head. queries, output: numbers [tokens][num_heads][head_dim]. */
-INLINE void attend_task(const int is_bf16, const Model *model, int64_t layer, const Step *step,
-                        const Task *task, int64_t kv_head, const char *queries, char *output,
-                        Tile *tile) {
-    const int64_t size = is_bf16 ? 2 : 4, group = model->num_heads / model->num_kv_heads;
-    const int64_t head_bytes = model->head_dim * size, rows = task->count * group;
-    const int64_t token_bytes = model->num_heads * head_bytes, wide = value_panels(model) * PANEL;
-    const int64_t kv_bytes = model->block_size * model->num_kv_heads * head_bytes;
-    Cache cache = {(const char *)model->pool + layer * 2 * kv_bytes + kv_head * head_bytes,
-                   step->tables + task->table, model->block_size,
-                   model->num_layers * 2 * kv_bytes, model->num_kv_heads * head_bytes};
-    for (int64_t i = 0; i < task->count; i++)
-        memcpy(tile->queries + i * group * head_bytes,
-               queries + (task->token + i) * token_bytes + kv_head * group * head_bytes,
-               group * head_bytes);
-    memset(tile->sums, 0, rows * wide * 4);
-    for (int64_t r = 0; r < rows; r++) tile->largest[r] = NOTHING, tile->total[r] = 0.0f;
-    const int64_t end = task->position + task->count;
+/* What one thread does at a time: a task, and key heads `head` to `head + heads`. */
+typedef struct {
+    const Model *model;
+    const Task *task;
+    int64_t head;
+    int64_t heads;
+    Cache cache;
+} Job;
+
+/* Go through the keys of a job's sequence. The queries are in the tile. */
+INLINE void attend_keys(const int is_bf16, const Job *job, Tile *tile) {
+    const Model *model = job->model;
+    const int64_t head_bytes = model->head_dim * (is_bf16 ? 2 : 4);
+    const int64_t kv_bytes = model->block_size * job->cache.token_bytes;
+    const int64_t end = job->task->position + job->task->count;
+    const int64_t rows = job->task->count * (model->num_heads / model->num_kv_heads);
+    const char *next[TILE_KEYS], *here[TILE_KEYS], *from[TILE_KEYS];
+    int64_t num_next = end < TILE_KEYS ? end : TILE_KEYS;
+    locate(&job->cache, 0, num_next, next);
     for (int64_t first = 0; first < end; first += TILE_KEYS) {
-        const int64_t count = end - first < TILE_KEYS ? end - first : TILE_KEYS;
-        const char *from[TILE_KEYS];
-        for (int64_t i = 0; i < TILE_KEYS; i++)
-            from[i] = i < count ? cached(&cache, first + i) : (const char *)no_token;
-        for (int64_t i = 0; i < TILE_KEYS && first + TILE_KEYS + i < end; i++) {
-            const char *next = cached(&cache, first + TILE_KEYS + i);
-            for (int64_t byte = 0; byte < head_bytes; byte += 64) {
-                _mm_prefetch(next + byte, _MM_HINT_T0);
-                _mm_prefetch(next + kv_bytes + byte, _MM_HINT_T0);
-            }
+        const int64_t count = num_next;
+        memcpy(here, next, sizeof here);
+        num_next = end - first - count < TILE_KEYS ? end - first - count : TILE_KEYS;
+        locate(&job->cache, first + count, num_next, next);
+        Fetch fetch = {next, num_next, job->heads * head_bytes, kv_bytes, 0};
+        for (int64_t head = 0; head < job->heads; head++) {
+            for (int64_t i = 0; i < TILE_KEYS; i++)
+                from[i] = i < count ? here[i] + head * head_bytes : (const char *)no_token;
+            pack_keys(model, from, tile);
+            for (int64_t i = 0; i < count; i++) from[i] += kv_bytes;
+            pack_values(is_bf16, model, from, tile);
+            attend_tile(is_bf16, model, job->task, first, count, head * rows, &fetch, tile);
         }
-        pack_keys(model, from, tile);
-        for (int64_t i = 0; i < TILE_KEYS; i++)
-            from[i] = i < count ? from[i] + kv_bytes : (const char *)no_token;
-        pack_values(is_bf16, model, from, tile);
-        attend_tile(is_bf16, model, task, first, count, tile);
     }
+}
+
+/* queries, output: numbers [tokens][num_heads][head_dim]. */
+INLINE void attend_job(const int is_bf16, const Job *job, const char *queries, char *output,
+                       Tile *tile) {
+    const Model *model = job->model;
+    const int64_t dim = model->head_dim, group = model->num_heads / model->num_kv_heads;
+    const int64_t head_bytes = dim * (is_bf16 ? 2 : 4), wide = value_panels(model) * PANEL;
+    const int64_t rows = job->heads * job->task->count * group;
+    /* Row r of the tile: head r / (count * group) of the job, then position, then query head. */
+    int64_t places[TILE_ROWS];
     for (int64_t r = 0; r < rows; r++) {
-        char *to = output + (task->token + r / group) * token_bytes +
-                   (kv_head * group + r % group) * head_bytes;
-        for (int64_t i = 0; i < model->head_dim; i += VL)
-            v_write(is_bf16, to, i, v_div(v_load(tile->sums + r * wide + i),
-                                          v_set(tile->total[r])));
+        const int64_t head = job->head + r / (job->task->count * group);
+        const int64_t token = job->task->token + r / group % job->task->count;
+        places[r] = (token * model->num_heads + head * group + r % group) * head_bytes;
+        memcpy(tile->queries + r * head_bytes, queries + places[r], head_bytes);
+        tile->largest[r] = NOTHING;
+        tile->total[r] = 0.0f;
     }
+    memset(tile->sums, 0, rows * wide * 4);
+    attend_keys(is_bf16, job, tile);
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < dim; i += VL)
+            v_write(is_bf16, output + places[r], i,
+                    v_div(v_load(tile->sums + r * wide + i), v_set(tile->total[r])));
+}
+
+/* How many key heads a job takes. All of them if possible, for then memory is read in one piece;
+ * fewer where a tile holds no more rows, or threads would have nothing to do. */
+INLINE int64_t heads_per_job(const Model *model, int64_t num_tasks, int64_t most_tokens,
+                             int64_t threads) {
+    const int64_t rows = most_tokens * (model->num_heads / model->num_kv_heads);
+    int64_t heads = model->num_kv_heads;
+    while (heads > 1 && (heads * rows > TILE_ROWS || model->num_kv_heads % heads ||
+                         num_tasks * (model->num_kv_heads / heads) < threads))
+        heads--;
+    return heads;
 }
 
 /* Tasks times key heads, shared among the threads of the enclosing region. */
 INLINE void attend(const int is_bf16, const Model *model, int64_t layer, const Step *step,
-                   const Task *tasks, int64_t num_tasks, const char *queries, char *output,
-                   Tile *tile) {
+                   const Task *tasks, int64_t num_tasks, int64_t most_tokens, int64_t threads,
+                   const char *queries, char *output, Tile *tile) {
+    const int64_t head_bytes = model->head_dim * (is_bf16 ? 2 : 4);
+    const int64_t token_bytes = model->num_kv_heads * head_bytes;
+    const int64_t kv_bytes = model->block_size * token_bytes;
+    const int64_t heads = heads_per_job(model, num_tasks, most_tokens, threads);
+    const int64_t per_task = model->num_kv_heads / heads;
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t job = 0; job < num_tasks * model->num_kv_heads; job++)
-        attend_task(is_bf16, model, layer, step, tasks + job / model->num_kv_heads,
-                    job % model->num_kv_heads, queries, output, tile);
+    for (int64_t index = 0; index < num_tasks * per_task; index++) {
+        const Task *task = tasks + index / per_task;
+        Job job = {model, task, index % per_task * heads, heads,
+                   {(const char *)model->pool + layer * 2 * kv_bytes +
+                        index % per_task * heads * head_bytes,
+                    step->tables + task->table, model->block_size,
+                    model->num_layers * 2 * kv_bytes, token_bytes}};
+        attend_job(is_bf16, &job, queries, output, tile);
+    }
 }
 
 #endif

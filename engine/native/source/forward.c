@@ -161,7 +161,7 @@ static void keep_sampled(const Model *model, const Step *step, const Buffers *at
 
 /* One layer, by all threads of the enclosing region. */
 INLINE void compute_layer(const int is_bf16, const Model *model, int64_t index, const Step *step,
-                          const Buffers *at, Tile *tile) {
+                          const Buffers *at, int64_t threads, Tile *tile) {
     const Layer *layer = &model->layers[index];
     const int is_last = index + 1 == model->num_layers;
     const int64_t rows = is_last ? step->num_sampled : step->num_tokens;
@@ -173,7 +173,8 @@ INLINE void compute_layer(const int is_bf16, const Model *model, int64_t index, 
         keep_sampled(model, step, at);
     }
     attend(is_bf16, model, index, step, is_last ? step->last_tasks : step->tasks,
-           is_last ? step->num_sampled : step->num_tasks, at->queries, at->attended, tile);
+           is_last ? step->num_sampled : step->num_tasks, is_last ? 1 : step->task_tokens, threads,
+           at->queries, at->attended, tile);
     linear(is_bf16, ADD, &layer->output, at->attended, rows, at->hidden, at->hidden_stride);
     norm_rows(is_bf16, model, layer->mlp_norm, rows, at);
     linear(is_bf16, GATE, &layer->gate_up, at->normed, rows, at->joined, at->joined_stride);
@@ -192,7 +193,7 @@ INLINE void compute(const int is_bf16, const Model *model, const Step *step, int
         for (int64_t token = 0; token < step->num_tokens; token++)
             embed(is_bf16, model, step->token_ids[token], at.hidden + token * at.hidden_stride);
         for (int64_t layer = 0; layer < model->num_layers; layer++)
-            compute_layer(is_bf16, model, layer, step, &at, &tile);
+            compute_layer(is_bf16, model, layer, step, &at, threads, &tile);
         norm_rows(is_bf16, model, model->norm, step->num_sampled, &at);
         linear(is_bf16, STORE, &model->lm_head, at.normed, step->num_sampled, step->logits,
                model->lm_head.panels * PANEL);
@@ -244,7 +245,9 @@ EXPORT void triolet_attend(const Model *model, const Step *step, int64_t layer, 
     Tile tile;
     place_tile(model, step->workspace, &tile);
     if (model->is_bf16)
-        attend(1, model, layer, step, step->tasks, step->num_tasks, queries, output, &tile);
+        attend(1, model, layer, step, step->tasks, step->num_tasks, step->task_tokens, 1, queries,
+               output, &tile);
     else
-        attend(0, model, layer, step, step->tasks, step->num_tasks, queries, output, &tile);
+        attend(0, model, layer, step, step->tasks, step->num_tasks, step->task_tokens, 1, queries,
+               output, &tile);
 }

@@ -57,6 +57,7 @@ typedef struct {
 typedef struct {
     int64_t num_tokens;
     int64_t num_tasks;
+    int64_t task_tokens; /* of the longest task */
     int64_t num_sampled;
     const int64_t *token_ids;
     const int64_t *positions;

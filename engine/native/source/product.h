@@ -7,17 +7,21 @@
 #ifndef TRIOLET_PRODUCT_H
 #define TRIOLET_PRODUCT_H
 
+#include <omp.h>
+
 #include "model.h"
 #include "vectors.h"
 
-#define AHEAD 2048        /* bytes: how far ahead of use a panel is fetched into the cache */
+#define AHEAD 12288       /* bytes: how far ahead of use a panel is fetched into the cache */
 #define NEAR (512 * 1024) /* bytes of input that stay in the second-level cache beside a panel */
 
 /* `rows` rows times one panel. A row's words are `stride` bytes apart from the next row's.
- * result[r][PANEL] = (adds ? result : 0) + input[r] . panel */
+ * result[r][PANEL] = (adds ? result : 0) + input[r] . panel
+ * As many bytes as the panel has are fetched into the cache from `fetch` on, a few with each step:
+ * whatever is needed next arrives while the sums keep the core busy. */
 INLINE void multiply_rows(const int is_bf16, const int rows, const int adds, const char *input,
-                          int64_t stride, const char *panel, int64_t steps, float *result,
-                          int64_t result_stride) {
+                          int64_t stride, const char *panel, int64_t steps, const char *fetch,
+                          float *result, int64_t result_stride) {
     vf sums[MR][NV];
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++)
@@ -29,8 +33,8 @@ INLINE void multiply_rows(const int is_bf16, const int rows, const int adds, con
 #pragma GCC unroll 2
         for (int n = 0; n < NV; n++)
             columns[n] = v_load((const float *)panel + (s * NV + n) * VL);
-        _mm_prefetch(panel + s * PANEL * 4 + AHEAD, _MM_HINT_T0);
-        if (PANEL * 4 > 64) _mm_prefetch(panel + s * PANEL * 4 + AHEAD + 64, _MM_HINT_T0);
+        _mm_prefetch(fetch + s * PANEL * 4, _MM_HINT_T0);
+        if (PANEL * 4 > 64) _mm_prefetch(fetch + s * PANEL * 4 + 64, _MM_HINT_T0);
 #pragma GCC unroll 12
         for (int r = 0; r < rows; r++) {
             vf factor = v_repeat(input + r * stride + s * 4);
@@ -47,11 +51,12 @@ INLINE void multiply_rows(const int is_bf16, const int rows, const int adds, con
 
 #define ROWS(n)                                                                                  \
     case n:                                                                                      \
-        multiply_rows(is_bf16, n, adds, input, stride, panel, steps, result, result_stride);     \
+        multiply_rows(is_bf16, n, adds, input, stride, panel, steps, fetch, result,              \
+                      result_stride);                                                            \
         break;
 #define DEFINE_MULTIPLY(name, bf16, add)                                                         \
     static void name(int64_t rows, const char *input, int64_t stride, const char *panel,         \
-                     int64_t steps, float *result, int64_t result_stride) {                      \
+                     int64_t steps, const char *fetch, float *result, int64_t result_stride) {   \
         const int is_bf16 = bf16, adds = add;                                                    \
         switch (rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) MORE_ROWS }              \
     }
@@ -67,13 +72,15 @@ DEFINE_MULTIPLY(multiply_add_f32, 0, 1)
 
 /* Up to MR rows times one panel. */
 INLINE void multiply(const int is_bf16, int64_t rows, const char *input, int64_t stride,
-                     const char *panel, int64_t steps, float *result, int64_t result_stride) {
-    (is_bf16 ? multiply_bf16 : multiply_f32)(rows, input, stride, panel, steps, result,
+                     const char *panel, int64_t steps, const char *fetch, float *result,
+                     int64_t result_stride) {
+    (is_bf16 ? multiply_bf16 : multiply_f32)(rows, input, stride, panel, steps, fetch, result,
                                               result_stride);
 }
 INLINE void multiply_add(const int is_bf16, int64_t rows, const char *input, int64_t stride,
-                         const char *panel, int64_t steps, float *result, int64_t result_stride) {
-    (is_bf16 ? multiply_add_bf16 : multiply_add_f32)(rows, input, stride, panel, steps, result,
+                         const char *panel, int64_t steps, const char *fetch, float *result,
+                     int64_t result_stride) {
+    (is_bf16 ? multiply_add_bf16 : multiply_add_f32)(rows, input, stride, panel, steps, fetch, result,
                                                       result_stride);
 }
 
@@ -111,7 +118,10 @@ INLINE void linear(const int is_bf16, const Finish finish, const Linear *layer, 
     int64_t near = NEAR / row_bytes / MR * MR;
     if (near < MR) near = MR;
     const int64_t blocks = (rows + near - 1) / near;
-#pragma omp for schedule(dynamic, 1)
+    /* Neighbouring panels go to one thread, which finds the next one fetched already. */
+    int64_t chunk = layer->panels / (4 * omp_get_num_threads());
+    if (chunk < 1) chunk = 1;
+#pragma omp for schedule(dynamic, chunk)
     for (int64_t job = 0; job < blocks * layer->panels; job++) {
         const int64_t panel = job % layer->panels, first = job / layer->panels * near;
         const int64_t end = first + near < rows ? first + near : rows;
@@ -119,8 +129,9 @@ INLINE void linear(const int is_bf16, const Finish finish, const Linear *layer, 
         for (int64_t row = first; row < end; row += MR) {
             float sums[MR * PANEL];
             const int64_t count = end - row < MR ? end - row : MR;
-            multiply(is_bf16, count, input + row * row_bytes, row_bytes, weight, layer->steps, sums,
-                     PANEL);
+            const char *fetch = weight + (row == first ? AHEAD : row_bytes * PANEL);
+            multiply(is_bf16, count, input + row * row_bytes, row_bytes, weight, layer->steps,
+                     fetch, sums, PANEL);
             for (int64_t r = 0; r < count; r++)
                 finish_row(is_bf16, finish, sums + r * PANEL, layer->bias, output, row + r, stride,
                            panel);
