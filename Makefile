@@ -4,6 +4,7 @@
 
 PYTHON ?= python3
 PORT ?= 8000
+MINUTES ?= 5
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet
@@ -12,7 +13,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -c GPU)
 CONSTRAINTS := $(if $(filter-out 0,$(HAS_GPU)),,--constraint constraints.txt)
 
-.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel clean
+.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart soak bench-stalled faults bench-model bench-engine clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
@@ -21,7 +22,7 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Triolet needs Python 3.11 or newer; name one with PYTHON=")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.installed: pyproject.toml setup.py constraints.txt $(wildcard engine/native/source/*) | $(BIN)/python
 	$(PIP) $(CONSTRAINTS) --editable .
 	@touch $@
 
@@ -60,8 +61,29 @@ screenshot: install-dev system-deps  ## picture of the chat page, into docs/imag
 loadtest: install-dev  ## locust, headless, against a server it starts; report in build/loadtest/
 	$(BIN)/python -m loadtest.run $(ARGS)
 
+bench-restart: install-dev  ## restart every process under 20 live streams; compare every token
+	$(BIN)/python -m loadtest.restart $(ARGS)
+
+faults: install-dev  ## every fault in every phase of a request, against real processes; table in build/faults/
+	$(BIN)/python -m loadtest.faults $(ARGS)
+
 bench-cancel: install-dev  ## close 1,000 connections at random moments; how long until their KV is free
 	$(BIN)/python -m loadtest.cancels $(ARGS)
+
+bench-stalled: install-dev  ## 200 clients stop reading, four read on: what it costs them, and memory
+	$(BIN)/python -m loadtest.stalled $(ARGS)
+
+bench-kills: install-dev  ## kill workers and server under 800 requests; compare every answer, time every pause
+	$(BIN)/python -m loadtest.kills $(ARGS)
+
+soak: install-dev  ## everything at once while workers die, with audits all along (MINUTES=5)
+	$(BIN)/python -m loadtest.soak --minutes $(MINUTES) $(ARGS)
+
+bench-model: install-dev  ## write the random-weight model of the benchmarks, into build/bench/ (ARGS=15m for the small one)
+	$(BIN)/python -m loadtest.bench.model $(ARGS)
+
+bench-engine: bench-model  ## prefill and decode tokens/s beside torch, transformers and other engines
+	$(BIN)/python -m loadtest.bench.engine $(ARGS)
 
 clean:  ## remove what builds and tests leave behind, not the environment
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -6,7 +6,7 @@ itself. Where it is in its life is its lease's state.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.batch import SampleSpec, StepRow
@@ -14,6 +14,7 @@ from transport.frames import EndReason
 from triolet.sampling import is_end_token
 
 if TYPE_CHECKING:
+    from transport.frames import TokenRow
     from transport.window import TokenWindow
     from triolet.ids import AttemptKey, PeerId
     from triolet.sampling import SamplingParams
@@ -40,6 +41,8 @@ class Attempt:
       output_ids: completion tokens that are decided, replayed ones first; empty until the KV is in.
       num_computed_tokens: leading tokens of prompt and completion whose KV is in the pool.
       last_turn: rises with every row that any attempt has; who has the lowest waits longest.
+      unheard: rows that were sent and that the server has not said it has; at most what its window
+        lets it run ahead.
       kv_sender: routing id of the prefill worker that ships to it, None before the first chunk.
     """
 
@@ -57,6 +60,7 @@ class Attempt:
     output_ids: list[int]
     num_computed_tokens: int = 0
     last_turn: int = 0
+    unheard: list[TokenRow] = field(default_factory=list)
     kv_sender: bytes | None = None
 
     @property

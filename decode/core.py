@@ -26,9 +26,11 @@ from transport.frames import (
 from transport.lease import DECODE_TRANSITIONS, LeaseState, Standing
 from transport.tokens import unpack_tokens
 from transport.window import TokenWindow
+from triolet.audit import ProcessFacts
 from triolet.errors import RemoteProtocolError, RequestError
 from triolet.ids import Role
-from worker.counters import Counters
+from worker.account import worker_account
+from worker.counters import Counters, Drop
 from worker.outbox import Outbox
 from worker.peers import PeerTable
 from worker.reception import Reception
@@ -41,7 +43,10 @@ from .scheduler import blocks_for
 from .stepper import Stepper
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from transport.frames import AnyFrame
+    from triolet.audit import WorkerAudit
     from triolet.config import LinkConfig
     from triolet.ids import PeerId
     from worker.engine_port import EnginePort
@@ -59,6 +64,7 @@ class DecodeCore:
       identity: who it is.
       link: lifetimes and bounds.
       now: the time at which it begins.
+      read_process: what the operating system says of the process; of nobody's by default.
 
     Attributes:
       outbox: what is to be sent.
@@ -69,19 +75,32 @@ class DecodeCore:
     """
 
     def __init__(
-        self, engine: EnginePort, identity: Identity, link: LinkConfig, now: float
+        self,
+        engine: EnginePort,
+        identity: Identity,
+        link: LinkConfig,
+        now: float,
+        read_process: Callable[[], ProcessFacts] = ProcessFacts,
     ) -> None:
         self.outbox = Outbox()
         self.counters = Counters()
         self._engine = engine
         self._identity = identity
         self._link = link
+        self._read_process = read_process
         self._orders = count()
         self.roster: Roster[Attempt] = Roster(
             engine.ledger, DECODE_TRANSITIONS, link, self.outbox, on_end=self._on_end
         )
         self.reception = Reception(
-            identity, link, self.roster, self.outbox, self.counters, self._describe, now
+            identity,
+            link,
+            self.roster,
+            self.outbox,
+            self.counters,
+            self._describe,
+            self.account,
+            now,
         )
         # Senders close an idle link themselves; twice that time says that one could not.
         self._senders = PeerTable(
@@ -108,6 +127,8 @@ class DecodeCore:
         if self.reception.is_fenced(now):
             self.reception.begin_new_life(now)
             self._senders.dismiss("this worker has begun a new life: dial again")
+        elif absence_s := self.reception.excuse():
+            self._senders.excuse(absence_s)
 
     def on_control(self, sender: bytes, frame: AnyFrame, now: float) -> None:
         """Take in a frame of a server."""
@@ -136,7 +157,7 @@ class DecodeCore:
             self._senders.forget(sender)
             return
         if self._senders.hear(sender, now) is None:
-            self.counters.stale_frames += 1
+            self.counters.drop(Drop.STRANGER)
             return
         match frame:
             case KvChunk() if payload is not None:
@@ -144,7 +165,7 @@ class DecodeCore:
             case KvManifest():
                 self._intake.on_manifest(sender, frame, now)
             case _:
-                self.counters.stale_frames += 1
+                self.counters.drop(Drop.UNEXPECTED)
 
     def sweep(self, now: float) -> None:
         """End what is over and forget who is silent."""
@@ -174,6 +195,21 @@ class DecodeCore:
             stale_frames=counters.stale_frames,
             bad_digests=counters.bad_digests,
             preemptions=counters.preemptions,
+            dropped=counters.dropped_by_reason(),
+        )
+
+    def account(self, now: float) -> WorkerAudit:
+        """Return what an audit asks for."""
+        return worker_account(
+            self._identity,
+            self._link,
+            self._engine.ledger,
+            self.roster,
+            self.counters,
+            now,
+            is_draining=self.reception.is_draining,
+            allowed=lambda key: self.roster.attempts[key].window.allowed,
+            process=self._read_process(),
         )
 
     def _describe(self, server: PeerId) -> WorkerHeartbeat:
@@ -266,7 +302,7 @@ class DecodeCore:
         for row in frame.rows:
             attempt = self.roster.attempts.get(row.key)
             if attempt is not None and attempt.server == server:
-                attempt.window.grant(row.allowed)
+                self.stepper.credit(attempt, row)
 
     def _on_end(self, attempt: Attempt) -> None:
         if not attempt.assembly.is_complete:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from transport.frames import EndReason, KvCredit, KvDone, KvResend
 from transport.lease import LeaseEvent, LeaseState
 from triolet.errors import RemoteProtocolError
+from worker.counters import Drop
 
 from .assembly import Verdict
 
@@ -109,7 +110,7 @@ class KvIntake:
         """Return the attempt that takes this frame, or None after saying that it is not wanted."""
         attempt = self._roster.attempts.get(key)
         if attempt is None or target_epoch != self._identity.me.epoch:
-            self._counters.stale_frames += 1
+            self._counters.drop(Drop.STALE)
             self._say_done(sender, key)
             return None
         if self._state(key) not in _INCOMPLETE:

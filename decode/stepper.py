@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from transport.frames import EndReason, Tokens
+from transport.frames import MAX_TOKEN_ROWS, EndReason, Tokens
 from transport.lease import LeaseEvent, LeaseState
+from worker.roster import FailedStep
 from worker.rows import token_row
 
 from .scheduler import plan_step
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from engine.batch import Sampled, StepRow
-    from transport.frames import TokenRow
+    from transport.frames import CreditRow, TokenRow
     from triolet.ids import PeerId
     from worker.counters import Counters
     from worker.engine_port import EnginePort
@@ -83,6 +84,7 @@ class Stepper:
         for attempt, sampled in zip(rows, results, strict=True):
             self._counters.computed_tokens += 1
             if attempt.key not in self._roster.attempts:
+                self._counters.late_rows += 1
                 continue  # it ended meanwhile: its token is never seen
             is_replay = not attempt.samples_next
             attempt.num_computed_tokens += 1
@@ -92,6 +94,7 @@ class Stepper:
             assert sampled is not None, "a row that samples has a result"
             row = token_row(attempt.key, len(attempt.output_ids), sampled)
             produced.append((attempt, row))
+            attempt.unheard.append(row)
             attempt.output_ids.append(sampled.token_id)
         self._tell([(attempt.server, row) for attempt, row in produced])
         self._end_finished((attempt for attempt, _ in produced), now)
@@ -101,8 +104,9 @@ class Stepper:
         self._counters.steps += 1
         rows, self._rows = self._rows, []
         self._roster.finish_step(now)
+        failed = FailedStep(self._counters.steps, len(rows))
         for attempt in rows:
-            self._roster.end(attempt.key, EndReason.ERROR, now, message)
+            self._roster.end(attempt.key, EndReason.ERROR, now, message, failed)
 
     def join(self, attempt: Attempt, now: float) -> None:
         """Take an attempt whose KV is complete; its row comes with the next step.
@@ -129,8 +133,20 @@ class Stepper:
             attempt.output_ids += attempt.replay_ids
         else:
             attempt.output_ids.append(first.token_id)
+            attempt.unheard.append(first)
             self._tell([(attempt.server, first)])
         self._end_finished((attempt,), now)
+
+    def credit(self, attempt: Attempt, row: CreditRow) -> None:
+        """Take in how far an attempt may run, and how far its server has heard of it.
+
+        What allows nothing new is said by a server that waits: the rows that it misses are said
+        once more, since they may be lost together with every sign that there were any.
+        """
+        attempt.unheard = [r for r in attempt.unheard if r.position >= row.received]
+        if not attempt.window.grant(row.allowed) and attempt.unheard:
+            rows = attempt.unheard[:MAX_TOKEN_ROWS]
+            self._tell((attempt.server, repeated) for repeated in rows)
 
     def _runnable(self) -> list[Attempt]:
         """Move leases between READY, RUNNING and PAUSED; return who may have a row."""

@@ -13,14 +13,16 @@ import trio
 
 from transport.link import PeerBusy, PeerGone
 from triolet.errors import ConfigError
-from triolet.ids import Role
+from triolet.ids import Role, new_epoch
 from worker.entry import run_worker
 from worker.identity import Identity
-from worker.shell import Shell
+from worker.shell import Shell, read_process
 
 from .core import DecodeCore
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from transport.link import Listener, Network
     from triolet.config import WorkerConfig
     from worker.engine_port import EnginePort
@@ -39,6 +41,7 @@ async def serve(
     control_network: Network,
     kv_network: Network,
     *,
+    draw_epoch: Callable[[], int] = new_epoch,
     task_status: trio.TaskStatus[Shell] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve with an engine that is loaded, until drained.
@@ -50,6 +53,7 @@ async def serve(
       control_network: makes the listener for servers.
       kv_network: makes the listener for prefill workers; another one, so that bulk never stands
         before a heartbeat.
+      draw_epoch: where epochs come from; a simulator brings its own.
       task_status: started with the shell once everybody can connect.
 
     Raises:
@@ -79,8 +83,9 @@ async def serve(
             max_num_seqs=config.engine.max_num_seqs,
             kv_window_bytes=link.kv_window_bytes,
             kv_address=kv.address,
+            draw_epoch=draw_epoch,
         )
-        core = DecodeCore(engine, identity, link, now=trio.current_time())
+        core = DecodeCore(engine, identity, link, trio.current_time(), read_process)
         shell = Shell(
             core, engine, device, control, config, flush_kv=lambda now: _answer_kv(kv, core)
         )

@@ -11,7 +11,7 @@ hold KV that somebody may share again; they are taken back, oldest first, when f
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from triolet.errors import CapacityError, LeaseError
 
@@ -21,15 +21,33 @@ if TYPE_CHECKING:
 SCRATCH_BLOCK: Final = 0
 
 
+class Poison(Protocol):
+    """Marks freed blocks, so that it shows if anybody writes into them all the same."""
+
+    def poison(self, block_ids: Sequence[int]) -> None:
+        """Mark blocks that nobody owns any more."""
+        ...
+
+    def count_spoiled(self, block_ids: Sequence[int]) -> int:
+        """Return how many of these blocks do not bear the mark any more."""
+        ...
+
+
 class BlockLedger:
     """The one place where blocks change hands. Synchronous, so that freeing needs no await.
 
     Args:
       num_blocks: blocks of the pool, the scratch block included.
       on_evict: told of each cached block that is about to hold something else.
+      poison: marks free blocks, from the beginning; None to leave in them what was there.
     """
 
-    def __init__(self, num_blocks: int, on_evict: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        on_evict: Callable[[int], None] | None = None,
+        poison: Poison | None = None,
+    ) -> None:
         if num_blocks < 2:
             raise CapacityError(f"a pool of {num_blocks} blocks has none beside the scratch block")
         self._total = num_blocks - 1
@@ -40,6 +58,9 @@ class BlockLedger:
         self._references: Counter[int] = Counter()
         self._cached: dict[int, None] = {}  # ordered: oldest first
         self._on_evict = on_evict
+        self._poison = poison
+        if poison is not None:
+            poison.poison(tuple(self._free))
 
     @property
     def total_blocks(self) -> int:
@@ -70,6 +91,16 @@ class BlockLedger:
     def num_leases(self) -> int:
         """Owners that hold a lease, also one of no blocks."""
         return len(self._leases)
+
+    @property
+    def num_references(self) -> int:
+        """Blocks of all leases, a shared one counted once for each lease that names it."""
+        return self._references.total()
+
+    @property
+    def num_spoiled(self) -> int | None:
+        """Free blocks that were written since they were freed; None where they are not marked."""
+        return None if self._poison is None else self._poison.count_spoiled(tuple(self._free))
 
     def lease(self, owner: Hashable, num_blocks: int, shared: Sequence[int] = ()) -> list[int]:
         """Open a lease.
@@ -122,18 +153,18 @@ class BlockLedger:
         Returns:
           How many blocks no lease names any more.
         """
-        freed = 0
+        unnamed = []
         for block in self._leases.pop(owner, ()):
             self._references[block] -= 1
-            if self._references[block]:
-                continue
-            del self._references[block]
-            freed += 1
-            if block in keep:
-                self._cached[block] = None
-            else:
-                self._free.append(block)
-        return freed
+            if not self._references[block]:
+                del self._references[block]
+                unnamed.append(block)
+        freed = [block for block in unnamed if block not in keep]
+        self._cached.update((block, None) for block in unnamed if block in keep)
+        self._free += freed
+        if freed and self._poison is not None:
+            self._poison.poison(freed)
+        return len(unnamed)
 
     def blocks_of(self, owner: Hashable) -> tuple[int, ...]:
         """Return a lease's blocks in sequence order.

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
+_SCANNED_BLOCKS = 64
+"""Looked at in one go: a copy of a few MiB instead of one of the pool."""
+
+
 def _physical_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
@@ -122,3 +126,15 @@ class KVPool:
     def poison(self, block_ids: Sequence[int]) -> None:
         """Fill blocks with NaN, so that one read beyond a sequence's length spoils its answer."""
         self.blocks[list(block_ids)] = float("nan")
+
+    def count_spoiled(self, block_ids: Sequence[int]) -> int:
+        """Return how many of these blocks, once poisoned, hold anything else by now."""
+        if self._rows is not None:
+            mark = torch.full(self.layout.shape, float("nan"), dtype=self.layout.dtype)
+            expected = mark.view(-1).view(torch.uint8).numpy().tobytes()
+            return sum(self._rows[block].tobytes() != expected for block in block_ids)
+        spoiled = 0
+        for start in range(0, len(block_ids), _SCANNED_BLOCKS):
+            some = self.blocks[list(block_ids[start : start + _SCANNED_BLOCKS])]
+            spoiled += int((~some.isnan()).flatten(1).any(dim=1).sum())
+        return spoiled

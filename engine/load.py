@@ -96,7 +96,8 @@ def load_engine(
         max_model_len,
         partial(on_progress, "weights"),
     )
-    runner, ledger = Runner(model, config.block_size), BlockLedger(num_blocks)
+    runner = Runner(model, config.block_size)
+    ledger = BlockLedger(num_blocks, poison=pool if config.poison_freed_blocks else None)
     on_progress("warm_up", 0.0)
     pace = _warm_up(runner, ledger, config, max_model_len)
     on_progress("warm_up", 1.0)

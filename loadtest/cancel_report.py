@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rich.table import Table
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 PERCENTILES = (50, 90, 99, 100)
+Number = TypeVar("Number", int, float)
 FINISHED_FIRST = "finished first"
 _BLOCKS = re.compile(r'^triolet_kv_blocks\{.*?state="(\w+)".*?\} (\S+)$', re.MULTILINE)
 
@@ -107,7 +108,7 @@ def table_of(times: Mapping[str, Sequence[float]]) -> Table:
     return table
 
 
-def percentile(values: Sequence[float], percent: int) -> float:
+def percentile(values: Sequence[Number], percent: int) -> Number:
     """Return the nearest-rank percentile."""
     ranked = sorted(values)
     return ranked[max(0, -(-percent * len(ranked) // 100) - 1)]

@@ -2,148 +2,79 @@
 
 Streams over SSE and WebSocket and whole answers are begun and their sockets closed, politely or
 not, at any time from the first byte on. The time from the closed socket to the freed blocks is
-taken from the workers' log, whose clock is this machine's. Exit code 0 if every block is free
-afterwards and the server still answers, 1 if not.
+taken from the workers' log, whose clock is this machine's. Exit code 0 if afterwards every block is
+free, no token was computed for nobody beyond the running step, no process holds more than before,
+the audit objects to nothing and the server still answers; 1 if not; 2 if nothing could run.
 """
 
 from __future__ import annotations
 
 import argparse
-import base64
 import json
-import random
-import socket
-import struct
 import sys
 import time
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
 
 import trio
 from rich.console import Console
 
-from .cancel_report import KvBlocks, blocks_of, release_times, table_of
+from . import flatness
+from .campaign.processes import FleetLog
+from .cancel_report import KvBlocks, blocks_of, percentile, release_times, table_of
+from .cut_clients import CONNECT_DEADLINE_S, Cut, Pace, cut_many
 from .server_process import ServerDidNotStartError, running_server
+from .stray_tokens import StrayTokens, stray_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from .campaign.processes import Cost
 
 ROOT = Path(__file__).parents[1]
-SERVE_OPTIONS = ("--max-num-seqs", "8", "--log-level", "info")
-"""Few rows, so that with many clients some requests are cancelled while they are queued."""
-MAX_WAIT_S = 1.2
-"""Longest time until a socket is closed; the demo model has ended most answers by then."""
-EARLY_S = 0.03
-"""Half of all sockets are closed within about this time, to meet prefill and transfer."""
+SERVE_OPTIONS = ("--max-num-seqs", "8", "--kv-pool", "64MiB", "--log-level", "info")
+"""Few rows, so that with many clients some requests are cancelled while they are queued. A small
+pool, all of which is touched soon: memory that is taken later is then nobody's pool."""
+WARM_UP = 100
+"""Cut before the first look: links, threads and allocators have to get going."""
+STAGES = (0.2, 0.6, 1.0)
+"""Shares of the run after which processes are looked at; from the first on they may not grow."""
 FREE_DEADLINE_S = 5.0
-CONNECT_DEADLINE_S = 10.0
-MAX_TOKENS = 400
+SETTLE_S = 15.0
+"""Trio keeps idle threads for 10 s."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """One request whose socket was closed.
+@dataclass(slots=True)
+class Outcome:
+    """What a run showed.
 
     Attributes:
-      name: the id that the client gave it.
-      kind: sse, ws or plain.
-      closed_at: seconds since the epoch.
+      cuts: each closed socket.
+      stages: what processes held at rest, after so much of the run.
+      blocks: afterwards.
+      stray: tokens for nobody.
+      violations: that the audits found.
+      answers: whether the server still does.
     """
 
-    name: str
-    kind: str
-    closed_at: float
+    cuts: list[Cut] = field(default_factory=list)
+    stages: list[tuple[str, Mapping[str, Cost]]] = field(default_factory=list)
+    blocks: KvBlocks = field(default_factory=lambda: KvBlocks(0, 0, 0))
+    stray: StrayTokens = field(default_factory=lambda: StrayTokens(0, [], 0, 0))
+    violations: list[str] = field(default_factory=list)
+    answers: bool = False
 
-
-def _body(kind: str, rng: random.Random) -> bytes:
-    filler = "and another dragon " * rng.choice((0, 1, 10, 60, 150))
-    text = f"Tell me a story about dragon number {rng.randrange(10**6)} {filler}"
-    message = {"role": "user", "content": text}
-    if kind == "ws":
-        request: dict[str, object] = {"type": "response.create", "input": [message]}
-        return json.dumps(request | {"max_output_tokens": MAX_TOKENS}).encode()
-    request = {"messages": [message], "stream": kind == "sse"}
-    return json.dumps(request | {"max_tokens": MAX_TOKENS, "ignore_eos": True}).encode()
-
-
-def _http_request(name: str, host: str, body: bytes) -> bytes:
-    head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\nx-request-id: {name}\r\n"
-        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
-
-
-def _ws_handshake(name: str, host: str) -> bytes:
-    key = base64.b64encode(random.randbytes(16)).decode()
-    head = (
-        f"GET /v1/responses HTTP/1.1\r\nhost: {host}\r\nx-request-id: {name}\r\n"
-        f"connection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
-        f"sec-websocket-key: {key}\r\n\r\n"
-    )
-    return head.encode()
-
-
-def _ws_text_frame(body: bytes) -> bytes:
-    """Return one masked text frame (RFC 6455, 5.2) with an all-zero mask."""
-    if len(body) < 126:
-        length = struct.pack("!B", 0x80 | len(body))
-    else:
-        length = struct.pack("!BH", 0x80 | 126, len(body))
-    return b"\x81" + length + bytes(4) + body
-
-
-async def _swallow(stream: trio.SocketStream) -> None:
-    """Read and forget, as a client that is interested would; an answer's end is waited out."""
-    while await stream.receive_some(65536):
-        pass
-
-
-async def _begin(stream: trio.SocketStream, name: str, kind: str, host: str, body: bytes) -> None:
-    if kind != "ws":
-        await stream.send_all(_http_request(name, host, body))
-        return
-    await stream.send_all(_ws_handshake(name, host))
-    await stream.receive_some(4096)
-    await stream.send_all(_ws_text_frame(body))
-
-
-async def cut_one(url: str, name: str, rng: random.Random) -> Cut:
-    """Begin a request, wait for a random time, close its socket."""
-    kind = rng.choice(("sse", "ws", "plain"))
-    wait_s = rng.uniform(0, EARLY_S) if rng.random() < 0.5 else rng.uniform(0, MAX_WAIT_S)
-    where = urlsplit(url)
-    assert where.hostname is not None
-    assert where.port is not None
-    with trio.fail_after(CONNECT_DEADLINE_S):
-        stream = await trio.open_tcp_stream(where.hostname, where.port)
-        await _begin(stream, name, kind, where.netloc, _body(kind, rng))
-    with trio.move_on_after(wait_s):
-        await _swallow(stream)
-    if rng.random() < 0.5:  # RST instead of FIN
-        stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    closed_at = time.time()
-    stream.socket.close()
-    return Cut(name, kind, closed_at)
-
-
-async def cut_many(url: str, count: int, clients: int, seed: int) -> list[Cut]:
-    """Cut `count` requests, `clients` at a time."""
-    rng = random.Random(seed)
-    cuts: list[Cut] = []
-    seats = trio.CapacityLimiter(clients)
-
-    async def one(name: str, own: random.Random) -> None:
-        async with seats:
-            cuts.append(await cut_one(url, name, own))
-
-    async with trio.open_nursery() as nursery:
-        for number in range(count):
-            nursery.start_soon(one, f"cut-{number:06d}", random.Random(rng.random()))
-    return cuts
+    @property
+    def wrongs(self) -> list[str]:
+        """Everything for which the run does not count as passed."""
+        wrongs = [*self.violations, *self.stray.wrongs, *flatness.growth(self.stages[1:])]
+        if not self.blocks.is_all_free:
+            wrongs.append(f"blocks are still held: {self.blocks}")
+        if not self.answers:
+            wrongs.append("the server does not answer any more")
+        return wrongs
 
 
 def wait_until_free(url: str) -> KvBlocks:
@@ -155,6 +86,13 @@ def wait_until_free(url: str) -> KvBlocks:
         if blocks.is_all_free or time.monotonic() > give_up:
             return blocks
         time.sleep(0.05)
+
+
+def audit(url: str) -> dict[str, Any]:
+    """Return what the fleet says of itself."""
+    with urllib.request.urlopen(f"{url}/fleet/audit", timeout=CONNECT_DEADLINE_S) as answer:
+        document: dict[str, Any] = json.load(answer)
+    return document
 
 
 def still_answers(url: str) -> bool:
@@ -169,11 +107,51 @@ def still_answers(url: str) -> bool:
         return bool(json.load(answer)["choices"][0]["message"]["content"])
 
 
+def settled_costs(log: FleetLog, before: Mapping[str, Cost] | None) -> Mapping[str, Cost]:
+    """Return what processes hold once idle threads and closed sockets are gone."""
+    give_up = time.monotonic() + SETTLE_S
+    while time.monotonic() < give_up:
+        costs = log.costs()
+        if before is not None and not flatness.growth([("before", before), ("now", costs)]):
+            return costs
+        time.sleep(0.5)
+    return log.costs()
+
+
+def run(url: str, log: FleetLog, options: argparse.Namespace, console: Console) -> Outcome:
+    """Cut requests, stage by stage, and look at the fleet at rest after each."""
+    outcome = Outcome()
+    pace = Pace(options.count, options.clients, options.seconds)
+    before: Mapping[str, Cost] | None = None
+    begin = 0
+    for share in (0.0, *STAGES):
+        end = WARM_UP + int(share * options.count)
+        numbers, begin = range(begin, end), end
+        began_at = time.monotonic()
+        paced = pace if share else None
+        cuts = trio.run(cut_many, url, numbers, options.clients, options.seed, paced)
+        outcome.cuts += cuts
+        elapsed_s = time.monotonic() - began_at
+        outcome.blocks = wait_until_free(url)
+        costs = settled_costs(log, before)
+        before = before or (costs if share else None)
+        outcome.stages.append((f"{share:.0%}" if share else "warm", costs))
+        outcome.violations += [str(violation) for violation in audit(url)["violations"]]
+        console.print(f"{len(outcome.cuts)} cut, the last {len(cuts)} in {elapsed_s:.0f} s")
+    audits = [worker["audit"] for worker in audit(url)["workers"] if worker["audit"]]
+    outcome.stray = stray_tokens(log.entries(), audits)
+    outcome.answers = still_answers(url)
+    return outcome
+
+
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.cancels", description=__doc__)
     parser.add_argument("--count", type=int, default=1000, help="requests to cut (1000)")
     parser.add_argument("--clients", type=int, default=24, help="at the same time (24)")
+    parser.add_argument(
+        "--seconds", type=float, default=150, help="clients hurry to be done within these (150)"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the random moments (1)")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "cancels")
     parser.add_argument("serve", nargs="*", metavar="SERVE-OPTION", help="for `triolet serve`")
@@ -185,20 +163,28 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     console = Console(highlight=False)
     options.out.mkdir(parents=True, exist_ok=True)
-    log = options.out / "server.log"
+    log = FleetLog(options.out / "server.log")
     try:
-        with running_server([*SERVE_OPTIONS, *options.serve], log) as url:
-            cuts = trio.run(cut_many, url, options.count, options.clients, options.seed)
-            blocks = wait_until_free(url)
-            answers = still_answers(url)
+        with running_server([*SERVE_OPTIONS, *options.serve], log.path) as url:
+            outcome = run(url, log, options, console)
     except ServerDidNotStartError as error:
         console.print(f"error: {error}", style="red", soft_wrap=True, markup=False)
         return 2
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    console.print(table_of(release_times(cuts, lines)))
-    console.print(f"KV blocks afterwards: {blocks}")
-    console.print(f"the server {'still answers' if answers else 'does not answer any more'}")
-    return 0 if blocks.is_all_free and answers else 1
+    lines = log.path.read_text(encoding="utf-8", errors="replace").splitlines()
+    console.print(table_of(release_times(outcome.cuts, lines)))
+    console.print(flatness.table_of(outcome.stages))
+    stray = outcome.stray
+    if stray.under_way:
+        shown = [percentile(stray.under_way, percent) for percent in (50, 99, 100)]
+        console.print(
+            f"tokens that were under way when a client left: p50 {shown[0]}, p99 {shown[1]}, "
+            f"max {shown[2]}; rows of a step that returned after its attempt had ended: "
+            f"{stray.late_rows} of {stray.cut} cut; belonging to no attempt: {stray.unaccounted}"
+        )
+    console.print(f"KV blocks afterwards: {outcome.blocks}")
+    for wrong in outcome.wrongs:
+        console.print(f"WRONG {wrong}", style="red", soft_wrap=True, markup=False)
+    return 1 if outcome.wrongs else 0
 
 
 if __name__ == "__main__":

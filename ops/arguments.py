@@ -26,6 +26,8 @@ def engine_arguments(config: EngineConfig) -> list[str]:
         arguments += ["--max-model-len", str(config.max_model_len)]
     if config.threads is not None:
         arguments += ["--threads", str(config.threads)]
+    if config.poison_freed_blocks:
+        arguments.append("--poison-freed-blocks")
     return arguments
 
 
@@ -53,8 +55,13 @@ def server_arguments(config: ServerConfig) -> list[str]:
     ]
     if config.allow_remote_clients:
         arguments.append("--allow-remote-clients")
-    for address in config.prefill_addresses:
-        arguments += ["--prefill", address]
-    for address in config.decode_addresses:
-        arguments += ["--decode", address]
+    if config.listen_fd is not None:
+        arguments += ["--listen-fd", str(config.listen_fd)]
+    for role, addresses in (
+        ("prefill", config.prefill_addresses),
+        ("decode", config.decode_addresses),
+    ):
+        for address in addresses:
+            is_spare = address in config.spare_addresses
+            arguments += [f"--spare-{role}" if is_spare else f"--{role}", address]
     return arguments

@@ -9,22 +9,32 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
+from functools import cache
 from typing import TYPE_CHECKING
 
 import trio
 
 from triolet.status import Failed, Progress, ServerReady, WorkerReady, parse_report
 
+from .logs import never_waiting
 from .restart_policy import Ending
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import IO
+    from typing import IO, TextIO
 
     from triolet.config import SupervisorConfig
     from triolet.status import Report
 
+    from .log_stream import LogStream
     from .process_spec import ProcessSpec
+
+
+@cache
+def stray_lines() -> LogStream | TextIO:
+    """Return where lines go that are no reports, when nobody shows them."""
+    return never_waiting(sys.stderr)
 
 
 class Child:
@@ -64,6 +74,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=None if on_log is None else subprocess.PIPE,
             start_new_session=True,
+            pass_fds=spec.pass_fds,
         )
 
     @property
@@ -118,7 +129,7 @@ class Child:
             if self._on_log is not None:
                 self._on_log(line)
             else:
-                os.write(2, line + b"\n")
+                stray_lines().write(line.decode(errors="backslashreplace") + "\n")
             return
         match what:
             case WorkerReady() | ServerReady():

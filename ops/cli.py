@@ -22,10 +22,15 @@ from triolet.status import Failed, report
 from .exit_codes import EXIT_BAD_INPUT, EXIT_FAILED, CommandFailed
 from .option_groups import with_groups
 from .options import (
+    WORKER_DRAIN_S,
     CurveOption,
+    DrainDeadlineOption,
+    FleetPortOption,
     LogLevelOption,
     ModelArgument,
+    RolesOption,
     SupervisorPidOption,
+    WorkerDrainOption,
     WorkerNameOption,
     engine_options,
     link_options,
@@ -98,6 +103,7 @@ def serve(
     decode: Annotated[
         int, typer.Option(help="Decode workers.", rich_help_panel="Processes and links")
     ] = 1,
+    worker_drain_timeout: WorkerDrainOption = WORKER_DRAIN_S,
     log_level: LogLevelOption = None,
 ) -> None:
     """Serve a model on this machine: a server, prefill and decode workers, kept alive."""
@@ -117,6 +123,7 @@ def serve(
             prefill=prefill,
             decode=decode,
             log_level=level,
+            worker_drain_timeout_s=worker_drain_timeout,
         )
     )
 
@@ -133,8 +140,15 @@ def server(
     decode: Annotated[
         list[str] | None, typer.Option(help="Control address of a decode worker; repeatable.")
     ] = None,
+    spare_prefill: Annotated[
+        list[str] | None, typer.Option(help="One where a stand-in may appear; repeatable.")
+    ] = None,
+    spare_decode: Annotated[
+        list[str] | None, typer.Option(help="One where a stand-in may appear; repeatable.")
+    ] = None,
     curve: CurveOption = None,
     log_level: LogLevelOption = None,
+    listen_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
     supervisor_pid: SupervisorPidOption = None,
 ) -> None:
     """Run one server for workers that run elsewhere."""
@@ -152,8 +166,10 @@ def server(
                 config,
                 model_dir=str(model_dir),
                 model_name=config.model_name or model_dir.name,
-                prefill_addresses=tuple(prefill or ()),
-                decode_addresses=tuple(decode or ()),
+                prefill_addresses=(*(prefill or ()), *(spare_prefill or ())),
+                decode_addresses=(*(decode or ()), *(spare_decode or ())),
+                spare_addresses=(*(spare_prefill or ()), *(spare_decode or ())),
+                listen_fd=listen_fd,
                 link=link,
                 curve_dir=None if curve is None else str(curve),
             )
@@ -170,6 +186,7 @@ def prefill(
     control: Annotated[str, typer.Option(help="Address for servers: ipc://… or tcp://host:port.")],
     model: ModelArgument = None,
     name: WorkerNameOption = None,
+    drain_timeout: WorkerDrainOption = WORKER_DRAIN_S,
     curve: CurveOption = None,
     log_level: LogLevelOption = None,
     supervisor_pid: SupervisorPidOption = None,
@@ -177,11 +194,14 @@ def prefill(
     """Run one prefill worker."""
     name = name or f"prefill-{os.getpid()}"
 
+    from .lifeline import leave
+
     def run() -> None:
-        config = _worker_config(name, model, control, None, engine, link, curve)
+        config = _worker_config(name, model, control, None, engine, link, curve, drain_timeout)
         from prefill.worker import main as run_worker
 
         run_worker(config)
+        leave()
 
     _run_role("prefill", name, log_level, supervisor_pid, run)
 
@@ -195,6 +215,7 @@ def decode(
     kv: Annotated[str, typer.Option(help="Address for prefill workers, which send KV there.")],
     model: ModelArgument = None,
     name: WorkerNameOption = None,
+    drain_timeout: WorkerDrainOption = WORKER_DRAIN_S,
     curve: CurveOption = None,
     log_level: LogLevelOption = None,
     supervisor_pid: SupervisorPidOption = None,
@@ -202,11 +223,14 @@ def decode(
     """Run one decode worker."""
     name = name or f"decode-{os.getpid()}"
 
+    from .lifeline import leave
+
     def run() -> None:
-        config = _worker_config(name, model, control, kv, engine, link, curve)
+        config = _worker_config(name, model, control, kv, engine, link, curve, drain_timeout)
         from decode.worker import main as run_worker
 
         run_worker(config)
+        leave()
 
     _run_role("decode", name, log_level, supervisor_pid, run)
 
@@ -219,6 +243,7 @@ def _worker_config(
     engine: EngineConfig,
     link: LinkConfig,
     curve: Path | None,
+    drain_timeout_s: float,
 ) -> WorkerConfig:
     from .model_directory import find_model
 
@@ -230,6 +255,7 @@ def _worker_config(
         engine=engine,
         link=link,
         curve_dir=None if curve is None else str(curve),
+        drain_timeout_s=drain_timeout_s,
     )
 
 
@@ -265,6 +291,29 @@ def _run_role(
 
 
 @app.command()
+def drain(
+    target: Annotated[
+        str, typer.Argument(help="Name of a worker of `triolet serve`, or a control address.")
+    ],
+    deadline: DrainDeadlineOption = WORKER_DRAIN_S,
+    port: FleetPortOption = None,
+    curve: CurveOption = None,
+) -> None:
+    """Let a worker finish or move what it runs, and leave; wait until it has."""
+    from .drain import run_drain
+
+    run_drain(target, deadline, curve, port)
+
+
+@app.command()
+def restart(role: RolesOption = None, port: FleetPortOption = None) -> None:
+    """Restart the processes of `triolet serve` one after another, while it serves."""
+    from .restart import run_restart
+
+    run_restart(role or (), port)
+
+
+@app.command()
 def chat(
     url: Annotated[str, typer.Option(help="A running server.")] = "http://127.0.0.1:8000",
     model: Annotated[
@@ -284,9 +333,20 @@ def doctor(
     model: ModelArgument = None,
     port: Annotated[int, typer.Option(min=1, max=65_535, help="Port to serve on.")] = 8000,
     host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
+    ledger: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Look into the fleet of this running server instead: blocks, leases, requests.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Check this machine, the model and the ports, and say what to do."""
+    if ledger is not None:
+        from .ledger import run_ledger
+
+        raise typer.Exit(run_ledger(ledger, as_json=as_json))
     from .doctor import run_doctor
 
     if not run_doctor(model, host, port, as_json=as_json):

@@ -14,6 +14,7 @@ import structlog
 
 from triolet.status import Progress, ServerReady, WorkerReady
 
+from .logs import never_waiting
 from .restart_policy import GiveUp, Restart
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ class JsonView:
         match verdict:
             case None:
                 log.info("process_ended", name=name, how=str(ending))
+            case Restart(delay_s, was_asked_for=True):
+                log.info("process_left", name=name, how=str(ending), restart_in_s=delay_s)
             case Restart(delay_s):
                 log.warning("process_died", name=name, how=str(ending), restart_in_s=delay_s)
             case GiveUp():
@@ -87,5 +90,6 @@ class JsonView:
                 **{name: self._pids[name] for name in self._plan.process_names},
             },
         }
-        sys.stdout.write(json.dumps(line) + "\n")
-        sys.stdout.flush()
+        out = never_waiting(sys.stdout)  # nobody may hold up the supervisor
+        out.write(json.dumps(line) + "\n")
+        out.flush()

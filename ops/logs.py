@@ -67,7 +67,7 @@ def configure_logs(level: str | None, process: str) -> None:
             structlog.processors.JSONRenderer(default=repr),
         ]
     )
-    out = log_stream()
+    out = never_waiting(sys.stderr)
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(number),
@@ -86,12 +86,12 @@ def configure_logs(level: str | None, process: str) -> None:
     sys.excepthook = _log_crash
 
 
-def log_stream() -> LogStream | TextIO:
-    """Return stderr, guarded if it is a file, a pipe or a terminal."""
+def never_waiting(out: TextIO) -> LogStream | TextIO:
+    """Return a stream that does not wait for whoever reads, if it is a file, pipe or terminal."""
     try:
-        return LogStream(sys.stderr)
+        return LogStream(out)
     except OSError:  # no descriptor: some program reads along in this process
-        return sys.stderr
+        return out
 
 
 def cut_values(_: WrappedLogger, __: str, event: EventDict) -> EventDict:

@@ -11,10 +11,11 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from triolet.config import Dtype, EngineConfig, LinkConfig, ServerConfig
+from triolet.config import Dtype, EngineConfig, LinkConfig, ServerConfig, WorkerConfig
 
 from .quantities import parse_size, show_size
 
+WORKER_DRAIN_S: Final = WorkerConfig("", "", "").drain_timeout_s
 _ENGINE: Final = EngineConfig()
 _LINK: Final = LinkConfig()
 _SERVER: Final = ServerConfig(
@@ -39,6 +40,20 @@ LogLevelOption: TypeAlias = Annotated[
 CurveOption: TypeAlias = Annotated[
     Path | None, _fleet(help="Key directory (see `triolet keys make`).")
 ]
+RolesOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(help="server, prefill or decode; repeatable.", show_default="all"),
+]
+FleetPortOption: TypeAlias = Annotated[
+    int | None, typer.Option(min=1, max=65_535, help="Of the fleet, if several run here.")
+]
+DrainDeadlineOption: TypeAlias = Annotated[
+    float,
+    typer.Option(min=0.0, help="Seconds until what still runs there moves to other workers."),
+]
+WorkerDrainOption: TypeAlias = Annotated[
+    float, _fleet(min=0.0, help="Seconds that sequences may finish on a worker that leaves.")
+]
 SupervisorPidOption: TypeAlias = Annotated[int | None, typer.Option(hidden=True)]
 WorkerNameOption: TypeAlias = Annotated[
     str | None, typer.Option(help="Name in the fleet.", show_default="role and process id")
@@ -48,7 +63,7 @@ WorkerNameOption: TypeAlias = Annotated[
 def engine_options(
     dtype: Annotated[Dtype, _compute(help="Weights, activations and KV.")] = _ENGINE.dtype,
     backend: Annotated[
-        str, _compute(help="Attention: sdpa, or flash on NVIDIA with flash-attn.")
+        str, _compute(help="auto, native (CPU), sdpa, or flash (NVIDIA).")
     ] = _ENGINE.backend,
     device: Annotated[str, _compute(help="cpu, cuda or cuda:N.")] = _ENGINE.device,
     block_size: Annotated[int, _compute(help="Tokens per KV block.")] = _ENGINE.block_size,
@@ -70,6 +85,12 @@ def engine_options(
             help="CPU threads of each worker.", show_default="cores divided among local workers"
         ),
     ] = _ENGINE.threads,
+    poison_freed_blocks: Annotated[
+        bool,
+        _compute(
+            "--poison-freed-blocks", help="Fill freed blocks with NaN, to find bugs in Triolet."
+        ),
+    ] = _ENGINE.poison_freed_blocks,
 ) -> EngineConfig:
     """Return what a worker computes with."""
     return EngineConfig(
@@ -82,6 +103,7 @@ def engine_options(
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         threads=threads,
+        poison_freed_blocks=poison_freed_blocks,
     )
 
 

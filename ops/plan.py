@@ -6,8 +6,9 @@ Pure: settings and the machine's size in, command lines out.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from triolet.config import WorkerConfig
 from triolet.errors import ConfigError
 from triolet.ids import Role
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from triolet.config import EngineConfig, LinkConfig, ServerConfig
 
+_WORKER: Final = WorkerConfig("", "", "")
 SERVER_NAME = "server"
 MAX_WORKERS = 64
 """Of one role on one machine: far above what its cores can use, far below what ports and files
@@ -37,6 +39,7 @@ class FleetPlan:
       prefill: how many prefill workers.
       decode: how many decode workers.
       log_level: for every process.
+      worker_drain_timeout_s: how long a worker that is restarted may let its sequences finish.
     """
 
     model_dir: Path
@@ -46,6 +49,7 @@ class FleetPlan:
     prefill: int
     decode: int
     log_level: str
+    worker_drain_timeout_s: float = _WORKER.drain_timeout_s
 
     def __post_init__(self) -> None:
         for name, count in (("--prefill", self.prefill), ("--decode", self.decode)):
@@ -62,6 +66,13 @@ class FleetPlan:
         ]
 
     @property
+    def spares(self) -> list[tuple[Role, str]]:
+        """Role and name of what stands in for the only worker of its role while that is restarted:
+        nothing runs there otherwise."""
+        roles = ((Role.PREFILL, self.prefill), (Role.DECODE, self.decode))
+        return [(role, f"{role}-spare") for role, count in roles if count == 1]
+
+    @property
     def process_names(self) -> list[str]:
         """Every process that the plan needs, the server first."""
         return [SERVER_NAME, *(name for _, name in self.workers)]
@@ -72,10 +83,20 @@ class FleetPlan:
         return self.server.model_name or self.model_dir.name
 
 
+def control_address(directory: Path, name: str) -> str:
+    """Return where a worker of a local fleet is reached."""
+    return f"ipc://{directory}/{name}.control"
+
+
 def plan_processes(
-    plan: FleetPlan, command: tuple[str, ...], directory: Path, supervisor_pid: int, cores: int
-) -> list[ProcessSpec]:
-    """Return what to start.
+    plan: FleetPlan,
+    command: tuple[str, ...],
+    directory: Path,
+    supervisor_pid: int,
+    cores: int,
+    listen_fd: int,
+) -> tuple[list[ProcessSpec], list[ProcessSpec]]:
+    """Return what to start, and what stands in during restarts.
 
     Args:
       plan: the fleet.
@@ -83,6 +104,7 @@ def plan_processes(
       directory: for ipc sockets; private.
       supervisor_pid: whose end ends them all.
       cores: CPU cores that this machine gives us.
+      listen_fd: the socket that servers accept on, one after the other.
     """
     threads = plan.engine.threads or max(1, cores // len(plan.workers))
     engine = replace(plan.engine, threads=threads)
@@ -91,30 +113,36 @@ def plan_processes(
         *("--log-level", plan.log_level),
         *("--supervisor-pid", str(supervisor_pid)),
     ]
-    control = {name: f"ipc://{directory}/{name}.control" for _, name in plan.workers}
+    every = [*plan.workers, *plan.spares]
+    control = {name: control_address(directory, name) for _, name in every}
     server = replace(
         plan.server,
         model_dir=str(plan.model_dir),
         model_name=plan.served_name,
-        prefill_addresses=tuple(control[n] for role, n in plan.workers if role is Role.PREFILL),
-        decode_addresses=tuple(control[n] for role, n in plan.workers if role is Role.DECODE),
+        prefill_addresses=tuple(control[n] for role, n in every if role is Role.PREFILL),
+        decode_addresses=tuple(control[n] for role, n in every if role is Role.DECODE),
+        spare_addresses=tuple(control[n] for _, n in plan.spares),
+        listen_fd=listen_fd,
     )
-    specs = [
-        ProcessSpec(
-            SERVER_NAME,
-            Role.SERVER,
-            (*command, "server", str(plan.model_dir), *server_arguments(server), *common),
-            _environment(threads=1),
-        )
-    ]
-    for role, name in plan.workers:
+    server_spec = ProcessSpec(
+        SERVER_NAME,
+        Role.SERVER,
+        (*command, "server", str(plan.model_dir), *server_arguments(server), *common),
+        _environment(threads=1),
+        pass_fds=(listen_fd,),
+    )
+
+    def worker_spec(role: Role, name: str) -> ProcessSpec:
         arguments = ["--name", name, "--control", control[name]]
         if role is Role.DECODE:
             arguments += ["--kv", f"ipc://{directory}/{name}.kv"]
+        arguments += ["--drain-timeout", str(plan.worker_drain_timeout_s)]
         arguments += [*engine_arguments(engine), *common]
         argv = (*command, role.value, str(plan.model_dir), *arguments)
-        specs.append(ProcessSpec(name, role, argv, _environment(threads)))
-    return specs
+        return ProcessSpec(name, role, argv, _environment(threads))
+
+    workers = [worker_spec(role, name) for role, name in plan.workers]
+    return [server_spec, *workers], [worker_spec(role, name) for role, name in plan.spares]
 
 
 def _environment(threads: int) -> dict[str, str]:

@@ -11,7 +11,19 @@ from triolet.errors import ConfigError
 def claim_port(host: str, port: int) -> int:
     """Return a port that this host can listen on now: the given one, or for 0 any free one.
 
-    The port is not kept: the server binds it a moment later and again after each restart.
+    Raises:
+      ConfigError: as `bind_port`.
+    """
+    with bind_port(host, port) as bound:
+        claimed: int = bound.getsockname()[1]
+        return claimed
+
+
+def bind_port(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to a port which this host can listen on now.
+
+    It does not listen: until a server does, clients are told that nobody is there. Once one has,
+    connections wait for the next server when that one ends, as long as this socket is open.
 
     Raises:
       ConfigError: it is taken or may not be used, or there is no such address here.
@@ -27,15 +39,19 @@ def claim_port(host: str, port: int) -> int:
             f"host {host!r} is no address of this machine ({error.strerror}); allowed: 127.0.0.1, "
             "or 0.0.0.0 for all of them"
         ) from error
-    with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+    try:
+        # Sockets that do not listen may share a port, so it is listening that finds out.
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             probe.listen(1)
-        except OSError as error:
-            raise ConfigError(_cause(host, port, error)) from error
-        claimed: int = probe.getsockname()[1]
-        return claimed
+            address = probe.getsockname()
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        raise ConfigError(_cause(host, port, error)) from error
+    return bound
 
 
 def _cause(host: str, port: int, error: OSError) -> str:

@@ -20,9 +20,11 @@ class ProcessSpec:
       role: decides the order of shutdown.
       argv: program and arguments.
       env: added to the supervisor's own environment.
+      pass_fds: file descriptors that it inherits, by the same numbers.
     """
 
     name: str
     role: Role
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
+    pass_fds: tuple[int, ...] = ()

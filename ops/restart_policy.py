@@ -44,9 +44,15 @@ class Ending(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Start it again after `delay_s`."""
+    """Start it again.
+
+    Attributes:
+      delay_s: after this time.
+      was_asked_for: somebody told the process itself to leave, and it did so in order.
+    """
 
     delay_s: float
+    was_asked_for: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +104,8 @@ class RestartPolicy:
                     "ready; its log lines above say why, and `triolet doctor` checks this machine",
                     EXIT_FAILED,
                 )
+        elif ending.code == 0:
+            return Restart(self._config.restart_delay_s, was_asked_for=True)
         elif now - ready_since >= self._config.stable_s:
             self._deaths = 0
         # The exponent is bounded so that a long record of deaths cannot overflow the float.

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx2
+import structlog
 import trio
 
 from triolet.config import SupervisorConfig
@@ -20,17 +22,27 @@ from triolet.config import SupervisorConfig
 from .exit_codes import EXIT_FAILED, CommandFailed
 from .json_view import JsonView
 from .plan import plan_processes
-from .ports import base_url, claim_port
+from .ports import base_url, bind_port
 from .private_directory import parent_directory, private_directory
 from .restart_policy import GiveUp
+from .rolling import ORDER
+from .running_fleets import SUPERVISOR_SOCKET, Note, write_note
+from .slot import RestartFailed
 from .supervisor import Supervisor, stop_on_signals
+from .supervisor_socket import Finished, Refused, StepBegan, answer_commands
 from .terminal_view import TerminalView
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from triolet.config import ServerConfig
+
     from .plan import FleetPlan
+    from .rolling import Step
+    from .supervisor_socket import RestartRequest, Tell
     from .view import View
+
+log = structlog.get_logger(__name__)
 
 PROBE_TIMEOUT_S = 2.0
 """For one question to /health/ready, which is answered from memory."""
@@ -45,20 +57,43 @@ def serve(plan: FleetPlan) -> None:
       ConfigError: port or directory cannot be had; nothing was started.
       CommandFailed: a process could not be kept alive; nothing runs any more.
     """
-    port = claim_port(plan.server.host, plan.server.port)
-    plan = replace(plan, server=replace(plan.server, port=port))
     config = SupervisorConfig()
-    with private_directory(parent_directory()) as directory:
-        specs = plan_processes(plan, command_line(), directory, os.getpid(), available_cores())
+    with (
+        bind_port(plan.server.host, plan.server.port) as bound,
+        private_directory(parent_directory()) as directory,
+    ):
+        port: int = bound.getsockname()[1]
+        plan = replace(plan, server=replace(plan.server, port=port))
+        specs, spares = plan_processes(
+            plan, command_line(), directory, os.getpid(), available_cores(), bound.fileno()
+        )
         view, on_log = choose_view(plan)
-        server_exit_s = plan.server.drain_timeout_s + plan.server.exit_grace_s + EXIT_MARGIN_S
-        supervisor = Supervisor(specs, config, server_exit_s, view, on_log)
+        supervisor = Supervisor(
+            specs,
+            config,
+            server_exit_s(plan.server),
+            view,
+            on_log,
+            spares=spares,
+            worker_drain_s=plan.worker_drain_timeout_s,
+        )
+        write_note(directory, Note(port, tuple(plan.process_names)))
         with view:
             outcome = trio.run(
-                run_fleet, supervisor, config, base_url(plan.server.host, port), view
+                run_fleet,
+                supervisor,
+                config,
+                base_url(plan.server.host, port),
+                view,
+                directory / SUPERVISOR_SOCKET,
             )
     if outcome is not None:
         raise CommandFailed(outcome.message, outcome.exit_code)
+
+
+def server_exit_s(server: ServerConfig) -> float:
+    """Return how long a server may take from the request to leave to its end."""
+    return server.handover_s + server.drain_timeout_s + server.exit_grace_s + EXIT_MARGIN_S
 
 
 def choose_view(plan: FleetPlan) -> tuple[View, Callable[[str, bytes], None] | None]:
@@ -86,15 +121,55 @@ def available_cores() -> int:
 
 
 async def run_fleet(
-    supervisor: Supervisor, config: SupervisorConfig, url: str, view: View
+    supervisor: Supervisor,
+    config: SupervisorConfig,
+    url: str,
+    view: View,
+    socket_path: Path | None = None,
 ) -> GiveUp | None:
-    """Run a fleet and say when it takes requests; return why it had to end, if it had to."""
+    """Run a fleet and say when it takes requests; return why it had to end, if it had to.
+
+    Args:
+      supervisor: of the processes.
+      config: deadlines.
+      url: where the server answers.
+      view: who is told.
+      socket_path: where commands reach the supervisor; None for nowhere.
+    """
     async with trio.open_nursery() as nursery:
         await nursery.start(stop_on_signals, supervisor)
         nursery.start_soon(_announce, supervisor, config, url, view)
+        if socket_path is not None:
+            await nursery.start(answer_commands, socket_path, partial(_restart, supervisor, url))
         outcome = await supervisor.run()
         nursery.cancel_scope.cancel()
     return outcome
+
+
+async def _restart(supervisor: Supervisor, url: str, request: RestartRequest, tell: Tell) -> None:
+    """Do what a command asked for, and tell it of each step."""
+
+    async def begun(step: Step) -> None:
+        log.info("restart_step", name=step.name, move=step.move.name.lower())
+        await tell(StepBegan(str(step)))
+
+    async with httpx2.AsyncClient(timeout=PROBE_TIMEOUT_S, trust_env=False) as client:
+
+        async def is_met(name: str) -> bool:
+            try:
+                answer = await client.get(f"{url}/health/ready", headers={"connection": "close"})
+            except httpx2.TransportError:
+                return False
+            return answer.is_success and answer.json()["workers"].get(name) == "alive"
+
+        try:
+            await supervisor.restart(request.roles or tuple(ORDER), is_met, begun)
+        except RestartFailed as error:
+            log.warning("restart_failed", message=str(error))
+            await tell(Refused(str(error)))
+        else:
+            log.info("restarted")
+            await tell(Finished())
 
 
 async def _announce(supervisor: Supervisor, config: SupervisorConfig, url: str, view: View) -> None:

@@ -1,50 +1,34 @@
-"""Keeps the processes of one machine's fleet alive, and ends them in order.
+"""Keeps the processes of one machine's fleet alive, restarts them in turn when asked, and ends them
+in order.
 
-Starts, restarts by the policy, and stops: the server first, which lets its streams finish, then the
-workers that those streams needed. Knows nothing of models, addresses or terminals; what happens is
-told to a Watcher.
+At the end the server goes first, which lets its streams finish, then the workers that those streams
+needed. Knows nothing of models, addresses or terminals; what happens is told to a Watcher.
 """
 
 from __future__ import annotations
 
 import signal
-from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
 from triolet.ids import Role
-from triolet.status import ServerReady, WorkerReady
 
-from .child import Child
-from .exit_codes import EXIT_FAILED
-from .restart_policy import GiveUp, Restart, RestartPolicy
+from .rolling import Move, restart_steps
+from .slot import RestartFailed, Slot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Sequence
 
     from triolet.config import SupervisorConfig
-    from triolet.status import Report
 
     from .process_spec import ProcessSpec
-    from .restart_policy import Ending, Verdict
+    from .restart_policy import GiveUp
+    from .rolling import Step
+    from .watcher import Watcher
 
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C, the polite request, and a terminal that was closed: all mean a clean shutdown."""
-
-
-class Watcher(Protocol):
-    """Who is told what happens. Called from the supervisor's tasks; must not block."""
-
-    def started(self, name: str, pid: int) -> None: ...
-
-    def reported(self, name: str, report: Report) -> None: ...
-
-    def ended(self, name: str, ending: Ending, verdict: Verdict | None) -> None:
-        """A process ended; the verdict is None if that was asked for."""
-        ...
-
-    def stopping(self) -> None: ...
 
 
 class Supervisor:
@@ -53,10 +37,13 @@ class Supervisor:
     Args:
       specs: what to run; names are unique.
       config: delays and deadlines.
-      server_exit_s: how long a server may take to drain and leave after SIGTERM.
+      server_exit_s: how long a server may take to drain and leave.
       watcher: who is told.
       on_log: called with a process's name and each line on its stderr; None lets those lines go to
         the supervisor's own stderr.
+      spares: what stands in for the only process of its role while that is restarted; at most one
+        of a role.
+      worker_drain_s: how long a worker that is restarted may let its sequences finish.
     """
 
     def __init__(
@@ -66,17 +53,22 @@ class Supervisor:
         server_exit_s: float,
         watcher: Watcher,
         on_log: Callable[[str, bytes], None] | None = None,
+        *,
+        spares: Sequence[ProcessSpec] = (),
+        worker_drain_s: float = 0.0,
     ) -> None:
         self._specs = specs
+        self._spares = {spec.role: spec for spec in spares}
         self._config = config
         self._server_exit_s = server_exit_s
+        self._worker_drain_s = worker_drain_s
         self._watcher = watcher
         self._on_log = on_log
-        self._children: dict[str, Child] = {}
-        self._not_yet_ready = {spec.name for spec in specs}
-        self._all_ready = trio.Event()
+        self._slots: dict[str, Slot] = {}
+        self._begun = trio.Event()
         self._stop = trio.Event()
         self._failure: GiveUp | None = None
+        self._is_restarting = False
 
     async def run(self) -> GiveUp | None:
         """Run the fleet until `stop` has been called and every process is gone.
@@ -86,18 +78,27 @@ class Supervisor:
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._end_in_order)
+            for spec in (*self._specs, *self._spares.values()):
+                self._slots[spec.name] = Slot(
+                    spec, self._config, self._watcher, self._on_log, self._stop, nursery
+                )
             for spec in self._specs:
-                nursery.start_soon(self._keep_alive, spec)
+                nursery.start_soon(self._keep, self._slots[spec.name])
+            self._begun.set()
         return self._failure
 
     async def wait_all_ready(self) -> None:
-        """Wait until every process has been ready once."""
-        await self._all_ready.wait()
+        """Wait until every process is ready."""
+        await self._begun.wait()
+        for spec in self._specs:
+            await self._slots[spec.name].wait_ready()
 
     def stop(self) -> None:
         """Begin the shutdown in order; called again, kill what still runs."""
         if self._stop.is_set():
-            self._signal_all(signal.SIGKILL)
+            for slot in self._slots.values():
+                for life in slot.lives:
+                    life.child.signal(signal.SIGKILL)
             return
         self._watcher.stopping()
         self._stop.set()
@@ -108,43 +109,88 @@ class Supervisor:
             self._failure = reason
             self.stop()
 
-    async def _keep_alive(self, spec: ProcessSpec) -> None:
-        policy = RestartPolicy(spec.name, self._config)
-        while not self._stop.is_set():
-            try:
-                ending = await self._run_once(spec, policy)
-            except OSError as error:
-                self.fail(GiveUp(f"cannot start {spec.argv[0]}: {error}", EXIT_FAILED))
-                return
-            if self._stop.is_set():
-                self._watcher.ended(spec.name, ending, None)
-                return
-            verdict = policy.ended(trio.current_time(), ending)
-            self._watcher.ended(spec.name, ending, verdict)
-            match verdict:
-                case GiveUp():
-                    self.fail(verdict)
-                case Restart(delay_s):
-                    with trio.move_on_after(delay_s):
-                        await self._stop.wait()
+    async def restart(
+        self,
+        roles: Collection[Role],
+        is_met: Callable[[str], Awaitable[bool]],
+        tell: Callable[[Step], Awaitable[None]],
+    ) -> None:
+        """Restart every process of some roles in turn while the others serve.
 
-    async def _run_once(self, spec: ProcessSpec, policy: RestartPolicy) -> Ending:
-        def take_report(report: Report) -> None:
-            if isinstance(report, WorkerReady | ServerReady):
-                policy.became_ready(trio.current_time())
-                self._not_yet_ready.discard(spec.name)
-                if not self._not_yet_ready:
-                    self._all_ready.set()
-            self._watcher.reported(spec.name, report)
+        Args:
+          roles: which.
+          is_met: whether a server sees the worker of this name alive, asked once it is ready.
+          tell: called before each step.
 
-        take_log = None if self._on_log is None else partial(self._on_log, spec.name)
-        child = Child(spec, self._config, take_report, take_log)
-        self._children[spec.name] = child
-        self._watcher.started(spec.name, child.pid)
+        Raises:
+          RestartFailed: another restart is under way, the fleet ends, or a new process did not
+            become ready. What was not restarted yet runs on.
+        """
+        if self._is_restarting:
+            raise RestartFailed("a restart is under way already; wait for its end")
+        self._is_restarting = True
+        failure: RestartFailed | None = None
         try:
-            return await child.run()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._cancel_at_stop, nursery.cancel_scope)
+                try:
+                    await self._take_steps(roles, is_met, tell)
+                except RestartFailed as error:
+                    failure = error
+                nursery.cancel_scope.cancel()
         finally:
-            del self._children[spec.name]
+            self._is_restarting = False
+        if self._stop.is_set():
+            raise RestartFailed("the fleet was stopped meanwhile")
+        if failure is not None:
+            raise failure
+
+    async def _take_steps(
+        self,
+        roles: Collection[Role],
+        is_met: Callable[[str], Awaitable[bool]],
+        tell: Callable[[Step], Awaitable[None]],
+    ) -> None:
+        worker_exit_s = self._worker_drain_s + self._config.worker_exit_s
+        try:
+            for step in restart_steps(self._specs, self._spares, roles):
+                await tell(step)
+                slot = self._slots[step.name]
+                match step.move:
+                    case Move.START_SPARE:
+                        await slot.start_one()
+                        await self._meet(step.name, is_met)
+                    case Move.RESTART:
+                        await slot.restart(worker_exit_s)
+                        await self._meet(step.name, is_met)
+                    case Move.REPLACE:
+                        await slot.replace(self._server_exit_s)
+                    case Move.RETIRE_SPARE:
+                        await slot.retire(worker_exit_s)
+        except RestartFailed:
+            for spec in self._spares.values():
+                await self._slots[spec.name].retire(worker_exit_s)
+            raise
+
+    async def _meet(self, name: str, is_met: Callable[[str], Awaitable[bool]]) -> None:
+        """Wait until a worker is given work: only then may the next one leave."""
+        with trio.move_on_after(self._config.ready_timeout_s):
+            while not await is_met(name):  # noqa: ASYNC110 (another process knows)
+                await trio.sleep(self._config.ready_poll_s)
+            return
+        raise RestartFailed(
+            f"{name} is up, but after {self._config.ready_timeout_s:.0f} s no server uses it; see "
+            "the server's log lines"
+        )
+
+    async def _cancel_at_stop(self, scope: trio.CancelScope) -> None:
+        await self._stop.wait()
+        scope.cancel()
+
+    async def _keep(self, slot: Slot) -> None:
+        reason = await slot.keep()
+        if reason is not None:
+            self.fail(reason)
 
     async def _end_in_order(self) -> None:
         await self._stop.wait()
@@ -153,19 +199,21 @@ class Supervisor:
             ((Role.SERVER,), self._server_exit_s),
             ((Role.PREFILL, Role.DECODE), self._config.worker_exit_s),
         ):
-            names = {spec.name for spec in self._specs if spec.role in roles}
-            leaving = [child for name, child in self._children.items() if name in names]
-            for child in leaving:
-                child.signal(signal.SIGTERM)
+            lives = [
+                life
+                for slot in self._slots.values()
+                if slot.spec.role in roles
+                for life in slot.lives
+            ]
+            for life in lives:
+                # One that leaves already would take a second request for "at once".
+                if not life.is_leaving:
+                    life.ask_to_leave(signal.SIGTERM)
             with trio.move_on_after(grace_s):
-                for child in leaving:
-                    await child.wait_ended()
-            for child in leaving:
-                child.signal(signal.SIGKILL)
-
-    def _signal_all(self, number: int) -> None:
-        for child in self._children.values():
-            child.signal(number)
+                for life in lives:
+                    await life.over.wait()
+            for life in lives:
+                life.child.signal(signal.SIGKILL)
 
 
 async def stop_on_signals(

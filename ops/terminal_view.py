@@ -58,6 +58,7 @@ class TerminalView:
         self._workers: dict[str, WorkerReady] = {}
         self._began = 0.0
         self._is_serving = False
+        self._is_stopping = False
 
     def __enter__(self) -> TerminalView:
         title = Text.assemble(("Triolet ", f"bold {ACCENT}"), (version("triolet"), "dim"))
@@ -81,21 +82,25 @@ class TerminalView:
         if not self._pids:
             self._began = trio.current_time()
         self._pids[name] = pid
-        self._bars.reset(self._tasks[name], description="starting", total=None)
+        if name in self._tasks:
+            self._bars.reset(self._tasks[name], description="starting", total=None)
 
     def reported(self, name: str, report: Report) -> None:
-        task = self._tasks[name]
+        # What stands in during a restart has no bar: it is no part of the start.
+        task = self._tasks.get(name)
         match report:
-            case ProgressReport(stage, done, total):
+            case ProgressReport(stage, done, total) if task is not None:
                 self._bars.update(
                     task, description=stage.replace("_", " "), completed=done, total=total
                 )
             case WorkerReady() | ServerReady():
-                self._bars.update(task, description="ready", completed=1, total=1)
+                if task is not None:
+                    self._bars.update(task, description="ready", completed=1, total=1)
                 if isinstance(report, WorkerReady):
                     self._workers[name] = report
                 if self._is_serving:
-                    self._news("green", f"{name} is back (pid {self._pids[name]})")
+                    is_new = "is there" if task is None else "is back"
+                    self._news("green", f"{name} {is_new} (pid {self._pids[name]})")
 
     def logged(self, name: str, line: bytes) -> None:
         """Show a line from the stderr of a process."""
@@ -103,12 +108,17 @@ class TerminalView:
 
     def ended(self, name: str, ending: Ending, verdict: Verdict | None) -> None:
         match verdict:
+            case Restart(was_asked_for=True):
+                self._news("dim", f"{name} was drained and left; starting it afresh")
             case Restart(delay_s):
                 self._news("yellow", f"{name} {ending}; starting it again in {delay_s:g} s")
+            case None if self._is_serving and not self._is_stopping:
+                self._news("dim", f"{name} left, as it was asked to")
             case GiveUp() | None:
                 self._bars.stop()
 
     def stopping(self) -> None:
+        self._is_stopping = True
         if self._is_serving:
             self._news(
                 "dim",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from .supervisor import Watcher
+from .watcher import Watcher
 
 if TYPE_CHECKING:
     from types import TracebackType

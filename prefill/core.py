@@ -22,8 +22,10 @@ from transport.frames import (
 )
 from transport.lease import PREFILL_TRANSITIONS, LeaseState, Standing
 from transport.tokens import unpack_tokens
+from triolet.audit import ProcessFacts
 from triolet.errors import RemoteProtocolError, RequestError
-from worker.counters import Counters
+from worker.account import worker_account
+from worker.counters import Counters, Drop
 from worker.outbox import Outbox
 from worker.reception import Reception
 from worker.roster import Roster
@@ -33,7 +35,10 @@ from .shipper import KvSend, Shipper
 from .stepper import Stepper
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from transport.frames import AnyFrame, KvTarget
+    from triolet.audit import WorkerAudit
     from triolet.config import LinkConfig
     from triolet.ids import AttemptKey, PeerId
     from worker.engine_port import EnginePort
@@ -52,6 +57,7 @@ class PrefillCore:
       identity: who it is.
       link: lifetimes and bounds.
       now: the time at which it begins.
+      read_process: what the operating system says of the process; of nobody's by default.
 
     Attributes:
       outbox: what is to be sent to servers.
@@ -68,6 +74,7 @@ class PrefillCore:
         identity: Identity,
         link: LinkConfig,
         now: float,
+        read_process: Callable[[], ProcessFacts] = ProcessFacts,
     ) -> None:
         self.outbox = Outbox()
         self.counters = Counters()
@@ -77,9 +84,18 @@ class PrefillCore:
         self.shipper = Shipper(link, engine.bytes_per_block, self._export)
         self._engine = engine
         self._identity = identity
+        self._link = link
+        self._read_process = read_process
         self._orders = count()
         self.reception = Reception(
-            identity, link, self.roster, self.outbox, self.counters, self._describe, now
+            identity,
+            link,
+            self.roster,
+            self.outbox,
+            self.counters,
+            self._describe,
+            self.account,
+            now,
         )
         self.stepper = Stepper(engine, self.roster, self.shipper, self.outbox, self.counters)
 
@@ -90,6 +106,8 @@ class PrefillCore:
             self.reception.begin_new_life(now)
             for target in self.shipper.targets:
                 self.shipper.close_lane(target)
+        elif absence_s := self.reception.excuse():
+            self.shipper.excuse(absence_s)
 
     def on_control(self, sender: bytes, frame: AnyFrame, now: float) -> None:
         """Take in a frame of a server."""
@@ -116,7 +134,7 @@ class PrefillCore:
             case KvDone():
                 self._on_done(target, frame.key, now)
             case _:
-                self.counters.stale_frames += 1
+                self.counters.drop(Drop.UNEXPECTED)
 
     def on_target_lost(self, target: KvTarget, reason: str, now: float) -> None:
         """A decode worker is gone, is another life, or has another model."""
@@ -156,6 +174,21 @@ class PrefillCore:
             kv_bytes=counters.kv_bytes,
             stale_frames=counters.stale_frames,
             bad_digests=counters.bad_digests,
+            dropped=counters.dropped_by_reason(),
+        )
+
+    def account(self, now: float) -> WorkerAudit:
+        """Return what an audit asks for."""
+        return worker_account(
+            self._identity,
+            self._link,
+            self._engine.ledger,
+            self.roster,
+            self.counters,
+            now,
+            is_draining=self.reception.is_draining,
+            windows=self.shipper.windows(),
+            process=self._read_process(),
         )
 
     def _describe(self, server: PeerId) -> WorkerHeartbeat:
@@ -229,15 +262,14 @@ class PrefillCore:
         )
 
     def _on_done(self, target: KvTarget, key: AttemptKey, now: float) -> None:
-        """Decode has everything, or wants nothing more; only the first is a success."""
+        """Decode has everything, or has ended the attempt and says so to the server itself."""
         has_everything = self.shipper.on_done(target, key, now)
         if has_everything is None:
             return
         if has_everything:
             self.roster.end(key, EndReason.HANDED_OVER, now)
         else:
-            message = f"{target.peer.name} does not want this KV any more"
-            self.roster.end(key, EndReason.PEER_LOST, now, message)
+            self.roster.end(key, EndReason.UNWANTED, now)
 
     def _on_end(self, attempt: Attempt) -> None:
         self.shipper.forget(attempt.key)

@@ -124,6 +124,10 @@ class Lane:
             if key not in self.transfers and now - item.sent_at > self._link.kv_stall_s:
                 self._settle(key, index)
 
+    def excuse(self, absence_s: float) -> None:
+        """Take back time in which nobody listened for answers."""
+        self._last_heard += absence_s
+
     def is_stalled(self, now: float) -> bool:
         """Return whether the receiver owes an answer for too long."""
         is_dialling = self.window is None and bool(self.transfers)
@@ -133,7 +137,8 @@ class Lane:
     def check_invariants(self) -> int:
         """Assert that counts agree with contents; return the ring bytes that this lane uses."""
         in_flight_bytes = sum(item.num_bytes for item in self._in_flight.values())
-        assert in_flight_bytes == (self.window.used_bytes if self.window is not None else 0)
+        used_bytes = 0 if self.window is None else self.window.used_bytes
+        assert in_flight_bytes == used_bytes, "the window's count drifted"
         unsent = 0
         for transfer in self.transfers.values():
             for index, chunk in transfer.chunks.items():

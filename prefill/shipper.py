@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from transport.window import ByteWindow
+from triolet.audit import WindowsAudit
+from worker.account import verdict_of
 
 from .lane import Lane
 from .transfer import Transfer
@@ -182,11 +184,27 @@ class Shipper:
         if target is not None:
             self._lanes[target].forget(key)
 
+    def excuse(self, absence_s: float) -> None:
+        """Take back time in which this worker did not listen for answers."""
+        for lane in self._lanes.values():
+            lane.excuse(absence_s)
+
     def stalled(self, now: float) -> list[KvTarget]:
         """Write off what was forgotten, and return the receivers that owe an answer too long."""
         for lane in self._lanes.values():
             lane.write_off(now)
         return [target for target, lane in self._lanes.items() if lane.is_stalled(now)]
+
+    def windows(self) -> WindowsAudit:
+        """Return how much is under way, of how much that may be."""
+        windows = [lane.window for lane in self._lanes.values() if lane.window is not None]
+        return WindowsAudit(
+            kv_under_way_bytes=sum(window.used_bytes for window in windows),
+            kv_granted_bytes=sum(window.size_bytes for window in windows),
+            ring_bytes=self._ring.used_bytes,
+            ring_size_bytes=self._ring.size_bytes,
+            verdict=verdict_of(self.check_invariants),
+        )
 
     def check_invariants(self) -> None:
         """Assert that the ring is the bytes of all chunks that are kept or on the wire."""

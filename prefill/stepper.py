@@ -11,6 +11,7 @@ from engine.batch import SampleSpec, StepRow
 from engine.pace import StepBudget
 from transport.frames import EndReason, FirstToken
 from transport.lease import LeaseEvent
+from worker.roster import FailedStep
 from worker.rows import token_row
 
 from .scheduler import ChunkScheduler
@@ -82,6 +83,7 @@ class Stepper:
             attempt = chunk.attempt
             self._counters.computed_tokens += chunk.num_tokens
             if attempt.key not in self._roster.attempts:
+                self._counters.late_rows += 1
                 continue  # it ended meanwhile
             attempt.num_computed_tokens += chunk.num_tokens
             if attempt.is_computed:
@@ -93,8 +95,10 @@ class Stepper:
 
     def fail(self, message: str, now: float) -> None:
         """The step that `plan` began raised: each of its attempts ends, the others go on."""
-        for chunk in self._take_chunks(now):
-            self._roster.end(chunk.attempt.key, EndReason.ERROR, now, message)
+        chunks = self._take_chunks(now)
+        failed = FailedStep(self._counters.steps, len(chunks))
+        for chunk in chunks:
+            self._roster.end(chunk.attempt.key, EndReason.ERROR, now, message, failed)
 
     def _take_chunks(self, now: float) -> list[Chunk]:
         self._counters.steps += 1

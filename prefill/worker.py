@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from triolet.ids import Role
+from triolet.ids import Role, new_epoch
 from worker.entry import run_worker
 from worker.identity import Identity
-from worker.shell import Shell
+from worker.shell import Shell, read_process
 
 from .core import PrefillCore
 from .links import KvLinks
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from transport.link import Network
     from triolet.config import WorkerConfig
     from worker.engine_port import EnginePort
@@ -31,6 +33,7 @@ async def serve(
     control_network: Network,
     kv_network: Network,
     *,
+    draw_epoch: Callable[[], int] = new_epoch,
     task_status: trio.TaskStatus[Shell] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve with an engine that is loaded, until drained.
@@ -41,6 +44,7 @@ async def serve(
       device: where steps run.
       control_network: makes the listener for servers.
       kv_network: makes the links to decode workers.
+      draw_epoch: where epochs come from; a simulator brings its own.
       task_status: started with the shell once servers can connect.
 
     Raises:
@@ -52,12 +56,14 @@ async def serve(
         engine,
         max_num_seqs=config.engine.max_num_seqs,
         max_waiting_tokens=config.max_waiting_tokens,
+        draw_epoch=draw_epoch,
     )
     core = PrefillCore(
         engine,
         identity,
         config.link,
         now=trio.current_time(),
+        read_process=read_process,
     )
     control = control_network.listen(
         config.control_address,

@@ -3,6 +3,8 @@
 Knows every room of server/ and nothing of what happens inside one. Order at the end: new requests
 are refused, the fleet lets what runs finish (each stream gets its terminal event at the latest at
 the deadline), then connections close; a watchdog thread ends the process if something still hangs.
+Before that, where a successor accepts on the same socket, new connections are left to it, and those
+that are open are asked to come again.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import trio
 
 from transport.zmq_network import ZmqNetwork
 from triolet.errors import ConfigError
-from triolet.status import ServerReady, report
+from triolet.status import SUCCESSOR_SIGNAL, ServerReady, report
 
 from .api.app import build_app
 from .api.live import Lifecycle
@@ -53,7 +55,7 @@ async def serve(
     *,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until `lifecycle.draining` is set and what runs then has ended.
+    """Serve until `lifecycle` says to drain, and what runs then has ended.
 
     Args:
       config: all there is to know.
@@ -77,13 +79,22 @@ async def serve(
         try:
             metrics = Metrics(config.model_name, config.metrics_compat)
             fleet = Fleet(config, text, network, metrics)
-            services = Services(config, fleet, text, metrics, defaults, lifecycle or Lifecycle())
+            services = Services(
+                config,
+                fleet,
+                text,
+                metrics,
+                defaults,
+                lifecycle or Lifecycle(),
+                count_connections=lambda: edge.connections,
+            )
             edge = Edge(build_app(services), config)
             metrics.watch(fleet.status, lambda: edge.connections)
             async with trio.open_nursery() as nursery:
                 await nursery.start(fleet.run)
                 await nursery.start(edge.run, listening)
                 task_status.started(base_url(listening))
+                nursery.start_soon(_hand_over, services.lifecycle, edge, config.handover_s)
                 await services.lifecycle.draining.wait()
                 await fleet.drain()
                 if on_drained is not None:
@@ -93,6 +104,19 @@ async def serve(
                 nursery.cancel_scope.cancel()
         finally:
             network.close()
+
+
+async def _hand_over(lifecycle: Lifecycle, edge: Edge, handover_s: float) -> None:
+    """Once there is a successor leave new connections to it, and a little later drain.
+
+    Until then requests on connections that were open already are answered, with the advice to close
+    them: their clients did nothing wrong, and the successor gets the next one.
+    """
+    await lifecycle.leaving.wait()
+    if lifecycle.has_successor:
+        edge.stop_accepting()
+        await trio.sleep(handover_s)
+        lifecycle.drain()
 
 
 def main(config: ServerConfig) -> None:
@@ -116,15 +140,20 @@ async def _run(config: ServerConfig) -> None:
     lifecycle = Lifecycle()
     watchdog = ExitWatchdog()
 
+    def hand_over() -> None:
+        if not lifecycle.is_leaving:
+            watchdog.leave_within(config.handover_s + config.drain_timeout_s + config.exit_grace_s)
+            lifecycle.hand_over()
+
     def drain() -> None:
         watchdog.leave_within(config.drain_timeout_s + config.exit_grace_s)
-        lifecycle.draining.set()
+        lifecycle.drain()
 
     def leave() -> None:
         watchdog.leave_within(config.exit_grace_s)
 
     async with trio.open_nursery() as nursery:
-        await nursery.start(_heed_signals, drain, nursery.cancel_scope)
+        await nursery.start(_heed_signals, hand_over, drain, nursery.cancel_scope)
         async with trio.open_nursery() as serving:
             url = await serving.start(serve, config, lifecycle, leave)
             gc.collect()
@@ -135,16 +164,20 @@ async def _run(config: ServerConfig) -> None:
 
 
 async def _heed_signals(
+    hand_over: Callable[[], None],
     drain: Callable[[], None],
     everything: trio.CancelScope,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Drain at the first signal, leave at the second."""
+    """Drain at the first request to end, leave at the second."""
     is_draining = False
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, SUCCESSOR_SIGNAL) as signals:
         task_status.started()
         async for number in signals:
             log.info("signal", name=signal.Signals(number).name)
+            if number == SUCCESSOR_SIGNAL:
+                hand_over()
+                continue
             if is_draining:
                 everything.cancel()
                 return

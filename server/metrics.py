@@ -19,6 +19,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from .metrics_collectors import AliasCollector, FleetCollector
+from .metrics_faults import FaultMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,6 +98,7 @@ class Metrics:
         self._compat = compat
         self._words = {name: Words() for name in ("outcome", "code", "cause")}
         disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.faults = FaultMetrics(self._registry)
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         self._counters = {

@@ -51,6 +51,8 @@ class FleetCollector(Collector):
         yield _gauge("triolet_requests_queued", "Requests that wait for a worker", status.queued)
         yield _gauge("triolet_requests_running", "Requests that workers serve", status.running)
         yield _gauge("triolet_connections", "Open client connections", self._connections())
+        yield _gauge("triolet_retries_left", "Retries that can be paid for", status.retries_left)
+        yield _gauge("triolet_quarantined_prompts", "Prompts refused", status.quarantined)
         yield from self._pools(status)
         yield from self._workers(status)
 
@@ -86,6 +88,21 @@ class FleetCollector(Collector):
         up = GaugeMetricFamily(
             "triolet_worker_up", "1 for a worker that is live", labels=("role", "worker")
         )
+        sequences = GaugeMetricFamily(
+            "triolet_worker_sequences",
+            "Sequences that a worker holds, by what they do",
+            labels=("role", "worker", "state"),
+        )
+        breaker_open = GaugeMetricFamily(
+            "triolet_worker_breaker_open",
+            "1 for a worker that failed too often and is left out, or tried",
+            labels=("role", "worker"),
+        )
+        dropped = CounterMetricFamily(
+            "triolet_worker_frames_dropped",
+            "Frames that a worker did not act upon",
+            labels=("role", "worker", "reason"),
+        )
         counters = {
             name: CounterMetricFamily(f"triolet_worker_{name}", text, labels=("role", "worker"))
             for name, text in (
@@ -99,9 +116,14 @@ class FleetCollector(Collector):
         for worker in status.workers:
             labels = (worker.role.value, worker.name)
             up.add_metric(labels, float(worker.state == "alive"))
+            breaker_open.add_metric(labels, float(worker.breaker != "closed"))
+            for reason, count in worker.load.dropped.items():
+                dropped.add_metric((*labels, reason), count)
+            for state in ("running", "paused", "waiting"):
+                sequences.add_metric((*labels, state), getattr(worker.load, state))
             for name, family in counters.items():
                 family.add_metric(labels, getattr(worker.load, name))
-        yield up
+        yield from (up, sequences, breaker_open, dropped)
         yield from counters.values()
 
 

@@ -6,14 +6,17 @@ no bytes, no sockets and no state.
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
+from triolet.audit import WorkerAudit  # noqa: TC001 (msgspec reads the annotations)
 from triolet.config import MAX_NUM_SEQS
 from triolet.ids import AttemptKey, PeerId, Role
 from triolet.sampling import SamplingParams  # noqa: TC001 (msgspec reads the annotations)
+
+from .reasons import EndReason as EndReason  # noqa: TC001
+from .reasons import RefuseReason as RefuseReason  # noqa: TC001
 
 PROTOCOL_VERSION: Final = 1
 OLDEST_PROTOCOL_VERSION: Final = 1
@@ -35,35 +38,6 @@ Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
 PackedTokens: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS_ON_WIRE)]
 Digest: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
-
-
-class EndReason(StrEnum):
-    """Why an attempt ended. The first three are the model's own ends, all others are ours."""
-
-    STOP = "stop"  # end-of-sequence or stop token
-    LENGTH = "length"
-    STOP_STRING = "stop_string"
-    CANCEL = "cancel"  # the client left
-    STALLED = "stalled"  # the client stopped reading
-    DEADLINE = "deadline"
-    DRAIN = "drain"
-    PREEMPTED = "preempted"  # blocks ran out; the server begins a new attempt
-    SUPERSEDED = "superseded"  # a newer attempt of the same request exists
-    LEASE_EXPIRED = "lease_expired"  # its server fell silent or no longer names it
-    PEER_LOST = "peer_lost"  # the other worker of the pair
-    HANDED_OVER = "handed_over"  # prefill only: decode has all of the KV; a success
-    UNKNOWN = "unknown"  # the worker has no such attempt
-    ERROR = "error"
-
-
-class RefuseReason(StrEnum):
-    """Why decode granted no lease."""
-
-    NO_BLOCKS = "no_blocks"
-    NO_ROWS = "no_rows"
-    DRAINING = "draining"
-    TOO_LONG = "too_long"
-    ENDED = "ended"  # a tombstone: the END overtook its RESERVE
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -112,9 +86,10 @@ class Load(Part, frozen=True, array_like=True):
     steps: Count = 0
     computed_tokens: Count = 0
     kv_bytes: Count = 0  # sent by prefill, received into the pool by decode
-    stale_frames: Count = 0  # dropped: they named no live lease
+    stale_frames: Count = 0  # not acted upon, for any reason
     bad_digests: Count = 0
     preemptions: Count = 0
+    dropped: Annotated[dict[Name, Count], msgspec.Meta(max_length=16)] = {}  # the same, by reason
 
 
 class KvTarget(Part, frozen=True, array_like=True):
@@ -147,12 +122,14 @@ class TokenRow(Part, frozen=True, array_like=True):
 
 
 class CreditRow(Part, frozen=True, array_like=True):
-    """Positions below `allowed` may be produced. Absolute, so that a lost or doubled frame and a
-    reordered one (the largest wins) do no harm."""
+    """Positions below `allowed` may be produced; those below `received` have arrived. Absolute, so
+    that a doubled frame and a reordered one (the largest wins) do no harm. One that allows nothing
+    new asks for everything after `received` once more."""
 
     request_id: RequestIdField
     attempt: Count
     allowed: Count
+    received: Count = 0
 
     @property
     def key(self) -> AttemptKey:
@@ -347,19 +324,36 @@ class End(AttemptFrame, frozen=True, array_like=True, tag=18):
 class Ended(AttemptFrame, frozen=True, array_like=True, tag=19):
     """Worker -> server: the attempt is over here and its blocks are free.
 
-    `num_tokens` completion tokens exist (positions 0 … num_tokens - 1), replayed ones included.
+    `num_tokens` completion tokens exist (positions 0 … num_tokens - 1), replayed ones included. Of
+    an attempt that ended because a device step raised, `failed_step` says which, and `failed_rows`
+    how many attempts it computed.
     """
 
     reason: EndReason
     num_tokens: Count
     freed_blocks: Count
     message: Text = ""
+    failed_step: Count = 0
+    failed_rows: Count = 0
 
 
 class Drain(Frame, frozen=True, array_like=True, tag=20):
     """Control plane -> worker: take nothing new, leave when empty or after `deadline_s`."""
 
     deadline_s: Seconds
+
+
+class Audit(Frame, frozen=True, array_like=True, tag=21):
+    """Server, or whoever else has said HELLO on control -> worker: give an account of yourself."""
+
+    serial: Count  # comes back in the answer
+
+
+class Audited(Frame, frozen=True, array_like=True, tag=22):
+    """Worker -> who asked: everything that was said before, on this link, is in it."""
+
+    serial: Count
+    account: WorkerAudit
 
 
 AnyFrame: TypeAlias = (
@@ -383,4 +377,6 @@ AnyFrame: TypeAlias = (
     | End
     | Ended
     | Drain
+    | Audit
+    | Audited
 )

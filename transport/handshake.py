@@ -5,7 +5,7 @@ Decides, sends nothing. Every refusal is a GOODBYE whose reason an operator can 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from triolet.ids import Role
 
@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 
     from triolet.ids import PeerId
 
+_WITHOUT_MODEL: Final = (Role.SERVER, Role.OPERATOR)
+
 
 def make_hello(me: PeerId, fingerprint: str = "") -> Hello:
-    """Return our HELLO; a server has no fingerprint."""
+    """Return our HELLO; servers and operators compute nothing and have no fingerprint."""
     return Hello(Peer.of(me), PROTOCOL_VERSION, OLDEST_PROTOCOL_VERSION, fingerprint)
 
 
@@ -61,7 +63,7 @@ def answer_hello(
     version = agree_version(hello.oldest_version, hello.version)
     if version is None:
         return goodbye(_versions_apart(peer, hello.oldest_version, hello.version, me))
-    if peer.role is not Role.SERVER and hello.fingerprint != fingerprint:
+    if peer.role not in _WITHOUT_MODEL and hello.fingerprint != fingerprint:
         return goodbye(_models_apart(peer, hello.fingerprint, me, fingerprint))
     return Welcome(Peer.of(me), version, fingerprint, capacity, kv_address)
 

@@ -131,6 +131,11 @@ class LeaseTable:
     def __len__(self) -> int:
         return len(self._live)
 
+    @property
+    def num_tombstones(self) -> int:
+        """Requests of which it is remembered that they ended."""
+        return len(self._tombstones)
+
     def get(self, key: AttemptKey) -> Lease | None:
         """Return the live lease of exactly this attempt."""
         lease = self._live.get(key.request_id)
@@ -222,6 +227,11 @@ class LeaseTable:
             else:
                 lease.expires_at = max(lease.expires_at, now + self._config.lease_ttl_s)
         return unknown
+
+    def excuse(self, absence_s: float) -> None:
+        """Prolong every lease by time in which this worker did not listen for renewals."""
+        for lease in self._live.values():
+            lease.expires_at += absence_s
 
     def expired(self, now: float) -> list[tuple[AttemptKey, EndReason]]:
         """Return what must be released now, and why. Also forgets old tombstones."""

@@ -79,7 +79,7 @@ class Listener(Protocol):
         ...
 
     def close(self) -> None:
-        """Drop everything unsent and close. Idempotent; receivers get ClosedResourceError."""
+        """Close. Idempotent; receivers get ClosedResourceError. What is unsent may be lost."""
         ...
 
 
@@ -116,7 +116,7 @@ class Connection(Protocol):
         ...
 
     def close(self) -> None:
-        """Drop everything unsent and close. Idempotent; receivers get ClosedResourceError."""
+        """Close. Idempotent; receivers get ClosedResourceError. What is unsent may be lost."""
         ...
 
 

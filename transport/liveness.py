@@ -151,6 +151,12 @@ class PeerMonitor:
             self._heard_at = now
             self._apply(PeerEvent.HEARD)
 
+    def excuse(self, absence_s: float) -> None:
+        """Take back time in which we did not listen: what the peer said meanwhile is still to be
+        read, and what it did not say nobody knows."""
+        self._heard_at += absence_s
+        self._progressed_at += absence_s
+
     def lost(self) -> None:
         """Take in that the link or the peer itself says that it is gone. Idempotent."""
         if self._state is not PeerState.DEAD:
@@ -195,18 +201,35 @@ def next_state(state: PeerState, event: PeerEvent) -> PeerState:
 
 
 class SelfFence:
-    """Notices that this process itself stood still for longer than its leases last.
+    """Notices that this process itself stood still: stopped, swapped out, starved of its CPU.
 
-    Whoever gave us work has taken it elsewhere by then. A worker that finds itself fenced drops
-    everything and takes a new epoch, before it looks at any frame.
+    Longer than its leases last: whoever gave us work has taken it elsewhere by then. A worker that
+    finds itself fenced drops everything and takes a new epoch, before it looks at any frame. A
+    server drops every attempt, for its workers have given up its leases.
+
+    Shorter: nothing is lost, but whoever judges the silence of others must not count the time in
+    which he did not listen (`absence_s`).
+
+    Args:
+      config: of the links.
+      now: the time of the start.
+      limit_s: the longest standstill that loses nothing.
+
+    Attributes:
+      absence_s: how long it stood still before the last beat; 0 if it did not.
     """
 
-    def __init__(self, config: LinkConfig, now: float) -> None:
-        self._lease_ttl_s = config.lease_ttl_s
+    def __init__(self, config: LinkConfig, now: float, limit_s: float) -> None:
+        self.absence_s = 0.0
+        self._limit_s = limit_s
+        # A gap up to here does not mislead: a peer's last heartbeat and it together are shorter
+        # than the silence of the dead.
+        self._tolerated_s = config.heartbeat_interval_s
         self._beat_at = now
 
     def beat(self, now: float) -> bool:
         """Note that the loop runs; return whether everything must be dropped first."""
-        is_fenced = now - self._beat_at > self._lease_ttl_s
+        gap_s = now - self._beat_at
         self._beat_at = now
-        return is_fenced
+        self.absence_s = gap_s if gap_s > self._tolerated_s else 0.0
+        return gap_s > self._limit_s

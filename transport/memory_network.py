@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from .frames import AnyFrame
+    from .memory_pipe import LinkName
 
 _BOUND_SIDE = b""
 """What a connection calls its one peer."""
@@ -44,6 +45,8 @@ class MemoryNetwork:
         self.conditions = Conditions(seed, faults if faults is not None else Faults())
         self._listeners: dict[str, MemoryListener] = {}
         self._connections: dict[tuple[str, bytes], MemoryConnection] = {}
+        # The last pipe of each name, kept only while `conditions.outlives_links`.
+        self._last_pipes: dict[tuple[LinkName, str], Pipe] = {}
 
     def listen(self, address: str, *, hwm: int, max_frame_bytes: int) -> MemoryListener:
         """Bind; whoever waits for this address is connected at once.
@@ -101,10 +104,19 @@ class MemoryNetwork:
         link = (connection.address, connection.identity)
         # As with sockets, both sides' marks add up.
         capacity = connection.hwm + listener.hwm
-        up = Pipe(self.conditions, link, "up", capacity, listener.inbox)
-        down = Pipe(self.conditions, link, "down", capacity, connection.inbox)
+        up = self._pipe(link, "up", capacity, listener.inbox)
+        down = self._pipe(link, "down", capacity, connection.inbox)
         listener.attach(connection.identity, up, down)
         connection.attach(up, down)
+
+    def _pipe(self, link: LinkName, direction: str, capacity: int, inbox: Inbox) -> Pipe:
+        pipe = Pipe(self.conditions, link, direction, capacity, inbox)
+        if self.conditions.outlives_links:
+            older = self._last_pipes.get((link, direction))
+            if older is not None:
+                pipe.inherit(older)
+            self._last_pipes[link, direction] = pipe
+        return pipe
 
     def _drop_listener(self, listener: MemoryListener) -> None:
         del self._listeners[listener.address]

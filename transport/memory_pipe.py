@@ -53,6 +53,7 @@ class FaultCounts:
     reordered: int = 0
     corrupted: int = 0
     cut: int = 0
+    outlived: int = 0
 
 
 class Conditions:
@@ -63,6 +64,8 @@ class Conditions:
       faults: what happens to frames from now on; may be exchanged at any time.
       counts: what happened.
       cut: links whose frames vanish, both ways.
+      outlives_links: frames under way when a link breaks reach the next link of that name. No real
+        link does this; a receiver that trusts epochs instead of links bears it all the same.
     """
 
     def __init__(self, seed: int, faults: Faults) -> None:
@@ -70,12 +73,22 @@ class Conditions:
         self.faults = faults
         self.counts = FaultCounts()
         self.cut: set[LinkName] = set()
+        self.outlives_links = False
         self._order = 0
 
     def next_order(self) -> int:
         """Return a rising number: the order of frames that are due at the same time."""
         self._order += 1
         return self._order
+
+    def is_cut(self, link: LinkName, direction: str) -> bool:
+        """Return whether what is sent now vanishes; `direction` is "up" (from the connecting side)
+        or "down". A simulator has its own partitions."""
+        del direction
+        return link in self.cut
+
+    def on_put(self, link: LinkName, direction: str, parts: Sequence[bytes | memoryview]) -> None:
+        """Told of every message before anything happens to it, for whoever keeps a trace."""
 
 
 class Parcel(NamedTuple):
@@ -99,6 +112,7 @@ class Pipe:
         self.room = ParkingLot()
         self._conditions = conditions
         self._link = link
+        self._direction = direction
         self._random = random.Random(f"{conditions.seed} {link[0]} {link[1].hex()} {direction}")
         self._capacity = capacity
         self._inbox = inbox
@@ -113,6 +127,14 @@ class Pipe:
         """Return what arrives next."""
         return self._parcels[0] if self._parcels else None
 
+    def inherit(self, older: Pipe) -> None:
+        """Take over what was still under way in a pipe that is gone."""
+        now = trio.current_time()
+        self._parcels = [parcel for parcel in older._parcels if parcel.due > now]
+        self._conditions.counts.outlived += len(self._parcels)
+        if self._parcels:
+            self._inbox.expect(self._parcels[0].due)
+
     def pop(self) -> None:
         """Take away what `peek` returned."""
         del self._parcels[0]
@@ -121,9 +143,10 @@ class Pipe:
     def put(self, parts: Sequence[bytes | memoryview]) -> None:
         """Take a message in; what becomes of it is drawn here."""
         faults, counts = self._conditions.faults, self._conditions.counts
+        self._conditions.on_put(self._link, self._direction, parts)
         # Every draw is made for every frame: a fault that is switched on shifts no other.
         loss, late, copy, flip, delay, extra = (self._random.random() for _ in range(6))
-        if self._link in self._conditions.cut:
+        if self._conditions.is_cut(self._link, self._direction):
             counts.cut += 1
             return
         if loss < faults.loss:
@@ -143,7 +166,7 @@ class Pipe:
         if copy < faults.duplication:
             counts.duplicated += 1
             self._insert(due + extra * faults.reorder_s, parts)
-        self._inbox.wake()
+        self._inbox.expect(self._parcels[0].due)
 
     def _insert(self, due: float, parts: Sequence[bytes | memoryview]) -> None:
         parcel = Parcel(due, self._conditions.next_order(), tuple(parts))
@@ -165,10 +188,16 @@ class Inbox:
         self.pipes: dict[bytes, Pipe] = {}
         self.is_closed = False
         self._arrival = ParkingLot()
+        self._waiting: list[trio.CancelScope] = []
 
     def wake(self) -> None:
-        """Let receivers look again: something was sent, or the link was closed."""
+        """Let receivers look again: the link was closed."""
         self._arrival.unpark_all()
+
+    def expect(self, due: float) -> None:
+        """Let receivers look again when something arrives, and not before."""
+        for scope in self._waiting:
+            scope.deadline = min(scope.deadline, due)
 
     def require_open(self) -> None:
         """Raise ClosedResourceError if the link was closed."""
@@ -177,13 +206,20 @@ class Inbox:
 
     async def take(self, max_messages: int) -> list[tuple[bytes, Parcel]]:
         """Wait until a parcel is due, then take what is due. Cancelled means nothing was taken."""
-        await trio.lowlevel.checkpoint()
-        while not (taken := self._take_due(max_messages)):
+        await trio.lowlevel.checkpoint_if_cancelled()
+        taken = self._take_due(max_messages)
+        if taken:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+        while not taken:
             with trio.CancelScope() as scope:
-                waiting = [parcel.due for parcel, _ in self._next_parcels()]
-                if waiting:
-                    scope.deadline = min(waiting)
-                await self._arrival.park()
+                for parcel, _ in self._next_parcels():
+                    scope.deadline = min(scope.deadline, parcel.due)
+                self._waiting.append(scope)
+                try:
+                    await self._arrival.park()
+                finally:
+                    self._waiting.remove(scope)
+            taken = self._take_due(max_messages)
         return taken
 
     def _next_parcels(self) -> list[tuple[Parcel, bytes]]:

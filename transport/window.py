@@ -24,6 +24,11 @@ class ByteWindow:
         self._used_bytes = 0
 
     @property
+    def size_bytes(self) -> int:
+        """What may be under way in all."""
+        return self._size_bytes
+
+    @property
     def used_bytes(self) -> int:
         """Sent and not yet given back."""
         return self._used_bytes

@@ -111,7 +111,7 @@ class ZmqNetwork:
         """Close every link and the I/O thread. Idempotent."""
         for link in tuple(self._links):
             link.close()
-        # Every socket is closed without linger, so this waits for threads, not for peers.
+        # Waits for what was just sent to reach the kernel: not longer than the sockets linger.
         self._context.term()
 
     def _new_socket(
@@ -122,7 +122,7 @@ class ZmqNetwork:
         elif self._keys is None:
             place.require_reachable_by_us_only()
         raw = self._context.socket(kind)
-        raw.set(zmq.LINGER, 0)
+        raw.set(zmq.LINGER, round(self._config.linger_s * 1000))
         raw.set(zmq.SNDHWM, hwm)
         raw.set(zmq.RCVHWM, hwm)
         raw.set(zmq.MAXMSGSIZE, max_frame_bytes)

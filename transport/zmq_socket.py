@@ -101,7 +101,8 @@ class ZmqSocket:
             self._wake_ready()
 
     def close(self) -> None:
-        """Drop what is unsent and close. Idempotent; whoever waits gets ClosedResourceError."""
+        """Close. Idempotent; whoever waits gets ClosedResourceError. What is unsent may still leave
+        for as long as the socket was told to linger."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -109,7 +110,7 @@ class ZmqSocket:
         if self._leader is not None:
             self._leader.cancel()
         self._unpark_all()
-        self._raw.close(0)
+        self._raw.close()
 
     def _events(self) -> int:
         return int(self._raw.get(zmq.EVENTS))

@@ -10,12 +10,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from .config_recovery import RecoveryConfig
 from .errors import ConfigError
 from .loopback import is_loopback
 from .units import KIB, MIB, MILLISECONDS, SECONDS
 
 MAX_NUM_SEQS: Final = 4096
 """A step's tokens travel in one frame per server, which has at most this many rows."""
+MAX_AUDIT_LEASES: Final = 4096
+"""Leases that a worker lists when it is audited, the oldest first: a megabyte, and a leaked one is
+always among them. It says how many there are in all."""
 
 
 class Dtype(StrEnum):
@@ -76,6 +80,8 @@ class LinkConfig:
     """A chunk whose digest is wrong more often ends the attempt: the path is broken."""
     max_peers: int = 1024
     """Processes that one worker knows at once; at the bound a new HELLO is answered by GOODBYE."""
+    max_operators: int = 16
+    """Commands that watch one worker at once: people and supervisors, each for one drain."""
     control_hwm: int = 10_000
     """Frames per control pipe; a peer at this mark is busy and counts as failing. Frames are small
     (a TOKENS frame of 256 rows is 12 KiB)."""
@@ -86,6 +92,12 @@ class LinkConfig:
     so the protocol's heartbeats remain the judge."""
     zmtp_timeout_s: float = 1.0 * SECONDS
     """No pong for this long closes the connection: three pings, and below `peer_timeout_s`."""
+    farewell_s: float = 1.0 * SECONDS
+    """A worker that leaves waits this long for its servers to have heard it; one that does not
+    answer finds out by silence, as with a worker that died."""
+    linger_s: float = 200 * MILLISECONDS
+    """A closed link may still hand what was sent to the kernel for this long, so that last words
+    (ENDED, GOODBYE) arrive; a peer that reads nothing holds up the end of a process no longer."""
     max_control_frame_bytes: int = 16 * MIB
     """The largest control frame is a PREFILL of a 1M-token prompt: 4 MiB of ids and some."""
     max_kv_frame_bytes: int = 64 * MIB
@@ -166,6 +178,10 @@ class EngineConfig:
     max_waiting_steps: int = 2
     """Calls that may wait for the device thread behind the running one: one step ahead keeps it
     busy, and whatever is decided later is decided better."""
+    poison_freed_blocks: bool = False
+    """Fill freed blocks with NaN, and let an audit look whether they stay so: how tests find a write
+    by somebody who is not the owner, and a read beyond a sequence. Costs a write per freed block,
+    and an audit reads the whole pool."""
     close_timeout_s: float = 5.0 * SECONDS
     """How long leaving waits for the running step; longer than any step but a wedged one."""
 
@@ -222,6 +238,7 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     link: LinkConfig = field(default_factory=LinkConfig)
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     curve_dir: str | None = None
     token_window: int = 64
     """Tokens a stream may run ahead of what its client has read (back-pressure, window 2)."""
@@ -239,7 +256,8 @@ class ServerConfig:
     """How long requests are kept while no worker of a role is there: a restart with loading of the
     model. Beyond, they are refused with 503."""
     max_attempts: int = 3
-    """One try and two retries: a request that outlives three workers' deaths may be their cause."""
+    """One try and two retries that get a request nowhere. Whoever gets 16 tokens on between two
+    faults begins to count anew: the death of a worker shall cost a pause, not an answer."""
     max_connections: int = 4096
     """Client connections; the next gets a 503 and is closed. Below the usual fd limit of 8192."""
     listen_backlog: int = 1024
@@ -269,8 +287,9 @@ class ServerConfig:
     idle_connection_s: float = 75.0 * SECONDS
     """Keep-alive; longer than the 60 s idle time of common load balancers, so that they close
     first and no request meets a closing socket."""
-    tcp_user_timeout_s: float = 10.0 * SECONDS
-    """The kernel drops a peer that acknowledges nothing for this long."""
+    tcp_user_timeout_s: float = 11.0 * SECONDS
+    """The kernel drops a peer that acknowledges nothing, or leaves its window shut, for this long,
+    but not before `stall_timeout_s` has ended its streams, by whose clock it is known why."""
     tokenize_threads: int = 2
     tokenize_timeout_s: float = 10.0 * SECONDS
     """Template and tokenizer run in threads: this bounds how long a request waits for them."""
@@ -288,8 +307,23 @@ class ServerConfig:
     ws_outbox_frames: int = 16
     """Frames that wait for a WebSocket's writer; at the bound the answers wait, and with them the
     tokens' credit."""
+    audit_timeout_s: float = 1.0 * SECONDS
+    """An audit waits for its workers this long. A live one answers between two frames; below
+    `peer_timeout_s`, so that a worker which is listed as silent is not simply dead."""
+    max_audits: int = 8
+    """Audits at once; each asks every worker."""
     drain_timeout_s: float = 30.0 * SECONDS
     """After SIGTERM running streams may finish for this long, then each gets a terminal event."""
+    listen_fd: int | None = None
+    """A bound socket that whoever started this process holds too: it outlives the process, so that
+    a successor can accept on it before this one has ended."""
+    handover_s: float = 1.0 * SECONDS
+    """After a successor has taken over the port, requests on connections that are open already are
+    still answered for this long: a client in full swing learns with its next answer that it should
+    connect anew."""
+    spare_addresses: tuple[str, ...] = ()
+    """Those of the workers' addresses where usually nobody is: a worker is there only while another
+    one is replaced."""
     exit_grace_s: float = 5.0 * SECONDS
     """After the drain the process leaves within this time, whatever a socket does."""
 

@@ -18,6 +18,8 @@ class Role(StrEnum):
     SERVER = "server"
     PREFILL = "prefill"
     DECODE = "decode"
+    OPERATOR = "operator"
+    """A command of a person or a supervisor: asks workers to drain, and has no requests."""
 
 
 class AttemptKey(NamedTuple):

@@ -7,13 +7,17 @@ here says when a role is ready (its main function does) nor what is done about i
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
 if TYPE_CHECKING:
     from typing import BinaryIO
+
+SUCCESSOR_SIGNAL: Final = signal.SIGUSR1
+"""Says to a server that another one accepts on its socket: leave new connections to that one."""
 
 
 class Progress(msgspec.Struct, frozen=True, tag_field="event", tag="progress"):
@@ -87,8 +91,9 @@ def report(what: Report, stream: BinaryIO | None = None) -> None:
       stream: where to; None is stdout.
     """
     out = sys.stdout.buffer if stream is None else stream
-    # A reader that went away is noticed by the process that watches its parent, not here.
-    with contextlib.suppress(BrokenPipeError):
+    # A reader that went away is noticed by the process that watches its parent, not here; and a full
+    # disk is nobody's news.
+    with contextlib.suppress(OSError):
         out.write(msgspec.json.encode(what) + b"\n")
         out.flush()
 

@@ -2,16 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Drop(StrEnum):
+    """Why a frame was not acted upon."""
+
+    STALE = "stale"  # it names no live lease, or another life
+    STRANGER = "stranger"  # its sender has not said HELLO
+    FOREIGN = "foreign"  # the attempt is another server's
+    REJECTED = "rejected"  # it asks for what cannot be
+    UNEXPECTED = "unexpected"  # not a frame for this listener
 
 
 @dataclass(slots=True)
 class Counters:
-    """Named as in `transport.frames.Load`, which carries them."""
+    """Named as in `transport.frames.Load`, which carries them.
+
+    Attributes:
+      late_rows: rows of steps whose attempt had ended when the step returned.
+      dropped: frames that were not acted upon.
+    """
 
     steps: int = 0
     computed_tokens: int = 0
     kv_bytes: int = 0
-    stale_frames: int = 0
     bad_digests: int = 0
     preemptions: int = 0
+    late_rows: int = 0
+    dropped: Counter[Drop] = field(default_factory=Counter)
+
+    @property
+    def stale_frames(self) -> int:
+        """Frames that were not acted upon, whatever the reason."""
+        return self.dropped.total()
+
+    def dropped_by_reason(self) -> dict[str, int]:
+        """Return the same by reason, in plain words."""
+        return {reason.value: count for reason, count in self.dropped.items()}
+
+    def drop(self, reason: Drop) -> None:
+        """Count a frame that is not acted upon."""
+        self.dropped[reason] += 1

@@ -54,6 +54,9 @@ class PeerTable:
     def __len__(self) -> int:
         return len(self._known)
 
+    def __contains__(self, sender: bytes) -> bool:
+        return sender in self._known
+
     def known(self) -> list[tuple[bytes, PeerId]]:
         """Return routing id and name of every peer."""
         return [(sender, known.peer) for sender, known in self._known.items()]
@@ -90,6 +93,11 @@ class PeerTable:
         """Drop a peer that said GOODBYE or whose pipe is gone; return who it was if known."""
         known = self._known.pop(sender, None)
         return None if known is None else known.peer
+
+    def excuse(self, absence_s: float) -> None:
+        """Take back time in which this worker did not listen."""
+        for sender, known in self._known.items():
+            self._known[sender] = _Known(known.peer, known.heard_at + absence_s)
 
     def forget_silent(self, now: float) -> None:
         """Drop peers that were not heard for too long."""

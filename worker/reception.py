@@ -7,12 +7,14 @@ core.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import structlog
 
 from transport.frames import (
     AttemptFrame,
+    Audit,
+    Audited,
     Drain,
     End,
     EndReason,
@@ -21,10 +23,12 @@ from transport.frames import (
     ServerHeartbeat,
     WorkerHeartbeat,
 )
+from transport.handshake import goodbye
 from transport.lease import Standing
 from transport.liveness import SelfFence
 from triolet.ids import Role
 
+from .counters import Drop
 from .peers import PeerTable
 from .roster import Member
 
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from transport.frames import AnyFrame
+    from triolet.audit import WorkerAudit
     from triolet.config import LinkConfig
     from triolet.errors import TrioletError
     from triolet.ids import AttemptKey, PeerId
@@ -42,6 +47,9 @@ if TYPE_CHECKING:
     from .roster import Roster
 
 log = structlog.get_logger()
+
+SHUT_DOWN: Final = "this worker has shut down"
+"""The reason of the GOODBYE after a drain."""
 
 A = TypeVar("A", bound=Member)
 
@@ -56,10 +64,12 @@ class Reception(Generic[A]):
       outbox: takes the answers.
       counters: of what came.
       describe: how things stand, with the credit of one server.
+      account: everything that an audit asks for.
       now: the time at which the worker begins.
 
     Attributes:
       servers: those that have said HELLO.
+      operators: commands that have; they hold no leases and have no share of the credit.
       is_draining: nothing new is taken.
     """
 
@@ -71,6 +81,7 @@ class Reception(Generic[A]):
         outbox: Outbox,
         counters: Counters,
         describe: Callable[[PeerId], WorkerHeartbeat],
+        account: Callable[[float], WorkerAudit],
         now: float,
     ) -> None:
         # A server that is silent for longer has lost its leases here and is greeted anew.
@@ -81,23 +92,46 @@ class Reception(Generic[A]):
             max_peers=link.max_peers,
             send=outbox.to_server,
         )
+        self.operators = PeerTable(
+            identity,
+            Role.OPERATOR,
+            silence_s=link.lease_ttl_s,
+            max_peers=link.max_operators,
+            send=outbox.to_server,
+        )
         self.is_draining = False
         self._identity = identity
         self._roster = roster
         self._outbox = outbox
         self._counters = counters
         self._describe = describe
-        self._fence = SelfFence(link, now)
+        self._account = account
+        self._fence = SelfFence(link, now, link.lease_ttl_s)
         self._drain_deadline: float | None = None
+        self._farewells: set[bytes] | None = None
 
     @property
     def is_drained(self) -> bool:
         """Whether the worker may leave."""
         return self.is_draining and self._roster.is_empty
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether everybody who was told that this worker leaves has taken note, or is gone."""
+        return not self._farewells
+
     def is_fenced(self, now: float) -> bool:
         """Note that the loop runs; return whether it stood still for longer than leases last."""
         return self._fence.beat(now)
+
+    def excuse(self) -> float:
+        """After a shorter standstill: count it in nobody's silence; return how long it was."""
+        absence_s = self._fence.absence_s
+        if absence_s:
+            log.warning("stood_still", seconds=round(absence_s, 3))
+            self._roster.leases.excuse(absence_s)
+            self.servers.excuse(absence_s)
+        return absence_s
 
     def take(self, sender: bytes, frame: AnyFrame, now: float) -> PeerId | None:
         """Handle a frame that every worker understands.
@@ -106,17 +140,17 @@ class Reception(Generic[A]):
           The server that sent it, if the frame is one for the role's core; else None.
         """
         if isinstance(frame, Hello):
-            if self.servers.greet(sender, frame, now):
-                log.info("server_greeted", server=str(frame.peer.peer_id))
-                # At once, so that it may dispatch without waiting for the next heartbeat.
-                self._outbox.to_server(sender, self._describe(frame.peer.peer_id))
+            self._greet(sender, frame, now)
             return None
         if isinstance(frame, Goodbye):
             self.on_server_gone(sender, now)
             return None
+        if sender in self.operators:
+            self._obey(sender, frame, now)
+            return None
         server = self.servers.hear(sender, now)
         if server is None:
-            self._counters.stale_frames += 1
+            self._counters.drop(Drop.STRANGER)
             return None
         match frame:
             case ServerHeartbeat(live=live):
@@ -125,6 +159,8 @@ class Reception(Generic[A]):
                 self._end(server, frame.key, reason, now)
             case Drain(deadline_s=deadline_s):
                 self.drain(now, deadline_s)
+            case Audit(serial=serial):
+                self._give_account(sender, serial, now)
             case _:
                 return server
         return None
@@ -132,6 +168,9 @@ class Reception(Generic[A]):
     def on_server_gone(self, sender: bytes, now: float) -> None:
         """End what a server has here: it left, or a frame to it was lost, and after a gap its
         streams cannot go on exactly. If it lives it is told when it names them again."""
+        if self._farewells:
+            self._farewells.discard(sender)
+        self.operators.forget(sender)
         server = self.servers.forget(sender)
         if server is not None:
             log.warning("server_gone", server=str(server))
@@ -141,29 +180,32 @@ class Reception(Generic[A]):
     def reject(self, server: PeerId, frame: AnyFrame, error: TrioletError, now: float) -> None:
         """Answer a frame that cannot be acted upon."""
         log.warning("frame_rejected", server=str(server), error=str(error))
-        self._counters.stale_frames += 1
+        self._counters.drop(Drop.REJECTED)
         if isinstance(frame, AttemptFrame):
             attempt = self._roster.attempts.get(frame.key)
             if attempt is None or attempt.server == server:
                 self._roster.turn_away(server, frame.key, EndReason.ERROR, now, str(error))
 
     def beat(self) -> None:
-        """Tell every server how things stand."""
-        for sender, server in self.servers.known():
-            self._outbox.to_server(sender, self._describe(server))
+        """Tell every server and operator how things stand."""
+        for sender, peer in (*self.servers.known(), *self.operators.known()):
+            self._outbox.to_server(sender, self._describe(peer))
 
     def drain(self, now: float, deadline_s: float) -> None:
         """Take nothing new; end what is left after `deadline_s`. The earliest deadline counts."""
-        self.is_draining = True
         until = now + deadline_s
-        if self._drain_deadline is None or until < self._drain_deadline:
-            self._drain_deadline = until
+        self._drain_deadline = min(until, self._drain_deadline or until)
+        if not self.is_draining:
+            self.is_draining = True
             log.info("draining", deadline_s=deadline_s)
+            # At once, so that servers send nothing more that would only be turned away.
+            self.beat()
 
     def sweep(self, now: float) -> None:
         """End what is over: expired leases, deadlines, silent servers, the drain."""
         self._roster.end_expired(now)
         self.servers.forget_silent(now)
+        self.operators.forget_silent(now)
         if self._drain_deadline is not None and now >= self._drain_deadline:
             self._roster.end_all(EndReason.DRAIN, now)
 
@@ -171,12 +213,41 @@ class Reception(Generic[A]):
         """Drop everything: whoever gave us work has taken it elsewhere by now."""
         log.warning("fenced", epoch=self._identity.me.epoch)
         self._roster.end_all(EndReason.LEASE_EXPIRED, now)
-        self.servers.dismiss("this worker stood still for longer than its leases: say HELLO again")
+        reason = "this worker stood still for longer than its leases: say HELLO again"
+        self.servers.dismiss(reason)
+        self.operators.dismiss(reason)
         self._identity.begin_new_life()
 
     def say_goodbye(self) -> None:
-        """Tell every server that this worker leaves."""
-        self.servers.dismiss("this worker has shut down")
+        """Tell everybody that this worker leaves; `is_heard` says whether they know."""
+        known = (*self.servers.known(), *self.operators.known())
+        self._farewells = {sender for sender, _ in known}
+        self.servers.dismiss(SHUT_DOWN)
+        self.operators.dismiss(SHUT_DOWN)
+
+    def _greet(self, sender: bytes, hello: Hello, now: float) -> None:
+        peer = hello.peer.peer_id
+        if self._farewells is not None:
+            self._outbox.to_server(sender, goodbye(SHUT_DOWN))
+        elif peer.role is Role.OPERATOR:
+            self.operators.greet(sender, hello, now)
+        elif self.servers.greet(sender, hello, now):
+            log.info("server_greeted", server=str(peer))
+            # At once, so that it may dispatch without waiting for the next heartbeat.
+            self._outbox.to_server(sender, self._describe(peer))
+
+    def _obey(self, sender: bytes, frame: AnyFrame, now: float) -> None:
+        self.operators.hear(sender, now)
+        match frame:
+            case Drain(deadline_s=deadline_s):
+                self.drain(now, deadline_s)
+            case Audit(serial=serial):
+                self._give_account(sender, serial, now)
+            case _:
+                self._counters.drop(Drop.UNEXPECTED)
+
+    def _give_account(self, sender: bytes, serial: int, now: float) -> None:
+        self._outbox.to_server(sender, Audited(serial, self._account(now)))
 
     def _end(self, server: PeerId, key: AttemptKey, reason: EndReason, now: float) -> None:
         attempt = self._roster.attempts.get(key)
@@ -189,4 +260,4 @@ class Reception(Generic[A]):
         elif attempt.server == server:
             self._roster.end(key, reason, now)
         else:
-            self._counters.stale_frames += 1
+            self._counters.drop(Drop.FOREIGN)

@@ -6,7 +6,8 @@ place, whatever the reason: finish, cancel, deadline, silence, preemption, a los
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from collections import Counter
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import structlog
 
@@ -50,12 +51,28 @@ class Member(Protocol):
 A = TypeVar("A", bound=Member)
 
 
+class FailedStep(NamedTuple):
+    """A device step that raised.
+
+    Attributes:
+      number: of the step, in this life.
+      num_rows: attempts that it computed.
+    """
+
+    number: int = 0
+    num_rows: int = 0
+
+
+NO_STEP: Final = FailedStep()
+
+
 class _Departure(NamedTuple, Generic[A]):
     """An attempt that has ended and whose blocks are still to be given back."""
 
     attempt: A
     reason: EndReason
     message: str
+    failed: FailedStep
 
 
 class Roster(Generic[A]):
@@ -71,6 +88,8 @@ class Roster(Generic[A]):
     Attributes:
       attempts: the living ones.
       leases: their leases; ended through `end` only.
+      granted: leases since the beginning.
+      ended: of these, those that are over; by reason.
     """
 
     def __init__(
@@ -83,6 +102,8 @@ class Roster(Generic[A]):
     ) -> None:
         self.attempts: dict[AttemptKey, A] = {}
         self.leases = LeaseTable(transitions, link)
+        self.granted = 0
+        self.ended: Counter[EndReason] = Counter()
         self._ledger = ledger
         self._outbox = outbox
         self._on_end = on_end
@@ -96,6 +117,16 @@ class Roster(Generic[A]):
         return bool(self._in_step)
 
     @property
+    def num_rows(self) -> int:
+        """Attempts in the running step."""
+        return len(self._in_step)
+
+    @property
+    def leaving(self) -> list[AttemptKey]:
+        """Attempts that have ended and whose blocks the running step still uses."""
+        return [departure.attempt.key for departure in self._leaving]
+
+    @property
     def is_empty(self) -> bool:
         """Whether nothing lives and nothing is on its way out."""
         return not self.attempts and not self._leaving
@@ -107,6 +138,7 @@ class Roster(Generic[A]):
           LeaseError: it is over already, or an older attempt of the same request still lives.
         """
         self.leases.reserve(attempt.key, attempt.server, now, remaining_s)
+        self.granted += 1
         self.attempts[attempt.key] = attempt
 
     def end_older(self, key: AttemptKey, now: float) -> None:
@@ -142,7 +174,14 @@ class Roster(Generic[A]):
         self._last_words.say(ended, now)
         self.repeat_last_words(server, key)
 
-    def end(self, key: AttemptKey, reason: EndReason, now: float, message: str = "") -> None:
+    def end(
+        self,
+        key: AttemptKey,
+        reason: EndReason,
+        now: float,
+        message: str = "",
+        failed: FailedStep = NO_STEP,
+    ) -> None:
         """End an attempt. Idempotent; what is inside the running step leaves when that returns.
 
         Args:
@@ -150,12 +189,13 @@ class Roster(Generic[A]):
           reason: goes to its server.
           now: the time.
           message: for people, with `ERROR`.
+          failed: the step that raised, if that is the error.
         """
         if self.leases.release(key, now) is None:
             return
         attempt = self.attempts.pop(key)
         self._on_end(attempt)
-        departure = _Departure(attempt, reason, message[:MAX_TEXT])
+        departure = _Departure(attempt, reason, message[:MAX_TEXT], failed)
         if key in self._in_step:
             # The device still writes into its blocks.
             self._leaving.append(departure)
@@ -186,8 +226,12 @@ class Roster(Generic[A]):
             self._leave(departure, now)
 
     def check_invariants(self) -> None:
-        """Assert that leases, attempts and blocks agree."""
+        """Assert that leases, attempts and blocks agree, and the ledger with itself."""
         self._ledger.check_invariants()
+        self.check_agreement()
+
+    def check_agreement(self) -> None:
+        """Assert that leases, attempts and owners of blocks are the same."""
         leased = {lease.key for lease in self.leases.leases()}
         assert leased == set(self.attempts), "an attempt without a lease, or the other way round"
         leaving = {departure.attempt.key for departure in self._leaving}
@@ -197,9 +241,12 @@ class Roster(Generic[A]):
         assert holders == self._ledger.num_leases, "blocks are leased to an unknown attempt"
 
     def _leave(self, departure: _Departure[A], now: float) -> None:
-        attempt, reason, message = departure
+        attempt, reason, message, failed = departure
         freed_blocks = self._ledger.release(attempt.key)
-        ended = Ended(*attempt.key, reason, attempt.num_output_tokens, freed_blocks, message)
+        self.ended[reason] += 1
+        ended = Ended(
+            *attempt.key, reason, attempt.num_output_tokens, freed_blocks, message, *failed
+        )
         self._last_words.say(ended, now)
         self._outbox.to_server(attempt.server.identity(), ended)
         log.info(

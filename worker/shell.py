@@ -13,11 +13,13 @@ import structlog
 import trio
 
 from transport.link import PeerBusy, PeerGone
+from triolet.process import process_facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from transport.link import Listener
+    from triolet.audit import ProcessFacts
     from triolet.config import WorkerConfig
 
     from .core_port import WorkerCore
@@ -38,6 +40,11 @@ class Device(Protocol):
     async def run(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
         """Run a blocking call to its end and return its result."""
         ...
+
+
+def read_process() -> ProcessFacts:
+    """Return what the operating system and Trio say of this process."""
+    return process_facts(trio.lowlevel.current_statistics().tasks_living)
 
 
 class Shell:
@@ -158,7 +165,16 @@ class Shell:
             self._watch_step(now)
         self._core.say_goodbye()
         self.settle(trio.current_time())
+        await self._be_heard()
         self._drained.set()
+
+    async def _be_heard(self) -> None:
+        """Leave the control listener open until everybody has heard that this worker leaves: what
+        a connection has received and not yet read is lost with its end."""
+        link = self._config.link
+        with trio.move_on_after(link.farewell_s):
+            while not self._core.reception.is_heard:  # noqa: ASYNC110 (it knows no events)
+                await trio.sleep(link.sweep_interval_s)
 
     def _watch_step(self, now: float) -> None:
         began_at = self._step_began_at

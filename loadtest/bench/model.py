@@ -130,8 +130,8 @@ def main() -> None:
         write_model(directory, shape)
     parameters = sum(torch.Size(size).numel() for size in shape.tensors().values())
     Console().print(
-        f"{directory}: {parameters / 1e6:.0f}M parameters, {shape.kv_bytes_per_token:,} bytes of KV "
-        "per token in bf16"
+        f"{directory}: {parameters / 1e6:.0f}M parameters, "
+        f"{shape.kv_bytes_per_token:,} bytes of KV per token in bf16"
     )
 
 

@@ -24,17 +24,17 @@ SKILLS: dict[str, Draw] = {
     limits.SKILL: limits.draw,
 }
 DEFAULT_SHARES: dict[str, float] = {
-    stories.SKILL: 0.09,
-    arithmetic.SKILL: 0.21,
-    facts.SKILL: 0.09,
-    facts.QUIZ: 0.04,
-    words.SPELLING: 0.13,
-    words.REVERSING: 0.115,
-    words.LETTERS: 0.105,
+    stories.SKILL: 0.08,
+    arithmetic.SKILL: 0.22,
+    facts.SKILL: 0.085,
+    facts.QUIZ: 0.075,
+    words.SPELLING: 0.12,
+    words.REVERSING: 0.11,
+    words.LETTERS: 0.1,
     counting.SKILL: 0.065,
     smalltalk.SKILL: 0.055,
     smalltalk.NAMES: 0.05,
-    limits.SKILL: 0.05,
+    limits.SKILL: 0.04,
 }
 """Share of the questions, not of the tokens: a story is six times as long as a sum."""
 

@@ -91,9 +91,7 @@ def ask_name(rng: Random, name: str) -> Exchange:
     if name and rng.random() < 0.15:
         letters = "-".join(name.lower())
         user = rng.choice(("Spell my name.", "How do you spell my name?", "Can you spell my name?"))
-        return Exchange(
-            NAMES, user, f"{name} is {letters}.", (letters,), {"me": name}, f"name:{name}"
-        )
+        return Exchange(NAMES, user, f"{letters}.", (letters,), {"me": name}, f"name:{name}")
     if not name:
         reply = "You have not told me your name yet. What is it?"
         return Exchange(NAMES, user, reply, ("You have not told me",), {}, "name:none")

@@ -85,11 +85,10 @@ def word_for(rng: Random, split: Split, skill: str) -> str:
 
 
 def spelled(word: str, user: str) -> Exchange:
-    """Reply with the letters."""
-    line = f"{word} is {_letters(word)}"
-    return Exchange(
-        SPELLING, user, line + ".", (_letters(word),), {"word": word}, key_of(SPELLING, word)
-    )
+    """Reply with the letters, and at once: a model that repeats the word first spells what it
+    repeated, and it repeats unseen words worse than it spells them."""
+    line = _letters(word)
+    return Exchange(SPELLING, user, line + ".", (line,), {"word": word}, key_of(SPELLING, word))
 
 
 def reversed_(word: str, user: str) -> Exchange:

@@ -23,6 +23,7 @@ from ..edge.cures_quart import CuredHTTPConnection
 from .chat import chat_completions
 from .completions import completions
 from .errors import CODES, error_body, error_headers, http_error
+from .fleet_audit import fleet_audit
 from .intake import live_request, shown_request_id
 from .models import detokenize, list_models, show_model, tokenize
 from .origins import check_host, check_origin
@@ -61,7 +62,7 @@ def build_app(services: Services) -> QuartTrio:
     _add_routes(app, services)
     app.before_request(partial(_check_request, services))
     app.before_websocket(partial(_check_websocket, services))
-    app.after_request(_finish)
+    app.after_request(partial(_finish, services))
     app.register_error_handler(Exception, partial(_on_error, services))
     return app
 
@@ -89,6 +90,7 @@ def _add_routes(app: QuartTrio, services: Services) -> None:
     add("GET", "/metrics", metrics)
     add("GET", "/version", version)
     add("GET", "/load", load)
+    add("GET", "/fleet/audit", fleet_audit)
     files = read_static_files()
     add("GET", "/", partial(chat_page, files))
     add("GET", "/static/<path:name>", partial(static_file, files))
@@ -121,11 +123,14 @@ def _check_who_asks(services: Services, host: str | None) -> None:
     check_host(host, is_loopback=is_loopback(own), own_name=own)
 
 
-async def _finish(response: Response) -> Response:
+async def _finish(services: Services, response: Response) -> Response:
     elapsed_s = trio.current_time() - live_request().began_at
     response.headers.update(HEADERS)
     response.headers["x-request-id"] = shown_request_id()
     response.headers["openai-processing-ms"] = str(round(elapsed_s * 1000))
+    if services.lifecycle.is_leaving:
+        # The next request needs a connection to somebody else.
+        response.headers["connection"] = "close"
     return response
 
 

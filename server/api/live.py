@@ -23,17 +23,36 @@ SCOPE_KEY: Final = "triolet.live"
 """Where a request's scope holds its LiveRequest."""
 
 
+DEPARTURE_KEY: Final = "triolet.departure"
+"""Where the scopes of a connection's requests hold its Departure."""
+
+
+class Departure:
+    """How a client went, for the accounts of what ran for it.
+
+    Attributes:
+      reason: set by whoever cuts the connection; otherwise the client went by itself.
+    """
+
+    def __init__(self) -> None:
+        self.reason = CancelReason.CLIENT_GONE
+
+
 class LiveRequest:
     """One request and the generations that it began. On exit they end, however it exits.
+
+    Args:
+      departure: of its connection.
 
     Attributes:
       request_id: 16 random bytes.
       began_at: when it came, on trio's clock.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, departure: Departure) -> None:
         self.request_id = new_request_id()
         self.began_at = trio.current_time()
+        self._departure = departure
         self._generations: list[Generation] = []
 
     def hold(self, generation: Generation) -> None:
@@ -50,20 +69,39 @@ class LiveRequest:
         traceback: TracebackType | None,
     ) -> None:
         for generation in self._generations:
-            generation.cancel(CancelReason.CLIENT_GONE)
+            generation.cancel(self._departure.reason)
 
 
 class Lifecycle:
     """Whether this process takes requests.
 
     Attributes:
-      draining: set once it takes none; answers under way go on.
+      leaving: set once this process is about to leave: clients are told to connect anew.
+      draining: set once it takes nothing new; answers under way go on.
+      has_successor: another process accepts connections at this address now.
     """
 
     def __init__(self) -> None:
+        self.leaving = trio.Event()
         self.draining = trio.Event()
+        self.has_successor = False
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether clients should look for another connection."""
+        return self.leaving.is_set()
 
     @property
     def is_draining(self) -> bool:
         """Whether new requests are refused."""
         return self.draining.is_set()
+
+    def hand_over(self) -> None:
+        """Leave new connections to a successor, which listens on the same socket. Idempotent."""
+        self.has_successor = self.has_successor or not self.is_leaving
+        self.leaving.set()
+
+    def drain(self) -> None:
+        """Refuse what is new from now on. Idempotent."""
+        self.leaving.set()
+        self.draining.set()

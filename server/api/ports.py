@@ -14,9 +14,10 @@ from ..text.sampling_defaults import SamplingDefaults
 from .live import Lifecycle
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from transport.frames import Capacity, Load
+    from triolet.audit import FleetAudit
     from triolet.config import ServerConfig
     from triolet.ids import Role
 
@@ -51,6 +52,11 @@ class WorkerView(Protocol):
         """What it last said it does."""
         ...
 
+    @property
+    def breaker(self) -> str:
+        """Closed, open or half_open; unless closed it is left out, or tried."""
+        ...
+
 
 class FleetView(Protocol):
     """All workers at one moment."""
@@ -80,6 +86,16 @@ class FleetView(Protocol):
         """Most tokens of prompt and completion together."""
         ...
 
+    @property
+    def retries_left(self) -> float:
+        """Attempts after faults that the retry budget can pay for."""
+        ...
+
+    @property
+    def quarantined(self) -> int:
+        """Prompts that are refused because they killed workers."""
+        ...
+
 
 class FleetPort(Protocol):
     """The worker side of the server."""
@@ -90,6 +106,10 @@ class FleetPort(Protocol):
 
     def status(self) -> FleetView:
         """Look at the fleet."""
+        ...
+
+    async def audit(self, connections: int = 0) -> FleetAudit:
+        """Ask every worker for its account; bounded in time."""
         ...
 
 
@@ -153,3 +173,5 @@ class Services:
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     parser_threads: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(1))
     """For large bodies. One: parsing is Python's work, so a second would not make it faster."""
+    count_connections: Callable[[], int] = lambda: 0
+    """How many clients are connected."""

@@ -32,7 +32,11 @@ def ready(services: Services) -> Response:
         roles = {worker.role.value for worker in status.workers if worker.state == "alive"}
         missing = sorted({"prefill", "decode"} - roles)
         raise no_worker(f"no live worker for {' and '.join(missing) or 'a request'}")
-    return json_response({"status": "ready", "model": services.config.model_name})
+    # By name, so that whoever replaces a worker sees the new one from here.
+    workers = {w.name: w.state for w in status.workers if w.capacity is not None}
+    return json_response(
+        {"status": "ready", "model": services.config.model_name, "workers": workers}
+    )
 
 
 def metrics(services: Services) -> Response:

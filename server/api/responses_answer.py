@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from ..generation import Event, Generation
     from .conversations import Conversations, Turns
+    from .live import Departure
     from .ports import Services
     from .responses_schema import ResponseCreate
 
@@ -33,6 +34,7 @@ class ResponseAnswer:
       services: what it works with.
       conversations: what it may continue, and where it is remembered.
       client_request_id: what the client called the connection.
+      departure: of the connection.
 
     Attributes:
       id: by which the client knows it.
@@ -44,6 +46,7 @@ class ResponseAnswer:
         services: Services,
         conversations: Conversations,
         client_request_id: str,
+        departure: Departure,
     ) -> None:
         self._request_id = new_request_id()
         self.id = f"resp_{self._request_id.hex()}"
@@ -51,6 +54,7 @@ class ResponseAnswer:
         self._services = services
         self._conversations = conversations
         self._client_request_id = client_request_id
+        self._departure = departure
         self._generation: Generation | None = None
         self._is_cancelled = False
 
@@ -72,7 +76,7 @@ class ResponseAnswer:
           RequestError: nothing was begun.
         """
         turns = self._turns()
-        with LiveRequest() as live:
+        with LiveRequest(self._departure) as live:
             request = await self._generation_request(turns)
             self._generation = self._services.fleet.submit(request)
             live.hold(self._generation)

@@ -33,6 +33,18 @@ def error_frame(error: RequestError, stream_id: str | None = None) -> str:
     return _encode(event).decode()
 
 
+def notice_frame(finish_within_s: float) -> str:
+    """Return the event that says that this process leaves: answers under way go on, the next
+    question needs another connection."""
+    event = {
+        "type": "notice",
+        "code": "draining",
+        "message": "this server leaves: answers under way may finish; connect again for the next",
+        "finish_within_s": finish_within_s,
+    }
+    return _encode(event).decode()
+
+
 def response_usage(usage: Usage) -> dict[str, Any]:
     """Return token counts in the words of this API."""
     return {

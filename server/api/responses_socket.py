@@ -21,8 +21,9 @@ from .conversations import Conversations
 from .errors import echo, http_error, unsupported
 from .intake import own_request_id
 from .json_body import parse_object
+from .live import DEPARTURE_KEY
 from .responses_answer import ResponseAnswer
-from .responses_events import error_frame
+from .responses_events import error_frame, notice_frame
 from .responses_schema import LANE, ResponseCancel, ResponseCreate
 from .schemas import read_request
 
@@ -117,7 +118,11 @@ class ResponsesSession:
                 code="websocket_stream_limit_reached",
             )
         answer = ResponseAnswer(
-            create, self._services, self._conversations, own_request_id(self._socket.headers)
+            create,
+            self._services,
+            self._conversations,
+            own_request_id(self._socket.headers),
+            self._socket.scope["state"][DEPARTURE_KEY],
         )
         answers = self._lanes.get(answer.stream_id)
         if answers is not None:
@@ -164,6 +169,8 @@ class ResponsesSession:
         everything.cancel()
 
     async def _close_when_drained(self) -> None:
+        await self._services.lifecycle.leaving.wait()
+        await self._outbox.send(notice_frame(self._services.config.drain_timeout_s))
         await self._services.lifecycle.draining.wait()
         while self._lanes:
             self._lane_ended = trio.Event()

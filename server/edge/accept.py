@@ -72,9 +72,14 @@ class Edge:
         self._bounds = bounds
         self._config = edge_config(bounds)
         self._context = WorkerContext(max_requests=None)
+        self._accepting = trio.CancelScope()
         self._stop = trio.Event()
         self._closed = trio.Event()
         self._close_within_s = 0.0
+
+    def stop_accepting(self) -> None:
+        """Leave new connections to whoever else listens on the socket; go on serving the others."""
+        self._accepting.cancel()
 
     def stop(self, within_s: float) -> None:
         """Accept no more, close idle connections, and end the others after a time."""
@@ -92,17 +97,18 @@ class Edge:
     ) -> None:
         """Serve until `stop`. Closes the listening socket."""
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
-        async with listener, trio.open_nursery() as connections, trio.open_nursery() as accepting:
-            accepting.start_soon(self._accept, listener, connections)
+        async with listener, trio.open_nursery() as connections:
+            connections.start_soon(self._accept, listener, connections)
             task_status.started()
             await self._stop.wait()
-            accepting.cancel_scope.cancel()
+            self.stop_accepting()
             await self._context.terminated.set()
             connections.cancel_scope.deadline = trio.current_time() + self._close_within_s
         self._closed.set()
 
     async def _accept(self, listener: trio.SocketListener, connections: trio.Nursery) -> None:
-        await trio.serve_listeners(self._serve, [listener], handler_nursery=connections)
+        with self._accepting:
+            await trio.serve_listeners(self._serve, [listener], handler_nursery=connections)
 
     async def _serve(self, stream: trio.SocketStream) -> None:
         if self.connections >= self._bounds.max_connections:

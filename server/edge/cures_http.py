@@ -28,6 +28,7 @@ from hypercorn.protocol.http_stream import HTTPStream
 from triolet.errors import RequestError
 
 from ..api.errors import http_error
+from ..api.live import DEPARTURE_KEY, Departure
 from .cures_inbox import AppInbox
 from .cures_websocket import CuredWSStream
 from .head_guard import HeadGuard
@@ -72,7 +73,11 @@ class CuredHTTPStream(HTTPStream):
 
 
 class CuredH11Protocol(H11Protocol):
-    """One HTTP/1.1 connection, which may become a WebSocket."""
+    """One HTTP/1.1 connection, which may become a WebSocket.
+
+    Attributes:
+      departure: how its client went, for what runs for it.
+    """
 
     def __init__(
         self,
@@ -85,8 +90,10 @@ class CuredH11Protocol(H11Protocol):
         send: Callable[[Event], Awaitable[None]],
     ) -> None:
         client, server = addresses
+        self.departure = Departure()
+        state = {DEPARTURE_KEY: self.departure}
         super().__init__(
-            app, config, context, task_group, {}, False, client, server, send  # type: ignore[arg-type]
+            app, config, context, task_group, state, False, client, server, send  # type: ignore[arg-type]
         )  # fmt: skip
         self._bounds = bounds
         self._guard = HeadGuard(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import trio
 from quart_trio.asgi import TrioASGIHTTPConnection
 
-from ..api.live import SCOPE_KEY, LiveRequest
+from ..api.live import DEPARTURE_KEY, SCOPE_KEY, LiveRequest
 
 if TYPE_CHECKING:
     from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ASGISendEvent
@@ -30,8 +30,9 @@ class CuredHTTPConnection(TrioASGIHTTPConnection):
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         """Run the request; whatever ends it, the generations it began end with it."""
-        with LiveRequest() as live:
-            self.scope["state"][SCOPE_KEY] = live
+        state = self.scope["state"]
+        with LiveRequest(state[DEPARTURE_KEY]) as live:
+            state[SCOPE_KEY] = live
             await super().__call__(receive, send)
 
     async def _send_response(self, send: ASGISendCallable, response: ResponseTypes) -> None:

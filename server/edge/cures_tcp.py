@@ -13,6 +13,7 @@ tests/server/edge holds the behaviour.
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import struct
 from typing import TYPE_CHECKING, Final
@@ -25,6 +26,7 @@ from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.utils import parse_socket_addr
 
 from ..api.errors import http_error
+from ..generation import CancelReason
 from .cures_http import CuredH11Protocol
 
 if TYPE_CHECKING:
@@ -146,7 +148,8 @@ class CuredTCPServer(TCPServer):
                     scope.deadline = head_began_at + self._bounds.header_timeout_s
                 try:
                     data = await self.stream.receive_some(MAX_RECV)
-                except (trio.ClosedResourceError, trio.BrokenResourceError):
+                except (trio.ClosedResourceError, trio.BrokenResourceError) as error:
+                    self._note_stall(error)
                     break
             if scope.cancelled_caught:
                 if self.protocol.can_continue or self._is_closing:
@@ -178,7 +181,8 @@ class CuredTCPServer(TCPServer):
             sent = self._send_now(data)
             if sent < len(data):
                 await self._send_pieces(memoryview(data)[sent:])
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self._note_stall(error)
             is_broken = True
         else:
             is_broken = False
@@ -190,13 +194,21 @@ class CuredTCPServer(TCPServer):
         if self._sends % SENDS_PER_CHECKPOINT == 0:
             await trio.lowlevel.checkpoint()
 
+    def _note_stall(self, error: Exception) -> None:
+        """Note if it was the kernel that lost patience with a client that takes nothing."""
+        cause = error.__cause__
+        if isinstance(cause, OSError) and cause.errno == errno.ETIMEDOUT:
+            self.protocol.departure.reason = CancelReason.STALLED
+
     def _send_now(self, data: bytes) -> int:
         # Not part of trio's interface: its socket only has a send that may wait.
         raw: socket.socket = self.stream.socket._sock
         try:
             return raw.send(data)
-        except OSError:
-            return 0  # full, or broken: the waiting path finds out which
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise trio.BrokenResourceError from error
 
     async def _send_pieces(self, view: memoryview) -> None:
         for start in range(0, len(view), PIECE_BYTES):
@@ -206,6 +218,7 @@ class CuredTCPServer(TCPServer):
                 await self.stream.send_all(view[start : start + PIECE_BYTES])
             if scope.cancelled_caught:
                 log.info("client stopped reading", peer=self.protocol.client)
+                self.protocol.departure.reason = CancelReason.STALLED
                 self.stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
                 await trio.aclose_forcefully(self.stream)
                 raise trio.BrokenResourceError

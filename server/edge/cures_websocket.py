@@ -2,7 +2,8 @@
 
 Cured here: compression (offered always, inflated before any size is checked; never negotiated now),
 floods of fragments and pings, protocol errors that ended without a close frame, pings whose pongs
-nobody awaited, and a send after close that never yields to other tasks.
+nobody awaited, a send after close that never yields to other tasks, and a close frame that the
+application heard of only once it was answered, which a client that does not read can put off.
 
 Touches names that hypercorn does not promise: the exact version is pinned, and tests/server/edge
 holds the behaviour.
@@ -100,6 +101,7 @@ class CuredWSStream(WSStream):
             elif isinstance(event, Ping):
                 await self._send_wsproto_event(event.response())
             elif isinstance(event, CloseConnection):
+                await self._tell_app(event.code)
                 if self.connection.state is ConnectionState.REMOTE_CLOSING:
                     await self._send_wsproto_event(event.response())
                 elif self.connection.state is ConnectionState.OPEN:
@@ -107,6 +109,13 @@ class CuredWSStream(WSStream):
                     await self._send_wsproto_event(CloseConnection(code=event.code))
                 await self.send(StreamClosed(stream_id=self.stream_id))
                 return
+
+    async def _tell_app(self, code: int) -> None:
+        """Say that the client left, before it is answered: the answer stands behind everything
+        that the client has not read, perhaps for ever."""
+        put, self.app_put = self.app_put, None
+        if put is not None:
+            await put({"type": "websocket.disconnect", "code": code})
 
     async def _fail(self, code: CloseReason) -> None:
         await self._send_wsproto_event(CloseConnection(code=code))

@@ -5,21 +5,34 @@ from __future__ import annotations
 
 import errno
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from triolet.errors import ConfigError
 
 if TYPE_CHECKING:
     from triolet.config import ServerConfig
 
+AFTER_STALL_S: Final = 1.0
+"""The kernel takes a window that stays shut for a dead host; a shorter patience than the stall
+bound's would take its place."""
+
 
 def open_listening_socket(config: ServerConfig) -> socket.socket:
-    """Bind and listen.
+    """Bind and listen, or listen on the socket that was handed down.
+
+    One that was handed down is shared: whoever else has it may accept on it too, and closing it
+    here closes it for nobody else.
 
     Raises:
       ConfigError: the address cannot be had; the text says what to do.
     """
     where = f"{config.host}:{config.port}"
+    if config.listen_fd is not None:
+        try:
+            listening = socket.socket(fileno=config.listen_fd)
+        except OSError as error:
+            raise ConfigError(f"--listen-fd {config.listen_fd} is no socket: {error}") from None
+        return _listen(listening, None, config, where)
     try:
         # IPv4 first: "localhost" in a client's URL reaches it with and without IPv6.
         family, kind, protocol, _, address = min(
@@ -28,17 +41,23 @@ def open_listening_socket(config: ServerConfig) -> socket.socket:
         )
     except (socket.gaierror, UnicodeError) as error:
         raise ConfigError(f"host {config.host!r} cannot be resolved: {error}") from None
-    listening = socket.socket(family, kind, protocol)
+    return _listen(socket.socket(family, kind, protocol), address, config, where)
+
+
+def _listen(
+    listening: socket.socket, address: tuple[Any, ...] | None, config: ServerConfig, where: str
+) -> socket.socket:
+    """Set what accepted connections inherit, bind if there is an address, and listen."""
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.send_buffer_bytes)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            listening.setsockopt(
-                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(config.tcp_user_timeout_s * 1000)
-            )
+            timeout_s = max(config.tcp_user_timeout_s, config.stall_timeout_s + AFTER_STALL_S)
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(timeout_s * 1000))
         listening.setblocking(False)
-        listening.bind(address)
+        if address is not None:
+            listening.bind(address)
         listening.listen(config.listen_backlog)
     except OSError as error:
         listening.close()

@@ -49,6 +49,17 @@ def limits_of(workers: Iterable[Worker], max_model_len: int) -> Limits:
     return Limits(max_model_len, pools.get(Role.DECODE), pools.get(Role.PREFILL))
 
 
+def missing_role(workers: Iterable[Worker], wait_s: float, now: float) -> Role | None:
+    """Return a role that no worker has filled for longer than a restart takes (`wait_s`)."""
+    workers = tuple(workers)
+    for role in (Role.PREFILL, Role.DECODE):
+        since = [w.missing_since for w in workers if w.role is role]
+        gone = [at for at in since if at is not None]
+        if len(gone) == len(since) and (not gone or now - max(gone) >= wait_s):
+            return role
+    return None
+
+
 def refuse_unfit(request: GenerationRequest, limits: Limits) -> None:
     """Raise for a request that can never run, however empty the fleet is.
 

@@ -9,21 +9,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from transport.frames import End, Ended, EndReason, FirstToken, Grant, Refuse, RefuseReason
-from triolet.ids import AttemptKey
+from triolet.ids import AttemptKey, Role
 
 from . import ends
 from .asking import prefill_frame, reserve_frame
-from .dispatch import blocks_needed, choose_pair, is_model_gone
+from .dispatch import Pair, blocks_needed, choose_pair, is_model_gone
 from .phases import Phase, Step
 from .progress import (
     Again,
     Fail,
+    Fault,
     Finish,
     refused_as_too_long,
     take_ended,
     take_first_token,
     take_row,
 )
+from .recovery import Recovery
 from .sequence import Attempt
 from .waiting import Pace, WaitingLine
 
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
 
     from .book import RequestBook
-    from .dispatch import Pair
     from .observer import FleetObserver
     from .outbox import Outbox
     from .progress import Change
@@ -57,6 +58,7 @@ class Attempts:
     Attributes:
       line: who waits for workers.
       pace: how fast the line moves.
+      recovery: what faults so far mean for the next ones.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Attempts:
     ) -> None:
         self.line = WaitingLine()
         self.pace = Pace(now)
+        self.recovery = Recovery(config, workers, observer, now)
         self._config = config
         self._workers = workers
         self._book = book
@@ -82,17 +85,15 @@ class Attempts:
         """Begin an attempt for whoever is first in the line, as long as workers have room.
 
         Nobody overtakes: a long prompt would otherwise wait for as long as short ones keep coming.
+        Only who waits for another one's probation lets others pass.
         """
-        while self.line:
-            sequence = self.line.first()
-            pair = choose_pair(self._workers, sequence.need, now)
-            if pair is not None:
+        while (turn := self._next_turn(now)) is not None:
+            sequence, pair = turn
+            if isinstance(pair, Pair):
                 self.line.remove(sequence)
                 self._begin(sequence, pair, now)
-            elif is_model_gone(self._workers, sequence.need):
-                self.fail(sequence, ends.other_model(), now)
             else:
-                return
+                self.fail(sequence, pair, now)
 
     def take_rows(self, decode: Worker, rows: Iterable[TokenRow], now: float) -> None:
         """Take tokens of many sequences."""
@@ -100,10 +101,14 @@ class Attempts:
             sequence = self._book.running(row.key)
             attempt = None if sequence is None else sequence.attempt
             if sequence is None or attempt is None or attempt.pair.decode is not decode:
+                self._observer.faults.frames_dropped("old_attempt")
                 continue
             if not attempt.is_handed_over:
                 attempt.is_handed_over = True
                 attempt.pair.prefill.release(attempt.key)
+            if not attempt.has_decoded:
+                attempt.has_decoded = True
+                self.recovery.worked(decode, now)
             num_before = len(sequence.relay.token_ids)
             change = take_row(sequence, attempt, row, now)
             self._note_tokens(sequence, num_before, now)
@@ -118,6 +123,8 @@ class Attempts:
         sequence = self._book.running(frame.key)
         attempt = None if sequence is None else sequence.attempt
         if sequence is None or attempt is None or worker not in attempt.pair:
+            if not isinstance(frame, Ended):  # which is what a worker owes to an END
+                self._observer.faults.frames_dropped("old_attempt")
             return
         match frame:
             case Grant():
@@ -144,10 +151,10 @@ class Attempts:
                 self._book.finish(sequence, end, now)
             case Fail(error=error, outcome=outcome):
                 self.fail(sequence, ends.End(error, outcome, EndReason.ERROR), now)
-            case Again(cause=cause, is_fault=is_fault):
-                sequence.num_failures += is_fault
-                if sequence.num_failures >= self._config.max_attempts:
-                    self.fail(sequence, ends.attempts_spent(sequence.num_failures, cause), now)
+            case Again(cause=cause):
+                last = self.recovery.after(sequence, change, now)
+                if last is not None:
+                    self.fail(sequence, last, now)
                     return
                 self._observer.attempt_failed(cause)
                 self._leave(sequence, EndReason.SUPERSEDED)
@@ -161,6 +168,61 @@ class Attempts:
             self.line.remove(sequence)
         self._leave(sequence, end.reason)
         self._book.fail(sequence, end.error, end.outcome, now)
+
+    def sweep(self, sequence: Sequence, drain_until: float | None, now: float) -> None:
+        """Look for whatever time alone brings about for one sequence."""
+        config = self._config
+        attempt = sequence.attempt
+        waiting_since = sequence.relay.mailbox.waiting_since
+        gap_since = None if attempt is None else attempt.gap_since
+        if now >= sequence.deadline:
+            self.fail(sequence, ends.too_late(sequence.request.deadline_s), now)
+        elif drain_until is not None and now >= drain_until:
+            self.fail(sequence, ends.drained(), now)
+        elif waiting_since is not None and now - waiting_since >= config.stall_timeout_s:
+            self.fail(sequence, ends.stalled(config.stall_timeout_s), now)
+        elif attempt is not None and sequence.phase is Phase.RESERVING and now >= attempt.grant_by:
+            self.apply(sequence, Again("no_grant", Fault(Role.DECODE)), now)
+        elif gap_since is not None and now - gap_since >= config.link.peer_timeout_s:
+            self.apply(sequence, Again("tokens_missing", Fault(Role.DECODE)), now)
+        elif attempt is not None and sequence.phase is Phase.DECODING:
+            self._repeat_credit(attempt, len(sequence.relay.token_ids), now)
+
+    def begin_anew(self, cause: str, now: float) -> None:
+        """Give up every lease through this server's own fault."""
+        for worker in self._workers:
+            if worker.is_connected:
+                worker.lost(now, is_its_fault=False)
+                self._observer.worker_lost(str(worker), cause)
+        for sequence in self._book:
+            if sequence.attempt is not None:
+                self.apply(sequence, Again(cause), now)
+
+    def _repeat_credit(self, attempt: Attempt, num_tokens: int, now: float) -> None:
+        """Say again how far a stream may run that does not, and what it has. Decode may wait for a
+        credit that was lost, or believe that the last tokens of its window are here; nothing else
+        would ever tell."""
+        if num_tokens != attempt.num_seen or num_tokens >= attempt.allowed:
+            attempt.num_seen, attempt.quiet_since = num_tokens, now
+        elif now - attempt.quiet_since >= self._config.link.heartbeat_interval_s:
+            attempt.quiet_since = now
+            decode = attempt.pair.decode
+            self._outbox.allow(decode, attempt.key, attempt.allowed, num_tokens)
+
+    def _next_turn(self, now: float) -> tuple[Sequence, Pair | ends.End] | None:
+        """Return who may leave the line now, and where to or with which end."""
+        paths = self.recovery.paths
+        for sequence in self.line:
+            need = sequence.need
+            pair = choose_pair(self._workers, need, paths, now)
+            if pair is not None:
+                return sequence, self.recovery.objection(sequence.request.prompt_ids, now) or pair
+            if is_model_gone(self._workers, need):
+                return sequence, ends.other_model()
+            freely = need._replace(is_on_probation=False)
+            if freely == need or choose_pair(self._workers, freely, paths, now) is None:
+                return None
+        return None
 
     def _begin(self, sequence: Sequence, pair: Pair, now: float) -> None:
         times = sequence.times
@@ -180,15 +242,18 @@ class Attempts:
         sequence.num_attempts += 1
         sequence.attempt = attempt
         sequence.step(Step.DISPATCH)
-        pair.decode.reserve(key, num_blocks=blocks_needed(pair.decode, need))
+        num_blocks = blocks_needed(pair.decode, need)
+        is_on_probation = need.is_on_probation
+        pair.decode.reserve(key, num_blocks=num_blocks, is_on_probation=is_on_probation)
         pair.decode.asked(key)
-        pair.prefill.reserve(key, num_tokens=need.prompt_tokens)
+        pair.prefill.reserve(key, num_tokens=need.prompt_tokens, is_on_probation=is_on_probation)
         self._outbox.send(pair.decode, reserve_frame(sequence, attempt, self._eos_token_ids, now))
 
     def _granted(self, sequence: Sequence, attempt: Attempt, grant: Grant, now: float) -> None:
         decode = attempt.pair.decode
         if sequence.phase is not Phase.RESERVING or grant.epoch != decode.monitor.epoch:
-            return  # doubled, or from a life that is over
+            self._observer.faults.frames_dropped("doubled_or_old_life")
+            return
         decode.granted(attempt.key)
         sequence.step(Step.GRANT)
         attempt.pair.prefill.asked(attempt.key)
@@ -204,7 +269,8 @@ class Attempts:
         pause_s = max(refusal.retry_after_s, self._config.link.sweep_interval_s)
         decode.busy_until = max(decode.busy_until, now + pause_s)
         is_fault = refusal.reason is RefuseReason.ENDED
-        return Again(f"refused_{refusal.reason}", is_fault=is_fault)
+        fault = Fault(Role.DECODE, is_workers=False) if is_fault else None
+        return Again(f"refused_{refusal.reason}", fault)
 
     def _leave(self, sequence: Sequence, reason: EndReason) -> None:
         """End the present attempt on both workers. The one path by which attempts end."""
@@ -217,7 +283,10 @@ class Attempts:
 
     def _note_tokens(self, sequence: Sequence, num_before: int, now: float) -> None:
         times = sequence.times
-        for _ in range(num_before, len(sequence.relay.token_ids)):
+        num_tokens = len(sequence.relay.token_ids)
+        if num_tokens > num_before:
+            self.recovery.advanced(sequence)
+        for _ in range(num_before, num_tokens):
             if times.last_token_at is None:
                 times.first_token_at = now
                 self._observer.first_token(now - times.submitted_at)

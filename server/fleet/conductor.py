@@ -8,20 +8,20 @@ in phases.py; what a frame means for it is in progress.py; which workers it gets
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from transport.frames import Ended, FirstToken, Grant, Refuse, Tokens, WorkerHeartbeat
-from transport.liveness import PeerState
+from transport.liveness import PeerState, SelfFence
+from triolet.audit import MAX_SECONDS
 from triolet.errors import RequestError, draining, server_error
-from triolet.ids import Role
 
 from . import ends
-from .admission import limits_of, refuse_overload, refuse_unfit
+from .admission import limits_of, missing_role, refuse_overload, refuse_unfit
 from .attempts import Attempts
 from .book import RequestBook
 from .outbox import Outbox
 from .phases import Phase
-from .progress import Again
+from .progress import Again, Fault
 from .status import is_ready
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from transport.frames import AnyFrame, Welcome
     from triolet.config import ServerConfig
+    from triolet.ids import AttemptKey
 
     from ..generation import CancelReason, GenerationRequest
     from .accounting import Accounting
@@ -36,6 +37,12 @@ if TYPE_CHECKING:
     from .relay import RelayText
     from .sequence import Sequence
     from .workers import Worker
+
+
+OWN_PAUSE: Final = "server_paused"
+NO_DEATH: Final = frozenset({"link_full", "protocol"})
+"""Causes of a loss that no request can have brought about. A GOODBYE is not among them: from a
+worker with attempts it means that a new life answers at its address."""
 
 
 class Conductor:
@@ -50,6 +57,7 @@ class Conductor:
 
     Attributes:
       outbox: frames to send.
+      recovery: the memory of faults.
     """
 
     def __init__(
@@ -69,7 +77,9 @@ class Conductor:
         self._attempts = Attempts(
             config, self._workers, self._book, self.outbox, text.eos_token_ids, observer, now
         )
+        self.recovery = self._attempts.recovery
         self._drain_until: float | None = None
+        self._fence: SelfFence | None = None
 
     @property
     def accounting(self) -> Accounting:
@@ -87,6 +97,11 @@ class Conductor:
         return len(self._book)
 
     @property
+    def num_running(self) -> int:
+        """Requests that have an attempt."""
+        return sum(sequence.attempt is not None for sequence in self._book)
+
+    @property
     def max_model_len(self) -> int:
         """The longest prompt and completion together."""
         return limits_of(self._workers, self._text.max_model_len).max_model_len
@@ -95,6 +110,26 @@ class Conductor:
     def is_draining(self) -> bool:
         """Whether nothing new is taken."""
         return self._drain_until is not None
+
+    def wake(self, now: float) -> None:
+        """To be called before anything else in every turn: whoever stood still must not take it for
+        the silence of others, nor go on with leases that he did not renew."""
+        if self._fence is None:
+            # A worker's last renewal may be one heartbeat older than the standstill.
+            link = self._config.link
+            limit_s = link.lease_ttl_s - link.heartbeat_interval_s
+            self._fence = SelfFence(link, now, limit_s)
+        is_fenced = self._fence.beat(now)
+        absence_s = self._fence.absence_s
+        if not absence_s:
+            return
+        self._observer.faults.server_paused(absence_s)
+        for sequence in self._book:
+            sequence.excuse(absence_s)
+        for worker in self._workers:
+            worker.excuse(absence_s)
+        if is_fenced:
+            self._attempts.begin_anew(OWN_PAUSE, now)
 
     def submit(self, request: GenerationRequest, now: float) -> Sequence:
         """Accept a request; its events come to the returned sequence's mailbox.
@@ -109,6 +144,7 @@ class Conductor:
             self._book.reject(error)
             raise
         sequence = self._book.accept(request, now)
+        self.recovery.accepted()
         self._attempts.line.add(sequence)
         self._attempts.dispatch(now)
         return sequence
@@ -122,12 +158,13 @@ class Conductor:
     def taken(self, sequence: Sequence) -> None:
         """Note that its reader has taken all tokens so far, which makes room for as many more."""
         window = self._config.token_window
-        sequence.allowed = len(sequence.relay.token_ids) + window
+        received = len(sequence.relay.token_ids)
+        sequence.allowed = received + window
         attempt = sequence.attempt
         # A quarter at a time: a frame per token would cost more than the token.
         if attempt is not None and sequence.allowed - attempt.allowed >= max(window // 4, 1):
             attempt.allowed = sequence.allowed
-            self.outbox.allow(attempt.pair.decode, attempt.key, attempt.allowed)
+            self.outbox.allow(attempt.pair.decode, attempt.key, attempt.allowed, received)
 
     def welcomed(self, worker: Worker, welcome: Welcome, now: float) -> None:
         """Take in that a worker answered our HELLO, perhaps in a new life."""
@@ -142,18 +179,22 @@ class Conductor:
             return
         worker.lost(now)
         self._observer.worker_lost(str(worker), cause)
-        for sequence in self._book:
-            attempt = sequence.attempt
-            if attempt is None or worker not in attempt.pair:
-                continue
-            if worker is attempt.pair.decode or not attempt.is_handed_over:
-                self._attempts.apply(sequence, Again(f"{worker.role}_lost"), now)
+        struck = [sequence for sequence in self._book if sequence.needs(worker)]
+        suspects = {s for s in struck if s.computes_on(worker)} if cause not in NO_DEATH else set()
+        # Whoever is convicted by this first: the others are told that it was not they.
+        struck.sort(key=lambda sequence: not sequence.suspicion.is_on_probation)
+        for sequence in struck:
+            num_suspects = len(suspects) if sequence in suspects else 0
+            # Its breaker knows: `Worker.lost` told it.
+            fault = Fault(worker.role, is_workers=False, is_shared=True, num_suspects=num_suspects)
+            self._attempts.apply(sequence, Again(f"{worker.role}_lost", fault), now)
         self._attempts.dispatch(now)
 
     def received(self, worker: Worker, frame: AnyFrame, now: float) -> None:
         """Take in a frame of a worker that was greeted. What belongs to no present attempt is
         dropped: it is late, doubled, or from an attempt that was given up."""
         if not worker.is_connected:
+            self._observer.faults.frames_dropped("not_greeted")
             return
         worker.monitor.heard(now)
         match frame:
@@ -174,12 +215,13 @@ class Conductor:
         # A line in front of absent workers says nothing of how fast they are.
         is_waiting = bool(self._attempts.line) and is_ready(self._workers)
         self._attempts.pace.advance(now, is_waiting=is_waiting)
+        self.recovery.sweep(now)
         for worker in self._workers:
             if worker.monitor.check(now) is PeerState.DEAD:
                 self.lost(worker, worker.monitor.reason.value, now)
         for sequence in self._book:
-            self._sweep_sequence(sequence, now)
-        role = self._role_missing_too_long(now)
+            self._attempts.sweep(sequence, self._drain_until, now)
+        role = missing_role(self._workers, self._config.worker_wait_s, now)
         if role is not None:
             for sequence in list(self._attempts.line):
                 self._attempts.fail(sequence, ends.no_worker_left(role), now)
@@ -189,6 +231,17 @@ class Conductor:
         """Refuse what is new; what runs may finish until `drain_timeout_s`. Idempotent."""
         if self._drain_until is None:
             self._drain_until = now + self._config.drain_timeout_s
+
+    def is_wanted(self, worker: Worker, key: AttemptKey) -> bool:
+        """Return whether a request in flight has this as its present attempt, on this worker."""
+        sequence = self._book.running(key)
+        attempt = None if sequence is None else sequence.attempt
+        return attempt is not None and worker in attempt.pair
+
+    def overdue_s(self, now: float) -> float:
+        """Return by how much the most overdue request has outlived its deadline; negative if none
+        has."""
+        return max((now - sequence.deadline for sequence in self._book), default=-MAX_SECONDS)
 
     def check_accounting(self) -> None:
         """Raise unless every request has or will have exactly one terminal event.
@@ -203,8 +256,11 @@ class Conductor:
             raise draining()
         if request.request_id in self._book:
             raise server_error()  # two requests with one id could not be told apart
+        objection = self.recovery.objection(request.prompt_ids, now)
+        if objection is not None:
+            raise objection.error
         refuse_unfit(request, limits_of(self._workers, self._text.max_model_len))
-        role = self._role_missing_too_long(now)
+        role = missing_role(self._workers, self._config.worker_wait_s, now)
         if role is not None:
             raise ends.no_worker_left(role).error
         line = self._attempts.line
@@ -218,30 +274,3 @@ class Conductor:
             tokens_ahead = line.tokens_ahead(request.priority)
             predicted_s = self._attempts.pace.predict_s(tokens_ahead, running_tokens)
         refuse_overload(request, self._config, len(line), predicted_s)
-
-    def _sweep_sequence(self, sequence: Sequence, now: float) -> None:
-        config = self._config
-        attempt = sequence.attempt
-        waiting_since = sequence.relay.mailbox.waiting_since
-        gap_since = None if attempt is None else attempt.gap_since
-        if now >= sequence.deadline:
-            self._attempts.fail(sequence, ends.too_late(sequence.request.deadline_s), now)
-        elif self._drain_until is not None and now >= self._drain_until:
-            self._attempts.fail(sequence, ends.drained(), now)
-        elif waiting_since is not None and now - waiting_since >= config.stall_timeout_s:
-            self._attempts.fail(sequence, ends.stalled(config.stall_timeout_s), now)
-        elif attempt is not None and sequence.phase is Phase.RESERVING and now >= attempt.grant_by:
-            self._attempts.apply(sequence, Again("no_grant"), now)
-        elif gap_since is not None and now - gap_since >= config.link.peer_timeout_s:
-            self._attempts.apply(sequence, Again("tokens_missing"), now)
-
-    def _role_missing_too_long(self, now: float) -> Role | None:
-        """Return a role that no worker has filled for longer than a restart takes."""
-        for role in (Role.PREFILL, Role.DECODE):
-            since = [w.missing_since for w in self._workers if w.role is role]
-            gone = [at for at in since if at is not None]
-            if len(gone) == len(since) and (
-                not gone or now - max(gone) >= self._config.worker_wait_s
-            ):
-                return role
-        return None

@@ -3,6 +3,9 @@
 Pure functions of the workers' announcements. Decode: most blocks left after what is reserved and
 what running sequences will grow by. Prefill: fewest prompt tokens to compute. Both must hold the
 same model, or the KV of one would mean nothing to the other.
+
+Workers whose breakers are open are left out, up to half of a role. Where a sequence failed before,
+and pairs that lost one another, are the last choice: better than to wait.
 """
 
 from __future__ import annotations
@@ -11,9 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from triolet.ids import Role
 
+from .breaker import ejected
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from .paths import BrokenPaths
     from .workers import Worker
 
 
@@ -24,11 +30,15 @@ class Need(NamedTuple):
       prompt_tokens: to prefill.
       kv_tokens: prompt and replayed tokens, which decode holds from the start.
       fingerprint: of the model that it began with; empty if it has not begun.
+      shunned: addresses of workers where it failed.
+      is_on_probation: it must not share a worker with another one that is.
     """
 
     prompt_tokens: int
     kv_tokens: int
     fingerprint: str = ""
+    shunned: frozenset[str] = frozenset()
+    is_on_probation: bool = False
 
 
 class Pair(NamedTuple):
@@ -37,22 +47,42 @@ class Pair(NamedTuple):
     decode: Worker
     prefill: Worker
 
+    def of(self, role: Role) -> Worker:
+        """Return the one of this role."""
+        return self.decode if role is Role.DECODE else self.prefill
+
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
     """Return how many blocks hold this many tokens."""
     return -(-num_tokens // block_size)
 
 
-def choose_pair(workers: Iterable[Worker], need: Need, now: float) -> Pair | None:
+def choose_pair(
+    workers: Iterable[Worker], need: Need, paths: BrokenPaths, now: float
+) -> Pair | None:
     """Return the workers to send a sequence to, or None if it has to wait."""
-    usable = [w for w in workers if w.is_usable and need.fingerprint in ("", w.fingerprint)]
-    prefills = [w for w in usable if w.role is Role.PREFILL and _has_token_credit(w, need)]
-    decodes = [w for w in usable if w.role is Role.DECODE and _has_room(w, need, now)]
-    for decode in sorted(decodes, key=lambda w: (-_spare_blocks(w), w.address)):
+    usable = [w for w in workers if w.is_usable]
+    prefills = [w for w in _admitted(usable, Role.PREFILL, need) if _has_token_credit(w, need)]
+    decodes = [w for w in _admitted(usable, Role.DECODE, need) if _has_room(w, need, now)]
+    last_choice = None
+
+    def decode_rank(worker: Worker) -> tuple[bool, int, str]:
+        return worker.address in need.shunned, -_spare_blocks(worker), worker.address
+
+    for decode in sorted(decodes, key=decode_rank):
+
+        def prefill_rank(worker: Worker, decode: Worker = decode) -> tuple[bool, bool, int, str]:
+            is_broken = paths.is_broken(worker, decode, now)
+            is_shunned = worker.address in need.shunned
+            return is_broken, is_shunned, worker.waiting_tokens, worker.address
+
         same_model = [w for w in prefills if w.fingerprint == decode.fingerprint]
         if same_model:
-            return Pair(decode, min(same_model, key=lambda w: (w.waiting_tokens, w.address)))
-    return None
+            pair = Pair(decode, min(same_model, key=prefill_rank))
+            if not paths.is_broken(pair.prefill, decode, now):
+                return pair
+            last_choice = last_choice or pair
+    return last_choice
 
 
 def is_model_gone(workers: Iterable[Worker], need: Need) -> bool:
@@ -65,6 +95,23 @@ def is_model_gone(workers: Iterable[Worker], need: Need) -> bool:
         if present and need.fingerprint not in present:
             return True
     return False
+
+
+def _admitted(usable: list[Worker], role: Role, need: Need) -> list[Worker]:
+    """Return the workers of a role that may have this sequence at all, room or not."""
+    pool = [w for w in usable if w.role is role]
+    left_out = ejected(pool, lambda w: w.breaker)
+    return [
+        w
+        for w in pool
+        if w not in left_out
+        and need.fingerprint in ("", w.fingerprint)
+        and not (need.is_on_probation and _has_probation(w))
+    ]
+
+
+def _has_probation(worker: Worker) -> bool:
+    return any(share.is_on_probation for share in worker.shares.values())
 
 
 def _has_token_credit(worker: Worker, need: Need) -> bool:

@@ -79,6 +79,25 @@ def attempts_spent(num_failures: int, cause: str) -> End:
     return End(error, Outcome.NO_WORKER, EndReason.ERROR)
 
 
+def retries_spent(cause: str) -> End:
+    """Return the end of a request whose retry this server cannot afford any more."""
+    error = no_worker(
+        f"this attempt failed ({cause.replace('_', ' ')}), and too many others failed before it"
+    )
+    return End(error, Outcome.NO_WORKER, EndReason.ERROR)
+
+
+def quarantined() -> End:
+    """Return the end of a request that killed the workers which computed it, and of every other
+    with its prompt."""
+    error = RequestError(
+        "this prompt made the workers that computed it fail; it is not tried again",
+        status=500,
+        code="quarantined",
+    )
+    return End(error, Outcome.QUARANTINED, EndReason.ERROR)
+
+
 def other_model() -> End:
     """Return the end of a sequence that no worker can continue exactly."""
     error = no_worker("the model was replaced while this request ran; send it again")

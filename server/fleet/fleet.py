@@ -11,25 +11,29 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
-from transport.frames import AttemptRow, Goodbye, ServerHeartbeat, Welcome
-from transport.handshake import check_welcome, make_hello
+from transport.frames import AttemptRow, Audit, Audited, Goodbye, ServerHeartbeat, Welcome
+from transport.handshake import check_welcome, goodbye, make_hello
 from transport.link import PeerBusy, PeerGone
 from triolet.ids import PeerId, Role, new_epoch
+from triolet.process import process_facts
 
+from .auditor import Auditor
 from .conductor import Conductor
 from .observer import SilentObserver
-from .status import FleetStatus, is_ready, worker_status
+from .status import FleetStatus, is_ready, present, worker_status
 from .stream import Stream
 from .workers import Worker
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from transport.frames import AnyFrame
     from transport.link import Connection, Network
+    from triolet.audit import FleetAudit
     from triolet.config import ServerConfig
 
     from ..generation import CancelReason, GenerationRequest
     from .observer import FleetObserver
-    from .outbox import Outgoing
     from .relay import RelayText
     from .sequence import Sequence
 
@@ -45,6 +49,7 @@ class Fleet:
       network: makes the links.
       observer: told of what happens.
       name: of this server, as workers see it.
+      draw_epoch: where its epoch comes from; a simulator brings its own.
     """
 
     def __init__(
@@ -54,19 +59,21 @@ class Fleet:
         network: Network,
         observer: FleetObserver | None = None,
         name: str = "server",
+        draw_epoch: Callable[[], int] = new_epoch,
     ) -> None:
         now = trio.current_time()
         self._config = config
         self._network = network
-        self._me = PeerId(Role.SERVER, name, new_epoch())
+        self._me = PeerId(Role.SERVER, name, draw_epoch())
         addresses = {Role.PREFILL: config.prefill_addresses, Role.DECODE: config.decode_addresses}
         self._workers = tuple(
-            Worker(role, address, config.link, now)
+            Worker(role, address, config.link, config.recovery, now)
             for role, of_role in addresses.items()
             for address in of_role
         )
         self._observer = observer or SilentObserver()
         self._conductor = Conductor(config, self._workers, text, self._observer, now)
+        self._auditor = Auditor(self._me, config, self._workers, self._conductor)
         self._connections: dict[Worker, Connection] = {}
         self._credit_due = trio.Event()
         self._changed = trio.Event()
@@ -77,7 +84,9 @@ class Fleet:
         Raises:
           RequestError: refused; nothing was begun.
         """
-        sequence = self._conductor.submit(request, trio.current_time())
+        now = trio.current_time()
+        self._conductor.wake(now)
+        sequence = self._conductor.submit(request, now)
         self._flush()
         return Stream(sequence, self._taken, self._cancel)
 
@@ -85,7 +94,10 @@ class Fleet:
         """Look at the fleet."""
         conductor = self._conductor
         return FleetStatus(
-            workers=tuple(worker_status(worker) for worker in self._workers),
+            workers=tuple(
+                worker_status(worker)
+                for worker in present(self._workers, self._config.spare_addresses)
+            ),
             is_ready=is_ready(self._workers) and not conductor.is_draining,
             is_draining=conductor.is_draining,
             queued=conductor.num_queued,
@@ -95,6 +107,8 @@ class Fleet:
             accepted=conductor.accounting.accepted,
             rejected=dict(conductor.accounting.rejected),
             ended={str(how): n for how, n in conductor.accounting.ended.items()},
+            retries_left=conductor.recovery.retries_left,
+            quarantined=conductor.recovery.num_quarantined,
         )
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -116,7 +130,9 @@ class Fleet:
                 nursery.start_soon(self._send_credit)
                 task_status.started()
         finally:
-            for connection in self._connections.values():
+            for worker, connection in self._connections.items():
+                # Their blocks are free at once, instead of when our leases run out.
+                self._send(worker, goodbye("this server has shut down"))
                 connection.close()
             self._connections.clear()
 
@@ -136,6 +152,29 @@ class Fleet:
         self.begin_drain()
         while self._conductor.num_in_flight:
             await self._changed.wait()
+
+    async def audit(self, connections: int = 0) -> FleetAudit:
+        """Ask every worker that is there for its account; who is silent is listed as such.
+
+        Args:
+          connections: of clients, which the fleet does not know.
+
+        Raises:
+          RequestError: too many audits at once.
+        """
+        self._flush()  # what is counted from here on has been sent before the question
+        survey = self._auditor.begin()
+        try:
+            for worker in survey.asked:
+                self._send(worker, Audit(survey.serial))
+            self._flush()
+            with trio.move_on_after(self._config.audit_timeout_s):
+                while not survey.is_complete:
+                    await self._changed.wait()
+        finally:
+            self._auditor.close(survey)
+        process = process_facts(trio.lowlevel.current_statistics().tasks_living)
+        return self._auditor.result(survey, trio.current_time(), connections, process)
 
     def check_accounting(self) -> None:
         """Raise unless every request has or will have exactly one terminal event.
@@ -158,6 +197,7 @@ class Fleet:
         while True:
             messages = await connection.receive_many()
             now = trio.current_time()
+            self._conductor.wake(now)
             for message in messages:
                 self._take(worker, message.frame, now)
             self._flush()
@@ -172,9 +212,14 @@ class Fleet:
                     self._observer.worker_refused(str(worker), objection.reason)
             case Goodbye() if worker.is_connected:
                 log.info("worker said goodbye", worker=str(worker), reason=frame.reason)
+                if worker.is_draining:
+                    # It waits for us to have heard it.
+                    self._send(worker, goodbye("heard"))
                 self._conductor.lost(worker, "goodbye", now)
             case Goodbye():
                 self._observer.worker_refused(str(worker), frame.reason)
+            case Audited():
+                self._auditor.take(worker, frame, now)
             case _:
                 self._conductor.received(worker, frame, now)
 
@@ -182,6 +227,7 @@ class Fleet:
         """Say HELLO whenever the worker is not there, until it answers."""
         link = self._config.link
         while True:
+            self._conductor.wake(trio.current_time())
             if not worker.is_connected:
                 with trio.move_on_after(link.hello_timeout_s):
                     await self._connections[worker].send(make_hello(self._me))
@@ -190,6 +236,7 @@ class Fleet:
     async def _beat(self) -> None:
         """Renew the leases of everything that is still wanted."""
         while True:
+            self._conductor.wake(trio.current_time())
             for worker in self._workers:
                 # A heartbeat that fails begins new attempts elsewhere: their RESERVE must go before
                 # the heartbeat that names them, or they would be unknown over there.
@@ -202,7 +249,10 @@ class Fleet:
 
     async def _sweep(self) -> None:
         while True:
+            self._conductor.wake(trio.current_time())
             self._conductor.sweep(trio.current_time())
+            if self._conductor.outbox.has_credit:
+                self._credit_due.set()
             self._flush()
             await trio.sleep(self._config.link.sweep_interval_s)
 
@@ -211,19 +261,17 @@ class Fleet:
         while True:
             await self._credit_due.wait()
             self._credit_due = trio.Event()
-            self._send_all(self._conductor.outbox.drain_credit())
+            for worker, frame in self._conductor.outbox.drain_credit():
+                self._send(worker, frame)
             self._flush()
 
     def _flush(self) -> None:
         """Send what the conductor wants sent. A worker that cannot take it is lost, and what
         follows from that is sent too."""
         while frames := self._conductor.outbox.drain_frames():
-            self._send_all(frames)
+            for worker, frame in frames:
+                self._send(worker, frame)
         self._notify()
-
-    def _send_all(self, frames: list[Outgoing]) -> None:
-        for worker, frame in frames:
-            self._send(worker, frame)
 
     def _send(self, worker: Worker, frame: AnyFrame) -> None:
         connection = self._connections.get(worker)

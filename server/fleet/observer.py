@@ -13,8 +13,37 @@ if TYPE_CHECKING:
     from .accounting import Outcome
 
 
+class FaultObserver(Protocol):
+    """Told of what went wrong, and of what is done about it."""
+
+    def retry_unaffordable(self) -> None:
+        """A request ends because too many others are tried again already."""
+        ...
+
+    def request_quarantined(self, request_id: str) -> None:
+        """It killed the workers that computed it."""
+        ...
+
+    def breaker_changed(self, worker: str, state: str) -> None:
+        """A worker is left out, tried, or used again."""
+        ...
+
+    def frames_dropped(self, reason: str, count: int = 1) -> None:
+        """Frames of workers were not acted upon."""
+        ...
+
+    def server_paused(self, seconds: float) -> None:
+        """This process itself stood still for so long."""
+        ...
+
+
 class FleetObserver(Protocol):
     """Told of each event once."""
+
+    @property
+    def faults(self) -> FaultObserver:
+        """Who is told of faults."""
+        ...
 
     def request_received(self) -> None:
         """Somebody submitted."""
@@ -65,8 +94,30 @@ class FleetObserver(Protocol):
         ...
 
 
+class SilentFaultObserver:
+    """Counts nothing."""
+
+    def retry_unaffordable(self) -> None:
+        """Ignore it."""
+
+    def request_quarantined(self, request_id: str) -> None:
+        """Ignore it."""
+
+    def breaker_changed(self, worker: str, state: str) -> None:
+        """Ignore it."""
+
+    def frames_dropped(self, reason: str, count: int = 1) -> None:
+        """Ignore it."""
+
+    def server_paused(self, seconds: float) -> None:
+        """Ignore it."""
+
+
 class SilentObserver:
     """Counts nothing."""
+
+    def __init__(self) -> None:
+        self.faults: FaultObserver = SilentFaultObserver()
 
     def request_received(self) -> None:
         """Ignore it."""

@@ -28,16 +28,21 @@ class Outbox:
 
     def __init__(self) -> None:
         self._frames: list[Outgoing] = []
-        self._allowed: dict[Worker, dict[AttemptKey, int]] = {}
+        self._credit: dict[Worker, dict[AttemptKey, CreditRow]] = {}
 
     def send(self, worker: Worker, frame: AnyFrame) -> None:
         """Add a frame, unless there is nobody to take it."""
         if worker.is_connected:
             self._frames.append(Outgoing(worker, frame))
 
-    def allow(self, worker: Worker, key: AttemptKey, allowed: int) -> None:
+    def allow(self, worker: Worker, key: AttemptKey, allowed: int, received: int) -> None:
         """Add credit; of several amounts for one attempt the last counts."""
-        self._allowed.setdefault(worker, {})[key] = allowed
+        self._credit.setdefault(worker, {})[key] = CreditRow(*key, allowed, received)
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether credit waits to be sent."""
+        return bool(self._credit)
 
     def drain_frames(self) -> list[Outgoing]:
         """Take everything but credit."""
@@ -47,12 +52,12 @@ class Outbox:
     def drain_credit(self) -> list[Outgoing]:
         """Take all credit, one frame per worker."""
         frames = []
-        for worker, allowed in self._allowed.items():
-            rows = [CreditRow(*key, amount) for key, amount in allowed.items()]
+        for worker, credit in self._credit.items():
+            rows = list(credit.values())
             frames += [
                 Outgoing(worker, TokenCredit(tuple(rows[at : at + MAX_ROWS])))
                 for at in range(0, len(rows), MAX_ROWS)
                 if worker.is_connected
             ]
-        self._allowed = {}
+        self._credit = {}
         return frames

@@ -35,16 +35,39 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
+class Fault:
+    """What went wrong with an attempt.
+
+    Attributes:
+      at: the worker of its pair where it showed.
+      is_workers: that worker is to blame; else the network, this server, or nobody.
+      is_path: the way between the two workers is what failed.
+      is_shared: other attempts fail by the same event, within moments.
+      step: the device step that raised; 0 if none did.
+      num_suspects: requests whose computing may be what the worker or the step failed by, this one
+        among them; 0 if it was not computing.
+    """
+
+    at: Role
+    is_workers: bool = True
+    is_path: bool = False
+    is_shared: bool = False
+    step: int = 0
+    num_suspects: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Again:
     """This attempt is over; begin another one.
 
     Attributes:
       cause: a word for metrics and logs.
-      is_fault: it counts against `max_attempts`.
+      fault: what went wrong; None if nothing did, and then it does not count against
+        `max_attempts`.
     """
 
     cause: str
-    is_fault: bool = True
+    fault: Fault | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +86,12 @@ _TOKEN_PHASES: Final = (Phase.PREFILLING, Phase.DECODING, Phase.FINISHING)
 def take_row(sequence: Sequence, attempt: Attempt, row: TokenRow, now: float) -> Change | None:
     """Take one token row of the present attempt."""
     if sequence.phase not in _TOKEN_PHASES:
-        return Again("token_without_prefill")
+        return Again("token_without_prefill", Fault(Role.DECODE))
     token_ids = sequence.relay.token_ids
     if row.position < len(token_ids):
         return None if token_ids[row.position] == row.token_id else Fail(server_error())
     if row.position >= max(attempt.allowed, 1):
-        return Again("token_without_credit")
+        return Again("token_without_credit", Fault(Role.DECODE))
     twin = attempt.early.setdefault(row.position, row)
     if twin.token_id != row.token_id:
         return Fail(server_error())
@@ -98,14 +121,14 @@ def take_ended(
 ) -> Change | None:
     """Take a worker's word that the attempt is over there."""
     if role is Role.PREFILL:
-        return _prefill_ended(sequence, attempt, frame.reason)
+        return _prefill_ended(sequence, attempt, frame)
     verdict = OF_DECODE.get(frame.reason, Verdict.IGNORE)
     if verdict is Verdict.IGNORE or attempt.num_tokens is not None:
         return None
     if verdict is Verdict.MOVE:
-        return Again(frame.reason, is_fault=False)
-    if verdict is Verdict.RETRY or sequence.phase is Phase.RESERVING:
         return Again(frame.reason)
+    if verdict is Verdict.RETRY or sequence.phase is Phase.RESERVING:
+        return Again(frame.reason, _fault_at(role, frame))
     if frame.num_tokens < len(sequence.relay.token_ids):
         return Fail(server_error())
     sequence.step(Step.COMPLETE)
@@ -129,7 +152,26 @@ def refused_as_too_long() -> Fail:
     )
 
 
-def _prefill_ended(sequence: Sequence, attempt: Attempt, reason: EndReason) -> Change | None:
+def _fault_at(role: Role, frame: Ended) -> Fault:
+    """Return what a worker's ENDED says of who is to blame."""
+    match frame.reason:
+        case EndReason.ERROR if frame.failed_rows:
+            return Fault(
+                role, is_shared=True, step=frame.failed_step, num_suspects=frame.failed_rows
+            )
+        case EndReason.ERROR:
+            # Decode has no errors of its own but those of KV that came damaged or in disorder.
+            is_path = role is Role.DECODE
+            return Fault(role, is_workers=not is_path, is_path=is_path)
+        case EndReason.PEER_LOST:
+            return Fault(role, is_workers=False, is_path=True, is_shared=True)
+        case _:
+            # Leases ran out: somebody was not heard, and all that he had here ended with it.
+            return Fault(role, is_workers=False, is_shared=True)
+
+
+def _prefill_ended(sequence: Sequence, attempt: Attempt, frame: Ended) -> Change | None:
+    reason = frame.reason
     match OF_PREFILL.get(reason, Verdict.IGNORE):
         case Verdict.COMPLETE:
             attempt.is_handed_over = True
@@ -138,7 +180,8 @@ def _prefill_ended(sequence: Sequence, attempt: Attempt, reason: EndReason) -> C
             if reason is EndReason.UNKNOWN and sequence.phase is not Phase.PREFILLING:
                 # It has forgotten what it shipped; decode has it or will miss it.
                 return None
-            return Again(f"prefill_{reason}", is_fault=verdict is Verdict.RETRY)
+            fault = _fault_at(Role.PREFILL, frame) if verdict is Verdict.RETRY else None
+            return Again(f"prefill_{reason}", fault)
         case _:
             return None
 

@@ -13,7 +13,7 @@ from triolet.sampling import is_end_token
 
 from ..generation import FinishReason, TokenLogprob
 from ..text.stop_strings import Scan, StopMatcher
-from .mailbox import Mailbox
+from .mailbox import Mailbox, Scores, packed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +70,7 @@ class Relay:
 
     def __init__(self, request: GenerationRequest, text: RelayText) -> None:
         self.token_ids: list[int] = []
-        self.mailbox = Mailbox()
+        self.mailbox = Mailbox(self._shown)
         self._request = request
         self._text = text
         self._stream = text.detokenizer(
@@ -93,7 +93,7 @@ class Relay:
         end = None if scan.matched is None else RelayEnd(FinishReason.STOP, scan.matched)
         if end is None and (is_end or len(self.token_ids) >= sampling.max_tokens):
             end, scan = self._end(scan, FinishReason.STOP if is_end else FinishReason.LENGTH)
-        self.mailbox.put_text(scan.text, (row.token_id,), self._logprobs(row), now)
+        self.mailbox.put_text(scan.text, (row.token_id,), self._scores(row), now)
         return end
 
     def end(self, reason: FinishReason, now: float) -> RelayEnd:
@@ -111,18 +111,18 @@ class Relay:
         text = scan.text + last.text + self._stop.flush()
         return RelayEnd(reason, last.matched), Scan(text, last.matched)
 
-    def _logprobs(self, row: TokenRow) -> tuple[TokenLogprob, ...]:
+    def _scores(self, row: TokenRow) -> tuple[Scores, ...]:
         if self._request.sampling.logprobs is None or row.logprob is None:
             return ()
-        chosen = self._text.token(row.token_id)
-        return (
-            TokenLogprob(
-                token_id=row.token_id,
-                text=chosen.text,
-                raw=chosen.raw,
-                logprob=row.logprob,
-                top=tuple(
-                    (top.token_id, *self._text.token(top.token_id), top.logprob) for top in row.top
-                ),
-            ),
+        return (packed(row, row.logprob),)
+
+    def _shown(self, scores: Scores) -> TokenLogprob:
+        chosen = self._text.token(scores.token_id)
+        alternatives = zip(scores.top_ids, scores.top_logprobs, strict=True)
+        return TokenLogprob(
+            token_id=scores.token_id,
+            text=chosen.text,
+            raw=chosen.raw,
+            logprob=scores.logprob,
+            top=tuple((i, *self._text.token(i), logprob) for i, logprob in alternatives),
         )

@@ -12,14 +12,18 @@ from typing import TYPE_CHECKING
 from ..generation import Usage
 from .dispatch import Need
 from .phases import Phase, Step, after
+from .suspicion import Suspicion
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from transport.frames import TokenRow
     from triolet.ids import AttemptKey
 
     from ..generation import FinishReason, GenerationRequest
     from .dispatch import Pair
     from .relay import Relay
+    from .workers import Worker
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +37,10 @@ class Attempt:
       allowed: positions below this decode was told it may produce.
       early: rows whose predecessors are still under way, by position.
       gap_since: since when something is missing; None if nothing is.
+      num_seen: tokens there were when somebody last looked whether more had come.
+      quiet_since: since when there are no more than that, or their credit was repeated.
       is_handed_over: decode has the KV, prefill's part is done.
+      has_decoded: decode has sent a token.
       num_tokens: completion tokens there are in all, once decode has said so.
       finish_reason: how decode said that it ended.
     """
@@ -44,7 +51,10 @@ class Attempt:
     allowed: int
     early: dict[int, TokenRow] = field(default_factory=dict)
     gap_since: float | None = None
+    num_seen: int = 0
+    quiet_since: float = 0.0
     is_handed_over: bool = False
+    has_decoded: bool = False
     num_tokens: int | None = None
     finish_reason: FinishReason | None = None
 
@@ -74,7 +84,10 @@ class Sequence:
       phase: where it is.
       attempt: the present try; None while it waits.
       num_attempts: tries begun so far.
-      num_failures: tries that failed by a fault.
+      faults: what tries failed by since it last got on, that nobody else was convicted of.
+      faulted_at: tokens that it had at the last of them.
+      suspicion: whether it is what workers fail by.
+      shunned: addresses of workers where it failed; others are preferred.
       fingerprint: of the model that made its first token.
       cached_tokens: prompt tokens whose KV was there already.
     """
@@ -88,7 +101,10 @@ class Sequence:
     phase: Phase = Phase.QUEUED
     attempt: Attempt | None = None
     num_attempts: int = 0
-    num_failures: int = 0
+    faults: list[Hashable] = field(default_factory=list)
+    faulted_at: int = 0
+    suspicion: Suspicion = field(default_factory=Suspicion)
+    shunned: frozenset[str] = frozenset()
     fingerprint: str = ""
     cached_tokens: int = 0
 
@@ -100,11 +116,40 @@ class Sequence:
         """
         self.phase = after(self.phase, step)
 
+    def needs(self, worker: Worker) -> bool:
+        """Return whether its present attempt is over without this worker."""
+        attempt = self.attempt
+        if attempt is None or worker not in attempt.pair:
+            return False
+        return worker is attempt.pair.decode or not attempt.is_handed_over
+
+    def computes_on(self, worker: Worker) -> bool:
+        """Return whether this worker may be computing it now, as far as its tokens tell."""
+        attempt = self.attempt
+        if attempt is None or worker not in attempt.pair:
+            return False
+        computing = Phase.DECODING if worker is attempt.pair.decode else Phase.PREFILLING
+        return self.phase is computing
+
+    def excuse(self, absence_s: float) -> None:
+        """Take back time in which this server did not listen, to its reader and its workers."""
+        self.relay.mailbox.excuse(absence_s)
+        if self.attempt is not None:
+            self.attempt.grant_by += absence_s
+            if self.attempt.gap_since is not None:
+                self.attempt.gap_since += absence_s
+
     @property
     def need(self) -> Need:
         """What its next attempt asks of workers."""
         prompt_tokens = len(self.request.prompt_ids)
-        return Need(prompt_tokens, prompt_tokens + len(self.relay.token_ids), self.fingerprint)
+        return Need(
+            prompt_tokens,
+            prompt_tokens + len(self.relay.token_ids),
+            self.fingerprint,
+            self.shunned,
+            self.suspicion.is_on_probation,
+        )
 
     def usage(self, now: float) -> Usage:
         """Return counts and times as of now."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from triolet.ids import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from transport.frames import Capacity, Load
 
@@ -31,6 +31,7 @@ class WorkerStatus:
       capacity: what it has; None until it answered.
       load: what it last said it does.
       attempts: this server's attempts there.
+      breaker: closed, open or half_open; unless closed it is left out, or tried.
     """
 
     role: Role
@@ -41,6 +42,7 @@ class WorkerStatus:
     capacity: Capacity | None
     load: Load
     attempts: int
+    breaker: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ class FleetStatus:
       accepted: of these, taken on.
       rejected: of these, refused; by error code.
       ended: terminal events so far; by outcome.
+      retries_left: attempts after faults that the retry budget can pay for.
+      quarantined: prompts that are refused because they killed workers.
     """
 
     workers: tuple[WorkerStatus, ...]
@@ -70,6 +74,13 @@ class FleetStatus:
     accepted: int
     rejected: Mapping[str, int]
     ended: Mapping[str, int]
+    retries_left: float
+    quarantined: int
+
+
+def present(workers: Iterable[Worker], spare_addresses: Collection[str]) -> list[Worker]:
+    """Return the workers that there are or should be; a spare one counts while it is there."""
+    return [w for w in workers if w.is_connected or w.address not in spare_addresses]
 
 
 def worker_status(worker: Worker) -> WorkerStatus:
@@ -85,6 +96,7 @@ def worker_status(worker: Worker) -> WorkerStatus:
         capacity=worker.capacity,
         load=worker.load,
         attempts=len(worker.shares),
+        breaker=worker.breaker.state.value,
     )
 
 

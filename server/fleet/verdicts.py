@@ -42,4 +42,5 @@ OF_PREFILL: Final[dict[EndReason, Verdict]] = {
     EndReason.UNKNOWN: Verdict.RETRY,
     EndReason.ERROR: Verdict.RETRY,
 }
-"""Failures count only until decode has the KV."""
+"""Failures count only until decode has the KV. UNWANTED is missing on purpose: decode has ended the
+attempt, and its own ENDED is on the way with the reason."""

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING
 from transport.frames import Load
 from transport.liveness import PeerMonitor, PeerState
 
+from .breaker import Breaker
+
 if TYPE_CHECKING:
     from transport.frames import Capacity, Welcome, WorkerHeartbeat
     from triolet.config import LinkConfig
+    from triolet.config_recovery import RecoveryConfig
     from triolet.ids import AttemptKey, PeerId, Role
 
 
@@ -28,12 +31,14 @@ class Share:
       num_tokens: prompt tokens that prefill has still to compute.
       is_asked: the worker was told of the attempt. Prefill is not before decode has granted it.
       is_granted: decode has leased the blocks, so its heartbeats from now on count them.
+      is_on_probation: its request may be what workers fail by.
     """
 
     num_blocks: int = 0
     num_tokens: int = 0
     is_asked: bool = False
     is_granted: bool = False
+    is_on_probation: bool = False
 
 
 class Worker:
@@ -43,6 +48,7 @@ class Worker:
       role: prefill or decode.
       address: where it is reached.
       monitor: whether it lives.
+      breaker: whether it is to be left out although it lives.
       welcome: what it said of itself last; None until it did.
       beat: its last heartbeat in this life.
       busy_until: it refused a lease and is not asked again before.
@@ -51,10 +57,13 @@ class Worker:
       missing_since: when it was last seen to be gone; None while it is there.
     """
 
-    def __init__(self, role: Role, address: str, link: LinkConfig, now: float) -> None:
+    def __init__(
+        self, role: Role, address: str, link: LinkConfig, recovery: RecoveryConfig, now: float
+    ) -> None:
         self.role = role
         self.address = address
         self.monitor = PeerMonitor(link, now)
+        self.breaker = Breaker(recovery)
         self.welcome: Welcome | None = None
         self.beat: WorkerHeartbeat | None = None
         self.busy_until = now
@@ -111,6 +120,7 @@ class Worker:
         is_another_life = self.monitor.greeted(welcome.peer.epoch, now, welcome.capacity.step_s)
         if is_another_life:
             self.beat = None
+            self.breaker.reset()
         self.welcome = welcome
         self.busy_until = now
         self.missing_since = None
@@ -134,10 +144,18 @@ class Worker:
         """Attempts that the worker was told of and that are still wanted."""
         return [key for key, share in self.shares.items() if share.is_asked]
 
-    def reserve(self, key: AttemptKey, *, num_blocks: int = 0, num_tokens: int = 0) -> None:
+    def reserve(
+        self,
+        key: AttemptKey,
+        *,
+        num_blocks: int = 0,
+        num_tokens: int = 0,
+        is_on_probation: bool = False,
+    ) -> None:
         """Count an attempt that is about to be sent there."""
-        self.shares[key] = Share(num_blocks=num_blocks, num_tokens=num_tokens)
+        self.shares[key] = Share(num_blocks, num_tokens, is_on_probation=is_on_probation)
         self.available_blocks -= num_blocks
+        self.breaker.begin(key)
 
     def asked(self, key: AttemptKey) -> None:
         """Note that the worker is told of the attempt now."""
@@ -156,12 +174,22 @@ class Worker:
     def release(self, key: AttemptKey, freed_blocks: int = 0) -> bool:
         """Count an attempt out; return whether the worker has to be told."""
         self.available_blocks += freed_blocks
+        self.breaker.leave(key)
         share = self.shares.pop(key, None)
         return share is not None and share.is_asked
 
-    def lost(self, now: float) -> None:
+    def excuse(self, absence_s: float) -> None:
+        """Take back time in which this server did not listen."""
+        self.monitor.excuse(absence_s)
+        if self.missing_since is not None:
+            self.missing_since += absence_s
+
+    def lost(self, now: float, *, is_its_fault: bool = True) -> None:
         """Give this life up; what it had has to be done elsewhere."""
         self.monitor.lost()
+        if is_its_fault:
+            # For the same life, should it come back: a new one begins anew.
+            self.breaker.failed(now)
         self.beat = None
         self.missing_since = now
         self.shares.clear()

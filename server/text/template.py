@@ -1,9 +1,8 @@
 """Renders a model's chat template.
 
-Knows jinja2 and the names that templates in Hugging Face directories expect; refuses to know
-tokens. A template comes from the model directory only and still runs in a sandbox, because such
-directories are downloaded from strangers: it cannot reach Python or change its input, and its
-output is bounded. What bounds its time is the caller's thread limit.
+Knows the names that templates in Hugging Face directories expect; refuses to know tokens. A
+template comes from the model directory only and still runs in a sandbox (sandbox.py): it cannot
+reach Python or change its input, its output is bounded, and it ends when nobody waits for it.
 """
 
 from __future__ import annotations
@@ -13,64 +12,26 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, NoReturn
 
 import jinja2
-from jinja2.ext import Extension, loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from triolet.errors import ModelError, RequestError, invalid_request
-from triolet.units import MIB
 
 from .model_files import DEFAULT_TEMPLATE, TOOL_TEMPLATE
+from .sandbox import MAX_CHARS, TemplateEnvironment, go_on
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from jinja2.nodes import Node
-    from jinja2.parser import Parser
-    from jinja2.runtime import Context
-
-MAX_RENDERED_CHARS: Final = 64 * MIB
-"""Four times the largest request body: templates repeat little of what they are given."""
+    from collections.abc import Callable, Mapping, Sequence
 
 _TEMPLATE_FAULTS: Final = (
     jinja2.TemplateError,
     ArithmeticError,
     AttributeError,
     LookupError,
+    MemoryError,
     RecursionError,
     TypeError,
     ValueError,
 )
 """What template code can raise on messages that its author did not think of."""
-
-
-class GenerationBlock(Extension):
-    """`{% generation %}…{% endgeneration %}` marks the assistant's text for training; here it is
-    just its content."""
-
-    tags = {"generation"}  # noqa: RUF012 (jinja2's own interface)
-
-    def parse(self, parser: Parser) -> Node | list[Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox, with a bound on `'a' * 10**9`: the one cheap way to fill memory that is left."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
-        if operator == "**":
-            raise jinja2.TemplateRuntimeError("powers are not available in chat templates")
-        sequence, count = (right, left) if isinstance(left, int) else (left, right)
-        if (
-            isinstance(sequence, str | list | tuple)
-            and isinstance(count, int)
-            and len(sequence) * count > MAX_RENDERED_CHARS
-        ):
-            raise jinja2.TemplateRuntimeError("a repetition is too long")
-        result: object = super().call_binop(context, operator, left, right)
-        return result
 
 
 class ChatTemplate:
@@ -85,13 +46,7 @@ class ChatTemplate:
     """
 
     def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
-        environment = TemplateEnvironment(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[loopcontrols, GenerationBlock],
-            # The output is a prompt, not HTML.
-            autoescape=False,
-        )
+        environment = TemplateEnvironment()
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
@@ -113,7 +68,8 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, object]] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
-        max_chars: int = MAX_RENDERED_CHARS,
+        max_chars: int = MAX_CHARS,
+        check: Callable[[], None] = lambda: None,
     ) -> str:
         """Return the prompt for a conversation.
 
@@ -123,6 +79,7 @@ class ChatTemplate:
           tools: functions that the model may call, in the API's form.
           template_kwargs: further names for the template; they do not replace the ones above.
           max_chars: bound on the output.
+          check: called before each step; what it raises ends the rendering.
 
         Raises:
           RequestError: the template refused the messages, or its output is too long.
@@ -136,6 +93,7 @@ class ChatTemplate:
         }
         pieces = []
         num_chars = 0
+        before = go_on.set(check)
         try:
             for piece in self._pick(has_tools=bool(tools)).generate(variables):
                 num_chars += len(piece)
@@ -146,6 +104,8 @@ class ChatTemplate:
                 pieces.append(piece)
         except _TEMPLATE_FAULTS as error:
             raise _refusal(error) from error
+        finally:
+            go_on.reset(before)
         return "".join(pieces)
 
     def _pick(self, *, has_tools: bool) -> jinja2.Template:

@@ -160,6 +160,8 @@ class TextModel:
                 add_generation_prompt=add_generation_prompt,
                 tools=self._guard.protect(tools),
                 template_kwargs=self._guard.protect(template_kwargs),
+                # Ends the loop of a template that nobody waits for any more.
+                check=trio.from_thread.check_cancelled,
             )
             return ChatPrompt(self._guard.as_text(rendered), self._guard.with_markers(rendered))
 

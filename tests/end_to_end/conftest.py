@@ -1,4 +1,8 @@
-"""The fleet that end-to-end tests share, and the rule that every test leaves it empty."""
+"""The fleet that end-to-end tests share, and the rule that every test leaves its fleet at rest.
+
+After each test all invariants must hold, all blocks be free (and as poisoned as when they were
+freed), and files, threads and tasks of every process be as few as before.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +16,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from triolet.audit import FleetAudit
+
 STALL_TIMEOUT_S = 2.0
 """Short, so that the test of stalled clients need not wait for the product's 10 s."""
+WATCHED = ("--poison-freed-blocks", "--kv-pool", "64MiB")
+"""A pool that an audit looks through in a moment."""
 
 
 @pytest.fixture(scope="session")
 def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
     """One server, one prefill and one decode worker with the demo model, for the whole session."""
     log = tmp_path_factory.mktemp("fleet") / "fleet.log"
-    fleet = FleetProcess(log, "--stall-timeout", str(STALL_TIMEOUT_S))
+    fleet = FleetProcess(log, *WATCHED, "--stall-timeout", str(STALL_TIMEOUT_S))
     try:
         fleet.wait_ready()
         yield fleet
@@ -28,24 +36,36 @@ def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProc
         fleet.stop()
 
 
+@pytest.fixture(scope="session")
+def first_rest(shared_fleet: FleetProcess) -> FleetAudit:
+    """How the shared fleet is before the first test."""
+    return shared_fleet.warm_up()
+
+
 @pytest.fixture
-def fleet(shared_fleet: FleetProcess) -> Iterator[FleetProcess]:
-    """The shared fleet; after the test every KV block must be free again."""
+def fleet(shared_fleet: FleetProcess, first_rest: FleetAudit) -> Iterator[FleetProcess]:
+    """The shared fleet; after the test it must be as it was."""
     yield shared_fleet
-    shared_fleet.wait_all_blocks_free()
+    shared_fleet.wait_at_rest(first_rest)
 
 
 @pytest.fixture
 def start_fleet(tmp_path: Path) -> Iterator[Callable[..., FleetProcess]]:
-    """Start fleets of one's own, with options, for tests that break them."""
+    """Start fleets of one's own, with options, for tests that break them. Those that are still
+    there after the test must come to rest."""
     started: list[FleetProcess] = []
 
     def start(*options: str) -> FleetProcess:
-        fleet = FleetProcess(tmp_path / f"fleet-{len(started)}.log", *options)
+        fleet = FleetProcess(tmp_path / f"fleet-{len(started)}.log", *WATCHED, *options)
         started.append(fleet)
         fleet.wait_ready()
         return fleet
 
     yield start
-    for fleet in started:
-        fleet.stop()
+    try:
+        for fleet in started:
+            if fleet.process.poll() is None:
+                fleet.wait_at_rest()
+    finally:
+        for fleet in started:
+            fleet.stop()

@@ -19,13 +19,24 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import httpx2
+from msgspec.structs import replace
+
+from triolet.audit import FleetAudit
+from triolet.invariants import check_at_rest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from triolet.audit import ProcessFacts
+    from triolet.invariants import Violation
+
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 POLL_S = 0.02
+REST_TIMEOUT_S = 15.0
+"""Leases run out after 2 s, lost answers are written off after 2 s, and machines may be slow."""
+CACHED_THREADS = 8
+"""Trio keeps threads for ten seconds after their last use."""
 HEARTBEAT_S = 0.5
 """How often workers tell the server what /metrics says of them."""
 
@@ -56,6 +67,20 @@ class Sample:
     name: str
     labels: dict[str, str]
     value: float
+
+
+def with_cached_threads(audit: FleetAudit) -> FleetAudit:
+    """Return an audit with as many threads more as may be there later without being a leak."""
+
+    def more(process: ProcessFacts) -> ProcessFacts:
+        return replace(process, threads=(process.threads or 0) + CACHED_THREADS)
+
+    views = [
+        replace(view, audit=view.audit and replace(view.audit, process=more(view.audit.process)))
+        for view in audit.workers
+    ]
+    server = replace(audit.server, process=more(audit.server.process))
+    return replace(audit, server=server, workers=tuple(views))
 
 
 class FleetProcess:
@@ -162,6 +187,44 @@ class FleetProcess:
             state: self.metric("triolet_kv_blocks", pool=pool, state=state)
             for state in ("free", "cached", "leased")
         }
+
+    def audit(self) -> FleetAudit:
+        """Ask the whole fleet for its accounts, on a connection that is gone afterwards."""
+        answer = httpx2.get(f"{self.url}/fleet/audit", timeout=30.0).raise_for_status()
+        return FleetAudit.from_json(answer.content)
+
+    def warm_up(self) -> FleetAudit:
+        """Let every link and thread be used once; return the audit of the rest that follows, as
+        something to compare later ones with."""
+        body = {"prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": True}
+        self.client.post("/v1/completions", json=body).raise_for_status()
+        return with_cached_threads(self.wait_at_rest())
+
+    def wait_at_rest(
+        self, before: FleetAudit | None = None, timeout_s: float = REST_TIMEOUT_S
+    ) -> FleetAudit:
+        """Hang up, and wait until every invariant holds and nothing of any request is left.
+
+        Args:
+          before: an earlier rest; processes may not have more files, threads or tasks than then.
+          timeout_s: after which what is still wrong fails the test.
+        """
+        self.hang_up()
+        give_up = time.monotonic() + timeout_s
+        while True:
+            audit = self.audit()
+            wrong: list[Violation | str] = list(check_at_rest(audit, before))
+            if audit.server.connections != 1:
+                wrong.append(f"{audit.server.connections} connections, this one included")
+            if not wrong:
+                return audit
+            assert time.monotonic() < give_up, "\n".join(map(str, wrong))
+            time.sleep(POLL_S)
+
+    def hang_up(self) -> None:
+        """Close the connections that the client keeps alive."""
+        self.client.close()
+        self.client = httpx2.Client(base_url=self.url, timeout=30.0)
 
     def wait_all_blocks_free(self, timeout_s: float = 5.0) -> None:
         """Wait until no block of any pool is leased."""

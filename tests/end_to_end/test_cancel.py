@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from loadtest import cancel_report, cancels
+from loadtest import cancel_report, cancels, cut_clients
+from loadtest.campaign.processes import FleetLog
+from loadtest.stray_tokens import stray_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +26,7 @@ def test_requests_cut_at_random_moments_leave_every_block_free(
     start_fleet: Callable[..., FleetProcess],
 ) -> None:
     fleet = start_fleet(*cancels.SERVE_OPTIONS)
-    cuts = trio.run(cancels.cut_many, fleet.url, COUNT, CLIENTS, 7)
+    cuts = trio.run(cut_clients.cut_many, fleet.url, range(COUNT), CLIENTS, 7)
     assert len(cuts) == COUNT
     assert {cut.kind for cut in cuts} == {"sse", "ws", "plain"}
     blocks = cancels.wait_until_free(fleet.url)
@@ -33,10 +35,16 @@ def test_requests_cut_at_random_moments_leave_every_block_free(
     # The injector proves that it hit: requests died in the phases in which blocks are held.
     times = cancel_report.release_times(cuts, fleet.log_text().splitlines())
     assert {"prefilling", "decoding"} <= times.keys()
+    audit = cancels.audit(fleet.url)
+    assert audit["violations"] == []
+    audits = [worker["audit"] for worker in audit["workers"]]
+    stray = stray_tokens(FleetLog(fleet.log_path).entries(), audits)
+    assert stray.wrongs == []
+    assert stray.cut > 0
 
 
 def test_the_report_reads_logs_and_metrics() -> None:
-    cuts = [cancels.Cut(name, "sse", closed_at=1000.0) for name in ("a", "b", "c")]
+    cuts = [cut_clients.Cut(name, "sse", closed_at=1000.0) for name in ("a", "b", "c")]
     lines = [
         "not json",
         '{"event": "request_ended", "client_request_id": "a", "request_id": "0a", "phase": '

@@ -1,98 +1,112 @@
-"""The death of a worker costs a pause: streams go on, the supervisor starts another life."""
+"""Death costs a pause: whatever dies, every answer is the one that was given in peace."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from random import Random
+from typing import TYPE_CHECKING
 
 import pytest
+import trio
 
-from .fleet_process import wait_until
+from loadtest.campaign.asks import draw_asks
+from loadtest.campaign.client import ask_all
+from loadtest.campaign.disturbed import ask_under_faults, wait_whole
+from loadtest.campaign.processes import FleetLog
+from loadtest.campaign.soaking import Soak, SoakPlan
+from loadtest.campaign.verdicts import SERVER_KILL, Verdict, judge
+from loadtest.soak import SERVE_OPTIONS, STALL_TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from loadtest.campaign.answers import Answer
+    from loadtest.campaign.asks import Ask
 
     from .fleet_process import FleetProcess
 
 pytestmark = pytest.mark.slow
 
-STREAMS = 20
-MAX_TOKENS = 200
+ASKS = 12
+CLIENTS = 12
+LAST_MOMENT = 0.3
+"""Faults come early: most requests are still to be answered, in the company of the fault."""
 
 
-def read_stream(fleet: FleetProcess, number: int) -> tuple[str, list[str]]:
-    """Read one stream; return its text and its terminal events."""
-    body = {
-        "messages": [{"role": "user", "content": f"Tell me a story about {number} dragons."}],
-        "stream": True,
-        "max_tokens": MAX_TOKENS,
-        "ignore_eos": True,
-        "temperature": 1.0,
-        "seed": number,
-    }
-    text, terminals = "", []
-    with fleet.client.stream("POST", "/v1/chat/completions", json=body) as answer:
-        for line in answer.iter_lines():
-            if not line.startswith("data: "):
-                continue
-            data = line.removeprefix("data: ")
-            if data == "[DONE]":
-                terminals.append(data)
-                continue
-            event: dict[str, Any] = json.loads(data)
-            if "error" in event:
-                terminals.append(event["error"]["code"])
-                continue
-            choice = event["choices"][0]
-            text += choice["delta"].get("content") or ""
-            if choice["finish_reason"]:
-                terminals.append(choice["finish_reason"])
-    return text, terminals
+async def answers_in_peace(fleet: FleetProcess, asks: list[Ask]) -> dict[int, Answer]:
+    await wait_whole(fleet.url, FleetLog(fleet.log_path))
+    stories = await ask_all(fleet.url, asks, CLIENTS, lambda _: None)
+    assert [story.failure for story in stories] == [None] * len(asks)
+    return {story.ask.number: story.answer for story in stories if story.answer is not None}
 
 
-def read_all(fleet: FleetProcess, kill: Callable[[], None]) -> list[tuple[str, list[str]]]:
-    """Read all streams at once, and call `kill` when all of them run."""
-    with ThreadPoolExecutor(STREAMS) as threads:
-        began = fleet.metric("triolet_time_to_first_token_seconds_count")
-        streams = [threads.submit(read_stream, fleet, number) for number in range(STREAMS)]
-        wait_until(
-            lambda: (
-                fleet.metric("triolet_time_to_first_token_seconds_count") - began >= STREAMS / 2
-            ),
-            30.0,
-            "half of the streams run",
-        )
-        kill()
-        return [stream.result(90) for stream in streams]
+async def verdict_under(
+    fault: str, fleet: FleetProcess, asks: list[Ask], expected: dict[int, Answer]
+) -> Verdict:
+    """Ask the same again while one process dies."""
+    log = FleetLog(fleet.log_path)
+    rng = Random(fault)
+    is_server = fault == SERVER_KILL
+    run = await ask_under_faults(
+        fleet.url,
+        log,
+        asks,
+        CLIENTS,
+        [fault],
+        rng,
+        retries_broken=is_server,
+        last_moment=LAST_MOMENT,
+    )
+    assert len(run.injected) == 1
+    verdict = Verdict("float32", fault, run.injected, len(asks))
+    judge(verdict, run.stories, expected, log.entries())
+    return verdict
 
 
-@pytest.mark.parametrize("role", ["decode", "prefill"])
-def test_streams_survive_the_death_of_a_worker(
-    role: str, start_fleet: Callable[..., FleetProcess]
+def test_one_process_after_the_other_is_killed_and_every_answer_stays_the_same(
+    start_fleet: Callable[..., FleetProcess],
 ) -> None:
     fleet = start_fleet()
-    undisturbed = read_all(fleet, kill=lambda: None)
-    assert all(terminals == ["length", "[DONE]"] for _, terminals in undisturbed)
-    (victim,) = fleet.pids(role)
-
-    disturbed = read_all(fleet, kill=lambda: os.kill(victim, signal.SIGKILL))
-
-    wait_until(lambda: fleet.pids(role) not in ([], [victim]), 30.0, f"a new {role} worker")
-    assert disturbed == undisturbed
+    asks = draw_asks(ASKS, seed=5)
+    expected = trio.run(answers_in_peace, fleet, asks)
+    for fault in ("decode-kill", "prefill-kill", SERVER_KILL):
+        verdict = trio.run(verdict_under, fault, fleet, asks, expected)
+        assert verdict.failed == verdict.inexact == []
+        # A prompt is computed within milliseconds: the death of prefill may miss them all.
+        assert verdict.hit or fault == "prefill-kill"
     fleet.wait_all_blocks_free()
 
 
 def test_a_death_costs_each_stream_one_attempt(start_fleet: Callable[..., FleetProcess]) -> None:
     fleet = start_fleet("--decode", "2")
-    victim = min(fleet.pids("decode"))
+    asks = draw_asks(ASKS, seed=6)
+    expected = trio.run(answers_in_peace, fleet, asks)
 
-    streams = read_all(fleet, kill=lambda: os.kill(victim, signal.SIGKILL))
+    verdict = trio.run(verdict_under, "decode-kill", fleet, asks, expected)
 
-    assert all(terminals == ["length", "[DONE]"] for _, terminals in streams)
+    assert verdict.wrongs == []
     failed = {s.labels["cause"]: s.value for s in fleet.samples("triolet_attempts_failed_total")}
     # "unknown" is what a worker says of an attempt that a heartbeat names before its RESERVE came.
     assert "unknown" not in failed
     assert failed["decode_lost"] >= 1
+
+
+def test_a_short_soak_finds_nothing_wrong(start_fleet: Callable[..., FleetProcess]) -> None:
+    fleet = start_fleet(*SERVE_OPTIONS)
+    plan = SoakPlan(
+        seconds=5.0,
+        fault_every_s=2.0,
+        readers=4,
+        asks=6,
+        seed=1,
+        stall_timeout_s=STALL_TIMEOUT_S,
+    )
+    soak = Soak(fleet.url, FleetLog(fleet.log_path), plan, lambda _: None)
+    trio.run(soak.run)
+    assert soak.wrongs == []
+    assert soak.injected
+    for what in (
+        "answers read: sse",
+        "requests left in the middle",
+        "clients that stopped reading",
+    ):
+        assert soak.done[what] > 0, what

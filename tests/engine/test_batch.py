@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.batch import MIN_STEP_TOKENS, SampleSpec, StepRow, check_request, flatten
+from engine.batch import STEP_TOKENS_MULTIPLE, SampleSpec, StepRow, check_request, flatten
 from triolet.errors import RequestError
 from triolet.sampling import SamplingParams
 
@@ -18,8 +18,8 @@ def test_a_mixed_step_is_laid_out_flat() -> None:
         StepRow([3], 0, [8], SampleSpec(PARAMS, 0)),
     ]
     step = flatten(rows, block_size=4)
-    assert step.token_ids == [7, 8, 9, 4, 3]
-    assert step.positions == [3, 4, 5, 8, 0]
+    assert step.token_ids == [7, 8, 9, 4, 3, 0, 0, 0]
+    assert step.positions == [3, 4, 5, 8, 0, 0, 0, 0]
     assert step.slots == [(5, 3), (6, 0), (6, 1), (1, 0), (8, 0)]
     assert step.query_start_loc == [0, 3, 4, 5]
     assert step.seq_lens == [6, 9, 1]
@@ -29,11 +29,14 @@ def test_a_mixed_step_is_laid_out_flat() -> None:
     assert step.sample_tokens == [3, 4, 0, 0]
 
 
-def test_a_small_step_is_padded_and_padding_has_no_slot() -> None:
-    step = flatten([StepRow([5], 2, [3])], block_size=4)
-    assert len(step.token_ids) == len(step.positions) == MIN_STEP_TOKENS
-    assert step.slots == [(3, 2)]
-    assert step.query_start_loc == [0, 1]
+@pytest.mark.parametrize("num_tokens", [1, 4, 5, 11])
+def test_a_step_is_padded_and_padding_has_no_slot(num_tokens: int) -> None:
+    step = flatten([StepRow([5] * num_tokens, 2, [3, 1, 2, 6])], block_size=4)
+    padded = -(-num_tokens // STEP_TOKENS_MULTIPLE) * STEP_TOKENS_MULTIPLE
+    assert len(step.token_ids) == len(step.positions) == padded
+    assert len(step.slots) == num_tokens
+    assert step.slots[0] == (3, 2)
+    assert step.query_start_loc == [0, num_tokens]
     assert step.sample_tokens == []
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from engine.block_ledger import SCRATCH_BLOCK, BlockLedger
 from triolet.errors import CapacityError, LeaseError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def counts(ledger: BlockLedger) -> tuple[int, int, int]:
@@ -47,6 +52,48 @@ def test_a_refusal_changes_nothing() -> None:
     assert ledger.blocks_of("a") == tuple(held)
     assert ledger.num_leases == 1
     assert counts(ledger) == (1, 3, 0)
+
+
+class Marks:
+    """Blocks that are marked; a test spoils one by taking it out.
+
+    Attributes:
+      marked: the blocks.
+    """
+
+    def __init__(self) -> None:
+        self.marked: set[int] = set()
+
+    def poison(self, block_ids: Sequence[int]) -> None:
+        self.marked.update(block_ids)
+
+    def count_spoiled(self, block_ids: Sequence[int]) -> int:
+        return len(set(block_ids) - self.marked)
+
+
+def test_free_blocks_are_poisoned_and_their_owners_may_write() -> None:
+    marks = Marks()
+    ledger = BlockLedger(6, poison=marks)
+    assert ledger.num_spoiled == 0
+    kept, written = ledger.lease("a", 2)
+    marks.marked -= {kept, written}
+    assert ledger.num_spoiled == 0
+    ledger.release("a", keep=[kept])
+    assert ledger.num_spoiled == 0
+    assert written in marks.marked
+    assert kept not in marks.marked
+    marks.marked.remove(written)
+    assert ledger.num_spoiled == 1
+    assert BlockLedger(6).num_spoiled is None
+
+
+def test_references_count_a_shared_block_for_each_lease() -> None:
+    ledger = BlockLedger(9)
+    shared = ledger.lease("a", 3)
+    ledger.lease("b", 1, shared=shared)
+    assert (ledger.num_references, ledger.leased_blocks) == (7, 4)
+    ledger.release("a")
+    assert (ledger.num_references, ledger.leased_blocks) == (4, 4)
 
 
 def test_a_pool_of_scratch_alone_is_refused() -> None:

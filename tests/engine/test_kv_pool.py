@@ -38,6 +38,17 @@ def test_an_exported_block_is_a_copy() -> None:
     assert not pool.blocks[[0, 1, 3, 4, 5]].isnan().any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_write_into_a_poisoned_block_shows(dtype: torch.dtype) -> None:
+    pool = KVPool(KVLayout(1, 2, 1, 4, dtype), 200, CPU)
+    pool.poison(range(200))
+    assert pool.count_spoiled(range(1, 200)) == 0
+    pool.blocks[[3, 150], 0, 1, 1, 0, 2] = 0.0
+    assert pool.count_spoiled(range(1, 200)) == 2
+    assert pool.count_spoiled([3]) == 1
+    assert pool.count_spoiled([]) == 0
+
+
 def test_a_payload_that_is_not_aligned_is_taken() -> None:
     source, target = random_pool(torch.float32), random_pool(torch.float32)
     frame = memoryview(b"\0" + bytes(source.export_blocks([1])))[1:]

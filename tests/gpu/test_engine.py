@@ -85,3 +85,12 @@ def test_blocks_travel_between_two_pools_bit_for_bit(tmp_path: Path) -> None:
     received.results.extend(sent.results)
     decode(target, [received], GREEDY, 16)
     assert received.results == expected
+
+
+def test_a_write_into_a_poisoned_block_on_the_gpu_shows() -> None:
+    pool = KVPool(KVLayout(2, 16, 2, 64, torch.bfloat16), 200, torch.device("cuda"))
+    pool.poison(range(200))
+    assert pool.count_spoiled(range(1, 200)) == 0
+    pool.blocks[[3, 150], 0, 1, 1, 0, 2] = 0.0
+    assert pool.count_spoiled(range(1, 200)) == 2
+    assert pool.count_spoiled([]) == 0

@@ -132,6 +132,8 @@ def exposed_metrics() -> set[str]:
         accepted=0,
         rejected={},
         ended={},
+        retries_left=0.0,
+        quarantined=0,
     )
     metrics = Metrics("model", "none")
     metrics.watch(lambda: nothing, lambda: 0)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from ops.lifeline import hold_on_to
-from triolet.status import Failed, Progress, ServerReady, report
+from triolet.status import SUCCESSOR_SIGNAL, Failed, Progress, ServerReady, report
 
 
 def note(word: str) -> None:
@@ -16,13 +16,17 @@ def note(word: str) -> None:
         journal.write(f"{word}\n")
 
 
-def wait_for_term() -> None:
-    signal.sigwait({signal.SIGTERM})
+ENDINGS = {signal.SIGTERM: "ended", SUCCESSOR_SIGNAL: "handed over"}
+
+
+def wait_for_end() -> str:
+    """Return how it was asked to end."""
+    return ENDINGS[signal.Signals(signal.sigwait(set(ENDINGS)))]
 
 
 def main() -> int:
     name, _, behaviour = sys.argv[1].partition(":")
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_BLOCK, set(ENDINGS))
     if behaviour != "unheld":
         hold_on_to(os.getppid())
     note(f"{name} started")
@@ -32,6 +36,8 @@ def main() -> int:
         case "broken":
             report(Failed("config.json is missing; download it"))
             return 2
+        case "once" if (Path(sys.argv[2]).read_text()).count(f"{name} started") > 1:
+            return 1
         case "silent":
             signal.pause()
         case "chatty":
@@ -41,8 +47,7 @@ def main() -> int:
     report(ServerReady(f"http://{name}"))
     if behaviour == "stubborn":
         signal.pause()
-    wait_for_term()
-    note(f"{name} ended")
+    note(f"{name} {wait_for_end()}")
     return 0
 
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
 import sys
-from typing import Any
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ops.logs import configure_logs
 from triolet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 pytestmark = pytest.mark.slow
 
@@ -93,3 +100,70 @@ def test_a_reader_that_stands_still_holds_up_nobody_and_hears_what_it_missed() -
     gap, last = seen[-2:]
     assert (gap["event"], last["event"]) == ("log_lines_dropped", "last")
     assert gap["lines"] + len(seen) + 1 - 2 == 3000
+
+
+LOGGING = """for i in range(2000): log.info('x' * 200, i=i)
+log.warning('a library') ; logging.getLogger('lib').error('loud')
+print('done', flush=True)
+"""
+
+
+@pytest.mark.parametrize("kind", ["full disk", "reader gone", "full pipe", "full socket"])
+def test_a_log_that_cannot_be_written_stops_nobody(kind: str) -> None:
+    """Neither waits nor raises, whatever stderr is; the lines are gone."""
+    with unwritable(kind) as stderr:
+        done = subprocess.run(
+            [sys.executable, "-c", SETUP + LOGGING],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            timeout=60,
+            check=True,
+            text=True,
+        )
+    assert done.stdout == "done\n"
+
+
+@contextmanager
+def unwritable(kind: str) -> Iterator[int]:
+    """Yield a descriptor that takes nothing."""
+    with ExitStack() as stack:
+        if kind == "full disk":
+            yield stack.enter_context(Path("/dev/full").open("wb")).fileno()
+        elif kind == "full socket":
+            ours, theirs = socket.socketpair()
+            stack.enter_context(ours)
+            stack.enter_context(theirs)
+            fill(ours.fileno())
+            yield ours.fileno()
+        else:
+            readable, writable = os.pipe()
+            stack.callback(os.close, writable)
+            if kind == "reader gone":
+                os.close(readable)
+            else:
+                stack.callback(os.close, readable)
+                fill(writable)
+            yield writable
+
+
+def fill(descriptor: int) -> None:
+    """Write until nothing more goes in; whoever inherits it may wait for ever."""
+    os.set_blocking(descriptor, False)
+    with suppress(BlockingIOError):
+        while os.write(descriptor, bytes(4096)):
+            pass
+    os.set_blocking(descriptor, True)
+
+
+def test_lines_of_processes_that_share_a_pipe_stay_whole() -> None:
+    program = SETUP + "for i in range(300): log.info('x' * 250, y='é' * 250, i=i)"
+    readable, writable = os.pipe()
+    with os.fdopen(readable, encoding="utf-8") as log:
+        processes = [
+            subprocess.Popen([sys.executable, "-c", program], stderr=writable) for _ in range(3)
+        ]
+        os.close(writable)
+        entries = [json.loads(line) for line in log]
+        assert [process.wait(60) for process in processes] == [0, 0, 0]
+    dropped = sum(entry.get("lines", 0) for entry in entries)
+    assert len([entry for entry in entries if "i" in entry]) + dropped <= 900

@@ -41,6 +41,17 @@ def test_a_long_enough_life_clears_the_record(life_s: float, delay_s: float) -> 
     assert policy.ended(2.0 + life_s, KILLED) == Restart(delay_s)
 
 
+def test_a_process_that_left_in_order_did_not_die() -> None:
+    policy = new_policy()
+    for now in range(5):
+        policy.became_ready(float(now))
+        assert policy.ended(float(now), Ending(0)) == Restart(0.1, was_asked_for=True)
+    policy.became_ready(9.0)
+    assert policy.ended(9.0, KILLED) == Restart(0.1)
+    # Before it was ready nobody can have asked it.
+    assert policy.ended(9.0, Ending(0)) == Restart(0.2)
+
+
 def test_deaths_before_ready_in_a_row_end_the_trying() -> None:
     policy = new_policy()
     assert isinstance(policy.ended(0.0, KILLED), Restart)

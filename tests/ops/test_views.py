@@ -60,6 +60,11 @@ def live_through_a_day(view: View) -> None:
         view.ended("decode-0", Ending(-9), Restart(0.1))
         view.started("decode-0", 104)
         view.reported("decode-0", worker("decode-0"))
+        view.started("decode-spare", 105)
+        view.reported("decode-spare", Progress("weights", 1, 2))
+        view.reported("decode-spare", worker("decode-spare"))
+        view.ended("decode-0", Ending(0), Restart(0.1, was_asked_for=True))
+        view.ended("decode-spare", Ending(0), None)
         view.stopping()
         view.ended("server", Ending(0), None)
 
@@ -97,6 +102,9 @@ async def test_a_person_gets_a_table_with_all_that_is_needed() -> None:
         f"{URL}/metrics",
         "decode-0 was killed by SIGKILL; starting it again in 0.1 s",
         "decode-0 is back (pid 104)",
+        "decode-spare is there (pid 105)",
+        "decode-0 was drained and left; starting it afresh",
+        "decode-spare left, as it was asked to",
         "Stopping: answers under way may finish within 30 s",
         "Stopped.",
     ):

@@ -3,11 +3,13 @@ start. Without workers; those of tests/end_to_end have them."""
 
 from __future__ import annotations
 
+import select
 import signal
 import socket
 import subprocess
 import sys
-from contextlib import contextmanager
+import time
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,9 +51,11 @@ import trio
 from server.fleet.fleet import Fleet
 Fleet.drain = lambda self: trio.sleep(60)
 """
-FEW_FILES = """
+BURST = 300
+MOST_FILES = 64
+FEW_FILES = f"""
 import resource
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+resource.setrlimit(resource.RLIMIT_NOFILE, ({MOST_FILES}, {MOST_FILES}))
 """
 
 
@@ -155,15 +159,27 @@ def test_a_second_signal_ends_the_drain(tmp_path: Path) -> None:
         assert process.wait(5) == 0
 
 
-def test_it_accepts_again_after_it_ran_out_of_files(tmp_path: Path) -> None:
-    with running(tmp_path, fault=FEW_FILES) as process:
+def test_it_lives_through_a_time_without_files_and_accepts_again(tmp_path: Path) -> None:
+    with running(tmp_path, fault=FEW_FILES) as process, ExitStack() as crowd:
         url = ready_url(process)
         address = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
-        crowd = [socket.create_connection(address) for _ in range(80)]
-        for connection in crowd:
-            connection.close()
-        with httpx2.Client(base_url=url, timeout=10) as client:
-            assert client.get("/health/live").status_code == 200
+        with httpx2.Client(base_url=url, timeout=10) as early:
+            assert early.get("/health/live").status_code == 200
+            for _ in range(2 * MOST_FILES):
+                crowd.enter_context(socket.create_connection(address))
+            give_up = time.monotonic() + 10
+            descriptors = Path(f"/proc/{process.pid}/fd")
+            while len(list(descriptors.iterdir())) < MOST_FILES:
+                assert time.monotonic() < give_up, "it did not run out of files"
+            # Who is connected notices nothing, and what tries again to connect to workers lives.
+            until = time.monotonic() + 1.0
+            while time.monotonic() < until:
+                assert early.get("/health/live").status_code == 200
+            assert len(list(descriptors.iterdir())) == MOST_FILES
+        crowd.close()
+        with httpx2.Client(base_url=url, timeout=10) as late:
+            assert late.get("/health/live").status_code == 200
+        assert process.poll() is None
 
 
 def test_a_port_in_use_is_named_with_a_remedy(tmp_path: Path) -> None:
@@ -194,14 +210,37 @@ def test_an_address_that_cannot_be_had_is_explained(changes: dict[str, object], 
         open_listening_socket(config)
 
 
-def test_the_listening_socket_s_options_are_inherited() -> None:
-    config = ServerConfig("", "", (), (), port=0, tcp_user_timeout_s=3.0)
+@pytest.mark.parametrize(("stall_s", "user_s", "expected_ms"), [(1, 3, 3000), (20, 11, 21_000)])
+def test_the_listening_socket_s_options_are_inherited(
+    stall_s: float, user_s: float, expected_ms: int
+) -> None:
+    config = ServerConfig(
+        "", "", (), (), port=0, stall_timeout_s=stall_s, tcp_user_timeout_s=user_s
+    )
     with open_listening_socket(config) as listening:
         client = socket.create_connection(listening.getsockname())
         listening.setblocking(True)
         accepted, _ = listening.accept()
         with client, accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 3000
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == expected_ms
             buffer_bytes = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
             assert buffer_bytes <= 2 * config.send_buffer_bytes
+
+
+def test_a_burst_of_connections_waits_in_the_kernel() -> None:
+    """A hundred, the usual bound, would leave the others to their retries after seconds."""
+    config = ServerConfig("", "", (), (), port=0)
+    with open_listening_socket(config) as listening, ExitStack() as crowd:
+        poll = select.poll()
+        for _ in range(BURST):
+            client = crowd.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(listening.getsockname())
+            poll.register(client, select.POLLOUT)
+        connected: set[int] = set()
+        while len(connected) < BURST and (ready := poll.poll(500)):
+            for descriptor, _ in ready:
+                poll.unregister(descriptor)
+                connected.add(descriptor)
+        assert len(connected) == BURST

@@ -7,6 +7,7 @@ import pytest
 from server.generation import Usage
 from server.metrics import MAX_WORDS, Metrics
 from tests.server.support.fakes import FakeFleet
+from transport.frames import Load
 
 
 @pytest.fixture
@@ -85,3 +86,15 @@ def test_a_worker_that_has_said_nothing_has_no_pool(metrics: Metrics) -> None:
     pools = [line for line in lines(subject) if line.startswith("triolet_kv_blocks{")]
     assert len(pools) == 3
     assert all('pool="decode"' in line for line in pools)
+
+
+def test_what_a_worker_s_sequences_do_is_shown() -> None:
+    fleet = FakeFleet()
+    fleet.status().workers[1].load = Load(running=3, paused=2, waiting=1)
+    subject = Metrics("demo", "none")
+    subject.watch(fleet.status, lambda: 0)
+    labels = 'role="decode",state="{}",worker="decode-0"'
+    assert {
+        f"triolet_worker_sequences{{{labels.format(state)}}} {count}"
+        for state, count in (("running", 3.0), ("paused", 2.0), ("waiting", 1.0))
+    } <= lines(subject)

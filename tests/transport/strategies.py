@@ -47,6 +47,8 @@ def values_of(kind: schema.Type) -> st.SearchStrategy[Any]:
             return st.lists(values_of(item), max_size=MAX_ITEMS).map(tuple)
         case schema.TupleType(item_types=items):
             return st.tuples(*(values_of(item) for item in items))
+        case schema.DictType(key_type=key, value_type=value):
+            return st.dictionaries(values_of(key), values_of(value), max_size=MAX_ITEMS)
         case schema.UnionType(types=types):
             return reduce(lambda left, right: left | right, map(values_of, types))
         case (

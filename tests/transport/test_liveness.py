@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from transport.liveness import (
     QUIET_INTERVALS,
@@ -145,11 +147,70 @@ def test_frames_before_the_greeting_count_for_nothing() -> None:
 
 
 def test_a_process_that_stood_still_longer_than_its_leases_fences_itself_once() -> None:
-    fence = SelfFence(CONFIG, 0.0)
+    fence = SelfFence(CONFIG, 0.0, CONFIG.lease_ttl_s)
     assert not fence.beat(CONFIG.sweep_interval_s)
     assert not fence.beat(CONFIG.sweep_interval_s + CONFIG.lease_ttl_s)
     assert fence.beat(10.0)
     assert not fence.beat(10.05)
+
+
+def test_time_in_which_nobody_listened_is_not_silence() -> None:
+    monitor = greeted()
+    monitor.heartbeat(EPOCH, 1.0, progress=3, has_work=True)
+    monitor.excuse(60.0)
+    assert monitor.check(61.0 + CONFIG.peer_timeout_s) is not S.DEAD
+    assert monitor.check(61.1 + CONFIG.peer_timeout_s) is S.DEAD
+
+
+def test_only_gaps_that_could_mislead_count_as_absence() -> None:
+    fence = SelfFence(CONFIG, 0.0, CONFIG.lease_ttl_s)
+    gaps = [CONFIG.sweep_interval_s, CONFIG.heartbeat_interval_s, 0.6, 1.9, 0.05]
+    now, absences = 0.0, []
+    for gap in gaps:
+        now += gap
+        assert not fence.beat(now)
+        absences.append(round(fence.absence_s, 6))
+    assert absences == [0.0, 0.0, 0.6, 1.9, 0.0]
+
+
+EVENTS = st.one_of(
+    st.tuples(st.just("greet"), st.integers(1, 3)),
+    st.tuples(st.just("beat"), st.integers(1, 3)),
+    st.tuples(st.just("work"), st.integers(1, 3)),
+    st.tuples(st.sampled_from(["hear", "lose"]), st.just(0)),
+    st.tuples(st.sampled_from(["pass", "excuse"]), st.integers(0, 20)),
+)
+
+
+@given(st.lists(EVENTS, max_size=60))
+def test_random_events_never_leave_the_table_and_no_dead_peer_comes_back_by_itself(
+    events: list[tuple[str, int]],
+) -> None:
+    monitor, now = PeerMonitor(CONFIG, 0.0), 0.0
+    for name, number in events:
+        before = monitor.state
+        match name:
+            case "greet":
+                known = monitor.epoch
+                assert monitor.greeted(number, now) == (known is not None and known != number)
+            case "beat" | "work":
+                is_known = monitor.heartbeat(number, now, progress=0, has_work=name == "work")
+                is_of_this_life = number == monitor.epoch and before in (S.ALIVE, S.SUSPECT)
+                assert is_known == is_of_this_life
+            case "hear":
+                monitor.heard(now)
+            case "lose":
+                monitor.lost()
+            case "excuse":
+                monitor.excuse(number / 10)
+            case _:
+                now += number / 10
+                monitor.check(now)
+        if name != "greet" and before in (S.DEAD, S.CONNECTING):
+            assert monitor.state in (before, S.DEAD)
+        assert (monitor.epoch is None) <= (monitor.state in (S.CONNECTING, S.DEAD))
+    # Whatever came before, silence ends it.
+    assert monitor.check(now + 1000.0) is S.DEAD
 
 
 def test_a_peer_that_says_its_steps_are_long_is_given_ten_of_them() -> None:

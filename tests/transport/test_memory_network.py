@@ -142,6 +142,23 @@ async def test_a_cut_link_loses_everything_until_it_is_healed(autojump_clock: Mo
     assert [a.number for a in await arrivals(listener)] == [3.0]
 
 
+@pytest.mark.parametrize("outlives", [False, True])
+async def test_frames_reach_the_next_link_of_that_name_only_if_told_to(
+    outlives: bool, autojump_clock: MockClock
+) -> None:
+    network = MemoryNetwork(faults=Faults(min_delay_s=0.5, max_delay_s=0.5))
+    network.conditions.outlives_links = outlives
+    listener, connection = linked(network)
+    connection.send_nowait(Drain(1.0))
+    await trio.sleep(0.4)
+    connection.send_nowait(Drain(2.0))
+    await trio.sleep(0.2)  # the first has arrived and dies unread with its receiver
+    listener.close()
+    again = network.listen(ADDRESS, **BOUNDS)
+    assert [a.number for a in await arrivals(again)] == ([2.0] if outlives else [])
+    assert network.conditions.counts.outlived == int(outlives)
+
+
 BAD_WEATHER = Faults(
     min_delay_s=0.001, max_delay_s=0.2, loss=0.1, duplication=0.1, reorder=0.2, reorder_s=1.0
 )

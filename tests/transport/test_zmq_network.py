@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -41,6 +43,21 @@ def open_network() -> Iterator[Callable[[Path | None], ZmqNetwork]]:
     yield make
     for network in opened:
         network.close()
+
+
+LEAVING = """
+from transport.zmq_network import ZmqNetwork
+from triolet.config import LinkConfig
+network = ZmqNetwork(LinkConfig())
+listener = network.listen("tcp://127.0.0.1:*", hwm=10, max_frame_bytes=1024)
+network.connect(listener.address, b"server:s:1", hwm=10, max_frame_bytes=1024)
+network.close()
+"""
+
+
+def test_a_process_with_open_links_can_leave() -> None:
+    """In a process of its own, because a context that waits for a monitor waits for ever."""
+    subprocess.run([sys.executable, "-c", LEAVING], check=True, timeout=30)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +109,27 @@ async def test_a_port_in_use_can_be_taken_after_its_owner_closed(
     assert second.listen(address, **BOUNDS).address == address
 
 
+async def test_the_last_words_of_a_connection_that_closes_arrive(
+    open_network: Callable[[], ZmqNetwork],
+) -> None:
+    bounds = {"hwm": 1000, "max_frame_bytes": 2 * MIB}
+    listener = open_network().listen(ANY_PORT, **bounds)
+    leaving = ZmqNetwork(LinkConfig(linger_s=PATIENCE_S))
+    connection = leaving.connect(listener.address, ME, **bounds)
+    # More than the kernel holds, so that most of it is still here when the network closes.
+    words = [chunk(index) for index in range(50)]
+    heard: list[object] = []
+    with trio.fail_after(PATIENCE_S):
+        await connection.send(Drain(0.0))
+        await listener.receive_many()
+        for word in words:
+            connection.send_nowait(word, bytes(MIB))
+        leaving.close()
+        while len(heard) < len(words):
+            heard += [message.frame for message in await listener.receive_many()]
+    assert heard == words
+
+
 async def test_a_payload_is_not_copied_on_its_way_out(
     open_network: Callable[[], ZmqNetwork],
 ) -> None:
@@ -106,8 +144,9 @@ async def test_a_payload_is_not_copied_on_its_way_out(
             while len(payloads) < 100:
                 payloads.append(bytearray(MIB))
                 await connection.send(chunk(0), memoryview(payloads[-1]))
-        # A buffer that ZeroMQ holds itself cannot be resized; a copy would leave it free.
-        assert not all(map(is_resizable, payloads))
+        # A buffer that ZeroMQ holds itself cannot be resized; a copy would leave it free. The last
+        # one was not sent.
+        assert not all(map(is_resizable, payloads[:-1]))
         # The Drain, and every payload but the last, whose send was cancelled.
         received = 0
         while received < len(payloads):
@@ -137,6 +176,7 @@ async def test_an_overlong_message_is_dropped_by_zeromq_before_it_takes_memory(
                 await connection.send(Drain(1.0))
                 messages = list(await listener.receive_many())
     assert {number_of(m) for m in messages} == {1.0}
+    assert listener.statistics().bad_frames == 0, "it came as far as our own check"
 
 
 async def test_a_bound_side_that_sends_no_frames_is_cut_off_until_another_takes_its_place(
@@ -179,6 +219,27 @@ def test_closing_twice_is_once_and_the_path_can_be_used_again(
     listener.close()
     connection.close()
     assert open_network().listen(address, **BOUNDS).address == address
+
+
+async def test_a_peer_that_connects_again_under_its_name_takes_it_over(
+    open_network: Callable[[], ZmqNetwork],
+) -> None:
+    """Its old connection may not be noticed to be dead yet; the new one must not be refused."""
+    listener = open_network().listen(ANY_PORT, **BOUNDS)
+    old = open_network().connect(listener.address, ME, **BOUNDS)
+    new = open_network().connect(listener.address, ME, **BOUNDS)
+    with trio.fail_after(PATIENCE_S):
+        for number, connection in ((1.0, old), (2.0, new)):
+            while True:
+                await connection.send(Drain(number))
+                received: list[Message] = []
+                with trio.move_on_after(0.2):
+                    received += await listener.receive_many()
+                if any(number_of(message) == number for message in received):
+                    break
+        listener.send_nowait(ME, Drain(3.0))
+        [message] = await new.receive_many()
+    assert number_of(message) == 3.0
 
 
 def test_links_that_were_closed_are_forgotten(open_network: Callable[[], ZmqNetwork]) -> None:

@@ -50,7 +50,6 @@ class FakeEngine:
         max_model_len: int = 256,
         fingerprint: str = "fake",
     ) -> None:
-        self.ledger = BlockLedger(num_blocks + 1)
         self.block_size = block_size
         self.bytes_per_block = block_size * _TOKEN.size
         self.max_model_len = max_model_len
@@ -59,6 +58,17 @@ class FakeEngine:
         self.pace = Pace(8, step_s=0.0, target_s=1.0, least_tokens=8, most_tokens=8)
         self.fail_next_step = False
         self._pool = [bytearray(_POISON * block_size) for _ in range(num_blocks + 1)]
+        self.ledger = BlockLedger(num_blocks + 1, poison=self)
+
+    def poison(self, block_ids: Sequence[int]) -> None:
+        """See engine.block_ledger.Poison."""
+        for block in block_ids:
+            self._pool[block][:] = _POISON * self.block_size
+
+    def count_spoiled(self, block_ids: Sequence[int]) -> int:
+        """See engine.block_ledger.Poison."""
+        clean = _POISON * self.block_size
+        return sum(self._pool[block] != clean for block in block_ids)
 
     def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
         """Store tokens and hash what is read back."""

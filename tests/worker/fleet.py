@@ -14,19 +14,24 @@ import prefill.worker
 from transport.memory_network import MemoryConnection, MemoryNetwork
 from triolet.config import EngineConfig, LinkConfig, WorkerConfig
 from triolet.ids import Role
+from triolet.invariants import check_at_rest, check_invariants
 
+from .audits import ask, fleet_of
 from .client import Client
 from .fake_engine import FakeEngine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from triolet.audit import WorkerAudit
     from worker.shell import Shell
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 STEP_S = 0.01
+REST_S = 5.0
+"""Leases run out, and what a lost answer holds of a window is written off."""
 LINK = LinkConfig(kv_chunk_bytes=32, kv_window_bytes=64, kv_ring_bytes=128)
 SERVE = {Role.PREFILL: prefill.worker.serve, Role.DECODE: decode.worker.serve}
 
@@ -77,6 +82,22 @@ class Fleet:
             engine.ledger.check_invariants()
             assert engine.ledger.leased_blocks == 0
 
+    async def check_at_rest(self) -> None:
+        """Let go of everything, and assert that the workers that are still there keep nothing."""
+        assert check_invariants(fleet_of(*await self._accounts())) == []
+        self.client.live.clear()
+        await trio.sleep(REST_S)
+        self.check_empty()
+        assert all(engine.ledger.num_spoiled == 0 for engine in self.engines.values())
+        accounts = await self._accounts()
+        assert check_at_rest(fleet_of(*accounts)) == []
+
+    async def _accounts(self) -> list[WorkerAudit]:
+        answers = [
+            await ask(self.network, config.control_address) for config in self.configs.values()
+        ]
+        return [answer for answer in answers if answer is not None]
+
 
 def worker_config(role: Role, link: LinkConfig = LINK) -> WorkerConfig:
     return WorkerConfig(
@@ -94,7 +115,7 @@ def worker_config(role: Role, link: LinkConfig = LINK) -> WorkerConfig:
 async def open_fleet(
     fingerprints: tuple[str, str] = ("fake", "fake"), link: LinkConfig = LINK
 ) -> AsyncIterator[Fleet]:
-    """Start everything; at the end nothing may be leased."""
+    """Start everything; at the end nothing may be held any more."""
     network = CountingNetwork()
     roles = (Role.PREFILL, Role.DECODE)
     configs = {role: worker_config(role, link) for role in roles}
@@ -111,5 +132,7 @@ async def open_fleet(
             )
         client = Client(network, {role: configs[role].control_address for role in roles})
         await nursery.start(client.run)
-        yield Fleet(network, configs, engines, devices, shells, client, nursery)
+        fleet = Fleet(network, configs, engines, devices, shells, client, nursery)
+        yield fleet
+        await fleet.check_at_rest()
         nursery.cancel_scope.cancel()

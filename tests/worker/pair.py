@@ -36,15 +36,18 @@ from transport.handshake import make_hello
 from transport.tokens import pack_tokens
 from triolet.config import LinkConfig
 from triolet.ids import AttemptKey, PeerId, Role
+from triolet.invariants import check_at_rest, check_invariants
 from triolet.sampling import SamplingParams
 from worker.identity import Identity
 
+from .audits import fleet_of
 from .fake_engine import FakeEngine, completion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from transport.frames import AnyFrame
+    from triolet.audit import FleetAudit
     from worker.core_port import WorkerCore
 
 LINK = LinkConfig(kv_chunk_bytes=32, kv_window_bytes=64, kv_ring_bytes=128)
@@ -187,8 +190,8 @@ class Pair:
         for role in self.nodes:
             self.to_worker(role, End(*key, reason))
 
-    def allow(self, key: AttemptKey, allowed: int) -> None:
-        self.to_worker(Role.DECODE, TokenCredit((CreditRow(*key, allowed),)))
+    def allow(self, key: AttemptKey, allowed: int, received: int = 0) -> None:
+        self.to_worker(Role.DECODE, TokenCredit((CreditRow(*key, allowed, received),)))
 
     def beat(self) -> None:
         """Heartbeats both ways."""
@@ -251,13 +254,13 @@ class Pair:
                 if send.to == SERVER.identity():
                     self._hear(role, send.frame)
 
+    def audit(self) -> FleetAudit:
+        """Return what both workers say of themselves."""
+        return fleet_of(self.prefill.account(self.now), self.decode.account(self.now))
+
     def check(self) -> None:
         """Assert what must hold after every event."""
-        for node in self.nodes.values():
-            node.engine.ledger.check_invariants()
-        self.prefill.roster.check_invariants()
-        self.decode.roster.check_invariants()
-        self.prefill.shipper.check_invariants()
+        assert check_invariants(self.audit()) == []
         for key, heard in self.heard.items():
             wanted = completion(heard.prompt, heard.sampling.seed, heard.sampling.max_tokens)
             for position, token_id in heard.tokens.items():
@@ -266,12 +269,10 @@ class Pair:
     def check_empty(self) -> None:
         """Assert that nothing is held any more."""
         self.check()
-        for role, node in self.nodes.items():
-            assert node.engine.ledger.leased_blocks == 0, role
+        assert check_at_rest(self.audit()) == []
         assert self.prefill.roster.is_empty
         assert self.decode.roster.is_empty
         shipper = self.prefill.shipper
-        assert shipper.ring_bytes == 0
         assert all(shipper.is_idle(target) for target in shipper.targets)
 
     def _dial(self) -> None:

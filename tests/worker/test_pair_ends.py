@@ -163,6 +163,30 @@ def test_a_worker_that_stood_still_drops_everything_first(
     assert pair.heard[again].ended[Role.DECODE].reason is EndReason.LENGTH
 
 
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_worker_that_stood_still_for_a_moment_holds_it_against_nobody(
+    phase: Callable[[Pair], AttemptKey],
+) -> None:
+    pair = Pair()
+    key = phase(pair)
+    for node in pair.nodes.values():
+        node.finish_step(pair.now)
+    epochs = (pair.p_identity.me.epoch, pair.d_identity.me.epoch)
+    pair.pass_time(0.75, beats=False)
+    # Renewals and answers of this time wait in its sockets, unread.
+    pair.now += LINK.lease_ttl_s
+    pair.sweep()
+    assert not pair.heard[key].ended.keys() & {Role.DECODE}
+    assert state_on_decode(pair, key) is not None
+    assert (pair.p_identity.me.epoch, pair.d_identity.me.epoch) == epochs
+    pair.live.discard(key)
+    pair.pass_time(LINK.lease_ttl_s + 0.5)
+    assert pair.heard[key].ended[Role.DECODE].reason is EndReason.LEASE_EXPIRED
+    pair.run()
+    pair.pass_time(LINK.kv_stall_s + 0.5)
+    pair.check_empty()
+
+
 def test_a_lost_end_is_told_again_and_unknown_is_said_to_be_unknown() -> None:
     pair = Pair()
     key = pair.ask(PROMPT)

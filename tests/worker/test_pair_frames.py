@@ -89,7 +89,7 @@ def test_a_chunk_that_is_damaged_too_often_ends_the_attempt() -> None:
     assert pair.decode.load().kv_bytes == 0
     pair.run()
     pair.check_empty()
-    assert pair.heard[key].ended[Role.PREFILL].reason is EndReason.PEER_LOST
+    assert pair.heard[key].ended[Role.PREFILL].reason is EndReason.UNWANTED
 
 
 def test_kv_bytes_are_whole_blocks_also_under_repeats() -> None:

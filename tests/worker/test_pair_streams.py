@@ -54,6 +54,26 @@ def test_a_stream_stops_at_its_window_and_goes_on_when_it_opens() -> None:
     assert pair.heard[key].ended[Role.DECODE].reason is EndReason.LENGTH
 
 
+def test_rows_that_a_server_misses_are_said_again() -> None:
+    pair, tokens = Pair(), completion(PROMPT, 3, 6)
+    key = pair.ask(PROMPT, allowed=4)
+    pair.run()
+    heard = pair.heard[key].tokens
+    assert len(heard) == 4
+    for position in (2, 3):
+        del heard[position]  # lost on the way, like all that followed
+    pair.allow(key, 4, received=2)
+    assert heard == dict(enumerate(tokens[:4]))
+    pair.allow(key, 4, received=4)
+    heard.clear()
+    pair.allow(key, 4, received=4)
+    assert not heard, "nothing is repeated that has arrived"
+    pair.allow(key, 6, received=4)
+    assert not heard, "new credit is no complaint"
+    pair.run()
+    assert heard == {4: tokens[4], 5: tokens[5]}
+
+
 @pytest.mark.parametrize("position", range(6))
 def test_a_stop_token_ends_it_and_is_a_row(position: int) -> None:
     pair, tokens = Pair(), completion(PROMPT, 3, 6)

@@ -236,7 +236,8 @@ async def test_a_restarted_decode_worker_is_another_one(autojump_clock: MockCloc
         await fleet.client.finish(first)
         fleet.shells[Role.DECODE].drain(0.0)
         await fleet.client.wait_until(lambda: fleet.client.links[Role.DECODE].goodbyes)
-        await trio.sleep(0.1)
+        # This client says nothing to a farewell, so the worker stays for as long as it waits.
+        await trio.sleep(fleet.configs[Role.DECODE].link.farewell_s + 0.1)
         serve = partial(SERVE[Role.DECODE], fleet.configs[Role.DECODE])
         old = fleet.client.links[Role.DECODE].welcome
         await fleet.nursery.start(serve, FakeEngine(), FakeDevice(), fleet.network, fleet.network)

@@ -7,8 +7,10 @@ import re
 import pytest
 
 from server.api.static_files import STATIC_DIR
+from tests.server.support.fakes import FakeWorker
 from tests.server.support.surface import MODEL, surface
 from transport.frames import Load
+from triolet.ids import Role
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -34,9 +36,31 @@ async def test_it_is_ready_only_with_a_worker_of_each_role(path: str) -> None:
     assert "decode" in without.error["message"]
 
 
+async def test_who_is_there_is_shown_by_name() -> None:
+    async with surface() as server:
+        workers = server.fleet.status().workers
+        workers[1].state = "suspect"
+        unknown = FakeWorker(Role.DECODE, "ipc:///x", capacity=None)
+        workers += [unknown, FakeWorker(Role.DECODE, "decode-9")]
+        answer = await server.request("GET", "/health/ready")
+    states = {workers[0].name: "alive", workers[1].name: "suspect", "decode-9": "alive"}
+    assert answer.json["workers"] == states
+
+
+async def test_a_process_with_a_successor_answers_and_asks_to_be_left() -> None:
+    async with surface() as server:
+        before = await server.request("GET", "/health/ready")
+        server.services.lifecycle.hand_over()
+        ready = await server.request("GET", "/health/ready")
+        chat = await server.post("/v1/chat/completions", CHAT)
+    assert "connection" not in before.headers
+    for answer in (ready, chat):
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+
+
 async def test_a_draining_process_is_live_not_ready_and_takes_nothing() -> None:
     async with surface() as server:
-        server.services.lifecycle.draining.set()
+        server.services.lifecycle.drain()
         live = await server.request("GET", "/health/live")
         ready = await server.request("GET", "/health/ready")
         chat = await server.post("/v1/chat/completions", CHAT)

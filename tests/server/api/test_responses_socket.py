@@ -292,7 +292,9 @@ async def test_a_drain_lets_answers_finish_and_then_says_goodbye() -> None:
             await busy.send(create())
             generation = await fleet.nth(0)
             await busy.until("response.content_part.added")
-            server.services.lifecycle.draining.set()
+            server.services.lifecycle.drain()
+            for socket in (idle, busy):
+                assert (await socket.until("notice"))[-1]["code"] == "draining"
             while (frame := await idle.frame()).opcode == PING:
                 pass
             assert frame.close_code == 1001
@@ -303,6 +305,22 @@ async def test_a_drain_lets_answers_finish_and_then_says_goodbye() -> None:
             await busy.until("response.completed")
             assert (await busy.frame()).close_code == 1001
             assert await busy.client.is_closed()
+
+
+async def test_a_socket_is_told_of_a_successor_and_served_until_the_drain() -> None:
+    fleet = FakeFleet(by_hand)
+    async with surface(fleet) as server:
+        socket = await open_socket(server)
+        async with socket.client.stream:
+            server.services.lifecycle.hand_over()
+            assert (await socket.until("notice"))[-1]["code"] == "draining"
+            await socket.send(create())
+            generation = await fleet.nth(0)
+            generation.say("still here")
+            generation.finish()
+            await socket.until("response.completed")
+            server.services.lifecycle.drain()
+            assert (await socket.frame()).close_code == 1001
 
 
 def test_the_oldest_conversations_are_forgotten_first() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 import pytest
 import trio
+from quart import Quart
 
 from server.edge.cures_tcp import GOODBYE_TIMEOUT_S
 from server.generation import CancelReason
@@ -332,6 +333,35 @@ async def test_a_client_that_never_stops_sending_is_cut() -> None:
             assert (await client.answer()).status == 413
             assert await client.is_closed()
             await server.all_connections_closed(within_s=GOODBYE_TIMEOUT_S + 1)
+
+
+@pytest.mark.slow
+async def test_a_stream_may_be_longer_than_quart_lets_answers_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By default a minute; here a moment, so that the test need not last longer than that."""
+    short = Quart.default_config | {"RESPONSE_TIMEOUT": 0.05, "BODY_TIMEOUT": 0.05}
+    monkeypatch.setattr(Quart, "default_config", short)
+    fleet = FakeFleet(by_hand)
+    async with surface(fleet, keep_alive_s=0.05) as server:
+        request = post(chat(stream=True))
+        client = await sent(server, request[:-5])
+        async with client.stream:
+            await trio.sleep(0.15)  # a slow body: its bounds are ours too
+            await client.send(request[-5:])
+            generation = await fleet.nth(0)
+            await client.head()
+            while await client.chunk() != b": keep-alive\n\n":
+                pass
+            for _ in range(3):
+                assert await client.chunk() == b": keep-alive\n\n"
+            generation.say("at last")
+            generation.finish()
+            rest = b""
+            while data := await client.chunk():
+                rest += data
+            assert b"at last" in rest
+            assert rest.endswith(b"data: [DONE]\n\n")
 
 
 @pytest.mark.slow

@@ -10,13 +10,13 @@ import pytest
 import trio
 
 from server.edge.cures_tcp import CUT_AFTER_STALL_S
-from server.generation import Delta
+from server.generation import CancelReason, Delta
 from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand
-from tests.server.support.surface import RawClient, request_bytes, surface
+from tests.server.support.surface import request_bytes, small_window, surface
 from tests.server.support.websocket import Socket, handshake
 
 if TYPE_CHECKING:
-    from tests.server.support.surface import Surface
+    from tests.server.support.surface import RawClient
 
 pytestmark = pytest.mark.slow
 
@@ -24,14 +24,6 @@ STALL_S = 0.2
 CUT_S = STALL_S + CUT_AFTER_STALL_S
 BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
 BURST = "x" * 4096
-
-
-async def small_window(server: Surface) -> RawClient:
-    """Connect with the smallest receive buffer, so that little hides in the kernel."""
-    raw = trio.socket.socket()
-    raw.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_RCVBUF, 4096)
-    await raw.connect(("127.0.0.1", server.port))
-    return RawClient(trio.SocketStream(raw))
 
 
 async def was_reset(client: RawClient) -> bool:
@@ -66,6 +58,7 @@ async def test_a_stalled_stream_is_cut_and_others_go_on() -> None:
                     other = await server.request("GET", "/health/live")
                     assert other.status == 200
             assert trio.current_time() - began >= CUT_S * 0.9
+            assert generation.cancelled == [CancelReason.STALLED]
             assert await was_reset(stalled)
         await server.all_connections_closed()
 
@@ -119,7 +112,30 @@ async def test_a_stalled_websocket_is_cut() -> None:
             nursery.start_soon(talk, generation)
             with trio.fail_after(CUT_S + 1):
                 await generation.was_cancelled.wait()
+            assert generation.cancelled == [CancelReason.STALLED]
             await server.all_connections_closed()
+
+
+@pytest.mark.parametrize("kind", ["sse", "ws"])
+async def test_a_client_that_the_kernel_gives_up_is_stalled_too(kind: str) -> None:
+    """A shut window fills the kernel's buffers first; its patience may end before ours begins."""
+    fleet = FakeFleet(by_hand)
+    async with surface(fleet, stall_timeout_s=30.0) as server, trio.open_nursery() as nursery:
+        server.listening.setsockopt(stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_USER_TIMEOUT, 200)
+        client = await small_window(server)
+        async with client.stream:
+            if kind == "ws":
+                await client.send(handshake())
+                await client.head()
+                await Socket(client, {}).send({"type": "response.create", "input": "hi"})
+            else:
+                await client.send(request_bytes("POST", "/v1/chat/completions", body=BODY))
+                await client.head()
+            generation = await fleet.nth(0)
+            nursery.start_soon(talk, generation)
+            with trio.fail_after(10):
+                await generation.was_cancelled.wait()
+            assert generation.cancelled == [CancelReason.STALLED]
 
 
 async def test_stalled_readers_do_not_hold_up_the_end_of_the_server() -> None:

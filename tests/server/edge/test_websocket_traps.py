@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import zlib
+from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
+from server.edge.accept import Edge
+from server.edge.sockets import open_listening_socket
 from server.generation import CancelReason
 from tests.server.support.fakes import FakeFleet, by_hand
-from tests.server.support.surface import surface
+from tests.server.support.surface import CONFIG, RawClient, small_window, surface
 from tests.server.support.websocket import (
     BINARY,
     CLOSE,
@@ -86,7 +91,8 @@ async def test_a_flood_is_1008(kind: str) -> None:
         "pongs": frame_bytes(PONG) * 100,
         "messages": frame_bytes(TEXT, b"{}") * 100,
     }[kind]
-    async with surface(ws_max_frames_per_s=50, ws_max_messages_per_s=20) as server:
+    frames_per_s = 500 if kind == "messages" else 50
+    async with surface(ws_max_frames_per_s=frames_per_s, ws_max_messages_per_s=20) as server:
         socket = await open_socket(server)
         async with socket.client.stream:
             await socket.client.send(flood)
@@ -109,6 +115,49 @@ async def test_a_close_behind_unread_messages_is_noticed() -> None:
         await server.all_connections_closed()
 
 
+async def test_a_close_of_a_client_that_reads_nothing_is_noticed() -> None:
+    fleet = FakeFleet(by_hand)
+    async with surface(fleet, send_buffer_bytes=4096) as server:
+        socket = await open_socket(server)
+        async with socket.client.stream:
+            await socket.send(CREATE)
+            generation = await fleet.nth(0)
+            for _ in range(400):  # more than both ends' kernels take, so that a write is stuck
+                generation.say("x" * 100_000)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            await socket.client.send(frame_bytes(CLOSE, struct.pack("!H", 1000)))
+            with trio.fail_after(5):
+                await generation.was_cancelled.wait()
+        assert generation.cancelled == [CancelReason.CLIENT_GONE]
+
+
+async def test_nonsense_from_a_client_that_reads_nothing_ends_its_socket() -> None:
+    """The reader never waits to say what is wrong: it would not notice anything else any more."""
+    fleet = FakeFleet(by_hand)
+    async with (
+        surface(
+            fleet, stall_timeout_s=30.0, ws_max_frames_per_s=1e6, ws_max_messages_per_s=1e6
+        ) as server,
+        trio.open_nursery() as nursery,
+    ):
+        client = await small_window(server)
+        async with client.stream:
+            await client.send(handshake())
+            await client.head()
+            await client.send(frame_bytes(TEXT, json.dumps(CREATE).encode()))
+            generation = await fleet.nth(0)
+
+            async def babble() -> None:
+                while True:
+                    await client.send(frame_bytes(TEXT, b'{"type": "?"}') * 100)
+
+            nursery.start_soon(babble)
+            with trio.fail_after(5):
+                await generation.was_cancelled.wait()
+            nursery.cancel_scope.cancel()
+            assert generation.cancelled == [CancelReason.CLIENT_GONE]
+
+
 @pytest.mark.slow
 async def test_a_peer_without_pongs_is_closed_and_what_it_began_is_freed() -> None:
     fleet = FakeFleet(by_hand)
@@ -117,8 +166,9 @@ async def test_a_peer_without_pongs_is_closed_and_what_it_began_is_freed() -> No
         async with socket.client.stream:
             await socket.send(CREATE)
             generation = await fleet.nth(0)
-            while (frame := await socket.frame()).opcode in {TEXT, PING}:
-                pass
+            with trio.fail_after(10):
+                while (frame := await socket.frame()).opcode in {TEXT, PING}:
+                    pass
             assert frame.close_code == 1001
             with trio.fail_after(1):
                 await generation.was_cancelled.wait()
@@ -126,10 +176,10 @@ async def test_a_peer_without_pongs_is_closed_and_what_it_began_is_freed() -> No
 
 @pytest.mark.slow
 async def test_a_peer_with_pongs_is_not() -> None:
-    async with surface(ws_ping_s=0.05, ws_pong_timeout_s=0.15) as server:
+    async with surface(ws_ping_s=0.1, ws_pong_timeout_s=1.0) as server:
         socket = await open_socket(server)
         async with socket.client.stream:
-            for _ in range(8):
+            for _ in range(15):
                 frame = await socket.frame()
                 assert frame.opcode == PING
                 await socket.client.send(frame_bytes(PONG, frame.payload))
@@ -179,8 +229,42 @@ async def test_the_page_s_own_origin_may_connect() -> None:
         await socket.client.stream.aclose()
 
 
-async def test_sending_into_a_closed_socket_lets_others_run() -> None:
-    """A stream of events to a socket that its client has reset must not hold the event loop."""
+async def test_a_loop_of_sends_into_a_closed_socket_lets_others_run() -> None:
+    """Whatever else the application awaits: here it is one that does nothing but send."""
+    has_sent, turns = trio.Event(), 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async def only_sends(scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401
+        await receive()
+        await send({"type": "websocket.accept", "headers": []})
+        while (await receive())["type"] != "websocket.disconnect":
+            pass
+        before = turns
+        for _ in range(1000):
+            await send({"type": "websocket.send", "text": "nobody hears"})
+        assert turns - before >= 900
+        has_sent.set()
+
+    edge = Edge(only_sends, CONFIG)
+    listening = open_listening_socket(CONFIG)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(edge.run, listening)
+        nursery.start_soon(count_turns)
+        client = RawClient(await trio.open_tcp_stream(*listening.getsockname()))
+        await client.send(handshake())
+        await client.head()
+        await client.stream.aclose()
+        with trio.fail_after(5):
+            await has_sent.wait()
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_answer_to_a_socket_that_was_reset_ends() -> None:
     fleet = FakeFleet(by_hand)
     async with surface(fleet) as server:
         socket = await open_socket(server)

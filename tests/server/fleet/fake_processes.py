@@ -81,6 +81,7 @@ class FakeProcess:
             for message in messages:
                 if isinstance(message.frame, Hello):
                     self.servers.add(message.sender)
+                    self.worker.server = str(message.frame.peer.peer_id)
                     self._say(listener, message.sender, self.worker.welcome())
                     self._say(listener, message.sender, self.worker.heartbeat())
                 elif message.sender in self.servers:

@@ -13,6 +13,8 @@ from server.generation import GenerationRequest
 from tests.server.tiny_text import EOS_ID
 from transport.frames import (
     AnyFrame,
+    Audit,
+    Audited,
     Capacity,
     CreditRow,
     End,
@@ -37,6 +39,8 @@ from transport.tokens import pack_tokens, unpack_tokens
 from triolet.config import LinkConfig, ServerConfig
 from triolet.ids import AttemptKey, Role
 from triolet.sampling import SamplingParams
+
+from .accounts import decode_account, prefill_account
 
 BLOCK_SIZE = 4
 LINK = LinkConfig()
@@ -110,6 +114,7 @@ class FakeDecode:
       end_at: the model ends by itself at this position; None for never.
       refusal: answer to every RESERVE, if set.
       rows: its leases.
+      server: whose they are, as leases name it.
       computed: tokens per attempt that were computed after the replay.
     """
 
@@ -126,6 +131,7 @@ class FakeDecode:
     ended: set[AttemptKey] = field(default_factory=set)
     received: list[AnyFrame] = field(default_factory=list)
     steps: int = 0
+    server: str = ""
 
     @property
     def free_blocks(self) -> int:
@@ -160,6 +166,8 @@ class FakeDecode:
                 return [self._reserve(frame)]
             case TokenCredit(rows=rows):
                 self._credit(rows)
+            case Audit(serial=serial):
+                return [Audited(serial, decode_account(self))]
             case End():
                 self.ended.add(frame.key)
                 return [self._ended(frame.key, frame.reason)]
@@ -248,6 +256,7 @@ class FakePrefill:
     ended: set[AttemptKey] = field(default_factory=set)
     received: list[AnyFrame] = field(default_factory=list)
     steps: int = 0
+    server: str = ""
 
     def welcome(self) -> Welcome:
         return Welcome(
@@ -274,6 +283,8 @@ class FakePrefill:
             case Prefill():
                 if frame.key not in self.ended:
                     self.waiting[frame.key] = frame
+            case Audit(serial=serial):
+                return [Audited(serial, prefill_account(self))]
             case End():
                 self.ended.add(frame.key)
                 was_here = self.waiting.pop(frame.key, None) is not None

@@ -123,6 +123,26 @@ def test_attempts_that_fail_are_bounded() -> None:
     world.check_idle()
 
 
+def test_a_stream_that_gets_on_outlives_any_number_of_workers() -> None:
+    world = World(num_decodes=2, max_attempts=2)
+    reader = world.submit(make_request(max_tokens=200))
+    for _ in range(8):
+        world.deliver()
+        world.compute(world.worker(world.prefill))
+        busy = next(fake for fake in world.decodes if fake.rows)
+        for _ in range(20):
+            world.compute(world.worker(busy))
+        world.deliver()
+        world.read(reader)
+        world.lose(world.worker(busy))
+        world.greet(world.worker(next(fake for fake in world.decodes if fake.epoch > busy.epoch)))
+        world.decodes.reverse()
+    assert reader.sequence.num_attempts == 9
+    world.settle()
+    assert reader.token_ids == completion_ids(0, 200)
+    world.check_idle()
+
+
 @pytest.mark.parametrize(
     "reason", [RefuseReason.NO_BLOCKS, RefuseReason.NO_ROWS, RefuseReason.DRAINING]
 )
@@ -228,7 +248,7 @@ def test_a_prefill_that_ends_without_a_token_leads_to_a_new_attempt(reason: EndR
     del world.prefill.waiting[key]
     ended = Ended(*key, reason, num_tokens=0, freed_blocks=0)
     world.hear(world.worker(world.prefill), ended)
-    assert reader.sequence.num_failures == (reason is not EndReason.DRAIN)
+    assert len(reader.sequence.faults) == (reason is not EndReason.DRAIN)
     world.settle()
     assert reader.token_ids == completion_ids(0, 200)
     world.check_idle()

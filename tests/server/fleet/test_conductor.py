@@ -15,7 +15,7 @@ from transport.frames import (
 from triolet.errors import RequestError
 from triolet.ids import Role
 
-from .fakes import completion_ids, make_request
+from .fakes import LINK, completion_ids, make_request
 from .stages import UNFINISHED, brought_to, text_of
 from .world import World
 
@@ -92,6 +92,32 @@ def test_credit_goes_out_in_quarters_of_the_window() -> None:
     world.settle()
     credits = [f for f in world.decode.received if isinstance(f, TokenCredit)]
     assert 30 <= len(credits) <= 45
+
+
+def test_credit_that_was_lost_is_given_again() -> None:
+    world = World(token_window=4)
+    reader = world.submit(make_request(max_tokens=100))
+    world.settle(read=False)
+    world.read(reader)
+    decode = world.worker(world.decode)
+    assert [type(frame) for frame in world.up[decode]] == [TokenCredit]
+    world.up[decode].clear()
+    world.settle()
+    assert not reader.terminals, "decode waits for credit and the server for tokens"
+    for _ in range(3):
+        world.sweep(LINK.heartbeat_interval_s)
+    world.settle()
+    assert reader.token_ids == completion_ids(0, 100)
+    world.check_idle()
+
+
+def test_no_credit_is_repeated_to_a_stream_that_its_reader_holds_up() -> None:
+    world = World(token_window=4, stall_timeout_s=60.0)
+    world.submit(make_request(max_tokens=100))
+    world.settle(read=False)
+    for _ in range(10):
+        world.sweep(LINK.heartbeat_interval_s)
+    assert not world.up[world.worker(world.decode)]
 
 
 def test_credit_of_many_streams_shares_a_frame() -> None:

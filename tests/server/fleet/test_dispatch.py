@@ -6,6 +6,8 @@ import pytest
 
 from server.fleet.admission import Limits, refuse_overload, refuse_unfit
 from server.fleet.dispatch import Need, choose_pair
+from server.fleet.paths import BrokenPaths
+from triolet.config_recovery import RecoveryConfig
 from triolet.errors import RequestError
 from triolet.ids import AttemptKey
 
@@ -28,7 +30,7 @@ def world_of(*fakes: FakeDecode | FakePrefill) -> World:
 
 
 def chosen(world: World, need: Need = TEN) -> tuple[str, str] | None:
-    pair = choose_pair(world.workers, need, world.now)
+    pair = choose_pair(world.workers, need, BrokenPaths(RecoveryConfig()), world.now)
     return None if pair is None else (world.of[pair.decode].name, world.of[pair.prefill].name)
 
 

@@ -15,6 +15,7 @@ from tests.server.tiny_text import tiny_text
 from transport.frames import EndReason, RefuseReason
 from transport.memory_network import MemoryNetwork
 from triolet.errors import LocalProtocolError, RequestError
+from triolet.invariants import check_at_rest, check_invariants
 
 from .fake_processes import FakeProcess
 from .fakes import FakeDecode, FakePrefill, completion_ids, make_request, server_config
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from trio.testing import MockClock
 
     from server.generation import Generation
+
+
+REST_S = 5.0
+"""Longer than a lease lives after its server has forgotten it."""
 
 
 class Cluster:
@@ -50,6 +55,14 @@ class Cluster:
         self.decode_process = FakeProcess(self.network, self.decode)
         await self.nursery.start(self.decode_process.run)
 
+    async def check_at_rest(self) -> None:
+        """Assert that nothing is wrong now, and nothing left once leases have run out."""
+        assert check_invariants(await self.fleet.audit()) == []
+        await trio.sleep(REST_S)
+        audit = await self.fleet.audit()
+        killed = {view.name for view in audit.workers if view.state == "dead"}
+        assert [found for found in check_at_rest(audit) if found.where not in killed] == []
+
     def check_idle(self) -> None:
         self.fleet.check_accounting()
         status = self.fleet.status()
@@ -69,6 +82,7 @@ async def running(**config: object) -> AsyncIterator[Cluster]:
         await nursery.start(cluster.fleet.run)
         await cluster.fleet.wait_ready()
         yield cluster
+        await cluster.check_at_rest()
         nursery.cancel_scope.cancel()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from server.fleet.phases import TRANSITIONS, Phase, Step, after
 from triolet.errors import LocalProtocolError
@@ -32,6 +34,21 @@ def test_nothing_leads_out_of_the_last_phase() -> None:
 def test_every_phase_with_an_attempt_can_begin_again() -> None:
     for phase in (Phase.RESERVING, Phase.PREFILLING, Phase.DECODING, Phase.FINISHING):
         assert after(phase, Step.RETRY) is Phase.QUEUED
+
+
+@given(st.lists(st.sampled_from(Step), max_size=40))
+def test_random_steps_never_leave_the_table_and_end_once(steps: list[Step]) -> None:
+    phase, num_ends = Phase.QUEUED, 0
+    for step in steps:
+        try:
+            following = after(phase, step)
+        except LocalProtocolError:
+            assert step not in TRANSITIONS[phase]
+            continue
+        num_ends += following is Phase.FINISHED
+        phase = following
+    assert num_ends <= 1
+    assert (num_ends == 1) == (phase is Phase.FINISHED)
 
 
 def test_every_phase_is_reachable() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
-from server.fleet.mailbox import Mailbox
+from server.fleet.mailbox import Mailbox, Scores, packed
 from server.fleet.outbox import Outbox
 from server.fleet.relay import Relay, RelayEnd
 from server.generation import Delta, FinishReason, GenerationRequest, TokenLogprob, Usage
@@ -119,8 +121,12 @@ def test_logprobs_nobody_asked_for_are_not_shown() -> None:
     assert event.logprobs == ()
 
 
+def as_it_is(scores: Scores) -> TokenLogprob:
+    return TokenLogprob(scores.token_id, "", b"", scores.logprob)
+
+
 def test_a_mailbox_knows_how_long_its_oldest_event_waits() -> None:
-    mailbox = Mailbox()
+    mailbox = Mailbox(as_it_is)
     assert mailbox.waiting_since is None
     mailbox.put_text("a", (1,), (), now=5.0)
     mailbox.put_text("", (2,), (), now=6.0)
@@ -131,7 +137,7 @@ def test_a_mailbox_knows_how_long_its_oldest_event_waits() -> None:
 
 
 def test_nothing_comes_behind_the_terminal_event() -> None:
-    mailbox = Mailbox()
+    mailbox = Mailbox(as_it_is)
     terminal = FinishedEvent(FinishReason.STOP, Usage(1, 2))
     mailbox.close(terminal, now=1.0)
     with pytest.raises(AssertionError):
@@ -147,8 +153,21 @@ def test_frames_for_a_worker_that_is_gone_are_not_kept() -> None:
     world = World()
     decode = world.worker(world.decode)
     outbox = Outbox()
-    outbox.allow(decode, AttemptKey(RID, 0), 9)
+    outbox.allow(decode, AttemptKey(RID, 0), 9, 1)
     world.conductor.lost(decode, "test", world.now)
     outbox.send(decode, End(RID, 0, EndReason.CANCEL))
     assert outbox.drain_frames() == []
     assert outbox.drain_credit() == []
+
+
+def test_scores_that_wait_take_little_memory() -> None:
+    alternatives = tuple(TopToken(200 + i, -1.0 - i) for i in range(20))
+    rows = [TokenRow(RID, 0, position, 200, -1.0, alternatives) for position in range(64)]
+    tracemalloc.start()
+    try:
+        waiting = [packed(row, -1.0) for row in rows]
+        num_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(waiting) == 64
+    assert num_bytes < 64 * 1024

@@ -12,6 +12,7 @@ from server.fleet.workers import Worker
 from server.generation import Delta, Failed, Finished
 from tests.server.tiny_text import tiny_text
 from transport.frames import AttemptRow, ServerHeartbeat
+from triolet.config_recovery import RecoveryConfig
 
 from .fakes import LINK, FakeDecode, FakePrefill, server_config
 
@@ -82,10 +83,12 @@ class World:
         self.of: dict[Worker, FakeDecode | FakePrefill] = {}
         fakes: list[FakeDecode | FakePrefill] = [*self.prefills, *self.decodes]
         for fake in fakes:
-            self.of[Worker(fake.role, f"mem://{fake.name}", LINK, self.now)] = fake
+            worker = Worker(fake.role, f"mem://{fake.name}", LINK, RecoveryConfig(), self.now)
+            self.of[worker] = fake
         self.workers = tuple(self.of)
         self.config = server_config(**config)
-        self.conductor = Conductor(self.config, self.workers, TEXT, SilentObserver(), self.now)
+        self.observer = SilentObserver()
+        self.conductor = Conductor(self.config, self.workers, TEXT, self.observer, self.now)
         self.up: dict[Worker, deque[AnyFrame]] = {w: deque() for w in self.workers}
         self.down: dict[Worker, deque[AnyFrame]] = {w: deque() for w in self.workers}
         self.readers: list[Reader] = []
@@ -179,10 +182,10 @@ class World:
         self.up[worker].clear()
         self.down[worker].clear()
 
-    def lose(self, worker: Worker) -> None:
+    def lose(self, worker: Worker, cause: str = "silent") -> None:
         """Crash it, and let the server notice."""
         self.crash(worker)
-        self.conductor.lost(worker, "test", self.now)
+        self.conductor.lost(worker, cause, self.now)
         self.collect()
 
     def sweep(self, seconds: float = 0.0) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import trio
+from msgspec.structs import replace
 
 from server.generation import (
     CancelReason,
@@ -20,6 +21,7 @@ from server.generation import (
     Usage,
 )
 from transport.frames import Capacity, Load
+from triolet.audit import FleetAudit, ServerAudit
 from triolet.errors import RequestError, invalid_request
 from triolet.ids import Role
 
@@ -116,6 +118,7 @@ class FakeWorker:
     state: str = "alive"
     capacity: Capacity | None = CAPACITY
     load: Load = field(default_factory=Load)
+    breaker: str = "closed"
 
 
 @dataclass
@@ -124,6 +127,8 @@ class FakeStatus:
     queued: int = 0
     running: int = 0
     max_model_len: int = MAX_MODEL_LEN
+    retries_left: float = 20.0
+    quarantined: int = 0
 
     @property
     def is_ready(self) -> bool:
@@ -144,6 +149,7 @@ class FakeFleet:
       generations: all of them, in order.
       refuse_with: raised by submit while it is set.
       refusals: how often that was.
+      accounts: what an audit tells.
     """
 
     def __init__(self, script: Callable[[FakeGeneration], None] = answer_hello) -> None:
@@ -151,6 +157,7 @@ class FakeFleet:
         self.generations: list[FakeGeneration] = []
         self.refuse_with: RequestError | None = None
         self.refusals = 0
+        self.accounts = ServerAudit("server", "1", 3, 2, {"overloaded": 1}, {"stop": 2}, 0, 0, 0)
         self._submitted = trio.Event()
         self._status = FakeStatus(
             [FakeWorker(Role.PREFILL, "prefill-0"), FakeWorker(Role.DECODE, "decode-0")]
@@ -168,6 +175,11 @@ class FakeFleet:
 
     def status(self) -> FakeStatus:
         return self._status
+
+    async def audit(self, connections: int = 0) -> FleetAudit:
+        await trio.lowlevel.checkpoint()
+        server = replace(self.accounts, connections=connections)
+        return FleetAudit(grace_s=2.0, server=server, workers=())
 
     async def nth(self, index: int) -> FakeGeneration:
         """Wait for a generation by its number."""

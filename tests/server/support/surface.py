@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ class Surface:
     fleet: FakeFleet
     services: Services
     edge: Edge
+    listening: socket.socket
     url: str
     port: int
 
@@ -195,6 +197,14 @@ class RawClient:
         return Answer(status, headers, await self.exactly(int(headers.get("content-length", 0))))
 
 
+async def small_window(server: Surface) -> RawClient:
+    """Connect with the smallest receive buffer, so that little hides in the kernel."""
+    raw = trio.socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    await raw.connect(("127.0.0.1", server.port))
+    return RawClient(trio.SocketStream(raw))
+
+
 @asynccontextmanager
 async def surface(
     fleet: FakeFleet | None = None, defaults: SamplingDefaults | None = None, **changes: object
@@ -203,13 +213,20 @@ async def surface(
     config = replace(CONFIG, **changes)  # type: ignore[arg-type]
     fleet = fleet or FakeFleet()
     metrics = Metrics(MODEL, config.metrics_compat)
-    services = Services(config, fleet, FakeText(), metrics, defaults or SamplingDefaults())
+    services = Services(
+        config,
+        fleet,
+        FakeText(),
+        metrics,
+        defaults or SamplingDefaults(),
+        count_connections=lambda: edge.connections,
+    )
     edge = Edge(build_app(services), config)
     metrics.watch(fleet.status, lambda: edge.connections)
     listening = open_listening_socket(config)
     url, port = base_url(listening), listening.getsockname()[1]
     async with trio.open_nursery() as nursery:
         await nursery.start(edge.run, listening)
-        yield Surface(fleet, services, edge, url, port)
+        yield Surface(fleet, services, edge, listening, url, port)
         edge.stop(within_s=0.5)
     assert edge.connections == 0

@@ -21,6 +21,18 @@ CHATML = (
 )
 
 
+R = "range(99999)"
+ENDLESS = {
+    "loops": f"{{% for a in {R} %}}{{% for b in {R} %}}{{% endfor %}}{{% endfor %}}",
+    "conditions": f"{{% for a in {R} %}}{{% for b in {R} if false %}}{{% endfor %}}{{% endfor %}}",
+    "macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
+    "{{ f(60) }}",
+    "recursion": "{% for n in [60] recursive %}{% if n %}{{ loop([n - 1, n - 1]) }}{% endif %}"
+    "{% endfor %}",
+}
+"""Without output, and without an end that anybody would live to see."""
+
+
 def template(source: str, **special_tokens: str) -> ChatTemplate:
     return ChatTemplate({"default": source}, special_tokens)
 
@@ -96,11 +108,44 @@ def test_the_words_of_the_template_reach_the_client() -> None:
         "{{ 1000000000 * 'x' }}",
         "{{ 9 ** 999999999 }}",
         "{% for i in range(1000000000) %}{% endfor %}",
+        "{{ ([0] * 100000000) | length }}",
+        "{{ 'x' | center(1000000000000) }}",
+        "{{ 'x'.ljust(1000000000) }}",
+        "{{ ('x' * 1000000).replace('x', 'y' * 1000000) }}",
+        "{% set ns = namespace(s='x') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}"
+        "{% endfor %}",
+        "{% set ns = namespace(s='x') %}{% for i in range(99) %}{% set ns.s = ns.s + ns.s %}"
+        "{% endfor %}",
+        "{% set ns = namespace(s=[0]) %}{% for i in range(99) %}{% set ns.s = ns.s + ns.s %}"
+        "{% endfor %}",
+        "{% set ns = namespace(s='x') %}{% for i in range(99) %}"
+        "{% set ns.s %}{{ ns.s }}{{ ns.s }}{% endset %}{% endfor %}",
+        "{% macro twice(s) %}{{ s }}{{ s }}{% endmacro %}{% set ns = namespace(s='x') %}"
+        "{% for i in range(99) %}{% set ns.s = twice(ns.s) %}{% endfor %}",
     ],
 )
 def test_a_hostile_template_gets_nowhere(source: str) -> None:
     with pytest.raises(RequestError):
         template(source).render(MESSAGES)
+
+
+class NobodyWaits(Exception):
+    """Whoever asked for a rendering has left."""
+
+
+@pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS)
+def test_an_endless_template_ends_when_nobody_waits(source: str) -> None:
+    steps = 0
+
+    def check() -> None:
+        nonlocal steps
+        steps += 1
+        if steps > 1000:
+            raise NobodyWaits
+
+    with pytest.raises(NobodyWaits):
+        template(source).render(MESSAGES, check=check)
+    assert template("{{ 'fine' }}").render(MESSAGES) == "fine"
 
 
 def test_output_is_bounded() -> None:

@@ -155,6 +155,26 @@ async def test_text_that_takes_too_long_is_given_up_and_holds_its_thread(
             pass
 
 
+async def test_a_template_that_never_ends_gives_its_thread_back() -> None:
+    nested = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    model = tiny_text(template=nested, tokenize_timeout_s=0.05, tokenize_threads=1)
+    with pytest.raises(RequestError, match="shorten"):
+        await model.render_chat([{"role": "user", "content": "Hi"}])
+    with trio.fail_after(5):
+        async with model._limiter:  # held by the thread for as long as it runs
+            pass
+
+
+async def test_a_client_that_leaves_ends_its_template() -> None:
+    nested = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    model = tiny_text(template=nested, tokenize_timeout_s=60.0, tokenize_threads=1)
+    with trio.move_on_after(0.05):
+        await model.render_chat([{"role": "user", "content": "Hi"}])
+    with trio.fail_after(5):
+        async with model._limiter:
+            pass
+
+
 @pytest.mark.skipif(not STORIES.exists(), reason="the stories260K checkpoint is not here")
 async def test_a_real_directory_loads_and_guards_its_tokens() -> None:
     model = TextModel.load(STORIES)

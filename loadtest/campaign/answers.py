@@ -1,0 +1,216 @@
+"""What an answer says: text, token ids, logprobs, end and usage, from chunks and events. Pure.
+
+Readers take one piece at a time and say whether it brought anything to read, so that whoever holds
+the socket can time it. A stream that merely stops is no answer.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..readers import StreamFailedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .asks import Surface
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer.
+
+    Attributes:
+      text: what was said.
+      token_ids: its tokens; empty where the surface tells none (WebSocket).
+      logprobs: of its tokens, where they were asked for.
+      end: finish_reason, or the status of a response.
+      prompt_tokens: as the server counted them.
+      completion_tokens: likewise.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    end: str
+    prompt_tokens: int
+    completion_tokens: int
+
+    def differs_from(self, other: Answer) -> str | None:
+        """Return the first thing that is not the same, or None; logprobs are not judged here."""
+        for name in ("token_ids", "text", "end", "completion_tokens", "prompt_tokens"):
+            mine, others = getattr(self, name), getattr(other, name)
+            if mine != others:
+                return f"{name}: {_around_difference(mine, others)}"
+        if len(self.logprobs) != len(other.logprobs):
+            return f"logprobs: {len(self.logprobs)} and {len(other.logprobs)}"
+        return None
+
+    def logprob_distance(self, other: Answer) -> float:
+        """Return the largest difference between logprobs of the same tokens."""
+        return max(
+            (abs(a - b) for a, b in zip(self.logprobs, other.logprobs, strict=True)), default=0.0
+        )
+
+
+def _around_difference(mine: object, others: object) -> str:
+    if not isinstance(mine, str | tuple) or not isinstance(others, str | tuple):
+        return f"{mine!r} and {others!r}"
+    pairs = zip(mine, others, strict=False)
+    first = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(mine), len(others)))
+    around = slice(max(0, first - 3), first + 8)
+    return f"at {first} of {len(mine)} and {len(others)}: {mine[around]!r} and {others[around]!r}"
+
+
+class AnswerReader(Protocol):
+    """Puts an answer together.
+
+    Attributes:
+      answer: the whole of it, once it has ended well.
+      token_ids: as many as have come.
+      text: as much as has come.
+    """
+
+    answer: Answer | None
+    token_ids: list[int]
+    text: str
+
+    def take(self, data: bytes) -> bool:
+        """Take one line or message; return whether it brought text or tokens.
+
+        Raises:
+          StreamFailedError: it says that the answer failed, or breaks a rule of its form.
+        """
+        ...
+
+
+class ChatLines:
+    """A chat completion over Server-Sent Events, line by line."""
+
+    def __init__(self) -> None:
+        self.answer: Answer | None = None
+        self.token_ids: list[int] = []
+        self.text = ""
+        self._logprobs: list[float] = []
+        self._end = ""
+        self._usage: dict[str, int] | None = None
+
+    def take(self, data: bytes) -> bool:
+        """See AnswerReader."""
+        if not data.startswith(b"data: "):
+            return False
+        payload = data.removeprefix(b"data: ")
+        if payload == b"[DONE]":
+            self._finish()
+            return False
+        chunk = json.loads(payload)
+        if "error" in chunk:
+            raise StreamFailedError(_words(chunk["error"]))
+        self._usage = chunk.get("usage") or self._usage
+        has_new = False
+        for choice in chunk["choices"]:
+            has_new |= self._take_choice(choice)
+        return has_new
+
+    def _take_choice(self, choice: dict[str, Any]) -> bool:
+        if self._end:
+            raise StreamFailedError("something came after finish_reason")
+        self._end = choice.get("finish_reason") or ""
+        text, ids = choice["delta"].get("content") or "", choice.get("token_ids") or []
+        self.text += text
+        self.token_ids += ids
+        self._logprobs += _of_tokens((choice.get("logprobs") or {}).get("content"))
+        return bool(text or ids)
+
+    def _finish(self) -> None:
+        if not self._end or self._usage is None:
+            raise StreamFailedError("ended without finish_reason or usage")
+        self.answer = _answer(self.text, self.token_ids, self._logprobs, self._end, self._usage)
+
+
+class ChatBody:
+    """A chat completion in one piece."""
+
+    def __init__(self) -> None:
+        self.answer: Answer | None = None
+        self.token_ids: list[int] = []
+        self.text = ""
+
+    def take(self, data: bytes) -> bool:
+        """See AnswerReader; `data` is the whole body."""
+        body = json.loads(data)
+        if "error" in body:
+            raise StreamFailedError(_words(body["error"]))
+        [choice] = body["choices"]
+        self.text, self.token_ids = choice["message"]["content"], choice["token_ids"]
+        logprobs = _of_tokens((choice.get("logprobs") or {}).get("content"))
+        end = choice["finish_reason"]
+        self.answer = _answer(self.text, self.token_ids, logprobs, end, body["usage"])
+        return True
+
+
+class ResponseMessages:
+    """A response over the WebSocket, message by message."""
+
+    def __init__(self) -> None:
+        self.answer: Answer | None = None
+        self.token_ids: list[int] = []
+        self.text = ""
+        self._logprobs: list[float] = []
+
+    def take(self, data: bytes) -> bool:
+        """See AnswerReader."""
+        event = json.loads(data)
+        match event["type"]:
+            case "response.output_text.delta":
+                self.text += event["delta"]
+                self._logprobs += _of_tokens(event.get("logprobs"))
+                return True
+            case "response.completed" | "response.incomplete":
+                self._finish(event["response"])
+            case "response.failed":
+                raise StreamFailedError(_words(event["response"].get("error")))
+            case "error":
+                raise StreamFailedError(_words(event.get("error")))
+        return False
+
+    def _finish(self, response: dict[str, Any]) -> None:
+        details = response.get("incomplete_details") or {}
+        end = " ".join((response["status"], *details.values()))
+        usage = response["usage"]
+        counts = {
+            "prompt_tokens": usage["input_tokens"],
+            "completion_tokens": usage["output_tokens"],
+        }
+        self.answer = _answer(self.text, (), self._logprobs, end, counts)
+
+
+READERS: dict[Surface, type[ChatLines] | type[ChatBody] | type[ResponseMessages]] = {
+    "sse": ChatLines,
+    "plain": ChatBody,
+    "ws": ResponseMessages,
+}
+
+
+def _answer(
+    text: str,
+    token_ids: Sequence[int],
+    logprobs: Sequence[float],
+    end: str,
+    usage: dict[str, int],
+) -> Answer:
+    counts = usage["prompt_tokens"], usage["completion_tokens"]
+    if token_ids and len(token_ids) != counts[1]:
+        raise StreamFailedError(f"usage says {counts[1]} tokens and {len(token_ids)} came")
+    return Answer(text, tuple(token_ids), tuple(logprobs), end, *counts)
+
+
+def _of_tokens(content: list[dict[str, Any]] | None) -> list[float]:
+    return [token["logprob"] for token in content or ()]
+
+
+def _words(error: dict[str, Any] | None) -> str:
+    error = error or {}
+    return f"{error.get('code') or 'no code'}: {error.get('message') or 'no message'}"

@@ -1,0 +1,178 @@
+"""Clients: ask, time each piece, and ask again where the connection broke.
+
+Knows requests and sockets; judges no answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import trio
+
+from ..readers import StreamFailedError
+from .answers import READERS, Answer, AnswerReader
+from .exchange import Connection, ConnectionBrokenError, HttpExchange, WebSocket
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .asks import Ask
+
+ASK_TIMEOUT_S = 120.0
+"""Of one try. Far above what any recovery takes: whoever waits this long has been forgotten."""
+RETRY_DELAY_S = 0.1
+MAX_TRIES = 300
+"""A server is back within seconds; 30 s of refused connections are a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A try whose connection ended before the answer did.
+
+    Attributes:
+      at: when that was noticed.
+      had_begun: whether the request had been sent.
+      token_ids: what had come until then, where the surface tells.
+      text: likewise.
+    """
+
+    at: float
+    had_begun: bool
+    token_ids: tuple[int, ...]
+    text: str
+
+
+@dataclass(slots=True)
+class Story:
+    """All that happened to one request. Times are of Trio's clock.
+
+    Attributes:
+      ask: the request.
+      sent_at: when its last try was sent.
+      arrivals: when something to read came, of its last try.
+      broken: its tries that broke.
+      answer: its whole answer, if there was one.
+      failure: why there was none.
+    """
+
+    ask: Ask
+    sent_at: float = 0.0
+    arrivals: list[float] = field(default_factory=list)
+    broken: list[Broken] = field(default_factory=list)
+    answer: Answer | None = None
+    failure: str | None = None
+
+    @property
+    def longest_silence_s(self) -> float:
+        """The longest time without anything new to read, the wait for the first included."""
+        return max((b - a for a, b in pairwise([self.sent_at, *self.arrivals])), default=0.0)
+
+
+async def ask_all(
+    url: str,
+    asks: Sequence[Ask],
+    clients: int,
+    on_end: Callable[[Story], None],
+    *,
+    retries_broken: bool = False,
+) -> list[Story]:
+    """Ask everything, so many at a time, and return what happened, in order.
+
+    Args:
+      url: of the server.
+      asks: the requests.
+      clients: how many ask side by side, each one request after the other.
+      on_end: called with each story when it ends.
+      retries_broken: whether a broken connection is tried again; else it is a failure.
+    """
+    stories = [Story(ask) for ask in asks]
+    waiting = deque(stories)
+
+    async def client() -> None:
+        while waiting:
+            story = waiting.popleft()
+            await tell(url, story, retries_broken=retries_broken)
+            on_end(story)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(clients):
+            nursery.start_soon(client)
+    return stories
+
+
+async def tell(url: str, story: Story, *, retries_broken: bool) -> None:
+    """Ask once, or until the connection holds; leaves an answer or a failure in the story."""
+    for _ in range(MAX_TRIES if retries_broken else 1):
+        reader: AnswerReader = READERS[story.ask.surface]()
+        story.arrivals.clear()
+        story.sent_at = 0.0
+        try:
+            with trio.fail_after(ASK_TIMEOUT_S):
+                await _try(url, story, reader)
+        except ConnectionBrokenError as error:
+            story.failure = f"connection broken: {error}"
+            began = story.sent_at > 0
+            now = trio.current_time()
+            story.broken.append(Broken(now, began, tuple(reader.token_ids), reader.text))
+            await trio.sleep(RETRY_DELAY_S)
+            continue
+        except trio.TooSlowError:
+            story.failure = "no end in time"
+        except StreamFailedError as error:
+            story.failure = str(error)
+        except (ValueError, LookupError, TypeError) as error:
+            story.failure = f"cannot be understood: {error!r}"
+        else:
+            story.answer = reader.answer
+            story.failure = None if reader.answer else "ended without a terminal event"
+        return
+
+
+async def _try(url: str, story: Story, reader: AnswerReader) -> None:
+    async with Connection(url) as connection:
+        match story.ask.surface:
+            case "ws":
+                await _over_websocket(connection, story, reader)
+            case "sse":
+                await _over_sse(connection, story, reader)
+            case "plain":
+                await _in_one_piece(connection, story, reader)
+
+
+async def _post(connection: Connection, story: Story) -> HttpExchange:
+    exchange = HttpExchange(connection)
+    body = json.dumps(story.ask.body).encode()
+    headers = {"content-type": "application/json", "x-request-id": story.ask.name}
+    story.sent_at = trio.current_time()
+    status = await exchange.ask("POST", "/v1/chat/completions", headers, body)
+    if status != 200:
+        said = (await exchange.body()).decode(errors="replace")
+        raise StreamFailedError(f"status {status}: {said}")
+    return exchange
+
+
+async def _over_sse(connection: Connection, story: Story, reader: AnswerReader) -> None:
+    exchange = await _post(connection, story)
+    while (line := await exchange.next_line()) is not None:
+        if reader.take(line):
+            story.arrivals.append(trio.current_time())
+
+
+async def _in_one_piece(connection: Connection, story: Story, reader: AnswerReader) -> None:
+    exchange = await _post(connection, story)
+    reader.take(await exchange.body())
+    story.arrivals.append(trio.current_time())
+
+
+async def _over_websocket(connection: Connection, story: Story, reader: AnswerReader) -> None:
+    socket = WebSocket(connection)
+    await socket.open("/v1/responses", {"x-request-id": story.ask.name})
+    story.sent_at = trio.current_time()
+    await socket.send_text(json.dumps(story.ask.body))
+    while reader.answer is None:
+        if reader.take(await socket.next_message()):
+            story.arrivals.append(trio.current_time())

@@ -1,0 +1,146 @@
+"""Clients that leave: requests are begun and their sockets closed, politely or not, at any time.
+
+Knows sockets and moments; what became of the requests is read elsewhere, from logs.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import struct
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import trio
+
+from .raw_requests import chat_request, ws_handshake, ws_text_frame
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MAX_WAIT_S = 1.2
+"""Longest time until a socket is closed; the demo model has ended most answers by then."""
+SOON_S = 0.3
+EARLY_S = 0.03
+"""Of four sockets one is closed within this time and one within SOON_S, to meet queue, prefill and
+transfer; the other two at any time."""
+CONNECT_DEADLINE_S = 10.0
+MAX_TOKENS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One request whose socket was closed.
+
+    Attributes:
+      name: the id that the client gave it.
+      kind: sse, ws or plain.
+      closed_at: seconds since the epoch.
+    """
+
+    name: str
+    kind: str
+    closed_at: float
+
+
+class Pace:
+    """How long clients may wait before they leave, so that all have left in time.
+
+    Args:
+      count: requests to come.
+      clients: how many run side by side.
+      budget_s: for all of them.
+    """
+
+    def __init__(self, count: int, clients: int, budget_s: float) -> None:
+        self._remaining = count
+        self._clients = clients
+        self._budget_s = budget_s
+        self._began_at: float | None = None
+
+    def next_wait_s(self, now: float) -> float:
+        """Return the longest wait of the next request: its share of the time left, twice over.
+
+        The mean of the waits is about a third of the longest one, so that this leaves a third of a
+        share to all that a request costs besides; whoever is late catches up.
+        """
+        if self._began_at is None:
+            self._began_at = now
+        left_s = max(0.0, self._began_at + self._budget_s - now)
+        share_s = left_s * self._clients / max(1, self._remaining)
+        self._remaining -= 1
+        return min(MAX_WAIT_S, max(EARLY_S, 2 * share_s))
+
+
+def _body(kind: str, rng: random.Random) -> bytes:
+    filler = "and another dragon " * rng.choice((0, 1, 10, 60, 150))
+    text = f"Tell me a story about dragon number {rng.randrange(10**6)} {filler}"
+    message = {"role": "user", "content": text}
+    if kind == "ws":
+        request: dict[str, object] = {"type": "response.create", "input": [message]}
+        return json.dumps(request | {"max_output_tokens": MAX_TOKENS}).encode()
+    request = {"messages": [message], "stream": kind == "sse"}
+    return json.dumps(request | {"max_tokens": MAX_TOKENS, "ignore_eos": True}).encode()
+
+
+async def _swallow(stream: trio.SocketStream) -> None:
+    """Read and forget, as a client that is interested would; an answer's end is waited out."""
+    while await stream.receive_some(65536):
+        pass
+
+
+async def _begin(stream: trio.SocketStream, name: str, kind: str, host: str, body: bytes) -> None:
+    if kind != "ws":
+        await stream.send_all(chat_request(name, host, body))
+        return
+    await stream.send_all(ws_handshake(name, host))
+    await stream.receive_some(4096)
+    await stream.send_all(ws_text_frame(body))
+
+
+async def cut_one(url: str, name: str, rng: random.Random, max_wait_s: float = MAX_WAIT_S) -> Cut:
+    """Begin a request, wait for a random time, close its socket."""
+    kind = rng.choice(("sse", "ws", "plain"))
+    wait_s = rng.uniform(0, rng.choice((EARLY_S, min(SOON_S, max_wait_s), max_wait_s, max_wait_s)))
+    where = urlsplit(url)
+    assert where.hostname is not None
+    assert where.port is not None
+    with trio.fail_after(CONNECT_DEADLINE_S):
+        stream = await trio.open_tcp_stream(where.hostname, where.port)
+    try:
+        # Whoever is about to leave does not mind being left first.
+        with suppress(trio.BrokenResourceError):
+            with trio.move_on_after(CONNECT_DEADLINE_S):
+                await _begin(stream, name, kind, where.netloc, _body(kind, rng))
+            with trio.move_on_after(wait_s):
+                await _swallow(stream)
+        if rng.random() < 0.5:  # RST instead of FIN
+            linger = struct.pack("ii", 1, 0)
+            stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    finally:
+        closed_at = time.time()
+        stream.socket.close()
+    return Cut(name, kind, closed_at)
+
+
+async def cut_many(
+    url: str, numbers: Iterable[int], clients: int, seed: int, pace: Pace | None = None
+) -> list[Cut]:
+    """Cut a request per number, `clients` at a time."""
+    cuts: list[Cut] = []
+    waiting = iter(numbers)
+
+    async def client() -> None:
+        for number in waiting:
+            wait_s = MAX_WAIT_S if pace is None else pace.next_wait_s(time.monotonic())
+            rng = random.Random(f"{seed} {number}")
+            cuts.append(await cut_one(url, f"cut-{number:06d}", rng, wait_s))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(clients):
+            nursery.start_soon(client)
+    return cuts

@@ -1,0 +1,1 @@
+"""The fault matrix: every fault in every phase of a request, against real processes."""

@@ -1,0 +1,62 @@
+"""Which frames a rule wants: small predicates, put together by name. Knows frames and links."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from transport.frames import KvChunk, Prefill, Tokens
+
+from .rules import Fate, Link, Rule, Way
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transport.frames import AnyFrame
+
+    from .rules import Wants
+
+
+def frames(*kinds: type, client: str = "", worker: str = "") -> Wants:
+    """Return a predicate for these kinds of frames, of any link or of one."""
+
+    def wants(link: Link, way: Way, frame: AnyFrame) -> bool:
+        is_here = client in ("", link.client) and worker in ("", link.worker)
+        return is_here and isinstance(frame, kinds)
+
+    return wants
+
+
+def hold_prefills() -> Rule:
+    """Keep every PREFILL: decode has a reservation, prefill knows nothing."""
+    return Rule(Fate.HOLD, frames(Prefill))
+
+
+def hold_chunk(index: int) -> Rule:
+    """Keep every chunk with this number."""
+
+    def wants(link: Link, way: Way, frame: AnyFrame) -> bool:
+        return isinstance(frame, KvChunk) and frame.index == index
+
+    return Rule(Fate.HOLD, wants)
+
+
+def hold_last_tokens(num_tokens: int) -> Rule:
+    """Keep the row of the last position, and whatever tokens follow on that link.
+
+    Decode says that it is done, and the server misses tokens.
+    """
+    late: set[Link] = set()
+
+    def wants(link: Link, way: Way, frame: AnyFrame) -> bool:
+        if not isinstance(frame, Tokens):
+            return False
+        if any(row.position == num_tokens - 1 for row in frame.rows):
+            late.add(link)
+        return link in late
+
+    return Rule(Fate.HOLD, wants)
+
+
+def between(one: str, other: str) -> Callable[[Link], bool]:
+    """Return a predicate for the links between two processes, whoever connected."""
+    return lambda link: {link.client, link.worker} == {one, other}

@@ -1,0 +1,135 @@
+"""What the proxy does to which frames, and how often it did.
+
+Knows frames, names of processes and counts; knows no sockets. A rule that never hit proves that its
+fault never happened, so every rule counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transport.frames import AnyFrame
+
+
+class Way(Enum):
+    """Direction on a link."""
+
+    TO_WORKER = auto()
+    FROM_WORKER = auto()
+
+
+class Link(NamedTuple):
+    """One connection between two processes, by their names in the fleet.
+
+    Attributes:
+      client: who connected.
+      worker: who is bound.
+      socket: `control` or `kv`.
+    """
+
+    client: str
+    worker: str
+    socket: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A frame that came to the proxy.
+
+    Attributes:
+      at: the clock of this process, `time.monotonic`.
+      link: between whom.
+      way: from whom.
+      frame: what it says.
+      fate: what the proxy did with it.
+    """
+
+    at: float
+    link: Link
+    way: Way
+    frame: AnyFrame
+    fate: Fate
+
+
+class Fate(Enum):
+    """What can be done to a frame."""
+
+    PASS = auto()
+    DROP = auto()
+    HOLD = auto()  # kept until the rule is lifted
+    DOUBLE = auto()
+    ECHO = auto()  # passed now, and once more when the rule is released
+    SWAP = auto()  # kept until the next frame on this link has passed
+    CORRUPT = auto()  # one bit of the payload is turned
+    REWRITE = auto()
+
+
+Wants: TypeAlias = "Callable[[Link, Way, AnyFrame], bool]"
+
+
+@dataclass(eq=False)
+class Rule:
+    """Something that is done to certain frames.
+
+    Attributes:
+      fate: what.
+      wants: to which frames.
+      limit: how often at most; None for always.
+      rewrite: what becomes of the frame, with `REWRITE`.
+      hits: how often it was done.
+    """
+
+    fate: Fate
+    wants: Wants
+    limit: int | None = None
+    rewrite: Callable[[AnyFrame], AnyFrame] | None = None
+    hits: int = field(default=0)
+
+    def takes(self, link: Link, way: Way, frame: AnyFrame) -> bool:
+        """Return whether this frame is hit, and count it."""
+        if self.limit is not None and self.hits >= self.limit:
+            return False
+        if not self.wants(link, way, frame):
+            return False
+        self.hits += 1
+        return True
+
+
+@dataclass(eq=False)
+class Blackout:
+    """Links that carry nothing, not even ZeroMQ's own pings, in one way or both.
+
+    Attributes:
+      hits: pieces that it swallowed.
+    """
+
+    covers: Callable[[Link], bool]
+    ways: frozenset[Way] = frozenset(Way)
+    hits: int = field(default=0)
+
+    def takes(self, link: Link, way: Way) -> bool:
+        """Return whether nothing passes here, and count it."""
+        if way not in self.ways or not self.covers(link):
+            return False
+        self.hits += 1
+        return True
+
+
+def turn_a_bit(payload: bytes) -> bytes:
+    """Return the payload with one bit in its middle turned."""
+    damaged = bytearray(payload)
+    damaged[len(damaged) // 2] ^= 0x10
+    return bytes(damaged)
+
+
+def with_fields(frame: AnyFrame, **changes: object) -> AnyFrame:
+    """Return the frame with some fields changed."""
+    changed: AnyFrame = msgspec.structs.replace(frame, **changes)
+    return changed

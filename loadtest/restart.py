@@ -1,0 +1,277 @@
+"""`python -m loadtest.restart`: restart every process of a fleet under live streams.
+
+A fleet of one server, one prefill and one decode worker answers clients over SSE and WebSocket, the
+same requests over and over, while `triolet restart` replaces every process of it. Exit code 0 if
+every stream ended as it should with the very tokens of the undisturbed run, every process is a
+new one, streams were alive at each step and no block was left behind; 1 if not; 2 if nothing could
+run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+import trio
+from rich.console import Console
+from rich.table import Table
+
+from .campaign.asks import draw_asks
+from .campaign.client import Story, ask_all, tell
+from .campaign.disturbed import wait_whole
+from .campaign.leftovers import blocks_when_settled, violations_now
+from .campaign.processes import FleetLog, HasNotHappenedError, attempts_of, is_gone, seconds_of
+from .server_process import ServerDidNotStartError, running_server
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from .campaign.answers import Answer
+    from .campaign.asks import Ask
+
+ROOT = Path(__file__).parents[1]
+SERVE_OPTIONS = (
+    *("--prefill", "1", "--decode", "1", "--log-level", "info"),
+    # Workers may not wait for their streams, so that these have to move; the old server must.
+    *("--worker-drain-timeout", "0.5", "--drain-timeout", "120"),
+)
+RESTART_DEADLINE_S = 400.0
+"""Five processes start one after the other, on a machine that is busy with the streams."""
+TOLD_TO_COME_AGAIN = "draining"
+"""What a server that leaves says to a request that it has not begun; the client asks the next."""
+HOW_TO_READ = """\
+live       streams that were being answered when the step began
+moved      attempts that a drained worker gave up, to go on elsewhere
+silence    longest time without a new token in a stream that lived through the step, s"""
+
+
+class Step(NamedTuple):
+    """A step of the restart, as the supervisor logged it.
+
+    Attributes:
+      name: of the process.
+      move: what was done to it.
+      at: on Trio's clock.
+    """
+
+    name: str
+    move: str
+    at: float
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a run showed.
+
+    Attributes:
+      stories: of all requests that were asked during the restart.
+      told_to_come_again: requests that a leaving server did not begin, and the next one answered.
+      steps: of the restart.
+      moved: when attempts were given up by workers that were drained, on Trio's clock.
+      several_attempts: requests that needed more than one.
+      wrongs: everything for which the run does not count as passed.
+      took_s: the restart.
+    """
+
+    stories: list[Story] = field(default_factory=list)
+    told_to_come_again: int = 0
+    steps: list[Step] = field(default_factory=list)
+    moved: list[float] = field(default_factory=list)
+    several_attempts: int = 0
+    wrongs: list[str] = field(default_factory=list)
+    took_s: float = 0.0
+
+
+def long_asks(number: int, max_tokens: int, seed: int) -> list[Ask]:
+    """Return streams of a known length, over SSE and WebSocket in turn."""
+    streams = [ask for ask in draw_asks(20 * number, seed) if ask.surface != "plain"]
+    sse = [ask for ask in streams if ask.surface == "sse"][: number - number // 2]
+    ws = [ask for ask in streams if ask.surface == "ws"][: number // 2]
+    return [_lengthened(ask, max_tokens) for ask in (*sse, *ws)]
+
+
+def _lengthened(ask: Ask, max_tokens: int) -> Ask:
+    limit = "max_output_tokens" if ask.surface == "ws" else "max_tokens"
+    body: dict[str, Any] = {k: v for k, v in ask.body.items() if k != "stop"}
+    return replace(ask, body=body | {limit: max_tokens, "ignore_eos": True})
+
+
+async def restart_under_load(url: str, log: FleetLog, options: argparse.Namespace) -> Outcome:
+    """Ask everything once undisturbed, then over and over while the fleet is restarted."""
+    await wait_whole(url, log)
+    asks = long_asks(options.streams, options.max_tokens, options.seed)
+    calm = await ask_all(url, asks, options.streams, lambda _: None)
+    reference = {story.ask.number: story.answer for story in calm if story.answer is not None}
+    outcome = Outcome()
+    outcome.wrongs += [f"undisturbed, {s.ask.name}: {s.failure}" for s in calm if s.failure]
+    before = log.pids()
+    epoch_s = time.time() - trio.current_time()
+
+    is_done = trio.Event()
+    numbers = count()
+
+    async def client(own: Sequence[Ask]) -> None:
+        for ask in own:
+            if is_done.is_set():
+                return
+            name = f"{ask.name}-{next(numbers)}"
+            await _tell_until_begun(url, Story(replace(ask, name=name)), outcome)
+
+    async with trio.open_nursery() as nursery:
+        for first in range(options.streams):
+            own = asks[first:] + asks[:first]
+            nursery.start_soon(client, own * 1000)
+        await trio.sleep(options.lead_s)
+        began = trio.current_time()
+        outcome.wrongs += await _restart(url)
+        outcome.took_s = trio.current_time() - began
+        is_done.set()
+    _judge(outcome, reference, log, before, epoch_s)
+    if (left := await blocks_when_settled(url)).leased:
+        outcome.wrongs.append(f"blocks are still held: {left}")
+    outcome.wrongs += await violations_now(url) or []
+    return outcome
+
+
+async def _tell_until_begun(url: str, story: Story, outcome: Outcome) -> None:
+    while True:
+        await tell(url, story, retries_broken=False)
+        if story.arrivals or TOLD_TO_COME_AGAIN not in (story.failure or ""):
+            break
+        outcome.told_to_come_again += 1
+    outcome.stories.append(story)
+
+
+async def _restart(url: str) -> list[str]:
+    """Run `triolet restart`; return what went wrong."""
+    program = str(Path(sys.executable).with_name("triolet"))
+    with trio.move_on_after(RESTART_DEADLINE_S):
+        done = await trio.run_process(
+            [program, "restart", "--port", str(urlsplit(url).port)],
+            check=False,
+            capture_stdout=True,
+            stderr=subprocess.STDOUT,
+        )
+        if done.returncode == 0:
+            return []
+        said = done.stdout.decode(errors="replace").strip().splitlines()[-1:]
+        return [f"the restart ended with exit code {done.returncode}: {''.join(said)}"]
+    return [f"the restart did not end within {RESTART_DEADLINE_S:.0f} s"]
+
+
+def _judge(
+    outcome: Outcome,
+    reference: Mapping[int, Answer],
+    log: FleetLog,
+    before: Mapping[str, int],
+    epoch_s: float,
+) -> None:
+    wrongs = outcome.wrongs
+    for story in outcome.stories:
+        name = f"{story.ask.name} ({story.ask.surface})"
+        if story.answer is None:
+            wrongs.append(f"{name} failed: {story.failure}")
+        elif difference := story.answer.differs_from(reference[story.ask.number]):
+            wrongs.append(f"{name} differs in {difference}")
+    after = log.pids()
+    wrongs += [
+        f"{name} is the same process as before"
+        for name, pid in before.items()
+        if after[name] == pid or not is_gone(pid)
+    ]
+    outcome.steps = [
+        Step(entry["name"], entry["move"], seconds_of(entry) - epoch_s)
+        for entry in log.of("restart_step")
+    ]
+    outcome.moved = [
+        seconds_of(entry) - epoch_s for entry in log.of("attempt_ended", reason="drain")
+    ]
+    attempts = attempts_of(log.entries())
+    outcome.several_attempts = sum(attempts.get(s.ask.name, 1) > 1 for s in outcome.stories)
+    if not outcome.several_attempts:
+        wrongs.append("no stream had to move: nothing was shown")
+    wrongs += [
+        f"no stream was alive when {step.name} began to {step.move}: nothing was shown"
+        for step in outcome.steps
+        if not any(story.was_alive_at(step.at) for story in outcome.stories)
+    ]
+
+
+def table_of(outcome: Outcome) -> Table:
+    """Return one row per step."""
+    table = Table(title="a restart of every process under live streams")
+    for column in ("process", "step", "seconds", "live", "moved", "silence"):
+        table.add_column(column, justify="left" if column in {"process", "step"} else "right")
+    ends = [step.at for step in outcome.steps[1:]]
+    if outcome.steps:
+        ends.append(outcome.steps[0].at + outcome.took_s)
+    for step, end in zip(outcome.steps, ends, strict=True):
+        live = [story for story in outcome.stories if story.was_alive_at(step.at)]
+        through = [s for s in outcome.stories if s.arrivals and s.arrivals[-1] > step.at > 0]
+        through = [s for s in through if s.sent_at < end]
+        table.add_row(
+            step.name,
+            step.move.replace("_", " "),
+            f"{end - step.at:.1f}",
+            str(len(live)),
+            str(sum(step.at <= moved < end for moved in outcome.moved)),
+            f"{max((_silence_s(story, step.at, end) for story in through), default=0.0):.2f}",
+        )
+    return table
+
+
+def _silence_s(story: Story, begin: float, end: float) -> float:
+    """Return the longest time between two arrivals that overlaps a step."""
+    pairs = zip(story.arrivals, story.arrivals[1:], strict=False)
+    return max((b - a for a, b in pairs if b > begin and a < end), default=0.0)
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.restart",
+        description="Restart every process of a fleet under live streams.",
+        epilog="Options after -- go to `triolet serve`, for example: -- --decode 2 path/to/model",
+    )
+    parser.add_argument("--streams", type=int, default=20, help="at any time (20)")
+    parser.add_argument("--max-tokens", type=int, default=400, help="of each stream (400)")
+    parser.add_argument("--lead-s", type=float, default=2.0, help="seconds before the restart (2)")
+    parser.add_argument("--seed", type=int, default=1, help="of the requests (1)")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "restart")
+    parser.add_argument("serve", nargs="*", metavar="SERVE-OPTION", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run and return the exit code."""
+    options = parse(arguments)
+    console = Console(highlight=False)
+    options.out.mkdir(parents=True, exist_ok=True)
+    log = FleetLog(options.out / "server.log")
+    try:
+        with running_server([*SERVE_OPTIONS, *options.serve], log.path) as url:
+            outcome = trio.run(restart_under_load, url, log, options)
+    except (ServerDidNotStartError, HasNotHappenedError) as error:
+        console.print(f"error: {error}", style="red", soft_wrap=True, markup=False)
+        return 2
+    console.print(table_of(outcome))
+    console.print(HOW_TO_READ, soft_wrap=True)
+    console.print(
+        f"{len(outcome.stories)} streams in {outcome.took_s:.0f} s of restart, "
+        f"{outcome.several_attempts} of them moved; {outcome.told_to_come_again} requests were "
+        f"told to come again; {len(outcome.wrongs)} wrong"
+    )
+    for wrong in outcome.wrongs[:40]:
+        console.print(f"WRONG {wrong}", style="red", soft_wrap=True, markup=False)
+    return 1 if outcome.wrongs else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

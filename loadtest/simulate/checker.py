@@ -1,0 +1,140 @@
+"""What must hold at every moment of a run, and what must be left at its end.
+
+Looks into the minds of servers and workers and changes nothing. Everything that it finds is one
+sentence.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from prefill.core import PrefillCore
+from triolet.errors import LocalProtocolError
+from triolet.units import SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from triolet.ids import AttemptKey
+
+    from .roles import WorkerProcess
+    from .world import World
+
+SLACK_S: Final = 0.5 * SECONDS
+"""Between two looks, and for what is said at a sweep instead of at once."""
+
+
+class Checker:
+    """Invariants of one run.
+
+    Args:
+      world: whose.
+      latest_s: the latest that a frame may come.
+    """
+
+    def __init__(self, world: World, latest_s: float) -> None:
+        self._world = world
+        link = world.link
+        self._orphan_s = link.lease_ttl_s + link.sweep_interval_s + latest_s + SLACK_S
+        # Since when a lease has nobody who wants it, by worker, its life and attempt.
+        self._orphans: dict[tuple[str, int, AttemptKey], float] = {}
+
+    def look(self) -> None:
+        """Check everything that must hold at this moment."""
+        for server in self._world.servers:
+            if server.fleet is not None:
+                try:
+                    server.fleet.check_accounting()
+                except LocalProtocolError as error:
+                    self._report(f"{server}: {error}")
+        self._check_workers()
+
+    def is_quiet(self) -> bool:
+        """Return whether nothing is leased, nothing under way, and nobody waits."""
+        return all(map(_is_idle, self._world.workers)) and not any(
+            worker.attempts
+            for server in self._world.servers
+            if server.fleet is not None
+            for worker in server.fleet.status().workers
+        )
+
+    def look_at_end(self) -> None:
+        """Check that nothing is left of anything."""
+        self._check_strays()
+        for worker in self._world.workers:
+            if worker.engine is None:
+                self._report(f"{worker} did not come back")
+                continue
+            leased = worker.engine.ledger.leased_blocks
+            if leased:
+                self._report(f"{worker} still leases {leased} blocks")
+            if worker.core.roster.attempts:
+                self._report(f"{worker} still has {list(map(str, worker.core.roster.attempts))}")
+            if isinstance(worker.core, PrefillCore) and worker.core.shipper.ring_bytes:
+                self._report(f"{worker} still holds {worker.core.shipper.ring_bytes} bytes of KV")
+        for server in self._world.servers:
+            if server.fleet is None:
+                self._report(f"{server} did not come back")
+                continue
+            status = server.fleet.status()
+            if status.queued or status.running:
+                self._report(f"{server} still has {status.queued} + {status.running} requests")
+            for worker_status in status.workers:
+                if worker_status.attempts:
+                    self._report(f"{server} still counts attempts on {worker_status.name}")
+
+    def _check_strays(self) -> None:
+        """See that nothing was computed for a client for long after it had left."""
+        for client in self._world.clients:
+            for worker in self._world.workers:
+                if client.left_at is None or worker.engine is None:
+                    continue
+                sampled_at = worker.engine.sampled_at.get(client.wish.prompt_ids, 0.0)
+                late_s = sampled_at - max(client.left_at, worker.away_until)
+                if late_s > self._orphan_s:
+                    self._report(f"{worker} computed for {client} {late_s:.1f} s after it had left")
+
+    def _check_workers(self) -> None:
+        wanted = set(self._wanted())
+        orphans: dict[tuple[str, int, AttemptKey], float] = {}
+        now = trio.current_time()
+        for worker in self._world.workers:
+            if worker.engine is None or not worker.is_running:
+                continue
+            core = worker.core
+            try:
+                core.roster.check_invariants()
+                if isinstance(core, PrefillCore):
+                    core.shipper.check_invariants()
+            except AssertionError as error:
+                self._report(f"{worker}: {error}")
+            worker.engine.check_poison()
+            for key in core.roster.attempts:
+                if key in wanted:
+                    continue
+                name = (worker.name, worker.lives, key)
+                since = max(self._orphans.get(name, now), worker.away_until)
+                orphans[name] = since
+                if now - since > self._orphan_s:
+                    self._report(
+                        f"{worker} keeps {key}, which nobody wants for {now - since:.1f} s"
+                    )
+        self._orphans = orphans
+
+    def _wanted(self) -> Iterable[AttemptKey]:
+        for server in self._world.servers:
+            if server.fleet is not None:
+                for sequence in server.fleet._conductor._book:
+                    if sequence.attempt is not None:
+                        yield sequence.attempt.key
+
+    def _report(self, what: str) -> None:
+        self._world.report(what)
+
+
+def _is_idle(worker: WorkerProcess) -> bool:
+    if worker.engine is None or not worker.core.roster.is_empty:
+        return False
+    return not (isinstance(worker.core, PrefillCore) and worker.core.shipper.ring_bytes)

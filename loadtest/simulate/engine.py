@@ -1,0 +1,249 @@
+"""An engine of virtual time: what it computes is a hash of the KV that it finds, and a step costs
+what a model says.
+
+KV of a token is the token with its position. What follows a sequence is a hash of everything that a
+step reads back through the block table, of the seed and of the position; so a chunk that was lost,
+misplaced, damaged or written by somebody who was not the owner shows as another token. Freed blocks
+are poisoned and have to stay so. Knows blocks and rows; knows no requests and no network.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, TypeVarTuple, cast
+
+import trio
+import xxhash
+
+from engine.batch import Sampled
+from engine.block_ledger import BlockLedger
+from engine.pace import pace_of
+from triolet.sampling import is_end_token
+
+from .faults import Fault
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Callable, Collection, Hashable, Sequence
+
+    from engine.batch import SampleSpec, StepRow
+    from triolet.config import EngineConfig
+    from triolet.sampling import SamplingParams
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+VOCAB_SIZE: Final = 1000
+EOS_ID: Final = 0
+EOS_ONE_IN: Final = 43
+"""How often the model ends by itself: most answers reach their length, some do not."""
+MAX_MODEL_LEN: Final = 512
+FINGERPRINT: Final = "simulated"
+
+_KV = struct.Struct("<HH")
+_POISON: Final = b"\xff" * _KV.size
+
+
+def choose(kv: bytes, seed: int, position: int) -> int:
+    """Return the token that follows some KV at a completion position."""
+    number = xxhash.xxh3_64_intdigest(kv, seed=(seed * 1_000_003 + position) & (2**64 - 1))
+    if number % EOS_ONE_IN == 0:
+        return EOS_ID
+    return 1 + (number >> 16) % (VOCAB_SIZE - 1)
+
+
+def reference(prompt_ids: Sequence[int], sampling: SamplingParams) -> tuple[int, ...]:
+    """Return the completion as no fault may change it."""
+    kv = bytearray()
+    for token_id in prompt_ids:
+        kv += _KV.pack(token_id, len(kv) // _KV.size)
+    token_ids: list[int] = []
+    for position in range(sampling.max_tokens):
+        token_id = choose(bytes(kv), sampling.seed, position)
+        token_ids.append(token_id)
+        if is_end_token(sampling, (EOS_ID,), position, token_id):
+            break
+        kv += _KV.pack(token_id, len(kv) // _KV.size)
+    return tuple(token_ids)
+
+
+class Cost(NamedTuple):
+    """What a step takes.
+
+    Attributes:
+      step_s: at least.
+      token_s: each token of the step, on top.
+    """
+
+    step_s: float
+    token_s: float
+
+    def of(self, num_tokens: int) -> float:
+        """Return seconds for a step."""
+        return self.step_s + num_tokens * self.token_s
+
+
+class PoisoningLedger(BlockLedger):
+    """Tells of each block that no lease names any more.
+
+    Attributes:
+      on_freed: told of them, at once.
+    """
+
+    on_freed: Callable[[Sequence[int]], None]
+
+    def release(self, owner: Hashable, keep: Collection[int] = ()) -> int:
+        """End a lease."""
+        blocks = self.blocks_of(owner) if self.has_lease(owner) else ()
+        num_freed = super().release(owner, keep)
+        self.on_freed([block for block in blocks if not self.is_leased(block)])
+        return num_freed
+
+    def is_leased(self, block: int) -> bool:
+        """Return whether a lease names the block."""
+        return block in self._references
+
+
+class SimulatedEngine:
+    """See worker.engine_port.EnginePort.
+
+    Args:
+      num_blocks: that can be leased.
+      config: block size and step budget.
+      cost: of a step.
+      report: told of everything that must not happen, in words.
+      happened: counts steps that raised.
+
+    Attributes:
+      fail_steps: so many of the next steps raise.
+      sampled_at: when the step began that last chose a token for a prompt.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        config: EngineConfig,
+        cost: Cost,
+        report: Callable[[str], None],
+        happened: Counter[Fault],
+    ) -> None:
+        self.ledger = PoisoningLedger(num_blocks + 1)
+        self.ledger.on_freed = self._poison
+        self.block_size = config.block_size
+        self.bytes_per_block = config.block_size * _KV.size
+        self.max_model_len = MAX_MODEL_LEN
+        self.vocab_size = VOCAB_SIZE
+        self.fingerprint = FINGERPRINT
+        self.pace = pace_of(
+            config.max_num_batched_tokens, cost.of(config.max_num_batched_tokens), config
+        )
+        self.fail_steps = 0
+        self.sampled_at: dict[Sequence[int], float] = {}
+        self._report = report
+        self._happened = happened
+        self._poisoned = _POISON * config.block_size
+        self._pool = [bytearray(self._poisoned) for _ in range(num_blocks + 1)]
+
+    def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
+        """Store tokens, and hash what is read back."""
+        if self.fail_steps:
+            self.fail_steps -= 1
+            self._happened[Fault.STEP_ERROR] += 1
+            raise RuntimeError("the simulated device was told to fail")
+        self._check_owned(rows)
+        return [self._compute(row) for row in rows]
+
+    def export_blocks(self, block_ids: Sequence[int]) -> bytes:
+        """Copy blocks out."""
+        return b"".join(self._pool[block] for block in block_ids)
+
+    def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
+        """Overwrite blocks."""
+        size = self.bytes_per_block
+        for index, block in enumerate(block_ids):
+            if not self.ledger.is_leased(block):
+                self._report(f"KV was written into block {block}, which nobody leases")
+            self._pool[block][:] = payload[index * size : (index + 1) * size]
+
+    def check_poison(self) -> None:
+        """Report blocks that somebody wrote although nobody leases them."""
+        for block in range(1, len(self._pool)):
+            if not self.ledger.is_leased(block) and self._pool[block] != self._poisoned:
+                self._report(f"block {block} was written after it was freed")
+
+    def _compute(self, row: StepRow) -> Sampled | None:
+        for offset, token_id in enumerate(row.token_ids):
+            position = row.start + offset
+            block = row.block_table[position // self.block_size]
+            _KV.pack_into(
+                self._pool[block], position % self.block_size * _KV.size, token_id, position
+            )
+        return None if row.sample is None else self._sample(row, row.sample)
+
+    def _sample(self, row: StepRow, sample: SampleSpec) -> Sampled:
+        num_tokens = row.start + len(row.token_ids)
+        num_blocks = -(-num_tokens // self.block_size)
+        kv = b"".join(self._pool[block] for block in row.block_table[:num_blocks])
+        token_id = choose(kv[: num_tokens * _KV.size], sample.params.seed, sample.position)
+        return Sampled(token_id)
+
+    def _check_owned(self, rows: Sequence[StepRow]) -> None:
+        used = [block for row in rows for block in row.block_table]
+        if len(set(used)) != len(used):
+            self._report("two rows of one step share a block")
+        if not all(self.ledger.is_leased(block) for block in used):
+            self._report("a step works on a block that nobody leases")
+
+    def _poison(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self._pool[block][:] = self._poisoned
+
+
+class SimulatedDevice:
+    """Takes virtual time for each step; can be told to stand still.
+
+    Args:
+      engine: whose steps run.
+      cost: of a step.
+      happened: counts steps that were held up.
+
+    Attributes:
+      on_step: told of the time at which a step begins.
+    """
+
+    def __init__(self, engine: SimulatedEngine, cost: Cost, happened: Counter[Fault]) -> None:
+        self.on_step: Callable[[float], None] | None = None
+        self._engine = engine
+        self._cost = cost
+        self._happened = happened
+        self._wedged_until = 0.0
+        self._standstill: trio.CancelScope | None = None
+
+    def wedge(self, seconds: float) -> None:
+        """Let no step return for a while; for 0 s to end such a while."""
+        self._wedged_until = trio.current_time() + seconds
+        if self._standstill is not None:
+            self._standstill.deadline = self._wedged_until
+
+    async def run(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
+        """Run a step after the time that it takes."""
+        began_at = trio.current_time()
+        if self.on_step is not None:
+            self.on_step(began_at)
+        num_tokens = 0
+        for row in _rows(args):
+            num_tokens += len(row.token_ids)
+            if row.sample is not None:
+                self._engine.sampled_at[row.sample.prompt_ids] = began_at
+        await trio.sleep(self._cost.of(num_tokens))
+        if self._wedged_until > trio.current_time():
+            self._happened[Fault.WEDGE] += 1
+            with trio.CancelScope(deadline=self._wedged_until) as self._standstill:
+                await trio.sleep_forever()
+        return fn(*args)
+
+
+def _rows(args: tuple[object, ...]) -> Sequence[StepRow]:
+    """Return what a device is asked for; nothing but steps is run on this one."""
+    (rows,) = args
+    return cast("Sequence[StepRow]", rows)

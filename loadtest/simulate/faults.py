@@ -1,0 +1,133 @@
+"""The kinds of misfortune, how much of each a seed gets, and proof that it happened.
+
+Knows kinds and counts; injects nothing (injector.py does) and judges nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from transport.memory_pipe import Faults
+from triolet.units import MILLISECONDS, SECONDS
+
+if TYPE_CHECKING:
+    import random
+
+
+class Fault(StrEnum):
+    """Everything that can be switched on."""
+
+    LOSS = "loss"
+    DUPLICATION = "duplication"
+    REORDER = "reorder"
+    DELAY = "delay"
+    CORRUPTION = "corruption"
+    AFTERLIFE = "afterlife"  # frames outlive their link and meet another life of the receiver
+    PARTITION = "partition"
+    ONE_WAY = "one-way partition"
+    CRASH = "crash"
+    FREEZE = "freeze"
+    ZOMBIE = "zombie"  # frozen for longer than a lease
+    WEDGE = "wedge"  # the device stands still, the process answers
+    STEP_ERROR = "step error"
+    EXHAUSTION = "pool exhaustion"
+    DRAIN = "worker drain"
+    CANCEL = "client cancel"
+    STALL = "stalled client"
+    SERVER_CRASH = "server crash"
+    SERVER_FREEZE = "server freeze"
+
+
+NETWORK: Final = (Fault.LOSS, Fault.DUPLICATION, Fault.REORDER, Fault.DELAY, Fault.CORRUPTION)
+TIMED: Final = (
+    Fault.PARTITION,
+    Fault.ONE_WAY,
+    Fault.CRASH,
+    Fault.FREEZE,
+    Fault.ZOMBIE,
+    Fault.WEDGE,
+    Fault.STEP_ERROR,
+    Fault.DRAIN,
+    Fault.SERVER_CRASH,
+    Fault.SERVER_FREEZE,
+)
+"""Those that the injector brings about at random moments."""
+
+CALM: Final = Faults(min_delay_s=0.5 * MILLISECONDS, max_delay_s=4 * MILLISECONDS)
+"""What a healthy network does."""
+SHARE_ENABLED: Final = 0.4
+"""How many kinds a seed has. Few at a time find more than all at once, where one hides another."""
+MAX_LATE_S: Final = 6 * SECONDS
+"""The latest that a frame comes: far beyond leases, well within tombstones."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """What one seed suffers.
+
+    Attributes:
+      enabled: these kinds.
+      network: what the network does meanwhile.
+      every_s: mean time between two faults of the injector.
+    """
+
+    enabled: frozenset[Fault]
+    network: Faults
+    every_s: float
+
+    @property
+    def latest_s(self) -> float:
+        """The latest that a frame may come, as far as the network is to blame."""
+        network = self.network
+        is_late = network.reorder > 0 or network.duplication > 0
+        return network.max_delay_s + (network.reorder_s if is_late else 0.0)
+
+
+def draw_plan(rng: random.Random) -> Plan:
+    """Draw a seed's misfortune."""
+    enabled = frozenset(fault for fault in Fault if rng.random() < SHARE_ENABLED)
+
+    def share(fault: Fault, most: float) -> float:
+        drawn = rng.uniform(most / 10, most)
+        return drawn if fault in enabled else 0.0
+
+    slow_s = rng.choice((20, 80, 300)) * MILLISECONDS
+    late_s = rng.choice((0.05, 0.3, 1.0, MAX_LATE_S))
+    network = Faults(
+        min_delay_s=CALM.min_delay_s,
+        max_delay_s=slow_s if Fault.DELAY in enabled else CALM.max_delay_s,
+        loss=share(Fault.LOSS, 0.06),
+        duplication=share(Fault.DUPLICATION, 0.15),
+        reorder=share(Fault.REORDER, 0.15),
+        reorder_s=late_s,
+        corruption=share(Fault.CORRUPTION, 0.3),
+    )
+    return Plan(enabled, network, every_s=rng.uniform(0.4, 2.5))
+
+
+@dataclass(slots=True)
+class Tally:
+    """What really happened, by kind: a fault that was asked for and never came proves nothing.
+
+    Attributes:
+      asked: seeds that had the kind switched on.
+      happened: how often each came about.
+      causes: why attempts were begun anew.
+    """
+
+    asked: Counter[Fault] = field(default_factory=Counter)
+    happened: Counter[Fault] = field(default_factory=Counter)
+    causes: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: Tally) -> None:
+        """Add another run's."""
+        self.asked += other.asked
+        self.happened += other.happened
+        self.causes += other.causes
+
+    def never_happened(self) -> list[Fault]:
+        """Return the kinds that were asked for and never came about."""
+        return [fault for fault in Fault if self.asked[fault] and not self.happened[fault]]

@@ -1,0 +1,183 @@
+"""Brings faults about at random moments, and undoes them; counts those that really came.
+
+Knows what can be done to processes and network; judges nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from triolet.ids import Role
+
+from .faults import CALM, TIMED, Fault
+
+if TYPE_CHECKING:
+    import random
+    from collections import Counter
+    from collections.abc import Awaitable, Callable
+
+    from .faults import Plan
+    from .process import Process
+    from .roles import WorkerProcess
+    from .world import World
+
+
+class Injector:
+    """One run's misfortune.
+
+    Args:
+      world: whom it befalls.
+      plan: what, and how often.
+      rng: draws victims and times.
+      happened: counts.
+    """
+
+    def __init__(
+        self, world: World, plan: Plan, rng: random.Random, happened: Counter[Fault]
+    ) -> None:
+        self._world = world
+        self._plan = plan
+        self._rng = rng
+        self._happened = happened
+        self._timed = [fault for fault in TIMED if fault in plan.enabled]
+        self._inject: dict[Fault, Callable[[], Awaitable[None]]] = {
+            Fault.PARTITION: self._partition,
+            Fault.ONE_WAY: self._partition_one_way,
+            Fault.CRASH: self._crash,
+            Fault.FREEZE: self._freeze,
+            Fault.ZOMBIE: self._freeze_for_long,
+            Fault.WEDGE: self._wedge,
+            Fault.STEP_ERROR: self._fail_step,
+            Fault.DRAIN: self._drain,
+            Fault.SERVER_CRASH: self._crash_server,
+            Fault.SERVER_FREEZE: self._freeze_server,
+        }
+
+    async def run(self, seconds: float) -> None:
+        """Be the weather and the fate of the world for a while, then heal everything."""
+        self._world.weather.faults = self._plan.network
+        self._world.weather.outlives_links = Fault.AFTERLIFE in self._plan.enabled
+        try:
+            with trio.move_on_after(seconds):
+                async with trio.open_nursery() as nursery:
+                    while True:
+                        await trio.sleep(self._rng.expovariate(1 / self._plan.every_s))
+                        if self._timed:
+                            fault = self._rng.choice(self._timed)
+                            nursery.start_soon(self._inject[fault])
+        finally:
+            self.heal()
+
+    def heal(self) -> None:
+        """Let nothing more go wrong, and let everything that was stopped go on."""
+        self._world.weather.faults = CALM
+        self._world.weather.outlives_links = False
+        self._world.weather.partitions.clear()
+        for process in (*self._world.workers, *self._world.servers):
+            process.thaw()
+        for worker in self._world.workers:
+            if worker.engine is not None and worker.device is not None:
+                worker.engine.fail_steps = 0
+                worker.device.wedge(0.0)
+        self._world.note("everything is healed")
+
+    def _tell(self, fault: Fault, whom: object) -> None:
+        self._world.note(f"FAULT {fault.value}: {whom}")
+
+    def _victim(self) -> WorkerProcess | None:
+        running = [worker for worker in self._world.workers if worker.is_running]
+        return self._rng.choice(running) if running else None
+
+    async def _partition(self) -> None:
+        one, other = self._pair()
+        await self._cut(Fault.PARTITION, {(one, other), (other, one)})
+
+    async def _partition_one_way(self) -> None:
+        one, other = self._pair()
+        await self._cut(Fault.ONE_WAY, {self._rng.choice(((one, other), (other, one)))})
+
+    async def _cut(self, fault: Fault, ways: set[tuple[str, str]]) -> None:
+        self._tell(fault, sorted(ways))
+        partitions = self._world.weather.partitions
+        partitions |= ways
+        try:
+            await trio.sleep(self._rng.uniform(0.3, 5.0))
+        finally:
+            partitions -= ways
+            self._world.note(f"healed {sorted(ways)}")
+
+    def _pair(self) -> tuple[str, str]:
+        """Return two processes that talk to one another."""
+        rng, world = self._rng, self._world
+        names = {
+            role: [worker.name for worker in world.workers if worker.role is role]
+            for role in (Role.PREFILL, Role.DECODE)
+        }
+        bound = rng.choice(names[Role.DECODE])
+        if rng.random() < 0.5:
+            return rng.choice(names[Role.PREFILL]), bound
+        return rng.choice(world.servers).name, rng.choice([bound, *names[Role.PREFILL]])
+
+    async def _crash(self) -> None:
+        victim = self._victim()
+        if victim is not None:
+            self._kill(Fault.CRASH, victim)
+
+    async def _crash_server(self) -> None:
+        victim = self._rng.choice(self._world.servers)
+        if victim.is_running:
+            self._kill(Fault.SERVER_CRASH, victim)
+
+    def _kill(self, fault: Fault, victim: Process) -> None:
+        self._tell(fault, victim)
+        self._happened[fault] += 1
+        victim.restart_s = self._rng.choice((0.0, 0.1, 0.5, 1.0, 3.0))
+        victim.kill()
+
+    async def _freeze(self) -> None:
+        await self._stop(Fault.FREEZE, self._victim(), self._rng.uniform(0.2, 1.9))
+
+    async def _freeze_for_long(self) -> None:
+        seconds = self._world.link.lease_ttl_s + self._rng.uniform(0.1, 4.0)
+        await self._stop(Fault.ZOMBIE, self._victim(), seconds)
+
+    async def _freeze_server(self) -> None:
+        victim = self._rng.choice(self._world.servers)
+        seconds = self._rng.uniform(0.2, 5.0)
+        await self._stop(Fault.SERVER_FREEZE, victim if victim.is_running else None, seconds)
+
+    async def _stop(self, fault: Fault, victim: Process | None, seconds: float) -> None:
+        if victim is None:
+            return
+        self._tell(fault, f"{victim} for {seconds:.3f} s")
+        life = victim.lives
+        victim.freeze()
+        await trio.sleep(seconds)
+        if victim.lives == life and victim.is_frozen:
+            self._happened[fault] += 1
+            self._world.note(f"{victim} goes on")
+            victim.thaw()
+
+    async def _wedge(self) -> None:
+        victim = self._victim()
+        if victim is not None and victim.device is not None:
+            seconds = self._rng.uniform(0.5, 8.0)
+            self._tell(Fault.WEDGE, f"{victim} for {seconds:.3f} s")
+            victim.device.wedge(seconds)
+
+    async def _fail_step(self) -> None:
+        victim = self._victim()
+        if victim is not None and victim.engine is not None:
+            self._tell(Fault.STEP_ERROR, victim)
+            victim.engine.fail_steps += 1
+
+    async def _drain(self) -> None:
+        victim = self._victim()
+        if victim is not None:
+            seconds = self._rng.choice((0.0, 0.5, 3.0))
+            self._tell(Fault.DRAIN, f"{victim} within {seconds} s")
+            self._happened[Fault.DRAIN] += 1
+            victim.restart_s = self._rng.choice((0.1, 1.0))
+            victim.drain(seconds)

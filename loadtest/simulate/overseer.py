@@ -1,0 +1,97 @@
+"""Stands beside one worker and sees each write into its pool and each step: was the one on whose
+behalf it happened the owner at that moment?
+
+Ownership is the product's to keep; this only looks, from outside of the tables that keep it. Knows
+leases, epochs and time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from decode.core import DecodeCore
+from transport.frames import KvChunk
+from triolet.units import MILLISECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from prefill.core import PrefillCore
+    from transport.frames import AnyFrame
+    from triolet.config import LinkConfig
+    from triolet.ids import AttemptKey
+
+    from .process import Process
+
+SLACK_S: Final = 50 * MILLISECONDS
+
+
+class Overseer:
+    """Watches one life of one worker.
+
+    Args:
+      process: whose; knows for how long it was stopped.
+      core: its mind.
+      link: lifetimes.
+      report: told of everything that must not happen, in words.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        core: PrefillCore | DecodeCore,
+        link: LinkConfig,
+        report: Callable[[str], None],
+    ) -> None:
+        self._process = process
+        self._core = core
+        self._link = link
+        self._report = report
+        if isinstance(core, DecodeCore):
+            self._watch_kv(core)
+
+    def look_at_step(self, now: float) -> None:
+        """A step begins: every row needs a lease that has not run out."""
+        for key in self._core.roster._in_step:
+            self._check_lease(key, now, "computed")
+
+    def _watch_kv(self, core: DecodeCore) -> None:
+        take = core.on_kv
+
+        def on_kv(
+            sender: bytes, frame: AnyFrame, payload: bytes | memoryview | None, now: float
+        ) -> None:
+            num_bytes = core.counters.kv_bytes
+            if isinstance(frame, KvChunk):
+                lease = core.roster.leases.get(frame.key)
+                expires_at = None if lease is None else lease.expires_at
+            take(sender, frame, payload, now)
+            if isinstance(frame, KvChunk) and core.counters.kv_bytes != num_bytes:
+                if frame.target_epoch != core._identity.me.epoch:
+                    self._report(f"KV for another life of {self._process} was written: {frame.key}")
+                self._check_expiry(frame.key, expires_at, now, "took KV")
+
+        core.on_kv = on_kv  # type: ignore[method-assign]
+
+    def _check_lease(self, key: AttemptKey, now: float, what: str) -> None:
+        lease = self._core.roster.leases.get(key)
+        self._check_expiry(key, None if lease is None else lease.expires_at, now, what)
+
+    def _check_expiry(
+        self, key: AttemptKey, expires_at: float | None, now: float, what: str
+    ) -> None:
+        if expires_at is None:
+            self._report(f"{self._process} {what} for {key}, which has no lease")
+        elif now - expires_at > self._patience_s(now):
+            late_s = now - expires_at
+            self._report(f"{self._process} {what} for {key}, {late_s:.2f} s after its lease")
+
+    def _patience_s(self, now: float) -> float:
+        """How late after its end a lease may still be acted upon: until the next sweep; and who was
+        stopped, but for no longer than leases live, may find it ended meanwhile."""
+        patience_s = self._link.sweep_interval_s + SLACK_S
+        stopped_s = self._process.stopped_s
+        was_just_stopped = now - self._process.away_until <= patience_s
+        if was_just_stopped and stopped_s <= self._link.lease_ttl_s:
+            return patience_s + stopped_s
+        return patience_s

@@ -1,0 +1,170 @@
+"""A simulated process: whatever it runs can be killed, stopped and continued, and is started anew
+when it has ended.
+
+Knows lives and deaths; does not know what is run (roles.py) nor when what happens (injector.py).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from .deterministic import Gate, behind
+from .wiring import Wiring
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Awaitable, Callable
+
+    from transport.memory_network import MemoryNetwork
+    from triolet.config import LinkConfig
+    from triolet.ids import Role
+
+    from .faults import Tally
+
+
+class Surroundings(Protocol):
+    """What every process of a run shares."""
+
+    @property
+    def network(self) -> MemoryNetwork:
+        """Between them."""
+        ...
+
+    @property
+    def link(self) -> LinkConfig:
+        """Their deadlines and bounds."""
+        ...
+
+    @property
+    def rng(self) -> random.Random:
+        """Where epochs come from."""
+        ...
+
+    @property
+    def tally(self) -> Tally:
+        """Counts what happened."""
+        ...
+
+    def report(self, what: str) -> None:
+        """Take down what must not happen."""
+        ...
+
+    def note(self, what: str) -> None:
+        """Take down what happened."""
+        ...
+
+
+class Process(ABC):
+    """One name in the fleet, through all its lives.
+
+    Args:
+      role: what it is.
+      name: what others call it.
+      around: what all processes share.
+
+    Attributes:
+      lives: how often it was started.
+      restart_s: from its end to its next start.
+      away_until: it was frozen until then.
+      stopped_s: for so long.
+    """
+
+    def __init__(self, role: Role, name: str, around: Surroundings) -> None:
+        self.role = role
+        self.name = name
+        self.lives = 0
+        self.restart_s = 0.5
+        self.away_until = 0.0
+        self.stopped_s = 0.0
+        self._stopped_at = 0.0
+        self._around = around
+        self._gate = Gate()
+        self._scope = trio.CancelScope()
+        self._wiring = Wiring(around.network)
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    @abstractmethod
+    def is_up(self) -> bool:
+        """Whether it serves in its present life."""
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether it is stopped."""
+        return not self._gate.is_open
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it serves and is not stopped."""
+        return self.is_up and not self.is_frozen
+
+    async def keep(self) -> None:
+        """Start it again whenever it has ended. Runs outside of the process itself."""
+        while True:
+            self.lives += 1
+            self._gate = Gate()
+            self._scope = trio.CancelScope()
+            self._wiring = Wiring(self._around.network)
+            try:
+                with self._scope, behind(self._gate):
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(self._live)
+            except* Exception as group:  # noqa: BLE001 (where a real process would die)
+                self._around.report(f"{self.name} died of {_innermost(group)}")
+            self._gone()
+            self._around.note(f"{self.name} has ended")
+            await trio.sleep(self.restart_s)
+
+    def kill(self) -> None:
+        """End this life without a word, as SIGKILL does, stopped or not."""
+        self._gone()
+        self._wiring.sever()
+        self._scope.cancel()
+        self._gate.open()
+
+    def freeze(self) -> None:
+        """SIGSTOP. Idempotent."""
+        if self._gate.is_open:
+            self._stopped_at = trio.current_time()
+        self._gate.close()
+
+    def thaw(self) -> None:
+        """SIGCONT. Idempotent."""
+        if not self._gate.is_open:
+            self.away_until = trio.current_time()
+            self.stopped_s = self.away_until - self._stopped_at
+        self._gate.open()
+
+    def spawn(self, nursery: trio.Nursery, fn: Callable[..., Awaitable[object]]) -> None:
+        """Run something as a part of this process."""
+        with behind(self._gate):
+            nursery.start_soon(fn)
+
+    def draw_epoch(self) -> int:
+        """Return the epoch of a new life."""
+        return self._around.rng.getrandbits(64) or 1
+
+    @abstractmethod
+    async def _live(self) -> None:
+        """Serve until the end."""
+
+    @abstractmethod
+    def _gone(self) -> None:
+        """Forget the life that has ended. Idempotent."""
+
+
+def _innermost(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    place = ""
+    traceback = error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        place = f"{code.co_filename.rsplit('/', 2)[-1]}:{traceback.tb_lineno} {code.co_name}"
+        traceback = traceback.tb_next
+    return f"{type(error).__name__}: {error} ({place})"

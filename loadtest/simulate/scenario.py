@@ -1,0 +1,217 @@
+"""One seed: a fleet, clients, misfortune, peace, and what must hold at the end.
+
+Knows the order of a run and how long its parts last; what is checked is checker.py's.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from triolet.ids import Role
+from triolet.sampling import SamplingParams
+from triolet.units import MILLISECONDS, SECONDS
+
+from .checker import Checker
+from .client import Client, Wish
+from .deterministic import run
+from .engine import VOCAB_SIZE, Cost
+from .faults import Fault, Plan, Tally, draw_plan
+from .injector import Injector
+from .trace import Trace
+from .world import Sizes, World
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ARRIVALS_S: Final = 5 * SECONDS
+"""Clients come within this time."""
+CHAOS_S: Final = 10 * SECONDS
+"""Things go wrong for this long; most requests meet it in the middle of their answer."""
+SETTLE_S: Final = 40 * SECONDS
+"""After the faults everybody has to have an end within this time."""
+FRESH_S: Final = 10 * SECONDS
+"""A request that comes after everything has to be answered within this time."""
+QUIET_S: Final = 5 * SECONDS
+"""After the last answer nothing may be leased after this time: more than a lease's life."""
+LOOK_S: Final = 250 * MILLISECONDS
+"""From one look of the checker to the next."""
+MANY_BLOCKS: Final = 64
+FEW_BLOCKS: Final = 15
+"""A long request fits alone; two of them push one another out."""
+COSTS: Final = {
+    Role.PREFILL: Cost(20 * MILLISECONDS, 2 * MILLISECONDS),
+    Role.DECODE: Cost(60 * MILLISECONDS, 5 * MILLISECONDS),
+}
+"""Slow, so that few steps fill the time in which faults come."""
+MIN_CLIENTS, MAX_CLIENTS = 5, 9
+STOP_STRINGS: Final = ("77,", "3,4", "9,1")
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of one seed.
+
+    Attributes:
+      seed: which.
+      trace: hash of everything that happened.
+      violations: what must not have happened.
+      tally: faults.
+      endings: how requests ended.
+      virtual_s: how long it took in there.
+      lines: the story, if it was asked for.
+    """
+
+    seed: int
+    trace: str = ""
+    violations: list[str] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
+    endings: Counter[str] = field(default_factory=Counter)
+    virtual_s: float = 0.0
+    lines: Sequence[str] = ()
+
+
+def simulate(seed: int, *, keeps_lines: bool = False) -> Report:
+    """Run one seed."""
+    report = Report(seed)
+    trace = Trace(keeps_lines=keeps_lines)
+    is_collecting = gc.isenabled()
+    gc.disable()  # a run makes little garbage, and looking for it costs a tenth of the time
+    try:
+        run(partial(_Scenario(seed, trace, report).run), seed)
+    finally:
+        if is_collecting:
+            gc.enable()
+    report.trace = trace.hexdigest()
+    report.lines = trace.lines
+    return report
+
+
+class _Scenario:
+    def __init__(self, seed: int, trace: Trace, report: Report) -> None:
+        self._seed = seed
+        self._trace = trace
+        self._report = report
+        self._rng = random.Random(f"scenario {seed}")
+
+    async def run(self) -> None:
+        plan = draw_plan(self._rng)
+        report = self._report
+        report.tally.asked.update(plan.enabled)
+        world = World(self._seed, _sizes(plan, self._rng), self._trace, report.tally)
+        checker = Checker(world, plan.latest_s)
+        injector = Injector(world, plan, self._rng, report.tally.happened)
+        began_at = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for process in world.processes:
+                nursery.start_soon(process.keep)
+            nursery.start_soon(_look, checker)
+            async with trio.open_nursery() as clients:
+                for wish in self._wishes(plan):
+                    clients.start_soon(self._client, world, wish)
+                await injector.run(CHAOS_S)
+                clients.cancel_scope.deadline = trio.current_time() + SETTLE_S
+            await self._settle(world, checker)
+            nursery.cancel_scope.cancel()
+        report.virtual_s = trio.current_time() - began_at
+        report.violations += world.violations
+        world.weather.count(report.tally.happened)
+        report.tally.happened[Fault.EXHAUSTION] += (
+            report.tally.causes["preempted"] + report.tally.causes["refused_no_blocks"]
+        )
+        for client in world.clients:
+            report.endings[client.ending or "none"] += 1
+
+    async def _client(self, world: World, wish: Wish) -> None:
+        """Bring one client to a server, and wait until it has its end."""
+        await trio.sleep(wish.comes_after_s)
+        client = Client(wish, lambda: world.rng.randbytes(16), world.report)
+        world.clients.append(client)
+        server = world.servers[wish.number % len(world.servers)]
+        try:
+            await server.serve(client.run)
+            await client.is_over.wait()
+        finally:
+            world.note(f"{client} has ended: {client.ending}")
+            self._judge(client, world)
+
+    def _judge(self, client: Client, world: World) -> None:
+        happened = self._report.tally.happened
+        happened[Fault.CANCEL] += client.left_at is not None
+        happened[Fault.STALL] += client.has_stalled
+        if client.ending is None:
+            world.report(f"{client} was stuck with {len(client.token_ids)} tokens")
+
+    async def _settle(self, world: World, checker: Checker) -> None:
+        """See that the fleet serves as if nothing had been, and that nothing is left."""
+        async with trio.open_nursery() as clients:
+            clients.cancel_scope.deadline = trio.current_time() + FRESH_S
+            for number, _ in enumerate(world.servers):
+                prompt_ids = self._prompt(MAX_CLIENTS + number)
+                sampling = SamplingParams(max_tokens=6, seed=number)
+                clients.start_soon(
+                    self._client, world, Wish(MAX_CLIENTS + number, prompt_ids, sampling)
+                )
+        for client in world.clients[-len(world.servers) :]:
+            if client.ending not in ("stop", "length"):
+                world.report(f"{client} came after everything and ended with {client.ending}")
+        for _ in range(int(QUIET_S / LOOK_S)):
+            if checker.is_quiet():
+                break
+            await trio.sleep(LOOK_S)
+        checker.look()
+        checker.look_at_end()
+
+    def _wishes(self, plan: Plan) -> list[Wish]:
+        rng = self._rng
+        wishes = []
+        for number in range(rng.randint(MIN_CLIENTS, MAX_CLIENTS)):
+            prompt_ids = self._prompt(number)
+            sampling = SamplingParams(
+                max_tokens=rng.randint(2, 32),
+                seed=rng.getrandbits(32),
+                ignore_eos=rng.random() < 0.3,
+            )
+            does_leave = Fault.CANCEL in plan.enabled and rng.random() < 0.5
+            does_stall = Fault.STALL in plan.enabled and rng.random() < 0.4
+            wishes.append(
+                Wish(
+                    number,
+                    prompt_ids,
+                    sampling,
+                    stop=(rng.choice(STOP_STRINGS),) if rng.random() < 0.3 else (),
+                    priority=rng.choice((0, 0, 0, 1)),
+                    comes_after_s=rng.uniform(0.0, ARRIVALS_S),
+                    leaves_after_s=rng.uniform(0.0, 4.0) if does_leave else None,
+                    stalls_at=rng.randint(1, 12) if does_stall else None,
+                    stalls_s=rng.uniform(0.5, 7.0),
+                )
+            )
+        return wishes
+
+    def _prompt(self, number: int) -> tuple[int, ...]:
+        """Return a prompt that nobody else has: its KV in a wrong place must show."""
+        length = self._rng.randint(0, 24)
+        return (1 + number, *(self._rng.randrange(1, VOCAB_SIZE) for _ in range(length)))
+
+
+def _sizes(plan: Plan, rng: random.Random) -> Sizes:
+    has_few = Fault.EXHAUSTION in plan.enabled
+    return Sizes(
+        num_servers=rng.choice((1, 1, 2)),
+        num_blocks=FEW_BLOCKS if has_few else MANY_BLOCKS,
+        max_num_seqs=4,
+        costs=COSTS,
+    )
+
+
+async def _look(checker: Checker) -> None:
+    while True:
+        await trio.sleep(LOOK_S)
+        checker.look()

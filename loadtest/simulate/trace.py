@@ -1,0 +1,66 @@
+"""What happened in a run, as one number that two runs of a seed share, and as lines for people.
+
+Knows times, names and bytes; judges nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import trio
+import xxhash
+
+from transport.codec import decode
+from triolet.errors import RemoteProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAX_LINES: Final = 200_000
+"""A long run's story is cut at its beginning rather than held in memory whole."""
+MAX_FRAME_BYTES: Final = 1 << 24
+
+
+class Trace:
+    """Everything sent, done and suffered, in order.
+
+    Args:
+      keeps_lines: keep the story too, not only its hash; an order of magnitude slower.
+    """
+
+    def __init__(self, *, keeps_lines: bool = False) -> None:
+        self._hash = xxhash.xxh3_128()
+        self._lines: deque[str] | None = deque(maxlen=MAX_LINES) if keeps_lines else None
+
+    @property
+    def lines(self) -> Sequence[str]:
+        """The story; empty unless it was asked for."""
+        return () if self._lines is None else tuple(self._lines)
+
+    def hexdigest(self) -> str:
+        """Return the hash of everything so far."""
+        return self._hash.hexdigest()
+
+    def note(self, what: str) -> None:
+        """Add something that was done."""
+        now = trio.current_time()
+        self._hash.update(f"{now!r} {what}".encode())
+        if self._lines is not None:
+            self._lines.append(f"{now:10.4f}  {what}")
+
+    def sent(self, route: str, parts: Sequence[bytes | memoryview], fate: str) -> None:
+        """Add a message, with what becomes of it."""
+        now = trio.current_time()
+        self._hash.update(f"{now!r} {route} {fate}".encode())
+        for part in parts:
+            self._hash.update(part)
+        if self._lines is not None:
+            self._lines.append(f"{now:10.4f}  {route} {fate}{_shown(parts)}")
+
+
+def _shown(parts: Sequence[bytes | memoryview]) -> str:
+    try:
+        return str(decode(parts[0], MAX_FRAME_BYTES))
+    except RemoteProtocolError as error:
+        return f"({error})"

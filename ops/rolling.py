@@ -1,0 +1,76 @@
+"""The order in which the processes of a fleet are restarted while it serves. Pure.
+
+One process at a time, so that at most one of a role is away. A role with one worker only would then
+have none: a spare worker fills its place meanwhile. Workers go first: the old server, which needs
+them until its last stream has ended, goes last, and its successor meets new workers only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from triolet.ids import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from .process_spec import ProcessSpec
+
+
+class Move(Enum):
+    """What is done to a process."""
+
+    START_SPARE = "starting, to stand in"
+    RESTART = "draining, then starting afresh"
+    REPLACE = "starting a successor, then draining the old one"
+    RETIRE_SPARE = "draining, its work is done"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a restart.
+
+    Attributes:
+      move: what is done.
+      name: to which process.
+    """
+
+    move: Move
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.move.value}"
+
+
+ORDER = (Role.PREFILL, Role.DECODE, Role.SERVER)
+
+
+def restart_steps(
+    specs: Sequence[ProcessSpec],
+    spares: Mapping[Role, ProcessSpec],
+    roles: Collection[Role],
+) -> list[Step]:
+    """Return what to do, in order.
+
+    Args:
+      specs: the fleet.
+      spares: what may stand in, by role.
+      roles: which processes to restart.
+    """
+    steps: list[Step] = []
+    for role in ORDER:
+        if role not in roles:
+            continue
+        names = [spec.name for spec in specs if spec.role is role]
+        if role is Role.SERVER:
+            steps += [Step(Move.REPLACE, name) for name in names]
+            continue
+        spare = spares.get(role) if len(names) == 1 else None
+        if spare is not None:
+            steps.append(Step(Move.START_SPARE, spare.name))
+        steps += [Step(Move.RESTART, name) for name in names]
+        if spare is not None:
+            steps.append(Step(Move.RETIRE_SPARE, spare.name))
+    return steps

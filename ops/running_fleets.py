@@ -1,0 +1,95 @@
+"""Which fleets of this user run on this machine, as their supervisors have written down.
+
+Each has a private directory with a note in it; a directory whose owner has died counts for nothing.
+Reads notes and locks; talks to nobody.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from triolet.errors import ConfigError
+
+from .exit_codes import CommandFailed
+from .private_directory import LOCK, PREFIX, parent_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NOTE: Final = "fleet.json"
+SUPERVISOR_SOCKET: Final = "supervisor"
+
+
+class Note(msgspec.Struct, frozen=True):
+    """What a supervisor writes down.
+
+    Attributes:
+      port: that clients connect to.
+      processes: names of the fleet's own, without stand-ins.
+    """
+
+    port: int
+    processes: tuple[str, ...]
+
+
+class RunningFleet(msgspec.Struct, frozen=True):
+    """A fleet that runs.
+
+    Attributes:
+      directory: with its sockets.
+      note: what its supervisor says of it.
+    """
+
+    directory: Path
+    note: Note
+
+    @property
+    def supervisor_socket(self) -> Path:
+        """Where the supervisor listens."""
+        return self.directory / SUPERVISOR_SOCKET
+
+
+def write_note(directory: Path, note: Note) -> None:
+    """Let commands find a fleet."""
+    (directory / NOTE).write_bytes(msgspec.json.encode(note))
+
+
+def find_fleet(port: int | None) -> RunningFleet:
+    """Return the fleet that is meant: the one on this port, or the only one.
+
+    Raises:
+      CommandFailed: none runs, or not on this port.
+      ConfigError: several do, and no port was given.
+    """
+    fleets = [fleet for fleet in running_fleets() if port in (None, fleet.note.port)]
+    if not fleets:
+        where = "" if port is None else f" on port {port}"
+        raise CommandFailed(f"no `triolet serve` of this user runs here{where}; start one")
+    if len(fleets) > 1:
+        ports = ", ".join(str(fleet.note.port) for fleet in fleets)
+        raise ConfigError(f"{len(fleets)} fleets run here, on ports {ports}; add --port")
+    return fleets[0]
+
+
+def running_fleets() -> list[RunningFleet]:
+    """Return every fleet of this user on this machine, by port."""
+    places = {parent_directory(), Path(tempfile.gettempdir())}
+    found = [fleet for place in places for fleet in _fleets_in(place)]
+    return sorted(found, key=lambda fleet: fleet.note.port)
+
+
+def _fleets_in(parent: Path) -> Iterator[RunningFleet]:
+    for path in parent.glob(f"{PREFIX}*/{NOTE}"):
+        try:
+            note = msgspec.json.decode(path.read_bytes(), type=Note)
+            with (path.parent / LOCK).open("r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield RunningFleet(path.parent, note)  # its owner holds the lock
+        except (OSError, msgspec.MsgspecError):
+            continue  # another user's, or it ended at this moment

@@ -1,0 +1,49 @@
+"""GET /fleet/audit: every block, lease and request of the fleet, and what is wrong with them.
+
+For operators on this machine. It names requests and asks every worker, so peers from elsewhere are
+refused; so is what a proxy on this machine passes on for somebody.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from quart import request
+
+from triolet.invariants import check_invariants
+from triolet.loopback import is_loopback
+
+from .errors import http_error
+from .generate import json_response
+
+if TYPE_CHECKING:
+    from collections.abc import Set
+
+    from quart import Response
+
+    from .ports import Services
+
+FORWARDED: Final = frozenset({"forwarded", "x-forwarded-for", "x-real-ip", "via"})
+"""What proxies add to a request that is not their own."""
+
+
+def is_from_here(peer: str | None, header_names: Set[str]) -> bool:
+    """Return whether a request comes from this machine and from nobody behind it.
+
+    Args:
+      peer: address of the other end of the connection.
+      header_names: in lower case.
+    """
+    is_local = peer is not None and is_loopback(peer)
+    return is_local and not header_names & FORWARDED
+
+
+async def fleet_audit(services: Services) -> Response:
+    """Answer with the violations, the server's accounts and each worker's."""
+    header_names = {name.lower() for name in request.headers.keys()}  # noqa: SIM118 (multi-dict)
+    if not is_from_here(request.remote_addr, header_names):
+        raise http_error(403, "this is for the machine that the server runs on; ask from there")
+    audit = await services.fleet.audit(services.count_connections())
+    document = {"violations": check_invariants(audit), **msgspec.structs.asdict(audit)}
+    return json_response(document)

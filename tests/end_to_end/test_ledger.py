@@ -1,0 +1,76 @@
+"""An operator looks into a fleet at work, and is told the truth about it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from triolet.invariants import check_invariants
+
+from .fleet_process import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .fleet_process import FleetProcess
+
+pytestmark = pytest.mark.slow
+
+CLIENTS = 3
+AUDITS = 6
+"""At once; fewer than `max_audits`."""
+
+
+@contextmanager
+def at_work(fleet: FleetProcess) -> Iterator[None]:
+    """Keep a few streams running."""
+    enough = threading.Event()
+
+    def stream(number: int) -> None:
+        body = {"prompt": f"Story {number}:", "max_tokens": 300, "ignore_eos": True, "stream": True}
+        while not enough.is_set():
+            with fleet.client.stream("POST", "/v1/completions", json=body) as answer:
+                for _ in answer.iter_lines():
+                    if enough.is_set():
+                        break
+
+    with ThreadPoolExecutor(CLIENTS) as threads:
+        clients = [threads.submit(stream, number) for number in range(CLIENTS)]
+        try:
+            wait_until(lambda: fleet.audit().server.running == CLIENTS, 30.0, "all streams run")
+            yield
+        finally:
+            enough.set()
+        for client in clients:
+            client.result(30)
+
+
+def test_an_operator_sees_the_leases_of_running_streams(fleet: FleetProcess) -> None:
+    command = [str(Path(sys.executable).with_name("triolet")), "doctor", "--ledger", fleet.url]
+    environment = {**os.environ, "COLUMNS": "200"}
+    with at_work(fleet):
+        shown = subprocess.run(
+            command, check=False, capture_output=True, text=True, env=environment, timeout=60
+        )
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert "All blocks, leases and requests add up." in shown.stdout
+    assert "Leases on decode-" in shown.stdout
+
+
+def test_no_audit_of_a_fleet_at_work_finds_anything_wrong(fleet: FleetProcess) -> None:
+    # On a machine that is busy with other things a worker may be late; what it says is right.
+    with at_work(fleet), ThreadPoolExecutor(AUDITS) as threads:
+        audits = list(threads.map(lambda _: fleet.audit(), range(5 * AUDITS)))
+    for audit in audits:
+        assert check_invariants(audit) == []
+        me = f"{audit.server.name}@{audit.server.epoch}"
+        assert {lease.server for worker in audit.answered for lease in worker.leases} <= {me}
+    assert any(lease.num_blocks for a in audits for w in a.answered for lease in w.leases)

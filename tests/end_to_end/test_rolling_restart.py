@@ -1,0 +1,99 @@
+"""Drain and rolling restart with real processes under live streams: nobody is dropped, no token is
+another one than it would have been."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from loadtest.campaign.client import ask_all
+from loadtest.campaign.processes import FleetLog
+from loadtest.campaign.processes import wait_until as campaign_wait
+from loadtest.restart import SERVE_OPTIONS, long_asks, parse, restart_under_load
+
+from .conftest import WATCHED
+from .fleet_process import FleetProcess, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from loadtest.campaign.client import Story
+
+pytestmark = pytest.mark.slow
+
+TRIOLET = str(Path(sys.executable).with_name("triolet"))
+PATIENCE_S = 120.0
+STREAMS = 8
+
+
+@pytest.fixture(scope="module")
+def restarted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
+    """A fleet whose workers may not wait for their streams."""
+    log = tmp_path_factory.mktemp("restarted") / "fleet.log"
+    fleet = FleetProcess(log, *WATCHED, *SERVE_OPTIONS)
+    try:
+        fleet.wait_ready()
+        yield fleet
+    finally:
+        fleet.stop()
+
+
+async def test_a_drained_worker_leaves_in_order_and_its_streams_go_on(
+    restarted: FleetProcess,
+) -> None:
+    log = FleetLog(restarted.log_path)
+    asks = long_asks(STREAMS, max_tokens=250, seed=7)
+    undisturbed = await ask_all(restarted.url, asks, STREAMS, lambda _: None)
+    (victim,) = restarted.pids("decode")
+    stories: list[Story] = []
+    command = [TRIOLET, "drain", "decode-0", "--port", str(restarted.port), "--deadline", "0"]
+
+    async def ask_again() -> None:
+        nonlocal stories
+        stories = await ask_all(restarted.url, asks, STREAMS, lambda _: None)
+
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask_again)
+            # Each prompt's end in prefill is the begin of its stream on decode.
+            began = len(log.of("attempt_ended", process="prefill-0"))
+            await campaign_wait(
+                lambda: len(log.of("attempt_ended", process="prefill-0")) >= began + STREAMS,
+                PATIENCE_S,
+                "all streams are on decode",
+            )
+            drained = await trio.run_process(
+                command, check=False, capture_stdout=True, stderr=subprocess.STDOUT
+            )
+
+    said = drained.stdout.decode().splitlines()
+    assert (drained.returncode, said[-1]) == (
+        0,
+        "decode-0 has left; its supervisor starts a fresh one",
+    )
+    assert said[0].startswith("decode-0: ")
+    assert log.of("process_left", name="decode-0", how="exited with code 0")
+    assert log.of("attempt_ended", process="decode-0", reason="drain"), "nothing ran there"
+    assert [(s.failure, s.answer) for s in stories] == [(None, s.answer) for s in undisturbed]
+    wait_until(lambda: restarted.pids("decode") not in ([], [victim]), 30.0, "a fresh worker")
+    # A drain is nobody's failure: it counts neither against the worker nor against the request.
+    failed = {s.labels["cause"] for s in restarted.samples("triolet_attempts_failed_total")}
+    assert failed <= {"drain", "refused_draining"}
+    restarted.wait_at_rest()
+
+
+async def test_every_process_is_restarted_under_live_streams(restarted: FleetProcess) -> None:
+    options = parse(["--streams", "20", "--max-tokens", "120", "--lead-s", "0.5"])
+    outcome = await restart_under_load(restarted.url, FleetLog(restarted.log_path), options)
+    assert outcome.wrongs == []
+    assert [step.name for step in outcome.steps] == [
+        *("prefill-spare", "prefill-0", "prefill-spare"),
+        *("decode-spare", "decode-0", "decode-spare"),
+        "server",
+    ]
+    restarted.wait_at_rest()

@@ -1,0 +1,144 @@
+"""The traps of the stack stay shut: what docs/traps.md says holds them is there, and what must
+never be written is not."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from .test_layout import ROOMS, ROOT, imports_of, parsed, shown, sources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TRAPS = ROOT / "docs" / "traps.md"
+PRODUCT = [room for room in ROOMS if room != "loadtest"]
+AWAY_FROM_THE_PRODUCT = ("ops/demo_model/",)
+
+
+def product_files() -> Iterator[tuple[str, ast.Module]]:
+    """Yield name and syntax of every file of the product."""
+    for path in sources(*PRODUCT):
+        if not shown(path).startswith(AWAY_FROM_THE_PRODUCT):
+            yield shown(path), parsed(path)
+
+
+def rows() -> list[list[str]]:
+    """Return the cells of every row of the page's tables, without their heads."""
+    lines = re.findall(r"^\| (.+) \|$", TRAPS.read_text(encoding="utf-8"), re.MULTILINE)
+    return [line.split(" | ") for line in lines if not line.startswith("what happens")]
+
+
+def test_every_trap_has_a_cure_and_a_test_that_exists() -> None:
+    missing = []
+    assert len(rows()) > 35
+    for what, cure, kept_by in rows():
+        assert what, cure
+        named = re.findall(r"`(tests/[\w/]+\.py)`: ((?:`\w+`(?:, )?)+)", kept_by)
+        assert named, what
+        for file, names in named:
+            path = ROOT / file
+            tests = {
+                node.name
+                for node in (ast.walk(parsed(path)) if path.exists() else ())
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            }
+            missing += [
+                f"{file}: {name}" for name in re.findall(r"\w+", names) if name not in tests
+            ]
+        assert len(re.findall(r"`test_\w+`", kept_by)) == sum(
+            len(re.findall(r"\w+", names)) for _, names in named
+        ), f"a test of no file: {kept_by}"
+    assert missing == []
+
+
+WALL_CLOCKS = {
+    *("time.time", "time.time_ns", "time.localtime", "time.gmtime", "time.strftime"),
+    *("datetime.now", "datetime.utcnow", "datetime.today", "date.today"),
+}
+MAY_TELL_THE_TIME = {
+    "server/api/generate.py": "`created` of an answer",
+    "server/api/models.py": "`created` of a model",
+    "server/api/responses_events.py": "`created_at` of a response",
+    "server/text/template.py": "the date in a prompt",
+}
+
+
+def test_the_time_of_day_decides_nothing() -> None:
+    told = {
+        name
+        for name, tree in product_files()
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Attribute) and ast.unparse(node).endswith(tuple(WALL_CLOCKS)))
+        or (
+            isinstance(node, ast.ImportFrom)
+            and node.module == "time"
+            and any(f"time.{alias.name}" in WALL_CLOCKS for alias in node.names)
+        )
+    }
+    assert told == set(MAY_TELL_THE_TIME)
+
+
+MAY_BUILD_PATTERNS = {"server/text/special_tokens.py": "escaped, out of the model's own tokens"}
+WORKERS_AND_SERVER = ("server/", "worker/", "prefill/", "decode/", "transport/", "engine/")
+
+
+def test_no_pattern_comes_from_outside() -> None:
+    built = {
+        name
+        for name, tree in product_files()
+        if name.startswith(WORKERS_AND_SERVER)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and re.fullmatch(r"(?:re|regex)\.\w+", ast.unparse(node.func))
+        and not (node.args and isinstance(node.args[0], ast.Constant))
+        and ast.unparse(node.func) != "re.escape"
+    }
+    assert built == set(MAY_BUILD_PATTERNS)
+
+
+def test_no_generator_lives_between_two_tasks() -> None:
+    """An async generator that its reader abandons is finalised by some other task; only context
+    managers, which are always left by who entered them, are written as one."""
+    generators = [
+        f"{name}:{node.lineno} {node.name}"
+        for name, tree in product_files()
+        if name.startswith(WORKERS_AND_SERVER)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.AsyncFunctionDef)
+        and any(isinstance(inner, ast.Yield) for inner in own_nodes(node))
+        and "asynccontextmanager" not in map(ast.unparse, node.decorator_list)
+    ]
+    assert generators == []
+
+
+def own_nodes(function: ast.AsyncFunctionDef) -> Iterator[ast.AST]:
+    """Yield what is inside a function and not inside one within it."""
+    waiting: list[ast.AST] = list(function.body)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            waiting += ast.iter_child_nodes(node)
+
+
+OTHER_WAYS = ("zmq.asyncio", "zmq.green", "zmq.eventloop", "zmq_anyio", "asyncio", "anyio")
+
+
+def test_zeromq_is_awaited_in_our_own_way_only() -> None:
+    wrong = [
+        f"{name}:{line} {module}"
+        for name, tree in product_files()
+        for line, module in imports_of(tree)
+        if module.startswith(OTHER_WAYS)
+    ]
+    assert wrong == []
+
+
+def test_libraries_whose_inside_is_touched_are_pinned() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for name in ("trio", "hypercorn", "quart", "quart-trio"):
+        assert f"{name}=={version(name)}" in project["dependencies"]

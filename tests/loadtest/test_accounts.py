@@ -1,0 +1,72 @@
+"""The accounts of cut requests find what must not be: stray tokens, growth, clients that dawdle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from loadtest.campaign.processes import Cost
+from loadtest.cut_clients import EARLY_S, MAX_WAIT_S, Pace
+from loadtest.flatness import MAX_GROWTH_BYTES, MIB, growth, table_of
+from loadtest.stray_tokens import StrayTokens, stray_tokens
+
+SERVER_LINE = {"event": "request_ended", "request_id": "aa", "outcome": "client_gone"}
+DECODE_LINE = {"event": "attempt_ended", "attempt": "aa/0", "process": "decode-0"}
+
+
+def accounts(computed: int, late: int) -> StrayTokens:
+    entries: list[dict[str, Any]] = [
+        SERVER_LINE | {"completion_tokens": 7},
+        DECODE_LINE | {"num_tokens": 9},
+        DECODE_LINE | {"process": "prefill-0", "num_tokens": 1},
+    ]
+    audit = {"role": "decode", "name": "decode-0", "computed_tokens": computed, "late_rows": late}
+    return stray_tokens(entries, [audit, {"role": "prefill", "name": "prefill-0"}])
+
+
+def test_every_row_that_decode_computed_belongs_to_an_attempt_or_to_its_last_step() -> None:
+    # Nine tokens, the first of which is prefill's, and one row that came too late.
+    stray = accounts(computed=9, late=1)
+    assert (stray.cut, stray.under_way, stray.unaccounted) == (1, [2], 0)
+    assert stray.wrongs == []
+
+
+@pytest.mark.parametrize(("computed", "late"), [(11, 1), (12, 3), (10, 2)])
+def test_tokens_for_nobody_are_found(computed: int, late: int) -> None:
+    assert accounts(computed, late).wrongs
+
+
+def stages(**last: int) -> list[tuple[str, dict[str, Cost]]]:
+    first = {"rss_bytes": 100 * MIB, "num_fds": 20, "num_threads": 5}
+    return [("20%", {"server": Cost(**first)}), ("100%", {"server": Cost(**(first | last))})]
+
+
+@pytest.mark.parametrize(
+    ("last", "found"),
+    [
+        ({}, []),
+        ({"rss_bytes": 100 * MIB + MAX_GROWTH_BYTES}, []),
+        ({"rss_bytes": 150 * MIB}, ["server grew by 50 MiB"]),
+        ({"num_fds": 23}, ["server has 3 more open files"]),
+        ({"num_threads": 9}, ["server has 4 more threads"]),
+        ({"rss_bytes": 50 * MIB, "num_fds": 10}, []),
+    ],
+)
+def test_growth_is_found_and_shrinking_is_none(last: dict[str, int], found: list[str]) -> None:
+    assert growth(stages(**last)) == found
+    assert table_of(stages(**last)).row_count == 1
+
+
+def test_a_process_that_is_gone_has_not_stayed_flat() -> None:
+    [first, (name, _)] = stages()
+    assert growth([first, (name, {})]) == ["server is gone"]
+    assert table_of([first, (name, {})]).row_count == 1
+
+
+def test_clients_wait_as_they_like_while_there_is_time_and_hurry_when_there_is_none() -> None:
+    pace = Pace(count=1000, clients=10, budget_s=200.0)
+    assert pace.next_wait_s(50.0) == MAX_WAIT_S
+    # 999 requests and 20 s are left for ten clients: 0.2 s for each request.
+    assert pace.next_wait_s(230.0) == pytest.approx(0.4, rel=0.01)
+    assert pace.next_wait_s(999.0) == EARLY_S

@@ -1,0 +1,163 @@
+"""How a command finds a running fleet, and speaks to its supervisor."""
+
+from __future__ import annotations
+
+from contextlib import aclosing, asynccontextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+import trio
+
+from ops import running_fleets, supervisor_socket
+from ops.exit_codes import CommandFailed
+from ops.private_directory import private_directory
+from ops.running_fleets import NOTE, Note, find_fleet, write_note
+from ops.supervisor_socket import (
+    MAX_LINE_BYTES,
+    Finished,
+    Refused,
+    RestartRequest,
+    StepBegan,
+    answer_commands,
+    ask,
+)
+from triolet.errors import ConfigError
+from triolet.ids import Role
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from ops.supervisor_socket import Answer, Tell
+
+PATIENCE_S = 30.0
+REQUEST = RestartRequest((Role.DECODE, Role.SERVER))
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only directory in which fleets are looked for."""
+    monkeypatch.setattr(running_fleets, "parent_directory", lambda: tmp_path)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    return tmp_path
+
+
+def test_a_fleet_is_found_while_it_runs(place: Path) -> None:
+    with pytest.raises(CommandFailed, match="no `triolet serve` of this user runs here; start one"):
+        find_fleet(None)
+    with private_directory(place) as one:
+        write_note(one, Note(8000, ("server", "decode-0")))
+        assert find_fleet(None).directory == one
+        assert find_fleet(8000).supervisor_socket.parent == one
+        with pytest.raises(CommandFailed, match="on port 8001"):
+            find_fleet(8001)
+        with private_directory(place) as other:
+            write_note(other, Note(7000, ("server", "decode-0")))
+            assert find_fleet(7000).directory == other
+            with pytest.raises(ConfigError, match="2 fleets run here, on ports 7000, 8000"):
+                find_fleet(None)
+        assert find_fleet(None).directory == one
+
+
+def test_what_a_dead_supervisor_left_is_no_fleet(place: Path) -> None:
+    with private_directory(place) as dead:
+        write_note(dead, Note(8000, ("server",)))
+        saved = {path.name: path.read_bytes() for path in dead.iterdir()}
+    dead.mkdir()
+    for name, content in saved.items():
+        (dead / name).write_bytes(content)
+    broken = place / "triolet-broken"
+    broken.mkdir()
+    (broken / NOTE).write_text("no note")
+    with pytest.raises(CommandFailed):
+        find_fleet(None)
+
+
+class Restarter:
+    """Does what is asked, in words."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = answers
+        self.requests: list[RestartRequest] = []
+        self.done = trio.Event()
+
+    async def restart(self, request: RestartRequest, tell: Tell) -> None:
+        self.requests.append(request)
+        for answer in self.answers:
+            await tell(answer)
+        self.done.set()
+
+
+@asynccontextmanager
+async def answering(path: Path, restarter: Restarter) -> AsyncIterator[None]:
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(answer_commands, path, restarter.restart)
+            yield
+            nursery.cancel_scope.cancel()
+
+
+async def heard(path: Path) -> list[Answer]:
+    async with aclosing(ask(path, REQUEST)) as answers:
+        return [answer async for answer in answers]
+
+
+@pytest.mark.parametrize("last", [Finished(), Refused("not now")])
+async def test_a_command_hears_each_step_and_the_end(tmp_path: Path, last: Answer) -> None:
+    said = [StepBegan("decode-0: draining"), StepBegan("server: …"), last]
+    restarter = Restarter(*said)
+    async with answering(tmp_path / "s", restarter):
+        assert await heard(tmp_path / "s") == said
+    assert restarter.requests == [REQUEST]
+
+
+async def test_what_a_command_began_goes_on_without_it(tmp_path: Path) -> None:
+    restarter = Restarter(*[StepBegan("x" * 10_000)] * 100, Finished())
+    async with answering(tmp_path / "s", restarter):
+        async with await trio.open_unix_socket(str(tmp_path / "s")) as stream:
+            await stream.send_all(msgspec.json.encode(REQUEST) + b"\n")
+            await stream.receive_some(10)
+        await restarter.done.wait()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"request": "stop"}\n',
+        b"\n",
+        b'{"request": "restart"}\n',
+        b"x" * (MAX_LINE_BYTES + 1),
+        b"",
+    ],
+)
+async def test_a_request_that_makes_no_sense_is_refused(tmp_path: Path, line: bytes) -> None:
+    restarter = Restarter(Finished())
+    async with (
+        answering(tmp_path / "s", restarter),
+        await trio.open_unix_socket(str(tmp_path / "s")) as stream,
+    ):
+        await stream.send_all(line)
+        await stream.send_eof()
+        said = b"".join([piece async for piece in stream])
+    assert b"does not understand" in said
+    assert not restarter.requests
+
+
+async def test_a_command_that_says_nothing_does_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_socket, "REQUEST_TIMEOUT_S", 0.01)
+    async with (
+        answering(tmp_path / "s", Restarter()),
+        await trio.open_unix_socket(str(tmp_path / "s")) as stream,
+    ):
+        assert b"refused" in b"".join([piece async for piece in stream])
+
+
+async def test_a_supervisor_that_is_gone_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CommandFailed, match="is gone; its log says why"):
+        await heard(tmp_path / "nobody")
+    async with answering(tmp_path / "s", Restarter(StepBegan("and then it died"))):
+        with pytest.raises(CommandFailed, match="is gone; its log says why"):
+            await heard(tmp_path / "s")

@@ -1,0 +1,1 @@
+"""Recovery as clients see it: server and workers in one process, in virtual time."""

@@ -1,0 +1,284 @@
+"""A whole fleet on an in-memory network: the real server fleet, real workers, supervised.
+
+Whoever disturbs it does so through a `Slot`; whoever reads it gets a `Record`, which two runs have
+in common if the client could not tell them apart.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
+
+import trio
+
+import decode.worker
+import prefill.worker
+from server.fleet.fleet import Fleet
+from server.fleet.observer import SilentObserver
+from server.generation import Delta, Failed, GenerationRequest, TokenLogprob
+from tests.server.fleet.fakes import server_config
+from tests.server.tiny_text import tiny_text
+from transport.memory_network import MemoryConnection, MemoryNetwork
+from triolet.config import EngineConfig, LinkConfig, WorkerConfig
+from triolet.ids import Role
+
+from .story_engine import Deadly, StoryEngine
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable
+
+    from server.generation import Finished
+    from worker.engine_port import EnginePort
+    from worker.shell import Shell
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+STEP_S = 0.01
+RESTART_S = 0.3
+LINK = LinkConfig(kv_chunk_bytes=32, kv_window_bytes=64, kv_ring_bytes=512)
+SERVE = {Role.PREFILL: prefill.worker.serve, Role.DECODE: decode.worker.serve}
+TEXT = tiny_text()
+
+
+@dataclass
+class Record:
+    """What a client got, without times."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    end: tuple[str, str | None, int, int] | None = None
+
+    def take(self, event: Delta | Finished | Failed) -> None:
+        assert self.end is None, "an event came after the terminal one"
+        if isinstance(event, Delta):
+            self.text += event.text
+            self.token_ids += event.token_ids
+            self.logprobs += event.logprobs
+            return
+        counts = event.usage.prompt_tokens, event.usage.completion_tokens
+        if isinstance(event, Failed):
+            self.end = (event.error.code, None, *counts)
+        else:
+            self.end = (event.reason.value, event.stop_string, *counts)
+
+
+class Observer(SilentObserver):
+    """Counts what the tests ask for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.faults = self
+        self.causes: Counter[str] = Counter()
+        self.dropped: Counter[str] = Counter()
+        self.quarantined: list[str] = []
+        self.breakers: list[tuple[str, str]] = []
+        self.pauses: list[float] = []
+        self.unaffordable = 0
+
+    def attempt_failed(self, cause: str) -> None:
+        self.causes[cause] += 1
+
+    def retry_unaffordable(self) -> None:
+        self.unaffordable += 1
+
+    def request_quarantined(self, request_id: str) -> None:
+        self.quarantined.append(request_id)
+
+    def breaker_changed(self, worker: str, state: str) -> None:
+        self.breakers.append((worker.split("@", maxsplit=1)[0], state))
+
+    def frames_dropped(self, reason: str, count: int = 1) -> None:
+        self.dropped[reason] += count
+
+    def server_paused(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+
+
+class Network(MemoryNetwork):
+    """Remembers who dialled what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dialled: dict[str, set[bytes]] = {}
+
+    def connect(
+        self, address: str, identity: bytes, *, hwm: int, max_frame_bytes: int
+    ) -> MemoryConnection:
+        self.dialled.setdefault(address, set()).add(identity)
+        return super().connect(address, identity, hwm=hwm, max_frame_bytes=max_frame_bytes)
+
+    def cut_all(self, address: str) -> None:
+        """Cut every link that was ever dialled to an address."""
+        for identity in self.dialled.get(address, ()):
+            self.cut(address, identity)
+
+    def heal_all(self, address: str) -> None:
+        for identity in self.dialled.get(address, ()):
+            self.heal(address, identity)
+
+
+class Slot:
+    """A worker's place: one life after the other, as a supervisor would have it.
+
+    Attributes:
+      lives: begun so far.
+      engine: of the present life.
+      shell: of the present life.
+      prepare: changes each new engine.
+      hold: no step begins while this is set to an event that is not.
+    """
+
+    def __init__(
+        self, role: Role, name: str, network: Network, make_engine: Callable[[], EnginePort]
+    ) -> None:
+        self.role = role
+        self.name = name
+        self.lives = 0
+        self.prepare: Callable[[EnginePort], None] = lambda engine: None
+        self.engine: EnginePort
+        self.shell: Shell
+        self._network = network
+        self._make_engine = make_engine
+        self._scope = trio.CancelScope()
+        self.config = WorkerConfig(
+            name=name,
+            model_dir="",
+            control_address=f"mem://{name}",
+            kv_address=f"mem://{name}-kv" if role is Role.DECODE else None,
+            engine=EngineConfig(block_size=4, max_num_seqs=16, max_num_batched_tokens=8),
+            link=LINK,
+        )
+
+    async def supervise(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Live again and again."""
+        while True:
+            self.engine = self._make_engine()
+            self.prepare(self.engine)
+            with trio.CancelScope() as self._scope:
+                async with trio.open_nursery() as nursery:
+                    self.shell = await nursery.start(
+                        SERVE[self.role],
+                        self.config,
+                        self.engine,
+                        self,
+                        self._network,
+                        self._network,
+                    )
+                    self.lives += 1
+                    task_status.started()
+                    task_status = trio.TASK_STATUS_IGNORED
+            await trio.sleep(RESTART_S)
+
+    async def run(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
+        """Compute a step; see worker.shell.Device."""
+        await trio.sleep(STEP_S)
+        try:
+            return fn(*args)
+        except Deadly:
+            self.kill()
+            await trio.sleep_forever()
+            raise
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._scope.cancel()
+
+
+class House:
+    """Everything there is.
+
+    Attributes:
+      prefills: places of prefill workers.
+      decodes: places of decode workers.
+      fleet: the server's.
+      seen: what it told its observer.
+      records: of all requests, by number.
+    """
+
+    def __init__(
+        self,
+        make_engines: dict[Role, Callable[[], EnginePort]],
+        counts: tuple[int, int],
+        **config: object,
+    ) -> None:
+        self.network = Network()
+        self.prefills, self.decodes = (
+            [Slot(role, f"{role}-{i}", self.network, make_engines[role]) for i in range(count)]
+            for role, count in zip((Role.PREFILL, Role.DECODE), counts, strict=True)
+        )
+        self.seen = Observer()
+        self.records: dict[int, Record] = {}
+        addresses = {
+            "prefill_addresses": tuple(slot.config.control_address for slot in self.prefills),
+            "decode_addresses": tuple(slot.config.control_address for slot in self.decodes),
+        }
+        settings = server_config(link=LINK, **addresses, **config)
+        self.fleet = Fleet(settings, TEXT, self.network, self.seen)
+        self._news = trio.Event()
+
+    async def ask(self, number: int, request: GenerationRequest) -> Record:
+        """Submit a request and read it to its end."""
+        record = self.records.setdefault(number, Record())
+        generation = self.fleet.submit(request)
+        while record.end is None:
+            for event in await generation.next_events():
+                record.take(event)
+            self._news.set()
+            self._news = trio.Event()
+        return record
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until what was read makes something true."""
+        with trio.fail_after(120):
+            while not condition():
+                await self._news.wait()
+
+    async def check_idle(self) -> None:
+        """Assert that nothing is left of any request once leases have run out."""
+        await trio.sleep(LINK.lease_ttl_s + LINK.kv_stall_s + 1.0)
+        self.fleet.check_accounting()
+        status = self.fleet.status()
+        assert (status.queued, status.running) == (0, 0)
+        for slot in (*self.prefills, *self.decodes):
+            slot.engine.ledger.check_invariants()
+            assert slot.engine.ledger.leased_blocks == 0, slot.name
+
+
+@asynccontextmanager
+async def open_house(
+    prefills: int = 1,
+    decodes: int = 2,
+    *,
+    num_blocks: int = 400,
+    make_engines: dict[Role, Callable[[], EnginePort]] | None = None,
+    prepare: Callable[[Slot, EnginePort], None] | None = None,
+    **config: object,
+) -> AsyncIterator[House]:
+    """Run a fleet of story engines, or of what `make_engines` makes."""
+    roles = (Role.PREFILL, Role.DECODE)
+    if make_engines is None:
+        make_engines = {role: lambda: StoryEngine(num_blocks) for role in roles}
+    house = House(make_engines, (prefills, decodes), **config)
+    async with trio.open_nursery() as nursery:
+        for slot in (*house.prefills, *house.decodes):
+            if prepare is not None:
+                slot.prepare = lambda engine, slot=slot: prepare(slot, engine)  # type: ignore[misc]
+            await nursery.start(slot.supervise)
+        await nursery.start(house.fleet.run)
+        await house.fleet.wait_ready()
+        await trio.sleep(0.6)  # every worker has said how things stand
+        yield house
+        nursery.cancel_scope.cancel()
+
+
+async def read_all(house: House, requests: Iterable[GenerationRequest]) -> list[Record]:
+    """Submit all at once and read them to their ends."""
+    asked = list(requests)
+    async with trio.open_nursery() as nursery:
+        for number, request in enumerate(asked):
+            nursery.start_soon(house.ask, number, request)
+    return [house.records[number] for number in range(len(asked))]

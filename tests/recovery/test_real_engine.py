@@ -1,0 +1,163 @@
+"""The same with a real model: bits of KV and logits are those of an undisturbed run, in fp32 and
+bf16."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+import trio
+
+from server.generation import GenerationRequest
+from tests.engine.checkpoints import write_checkpoint
+from tests.engine.driver import open_engine
+from triolet.config import Dtype, EngineConfig
+from triolet.ids import Role
+from triolet.sampling import SamplingParams
+from triolet.units import KIB
+from worker.local_engine import LocalEngine
+
+from .house import House, Record, Slot, open_house, read_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from trio.testing import MockClock
+
+    from worker.engine_port import EnginePort
+
+pytestmark = pytest.mark.slow
+
+NUM_TOKENS = 18
+SAMPLINGS = (
+    SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, logprobs=3),
+    SamplingParams(max_tokens=NUM_TOKENS, temperature=0.9, top_p=0.9, seed=5, logprobs=0),
+    SamplingParams(
+        max_tokens=NUM_TOKENS,
+        temperature=0.8,
+        seed=6,
+        presence_penalty=0.6,
+        frequency_penalty=0.4,
+        repetition_penalty=1.3,
+    ),
+    SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, logit_bias=((9, 4.0), (77, -9.0))),
+    SamplingParams(max_tokens=NUM_TOKENS, temperature=1.0, min_p=0.05, top_k=40, seed=8),
+)
+Engines = dict[Role, "Callable[[], EnginePort]"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("model"), "llama").path
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def engines(model: Path, dtype: Dtype, pool_bytes: int = 512 * KIB) -> Engines:
+    """Return what loads an engine for each life of each worker."""
+    config = EngineConfig(
+        dtype=dtype, block_size=4, kv_pool_bytes=pool_bytes, max_num_batched_tokens=16
+    )
+
+    def make() -> EnginePort:
+        return LocalEngine(open_engine(model, config))
+
+    return dict.fromkeys((Role.PREFILL, Role.DECODE), make)
+
+
+def requests() -> list[GenerationRequest]:
+    return [
+        GenerationRequest(
+            request_id=number.to_bytes(16, "big"),
+            prompt_ids=tuple(3 + (7 * i + number) % 250 for i in range(9 + 11 * number)),
+            sampling=sampling,
+            deadline_s=600.0,
+        )
+        for number, sampling in enumerate(SAMPLINGS)
+    ]
+
+
+def kill_decode(house: House) -> None:
+    house.decodes[0].kill()
+
+
+def kill_prefill(house: House) -> None:
+    house.prefills[0].kill()
+
+
+def fail_step(house: House) -> None:
+    """Let the next step of every decode worker raise after it has computed."""
+    for slot in house.decodes:
+        _fail_next(slot)
+
+
+def _fail_next(slot: Slot) -> None:
+    engine = slot.engine
+    assert isinstance(engine, LocalEngine)
+    runner = engine._loaded.runner
+    step = runner.step
+
+    def failing(rows: object) -> object:
+        step(rows)  # type: ignore[arg-type]
+        runner.step = step  # type: ignore[method-assign]
+        raise RuntimeError("the device was told to fail")
+
+    runner.step = failing  # type: ignore[assignment,method-assign]
+
+
+CUTS = [(kill_decode, 11), (kill_prefill, 1), (fail_step, 5)]
+
+
+@pytest.mark.parametrize("dtype", list(Dtype))
+def test_a_client_cannot_tell(model: Path, dtype: Dtype) -> None:
+    made = engines(model, dtype)
+    expected = _run(made)
+    assert all(r.end is not None and r.end[0] == "length" for r in expected)
+    assert len({tuple(r.token_ids) for r in expected}) == len(expected)
+    for disturb, num_tokens in CUTS:
+        assert _run(made, disturb, num_tokens) == expected, (disturb, num_tokens)
+
+
+@pytest.mark.parametrize("dtype", list(Dtype))
+def test_preemption_changes_no_bit(model: Path, dtype: Dtype) -> None:
+    expected = _run(engines(model, dtype))
+    # Room for the largest of them and little more.
+    tight = engines(model, dtype, pool_bytes=(96 if dtype is Dtype.FLOAT32 else 48) * KIB)
+    assert _run(tight, decodes=1, cause="preempted") == expected
+
+
+def _run(
+    made: Engines,
+    disturb: Callable[[House], None] | None = None,
+    num_tokens: int = 0,
+    *,
+    decodes: int = 2,
+    cause: str = "",
+) -> list[Record]:
+    async def run() -> list[Record]:
+        async with open_house(1, decodes, make_engines=made) as house:
+            async with trio.open_nursery() as nursery:
+                if disturb is not None:
+                    nursery.start_soon(_disturb, house, disturb, num_tokens)
+                records = await read_all(house, requests())
+            is_disturbed = disturb is not None or bool(cause)
+            assert bool(house.seen.causes) == is_disturbed, house.seen.causes
+            assert not cause or house.seen.causes[cause]
+            await house.check_idle()
+        return records
+
+    clock: MockClock = trio.testing.MockClock(autojump_threshold=0)
+    return trio.run(run, clock=clock)
+
+
+async def _disturb(house: House, disturb: Callable[[House], None], num_tokens: int) -> None:
+    await house.until(lambda: any(len(r.token_ids) >= num_tokens for r in house.records.values()))
+    disturb(house)

@@ -1,0 +1,66 @@
+"""GET /fleet/audit: what it tells, and whom."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from msgspec.structs import replace
+
+from server.api.fleet_audit import is_from_here
+from tests.server.support.surface import surface
+from triolet.audit import FleetAudit
+
+
+async def test_it_tells_the_accounts_and_what_is_wrong_with_them() -> None:
+    async with surface() as server:
+        well = await server.request("GET", "/fleet/audit")
+        server.fleet.accounts = replace(server.fleet.accounts, received=4)
+        unwell = await server.request("GET", "/fleet/audit")
+    assert (well.status, well.json["violations"]) == (200, [])
+    assert set(well.json) == {"violations", "grace_s", "server", "workers"}
+    [violation] = unwell.json["violations"]
+    assert set(violation) == {"invariant", "where", "what", "meaning", "remedy"}
+    assert violation["invariant"] == "I9"
+    audit = FleetAudit.from_json(unwell.body)
+    assert audit.server.received == 4
+
+
+async def test_it_counts_the_connections_of_clients() -> None:
+    async with surface() as server:
+        waiting = await server.connect()
+        async with waiting.stream:
+            answer = await server.request("GET", "/fleet/audit")
+    assert answer.json["server"]["connections"] == 2
+
+
+@pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded", "X-Real-IP", "Via"])
+async def test_what_a_proxy_passes_on_is_refused(header: str) -> None:
+    async with surface() as server:
+        answer = await server.request("GET", "/fleet/audit", headers={header: "127.0.0.1"})
+    assert (answer.status, answer.error["code"]) == (403, "permission_denied")
+
+
+@pytest.mark.parametrize(
+    ("peer", "is_local"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.8.8", True),
+        ("::1", True),
+        ("192.168.1.7", False),
+        ("8.8.8.8", False),
+        ("fe80::1", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_peers_from_elsewhere_are_refused(peer: str | None, is_local: bool) -> None:
+    assert is_from_here(peer, {"host", "accept"}) is is_local
+    assert not is_from_here(peer, {"forwarded"})
+
+
+async def test_it_is_only_looked_at() -> None:
+    async with surface() as server:
+        answer = await server.post("/fleet/audit", {})
+    assert answer.status == 405
+    assert json.loads(answer.body)["error"]["code"] == "method_not_allowed"

@@ -1,0 +1,139 @@
+"""Two server processes on one listening socket: the port is open all the while, nobody is cut."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx2
+import pytest
+
+from server.edge.sockets import open_listening_socket
+from tests.server.support.surface import CONFIG
+from triolet.config import ServerConfig
+from triolet.errors import ConfigError
+from triolet.status import SUCCESSOR_SIGNAL, ServerReady, parse_report
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "triolet" / "demo"
+START = """
+import sys
+from server.main import main
+from triolet.config import ServerConfig
+main(ServerConfig(model_dir=sys.argv[1], model_name=sys.argv[4], listen_fd=int(sys.argv[3]),
+    prefill_addresses=(f"ipc://{sys.argv[2]}/p",), decode_addresses=(f"ipc://{sys.argv[2]}/d",),
+    drain_timeout_s=float(sys.argv[5]), handover_s=float(sys.argv[6]), exit_grace_s=10.0))
+"""
+PATIENCE_S = 30.0
+
+
+@contextmanager
+def server(
+    directory: Path, listening: socket.socket, name: str, drain_s: float, handover_s: float
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a server that listens on a socket of ours; ready when this returns."""
+    directory.chmod(0o700)
+    number = listening.fileno()
+    options = [str(DEMO), str(directory), str(number), name, str(drain_s), str(handover_s)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", START, *options],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=(number,),
+    )
+    try:
+        assert process.stdout is not None
+        report = parse_report(process.stdout.readline())
+        assert isinstance(report, ServerReady), process.communicate()
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def port() -> Iterator[socket.socket]:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound
+
+
+def url_of(port: socket.socket) -> str:
+    return f"http://127.0.0.1:{port.getsockname()[1]}"
+
+
+def served_by(client: httpx2.Client) -> str:
+    name = client.get("/health/live").raise_for_status().json()["model"]
+    assert isinstance(name, str)
+    return name
+
+
+def test_a_successor_takes_over_the_port_while_streams_go_on(
+    tmp_path: Path, port: socket.socket
+) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+    with (
+        server(tmp_path, port, "old", drain_s=2.0, handover_s=1.0) as old,
+        httpx2.Client(base_url=url_of(port), timeout=PATIENCE_S) as known,
+        known.stream("POST", "/v1/chat/completions", json=body) as stream,
+        httpx2.Client(base_url=url_of(port), timeout=PATIENCE_S) as idle,
+    ):
+        lines = stream.iter_lines()
+        assert "assistant" in next(lines)
+        assert served_by(idle) == "old"
+        with server(tmp_path, port, "new", drain_s=0.5, handover_s=0.1):
+            old.send_signal(SUCCESSOR_SIGNAL)
+            # Its connection is open still; an answer says that the next one goes elsewhere.
+            while (answer := idle.get("/health/live")).headers.get("connection") != "close":
+                assert answer.json()["model"] == "old"
+            assert answer.json()["model"] == "old"
+            newcomers = [httpx2.Client(base_url=url_of(port)) for _ in range(20)]
+            assert {served_by(client) for client in [idle, *newcomers]} == {"new"}
+            for client in newcomers:
+                client.close()
+            # Without workers it cannot go on; it ends in order at the end of the drain.
+            rest = [line for line in lines if line]
+            assert '"code":"draining"' in rest[-2]
+            assert rest[-1] == "data: [DONE]"
+            assert old.wait(PATIENCE_S) == 0
+            assert served_by(idle) == "new"
+
+
+def test_a_request_to_end_cuts_the_handover_short(tmp_path: Path, port: socket.socket) -> None:
+    with server(tmp_path, port, "old", drain_s=0.0, handover_s=3600.0) as old:
+        old.send_signal(SUCCESSOR_SIGNAL)
+        assert old.stdout is not None
+        assert b"signal" in old.stdout.readline()
+        old.send_signal(signal.SIGTERM)
+        assert old.wait(PATIENCE_S) == 0
+
+
+def test_connections_wait_for_a_server_that_is_being_restarted(
+    tmp_path: Path, port: socket.socket
+) -> None:
+    with server(tmp_path, port, "first", drain_s=0.0, handover_s=0.0) as first:
+        first.kill()
+        first.wait(PATIENCE_S)
+    with socket.create_connection(port.getsockname()) as early:
+        early.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        with server(tmp_path, port, "second", drain_s=0.0, handover_s=0.0):
+            early.settimeout(PATIENCE_S)
+            assert early.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_a_descriptor_that_is_no_socket_is_named() -> None:
+    with Path(__file__).open() as file:
+        config = ServerConfig("", "", (), (), listen_fd=file.fileno(), link=CONFIG.link)
+        with pytest.raises(ConfigError, match=f"--listen-fd {file.fileno()} is no socket"):
+            open_listening_socket(config)

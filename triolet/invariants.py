@@ -1,0 +1,356 @@
+"""What must hold of a fleet at any moment, and what must be back once nothing runs.
+
+Judges an audit; gathers nothing and knows no clock. A live fleet is never seen at one moment, so
+what may be a frame under way is no violation until it has lasted longer than a lease lives.
+
+    I1  every block is free, leased or cached; references are what leases name
+    I2  no lease without a live request of a live server
+    I3  every lease that was granted lives or has ended once
+    I6  an attempt that ended costs at most the step that computed it
+    I7  windows and rows keep their bounds; at rest everything is back
+    I8  nobody writes into a freed block (where freed blocks are poisoned)
+    I9  received == accepted + rejected; accepted == ended + in flight
+    I10 no request outlives its deadline
+
+Tokens and terminal events (I4, I5) are seen by clients and checked where clients are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from .ids import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .audit import FleetAudit, LeaseAudit, ProcessFacts, ServerAudit, WorkerAudit, WorkerView
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """Something that cannot be, and is.
+
+    Attributes:
+      invariant: its number, such as `I2`.
+      where: the process, by name.
+      what: what was seen, in numbers and names.
+      meaning: what follows from it.
+      remedy: what an operator should do.
+    """
+
+    invariant: str
+    where: str
+    what: str
+    meaning: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.invariant} {self.where}: {self.what} ({self.meaning})"
+
+
+_REPORT = "keep its log and `triolet doctor --ledger --json`, and report both"
+_RESTART = f"restart this worker: its requests continue elsewhere; before that {_REPORT}"
+
+
+def check_invariants(audit: FleetAudit) -> list[Violation]:
+    """Return everything that is wrong with a fleet, whatever it is doing."""
+    found = list(_accounts(audit.server, audit.grace_s))
+    for view in audit.workers:
+        found += _named_for_nobody(view)
+        if view.audit is None:
+            continue
+        found += _blocks(view.audit)
+        found += _lease_times(view.audit, audit.grace_s)
+        # A lease of which the server knows nothing any more lives until it runs out.
+        found += _lasting_doubts(view, view.audit.lease_ttl_s + audit.grace_s)
+        found += _lease_ends(view.audit)
+        found += _bounds(view.audit)
+    return found
+
+
+def check_at_rest(audit: FleetAudit, before: FleetAudit | None = None) -> list[Violation]:
+    """Return everything that is not back although nothing should run any more.
+
+    Args:
+      audit: of a fleet whose clients have all left, some lease lives ago.
+      before: of the same lives of the same processes at an earlier rest; what grew since is a leak.
+        Both with the same number of client connections.
+    """
+    found = check_invariants(audit)
+    server = audit.server
+    if server.in_flight:
+        found.append(_left(server.name, f"{server.in_flight} requests in flight"))
+    for view in audit.workers:
+        if view.audit is None:
+            found.append(_left(view.name, f"no audit: {view.silence}"))
+            continue
+        found += _still_held(view, view.audit)
+    if before is not None:
+        found += _grown(server.name, server.process, before.server.process)
+        lives = {(worker.name, worker.epoch): worker for worker in before.answered}
+        for worker in audit.answered:
+            earlier = lives.get((worker.name, worker.epoch))
+            if earlier is not None:
+                found += _grown(worker.name, worker.process, earlier.process)
+    return found
+
+
+def _accounts(server: ServerAudit, grace_s: float) -> Iterator[Violation]:
+    rejected, ended = sum(server.rejected.values()), sum(server.ended.values())
+    if server.received != server.accepted + rejected:
+        yield Violation(
+            "I9",
+            server.name,
+            f"{server.received} requests received, {server.accepted} accepted, {rejected} rejected",
+            "a request got no answer, or two",
+            _REPORT,
+        )
+    if server.accepted != ended + server.in_flight:
+        yield Violation(
+            "I9",
+            server.name,
+            f"{server.accepted} requests accepted, {ended} ended, {server.in_flight} in flight",
+            "a request was lost, or ended twice",
+            _REPORT,
+        )
+    if server.in_flight != server.waiting + server.running:
+        yield Violation(
+            "I9",
+            server.name,
+            f"{server.in_flight} requests in flight, {server.waiting} wait, "
+            f"{server.running} have an attempt",
+            "a request neither waits nor runs: nothing will ever come of it",
+            _REPORT,
+        )
+    if server.overdue_s > grace_s:
+        yield Violation(
+            "I10",
+            server.name,
+            f"a request is {server.overdue_s:.1f} s past its deadline",
+            "its client waits for an end that does not come",
+            "restart this server if it goes on; workers free what it held within seconds",
+        )
+
+
+def _named_for_nobody(view: WorkerView) -> Iterator[Violation]:
+    for attempt in view.after:
+        if not attempt.is_wanted:
+            yield Violation(
+                "I2",
+                view.name,
+                f"the server counts attempt {attempt.attempt} there, and no request has it",
+                "its lease is renewed for ever and its blocks never come back",
+                "restart the server: the lease runs out by itself when nobody names it",
+            )
+
+
+def _blocks(worker: WorkerAudit) -> Iterator[Violation]:
+    pool = worker.pool
+    counted = pool.free_blocks + pool.leased_blocks + pool.cached_blocks
+    if counted != pool.total_blocks:
+        yield Violation(
+            "I1",
+            worker.name,
+            f"{pool.free_blocks} blocks free, {pool.leased_blocks} leased and "
+            f"{pool.cached_blocks} cached make {counted}, not {pool.total_blocks}",
+            "blocks are lost, or two owners believe that they hold one",
+            _RESTART,
+        )
+    if pool.verdict:
+        yield Violation(
+            "I1",
+            worker.name,
+            f"the ledger says: {pool.verdict}",
+            "one request's KV may be overwritten by another's",
+            _RESTART,
+        )
+    if pool.references < pool.leased_blocks:
+        yield Violation(
+            "I1",
+            worker.name,
+            f"{pool.leased_blocks} blocks are leased and all leases together name "
+            f"{pool.references}",
+            "blocks are leased to nobody and never come back",
+            _RESTART,
+        )
+    held = sum(lease.num_blocks for lease in worker.leases) + worker.leaving_blocks
+    if held > pool.references or (held < pool.references and not worker.is_cut):
+        yield Violation(
+            "I1",
+            worker.name,
+            f"attempts hold {held} blocks and the ledger counts {pool.references}",
+            "blocks belong to an attempt that is not there any more",
+            _RESTART,
+        )
+    if pool.spoiled_blocks:
+        yield Violation(
+            "I8",
+            worker.name,
+            f"{pool.spoiled_blocks} free blocks were written after they were freed",
+            "KV arrives or is computed for an attempt that does not own the block any more",
+            _RESTART,
+        )
+
+
+def _lease_times(worker: WorkerAudit, grace_s: float) -> Iterator[Violation]:
+    for lease in worker.leases:
+        if lease.renewed_ago_s > worker.lease_ttl_s + grace_s:
+            yield Violation(
+                "I2",
+                worker.name,
+                f"{_described(lease)} was last named by {lease.server} "
+                f"{lease.renewed_ago_s:.1f} s ago",
+                f"it should have run out after {worker.lease_ttl_s:g} s",
+                _RESTART,
+            )
+        if lease.remaining_s < -grace_s:
+            yield Violation(
+                "I2",
+                worker.name,
+                f"{_described(lease)} is {-lease.remaining_s:.1f} s past its deadline",
+                "its request has ended long ago",
+                _RESTART,
+            )
+        if lease.allowed is not None and lease.num_tokens > max(lease.allowed, 1):
+            yield Violation(
+                "I7",
+                worker.name,
+                f"{_described(lease)} has {lease.num_tokens} tokens and was allowed "
+                f"{lease.allowed}",
+                "it runs ahead of a reader who did not ask for more",
+                _REPORT,
+            )
+
+
+def _lasting_doubts(view: WorkerView, patience_s: float) -> Iterator[Violation]:
+    for doubt in view.unknown:
+        if doubt.for_s > patience_s:
+            yield Violation(
+                "I2",
+                view.name,
+                f"attempt {doubt.attempt} holds a lease of this server, which has not known it for "
+                f"{doubt.for_s:.1f} s",
+                "blocks are held for a request that is over",
+                _RESTART,
+            )
+    for doubt in view.missing:
+        if doubt.for_s > patience_s:
+            yield Violation(
+                "I10",
+                view.name,
+                f"the server waits for attempt {doubt.attempt}, which has had no lease there for "
+                f"{doubt.for_s:.1f} s",
+                "its client waits for tokens that nobody computes",
+                "restart this worker, or wait for the request's deadline",
+            )
+
+
+def _lease_ends(worker: WorkerAudit) -> Iterator[Violation]:
+    ended = sum(worker.ended.values())
+    alive = worker.num_leases + worker.leaving
+    if worker.granted != ended + alive:
+        yield Violation(
+            "I3",
+            worker.name,
+            f"{worker.granted} leases granted, {ended} ended, {alive} alive",
+            "a lease ended twice, or vanished without an end",
+            _RESTART,
+        )
+    if worker.verdict:
+        yield Violation(
+            "I3",
+            worker.name,
+            f"leases and attempts disagree: {worker.verdict}",
+            "an attempt without a lease, or a lease without an attempt",
+            _RESTART,
+        )
+    if worker.late_rows > ended:
+        yield Violation(
+            "I6",
+            worker.name,
+            f"{worker.late_rows} rows were computed for attempts that had ended; {ended} ended",
+            "attempts go on being computed after their end",
+            _RESTART,
+        )
+
+
+def _bounds(worker: WorkerAudit) -> Iterator[Violation]:
+    if worker.windows.verdict:
+        yield Violation(
+            "I7",
+            worker.name,
+            f"KV under way does not add up: {worker.windows.verdict}",
+            "the window shrinks or grows with each transfer, until nothing or anything goes",
+            _RESTART,
+        )
+    if worker.role is Role.DECODE and worker.rows > worker.max_num_seqs:
+        yield Violation(
+            "I7",
+            worker.name,
+            f"{worker.rows} sequences in one step; {worker.max_num_seqs} fit",
+            "the step is larger than what was measured",
+            _REPORT,
+        )
+    if worker.tombstones > worker.max_tombstones:
+        yield Violation(
+            "I7",
+            worker.name,
+            f"{worker.tombstones} ended requests are remembered; {worker.max_tombstones} may be",
+            "memory grows with every request",
+            _RESTART,
+        )
+
+
+def _still_held(view: WorkerView, worker: WorkerAudit) -> Iterator[Violation]:
+    pool, windows = worker.pool, worker.windows
+    for count, what in (
+        (worker.num_leases, "leases"),
+        (worker.leaving, "attempts on their way out"),
+        (pool.leased_blocks, "leased blocks"),
+        (worker.rows, "rows in a step"),
+        (windows.kv_under_way_bytes, "bytes of KV under way"),
+        (windows.ring_bytes, "bytes in the ring"),
+        (len(view.after), "attempts that the server counts there"),
+    ):
+        if count:
+            yield _left(worker.name, f"{count} {what}")
+    available_blocks = pool.free_blocks + pool.cached_blocks
+    if view.available_blocks != available_blocks:
+        yield Violation(
+            "I7",
+            worker.name,
+            f"the server believes that {view.available_blocks} blocks are available, "
+            f"{available_blocks} are, at rest",
+            "requests are kept waiting for room that is there, or sent where none is",
+            _REPORT,
+        )
+
+
+def _grown(name: str, process: ProcessFacts, before: ProcessFacts) -> Iterator[Violation]:
+    for now, then, what in (
+        (process.open_fds, before.open_fds, "open files"),
+        (process.threads, before.threads, "threads"),
+        (process.tasks, before.tasks, "tasks"),
+    ):
+        if now is not None and then is not None and now > then:
+            yield Violation(
+                "I7",
+                name,
+                f"{now} {what}; there were {then} at rest before",
+                "something is left behind with every request",
+                _REPORT,
+            )
+
+
+def _left(name: str, what: str) -> Violation:
+    meaning = "something of a request is left although none runs"
+    return Violation("I7", name, f"{what}, at rest", meaning, _REPORT)
+
+
+def _described(lease: LeaseAudit) -> str:
+    return (
+        f"attempt {lease.attempt} ({lease.state}, {lease.num_blocks} blocks, "
+        f"{lease.age_s:.1f} s old)"
+    )

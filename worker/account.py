@@ -1,0 +1,149 @@
+"""The account that a worker gives of itself when it is audited.
+
+Only looks: nothing is swept, freed or counted by it. What disagrees is told in words, because a
+worker that found itself inconsistent must still be able to say so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from transport.lease import LeaseState
+from triolet.audit import LeaseAudit, PoolAudit, ProcessFacts, WindowsAudit, WorkerAudit
+from triolet.config import MAX_AUDIT_LEASES
+
+from .roster import Member
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from engine.block_ledger import BlockLedger
+    from transport.lease import Lease
+    from triolet.config import LinkConfig
+    from triolet.ids import AttemptKey
+
+    from .counters import Counters
+    from .identity import Identity
+    from .roster import Roster
+
+A = TypeVar("A", bound=Member)
+
+_WITH_ROW = (LeaseState.READY, LeaseState.RUNNING)
+
+
+def worker_account(
+    identity: Identity,
+    link: LinkConfig,
+    ledger: BlockLedger,
+    roster: Roster[A],
+    counters: Counters,
+    now: float,
+    *,
+    is_draining: bool,
+    windows: WindowsAudit | None = None,
+    allowed: Callable[[AttemptKey], int | None] = lambda _: None,
+    process: ProcessFacts | None = None,
+) -> WorkerAudit:
+    """Return everything that a fleet's invariants are checked with.
+
+    Args:
+      identity: who speaks.
+      link: how long leases live.
+      ledger: who holds which block.
+      roster: which attempts live.
+      counters: what was done.
+      now: the time.
+      is_draining: nothing new is taken.
+      windows: KV on its way out.
+      allowed: how far an attempt may run, where that is known here.
+      process: what the operating system says.
+    """
+    me, leases = identity.me, roster.leases
+    return WorkerAudit(
+        role=me.role,
+        name=me.name,
+        epoch=f"{me.epoch:016x}",
+        lease_ttl_s=link.lease_ttl_s,
+        is_draining=is_draining,
+        pool=_pool(ledger),
+        leases=_listed(roster, ledger, link, allowed, now),
+        num_leases=len(leases),
+        granted=roster.granted,
+        ended={reason.value: count for reason, count in roster.ended.items()},
+        verdict=verdict_of(roster.check_agreement),
+        leaving=len(roster.leaving),
+        leaving_blocks=sum(_held(ledger, key) for key in roster.leaving),
+        late_rows=counters.late_rows,
+        tombstones=leases.num_tombstones,
+        max_tombstones=link.max_tombstones,
+        rows=roster.num_rows,
+        running=sum(leases.count(state) for state in _WITH_ROW),
+        paused=leases.count(LeaseState.PAUSED),
+        max_num_seqs=identity.capacity.max_num_seqs,
+        windows=windows or WindowsAudit(),
+        steps=counters.steps,
+        computed_tokens=counters.computed_tokens,
+        kv_bytes=counters.kv_bytes,
+        dropped=counters.dropped_by_reason(),
+        bad_digests=counters.bad_digests,
+        preemptions=counters.preemptions,
+        process=process or ProcessFacts(),
+    )
+
+
+def verdict_of(check: Callable[[], object]) -> str:
+    """Return what a check that asserts found wrong; empty if nothing."""
+    try:
+        check()
+    except AssertionError as error:
+        return str(error) or "an assertion failed"
+    return ""
+
+
+def _pool(ledger: BlockLedger) -> PoolAudit:
+    return PoolAudit(
+        total_blocks=ledger.total_blocks,
+        free_blocks=ledger.free_blocks,
+        leased_blocks=ledger.leased_blocks,
+        cached_blocks=ledger.cached_blocks,
+        references=ledger.num_references,
+        verdict=verdict_of(ledger.check_invariants),
+        spoiled_blocks=ledger.num_spoiled,
+    )
+
+
+def _listed(
+    roster: Roster[A],
+    ledger: BlockLedger,
+    link: LinkConfig,
+    allowed: Callable[[AttemptKey], int | None],
+    now: float,
+) -> tuple[LeaseAudit, ...]:
+    oldest = roster.leases.leases()[:MAX_AUDIT_LEASES]
+    return tuple(_lease(lease, roster, ledger, link, allowed(lease.key), now) for lease in oldest)
+
+
+def _lease(
+    lease: Lease,
+    roster: Roster[A],
+    ledger: BlockLedger,
+    link: LinkConfig,
+    allowed: int | None,
+    now: float,
+) -> LeaseAudit:
+    attempt = roster.attempts.get(lease.key)
+    return LeaseAudit(
+        attempt=str(lease.key),
+        server=str(lease.owner),
+        state=lease.state.value,
+        num_blocks=_held(ledger, lease.key),
+        age_s=now - lease.granted_at,
+        renewed_ago_s=now + link.lease_ttl_s - lease.expires_at,
+        remaining_s=lease.deadline - now,
+        num_tokens=0 if attempt is None else attempt.num_output_tokens,
+        allowed=allowed,
+    )
+
+
+def _held(ledger: BlockLedger, key: AttemptKey) -> int:
+    return len(ledger.blocks_of(key)) if ledger.has_lease(key) else 0
