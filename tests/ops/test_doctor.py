@@ -49,7 +49,7 @@ def test_a_broken_model_fails_and_the_exit_code_says_so(
     assert failed == {"Model", "Port 1"}
     assert all(row["remedy"] for row in report["findings"] if row["status"] != "ok")
     subjects = [row["subject"] for row in report["findings"]]
-    assert subjects[:6] == ["Python", "Packages", "CPU", "Memory", "torch", "GPU"]
+    assert subjects[:5] == ["Python", "Packages", "CPU", "Kernels", "Memory"]
 
 
 @pytest.mark.parametrize(
