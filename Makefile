@@ -5,6 +5,9 @@
 PYTHON ?= python3
 PORT ?= 8000
 MINUTES ?= 5
+SEEDS ?= 3000
+FIRST ?= 0
+COUNT ?= 100000
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet
@@ -13,7 +16,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -c GPU)
 CONSTRAINTS := $(if $(filter-out 0,$(HAS_GPU)),,--constraint constraints.txt)
 
-.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart soak bench-stalled faults bench-model bench-engine clean
+.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart soak bench-stalled faults simulate simulate-mutants simulate-cancels bench-model bench-engine clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
@@ -67,7 +70,16 @@ bench-restart: install-dev  ## restart every process under 20 live streams; comp
 faults: install-dev  ## every fault in every phase of a request, against real processes; table in build/faults/
 	$(BIN)/python -m loadtest.faults $(ARGS)
 
-bench-cancel: install-dev  ## close 1,000 connections at random moments; how long until their KV is free
+simulate: install-dev  ## the protocol in virtual time with seeded faults (SEEDS=3000, FIRST=0, REPLAY=seed)
+	$(BIN)/python -m loadtest.simulate $(if $(REPLAY),--replay $(REPLAY) --story,--seeds $(SEEDS) --first $(FIRST))
+
+simulate-mutants: install-dev  ## take guards away, alone and in pairs; the simulator must notice each
+	$(BIN)/python -m loadtest.simulate.mutants
+
+simulate-cancels: install-dev  ## COUNT=100000 clients leave at random moments, in virtual time
+	$(BIN)/python -m loadtest.simulate.cancels --count $(COUNT)
+
+bench-cancel: install-dev  ## close 1,000 connections at random moments; account for blocks, time, tokens, memory, files
 	$(BIN)/python -m loadtest.cancels $(ARGS)
 
 bench-stalled: install-dev  ## 200 clients stop reading, four read on: what it costs them, and memory

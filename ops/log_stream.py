@@ -96,7 +96,8 @@ def _never_waiting(descriptor: int) -> tuple[Callable[[bytes], int], int]:
     own = -1
     if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
         flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-        with contextlib.suppress(OSError):  # not Linux: asking for room first has to do
+        # Not on Linux, or not our own: then asking for room first has to do.
+        with contextlib.suppress(OSError):
             own = os.open(f"/proc/self/fd/{descriptor}", flags)
     if own < 0:
         own = os.dup(descriptor)

@@ -11,7 +11,7 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from triolet.config import Dtype, EngineConfig, LinkConfig, ServerConfig, WorkerConfig
+from triolet.config import DAY_S, Dtype, EngineConfig, LinkConfig, ServerConfig, WorkerConfig
 
 from .quantities import parse_size, show_size
 
@@ -49,10 +49,13 @@ FleetPortOption: TypeAlias = Annotated[
 ]
 DrainDeadlineOption: TypeAlias = Annotated[
     float,
-    typer.Option(min=0.0, help="Seconds until what still runs there moves to other workers."),
+    typer.Option(
+        min=0.0, max=DAY_S, help="Seconds until what still runs there moves to other workers."
+    ),
 ]
 WorkerDrainOption: TypeAlias = Annotated[
-    float, _fleet(min=0.0, help="Seconds that sequences may finish on a worker that leaves.")
+    float,
+    _fleet(min=0.0, max=DAY_S, help="Seconds that sequences may finish on a worker that leaves."),
 ]
 SupervisorPidOption: TypeAlias = Annotated[int | None, typer.Option(hidden=True)]
 WorkerNameOption: TypeAlias = Annotated[

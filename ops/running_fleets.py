@@ -7,6 +7,7 @@ Reads notes and locks; talks to nobody.
 from __future__ import annotations
 
 import fcntl
+import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -86,6 +87,8 @@ def running_fleets() -> list[RunningFleet]:
 def _fleets_in(parent: Path) -> Iterator[RunningFleet]:
     for path in parent.glob(f"{PREFIX}*/{NOTE}"):
         try:
+            if path.parent.stat().st_uid != os.geteuid():
+                continue  # anybody may make a directory of such a name in a public place
             note = msgspec.json.decode(path.read_bytes(), type=Note)
             with (path.parent / LOCK).open("r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

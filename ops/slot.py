@@ -164,9 +164,11 @@ class Slot:
         """Start a life that nothing starts again, and wait until it is ready.
 
         Raises:
-          RestartFailed: it ended before.
+          RestartFailed: it ended before, or the fleet ends.
         """
         name = self.spec.name
+        if self._stop.is_set():
+            raise RestartFailed("the fleet is being stopped")
         try:
             life = self._begin()
         except OSError as error:

@@ -179,8 +179,8 @@ class Supervisor:
                 await trio.sleep(self._config.ready_poll_s)
             return
         raise RestartFailed(
-            f"{name} is up, but after {self._config.ready_timeout_s:.0f} s no server uses it; see "
-            "the server's log lines"
+            f"{name} is up, but after {self._config.ready_timeout_s:.0f} s no server uses it: see "
+            "the server's log lines, or its model is not that of the others"
         )
 
     async def _cancel_at_stop(self, scope: trio.CancelScope) -> None:

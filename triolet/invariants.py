@@ -50,7 +50,7 @@ class Violation(msgspec.Struct, frozen=True):
         return f"{self.invariant} {self.where}: {self.what} ({self.meaning})"
 
 
-_REPORT = "keep its log and `triolet doctor --ledger --json`, and report both"
+_REPORT = "keep its log and `triolet doctor --ledger URL --json`, and report both"
 _RESTART = f"restart this worker: its requests continue elsewhere; before that {_REPORT}"
 
 

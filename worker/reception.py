@@ -139,11 +139,14 @@ class Reception(Generic[A]):
         Returns:
           The server that sent it, if the frame is one for the role's core; else None.
         """
-        if isinstance(frame, Hello):
-            self._greet(sender, frame, now)
-            return None
         if isinstance(frame, Goodbye):
             self.on_server_gone(sender, now)
+            return None
+        if self._farewells is not None:
+            self._outbox.to_server(sender, goodbye(SHUT_DOWN))
+            return None
+        if isinstance(frame, Hello):
+            self._greet(sender, frame, now)
             return None
         if sender in self.operators:
             self._obey(sender, frame, now)
@@ -227,9 +230,7 @@ class Reception(Generic[A]):
 
     def _greet(self, sender: bytes, hello: Hello, now: float) -> None:
         peer = hello.peer.peer_id
-        if self._farewells is not None:
-            self._outbox.to_server(sender, goodbye(SHUT_DOWN))
-        elif peer.role is Role.OPERATOR:
+        if peer.role is Role.OPERATOR:
             self.operators.greet(sender, hello, now)
         elif self.servers.greet(sender, hello, now):
             log.info("server_greeted", server=str(peer))

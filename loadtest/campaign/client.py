@@ -71,6 +71,10 @@ class Story:
         """The longest time without anything new to read, the wait for the first included."""
         return max((b - a for a, b in pairwise([self.sent_at, *self.arrivals])), default=0.0)
 
+    def was_alive_at(self, moment: float) -> bool:
+        """Whether it had been sent, and was not answered in full yet."""
+        return bool(self.arrivals) and self.sent_at <= moment <= self.arrivals[-1]
+
 
 async def ask_all(
     url: str,

@@ -171,8 +171,9 @@ class Client:
         self._socket.close()
 
     def close(self) -> None:
-        """Leave with FIN (RST, if unread bytes are there: so does the kernel)."""
-        self._socket.close()
+        """Leave with FIN (RST, if unread bytes are there: so does the kernel). Idempotent."""
+        if self._stream is not None:
+            self._stream.socket.close()
 
     async def say_close(self) -> None:
         """Send the WebSocket's close frame; the connection stays up."""

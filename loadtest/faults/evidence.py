@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .client import Client
     from .fleet import Fleet
     from .phases import Hold
+    from .processes import LogLine
 
 ORDERLY_ENDS: Final = frozenset({"length", "stop", "handed_over"})
 
@@ -68,18 +69,22 @@ def times_until_free(
 
 def times_until_dropped(fleet: Fleet, clients: list[Client], fault_at: float) -> list[float]:
     """Return how long the server kept these requests after the fault."""
-    names = {client.name for client in clients}
-    return [
-        max(0.0, line.at - fault_at)
-        for line in fleet.server.lines.entries
-        if line.event == "request_ended" and line.fields["client_request_id"] in names
-    ]
+    return [max(0.0, line.at - fault_at) for c in clients for line in _last_lines(fleet, c)]
+
+
+def phases_of(fleet: Fleet, client: Client) -> set[str]:
+    """Return the phase in which a client's request ended, as the server calls it."""
+    return {line.fields["phase"] for line in _last_lines(fleet, client)}
 
 
 def outcomes_of(fleet: Fleet, client: Client) -> tuple[str, ...]:
     """Return how the server says that a client's request ended; more than once is a bug."""
-    return tuple(
-        line.fields["outcome"]
+    return tuple(line.fields["outcome"] for line in _last_lines(fleet, client))
+
+
+def _last_lines(fleet: Fleet, client: Client) -> list[LogLine]:
+    return [
+        line
         for line in fleet.server.lines.entries
         if line.event == "request_ended" and line.fields["client_request_id"] == client.name
-    )
+    ]

@@ -44,7 +44,9 @@ if TYPE_CHECKING:
 
     from .fleet import Fleet
     from .phases import Hold
+    from .rules import Wants
 
+    Matching: TypeAlias = Callable[..., Wants]
     Injector: TypeAlias = Callable[[Fleet, Hold], AbstractAsyncContextManager[None]]
 
 SHORT_STOP_S: Final = 0.4
@@ -179,12 +181,14 @@ def cut(one: str, other: str, way: Way | None = None, for_s: float = PARTITION_S
     return inject
 
 
-def twist(fate: Fate, *kinds: type, limit: int | None = None) -> Injector:
+def twist(
+    fate: Fate, *kinds: type, limit: int | None = None, matching: Matching = frames
+) -> Injector:
     """A rule over frames for the rest of the cell; it has hit something."""
 
     @asynccontextmanager
     async def inject(fleet: Fleet, hold: Hold) -> AsyncIterator[None]:
-        rule = Rule(fate, frames(*kinds), limit)
+        rule = Rule(fate, matching(*kinds), limit)
         with fleet.proxy.rule(rule):
             yield
             await fleet.proxy.release(rule)

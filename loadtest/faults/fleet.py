@@ -43,8 +43,9 @@ SETTLE_DEADLINE_S = 120.0
 """A worker that was killed has to start again meanwhile."""
 POLL_S = 0.02
 
-STALL_TIMEOUT_S = 2.0
-"""The default of 10 s would make each cell with a silent client take that long."""
+STALL_TIMEOUT_S = 4.0
+"""The default of 10 s would make each cell with a silent client take that long. As there, longer
+than any process is stopped: a server's standstill is not its clients' silence."""
 MAX_NUM_SEQS = 4
 SERVER_OPTIONS = (
     *("--stall-timeout", str(STALL_TIMEOUT_S)),

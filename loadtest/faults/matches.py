@@ -26,6 +26,20 @@ def frames(*kinds: type, client: str = "", worker: str = "") -> Wants:
     return wants
 
 
+def first_of_each(*kinds: type) -> Wants:
+    """Return a predicate for the first frame of each of these kinds, on each link and each way."""
+    seen: set[tuple[Link, Way, type]] = set()
+
+    def wants(link: Link, way: Way, frame: AnyFrame) -> bool:
+        which = (link, way, type(frame))
+        if not isinstance(frame, kinds) or which in seen:
+            return False
+        seen.add(which)
+        return True
+
+    return wants
+
+
 def hold_prefills() -> Rule:
     """Keep every PREFILL: decode has a reservation, prefill knows nothing."""
     return Rule(Fate.HOLD, frames(Prefill))

@@ -25,6 +25,7 @@ from transport.frames import (
 
 from . import faults
 from .client import Question, Surface
+from .matches import first_of_each, frames
 from .outcomes import Outcome
 from .phases import QUESTIONS, SHORT_PROMPT, Phase
 from .rules import Fate, Way
@@ -172,15 +173,16 @@ def _partitions(phase: Phase) -> Iterator[Cell]:
 
 
 def _repeats(phase: Phase) -> Iterator[Cell]:
-    for name, fate in (
-        ("every frame twice", Fate.DOUBLE),
-        ("neighbours swapped", Fate.SWAP),
-        ("every frame again, late", Fate.ECHO),
+    for name, fate, matching in (
+        ("every frame twice", Fate.DOUBLE, frames),
+        # One of each kind: a link keeps its order, so that more than once is more than can be.
+        ("neighbours swapped", Fate.SWAP, first_of_each),
+        ("every frame again, late", Fate.ECHO, frames),
     ):
         yield Cell(
             phase,
             name,
-            faults.twist(fate, *faults.OF_ATTEMPTS),
+            faults.twist(fate, *faults.OF_ATTEMPTS, matching=matching),
             Outcome.EXACT,
             QUESTIONS[phase],
             bound=Bound.NONE,

@@ -7,7 +7,7 @@ observed, never waited for by time: frames that passed, log lines, counts.
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Final
@@ -68,6 +68,19 @@ QUESTIONS: Final[dict[Phase, Question]] = {
 }
 
 
+IN_SERVER_LOG: Final[dict[Phase, frozenset[str]]] = {
+    # What the server calls it, when a request ends there.
+    Phase.QUEUED: frozenset({"queued"}),
+    Phase.RESERVED: frozenset({"prefilling"}),
+    Phase.PREFILLING: frozenset({"prefilling"}),
+    # The first token may be faster than the last chunk.
+    Phase.TRANSFER: frozenset({"prefilling", "decoding"}),
+    Phase.DECODING: frozenset({"decoding"}),
+    Phase.PAUSED: frozenset({"decoding"}),
+    Phase.FINISHING: frozenset({"finishing"}),
+}
+
+
 @dataclass(eq=False)
 class Hold:
     """Two questions that are kept in a phase.
@@ -93,7 +106,9 @@ class Hold:
 @asynccontextmanager
 async def held(fleet: Fleet, phase: Phase, clients: list[Client]) -> AsyncIterator[Hold]:
     """Ask, and yield once every question is in the phase. All go to the same two workers."""
-    async with trio.open_nursery() as readers:
+    async with AsyncExitStack() as stack, trio.open_nursery() as readers:
+        for client in clients:
+            stack.callback(client.close)
         with fleet.proxy.rule(cordon((PREFILLS[1], DECODES[1]))) as others:
             await fleet.announce()
             async with _HOLDS[phase](fleet, clients, readers) as hold:

@@ -19,13 +19,14 @@ from .evidence import (
     ends_of_attempts,
     holders,
     outcomes_of,
+    phases_of,
     times_until_dropped,
     times_until_free,
 )
 from .fleet import FleetUnwellError
 from .matrix import Bound, Cell, Release
 from .outcomes import Ending, Outcome, judge
-from .phases import held
+from .phases import IN_SERVER_LOG, held
 from .polling import until
 from .processes import FaultNotInjectedError
 
@@ -76,9 +77,12 @@ class References:
 async def ask(fleet: Fleet, surface: Surface, question: Question) -> Said:
     """Ask one question and read its whole answer."""
     client = Client(fleet.port, surface, question, "reference")
-    with trio.fail_after(END_DEADLINE_S):
-        await client.ask()
-        await client.read()
+    try:
+        with trio.fail_after(END_DEADLINE_S):
+            await client.ask()
+            await client.read()
+    finally:
+        client.close()
     return client.answer.said
 
 
@@ -105,6 +109,11 @@ async def run_cell(fleet: Fleet, cell: Cell, references: References, number: int
                 for client, said in zip(clients, wanted, strict=True)
             ],
         )
+        if cell.outcome is Outcome.GONE:
+            # A cancel is over at once, in the phase in which it came: proof that this was the one.
+            seen = {phase for client in clients for phase in phases_of(fleet, client)}
+            if not seen <= IN_SERVER_LOG[cell.phase]:
+                result.complaints.append(f"clients left in {sorted(seen)}")
         await _check_aftermath(fleet, references, result)
     except* (FaultNotInjectedError, FleetUnwellError, trio.TooSlowError, OSError) as group:
         result.complaints += [f"{type(error).__name__}: {error}" for error in _leaves(group)]

@@ -82,11 +82,17 @@ def run_campaign(
 
     Args:
       seeds: which.
-      num_processes: how many at once.
+      num_processes: how many at once; with 1 it is this one.
       on_progress: told after every batch.
     """
     campaign = Campaign()
     began_at = time.monotonic()
+    if num_processes == 1:
+        for seed in seeds:
+            campaign.add(simulate(seed))
+            campaign.elapsed_s = time.monotonic() - began_at
+            on_progress(campaign)
+        return campaign
     batches = [seeds[at : at + BATCH] for at in range(0, len(seeds), BATCH)]
     context = multiprocessing.get_context("spawn")
     with context.Pool(num_processes, initializer=keep_quiet) as pool:

@@ -12,6 +12,7 @@ import trio
 
 from prefill.core import PrefillCore
 from triolet.errors import LocalProtocolError
+from triolet.invariants import check_at_rest, check_invariants
 from triolet.units import SECONDS
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from .roles import WorkerProcess
     from .world import World
 
-SLACK_S: Final = 0.5 * SECONDS
+SLACK_S: Final = 0.7 * SECONDS
 """Between two looks, and for what is said at a sweep instead of at once."""
 
 
@@ -84,6 +85,14 @@ class Checker:
             for worker_status in status.workers:
                 if worker_status.attempts:
                     self._report(f"{server} still counts attempts on {worker_status.name}")
+
+    async def audit(self) -> None:
+        """Let each server ask everybody for their accounts, as an operator would at rest."""
+        for server in self._world.servers:
+            if server.fleet is not None:
+                audit = await server.fleet.audit()
+                for found in {*check_invariants(audit), *check_at_rest(audit)}:
+                    self._report(f"audit of {server}: {found}")
 
     def _check_strays(self) -> None:
         """See that nothing was computed for a client for long after it had left."""

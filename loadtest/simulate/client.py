@@ -75,8 +75,9 @@ class Client:
 
     Attributes:
       ending: how it ended; None while it runs.
-      request_id: of its accepted request.
+      request_id: of its accepted request; empty before.
       left_at: when it cancelled a request that still ran.
+      left_in: the phase in which that was.
       token_ids: what it has read.
       has_stalled: it stopped reading for a while.
       is_over: set at its end.
@@ -87,8 +88,9 @@ class Client:
     ) -> None:
         self.wish = wish
         self.ending: str | None = None
-        self.request_id: bytes | None = None
+        self.request_id: bytes = b""
         self.left_at: float | None = None
+        self.left_in = ""
         self.token_ids: list[int] = []
         self.has_stalled = False
         self.is_over = trio.Event()
@@ -98,8 +100,7 @@ class Client:
         self._expected = expected_ids(wish)
 
     def __str__(self) -> str:
-        shown = "none" if self.request_id is None else self.request_id.hex()[:8]
-        return f"client {self.wish.number} ({shown})"
+        return f"client {self.wish.number} ({self.request_id.hex()[:8]})"
 
     async def run(self, fleet: Fleet) -> None:
         """Ask until accepted, then read to the end. Part of its server: dies with it."""
@@ -140,6 +141,7 @@ class Client:
         await trio.sleep(after_s)
         if self.ending is None:
             self.left_at = trio.current_time()
+            self.left_in = stream._sequence.phase.name.lower()
             stream.cancel(CancelReason.CLIENT_GONE)
 
     async def _read(self, stream: Stream) -> None:

@@ -87,16 +87,16 @@ class PoisoningLedger(BlockLedger):
     """Tells of each block that no lease names any more.
 
     Attributes:
-      on_freed: told of them, at once.
+      on_freed: told of whose they were and of the blocks, at once.
     """
 
-    on_freed: Callable[[Sequence[int]], None]
+    on_freed: Callable[[Hashable, Sequence[int]], None]
 
     def release(self, owner: Hashable, keep: Collection[int] = ()) -> int:
         """End a lease."""
         blocks = self.blocks_of(owner) if self.has_lease(owner) else ()
         num_freed = super().release(owner, keep)
-        self.on_freed([block for block in blocks if not self.is_leased(block)])
+        self.on_freed(owner, [block for block in blocks if not self.is_leased(block)])
         return num_freed
 
     def is_leased(self, block: int) -> bool:
@@ -117,6 +117,7 @@ class SimulatedEngine:
     Attributes:
       fail_steps: so many of the next steps raise.
       sampled_at: when the step began that last chose a token for a prompt.
+      on_freed: told of each attempt whose blocks go back.
     """
 
     def __init__(
@@ -139,6 +140,7 @@ class SimulatedEngine:
         )
         self.fail_steps = 0
         self.sampled_at: dict[Sequence[int], float] = {}
+        self.on_freed: Callable[[Hashable], None] | None = None
         self._report = report
         self._happened = happened
         self._poisoned = _POISON * config.block_size
@@ -194,9 +196,11 @@ class SimulatedEngine:
         if not all(self.ledger.is_leased(block) for block in used):
             self._report("a step works on a block that nobody leases")
 
-    def _poison(self, blocks: Sequence[int]) -> None:
+    def _poison(self, owner: Hashable, blocks: Sequence[int]) -> None:
         for block in blocks:
             self._pool[block][:] = self._poisoned
+        if blocks and self.on_freed is not None:
+            self.on_freed(owner)
 
 
 class SimulatedDevice:

@@ -105,7 +105,7 @@ def draw_plan(rng: random.Random) -> Plan:
         reorder_s=late_s,
         corruption=share(Fault.CORRUPTION, 0.3),
     )
-    return Plan(enabled, network, every_s=rng.uniform(0.4, 2.5))
+    return Plan(enabled, network, every_s=rng.uniform(0.3, 2.0))
 
 
 @dataclass(slots=True)

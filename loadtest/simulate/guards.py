@@ -24,6 +24,8 @@ from server.fleet.progress import Finish
 from transport.frames import EndReason, Peer
 from transport.lease import LeaseTable
 from transport.liveness import PeerMonitor, SelfFence
+from triolet.ids import PeerId, Role
+from worker.peers import PeerTable, _Known
 from worker.roster import Roster
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from server.fleet.sequence import Attempt, Sequence
     from server.fleet.workers import Worker
     from transport.frames import Grant, KvChunk, KvTarget, TokenRow, Welcome
-    from triolet.ids import AttemptKey, PeerId
+    from triolet.ids import AttemptKey
 
 
 class Exchange(NamedTuple):
@@ -199,6 +201,19 @@ def end() -> list[Exchange]:
     return [Exchange(Attempts, "_leave", leave)]
 
 
+def greetings() -> list[Exchange]:
+    """A worker listens to whoever speaks, also to those who never said HELLO to this life."""
+    hear = PeerTable.hear
+
+    def hear_strangers(self: PeerTable, sender: bytes, now: float) -> PeerId | None:
+        if sender not in self._known:
+            role, name, epoch = sender.decode().split(":")
+            self._known[sender] = _Known(PeerId(Role(role), name, int(epoch, 16)), now)
+        return hear(self, sender, now)
+
+    return [Exchange(PeerTable, "hear", hear_strangers)]
+
+
 def gaps() -> list[Exchange]:
     """Nobody misses a token that never comes."""
     settle = server.fleet.progress._settle
@@ -223,6 +238,7 @@ GUARDS: Final[dict[str, Callable[[], list[Exchange]]]] = {
     "renewal by name": renewal_by_name,
     "END": end,
     "gaps": gaps,
+    "greetings": greetings,
 }
 
 

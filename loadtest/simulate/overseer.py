@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transport.frames import AnyFrame
     from triolet.config import LinkConfig
     from triolet.ids import AttemptKey
+    from worker.roster import Member
 
     from .process import Process
 
@@ -47,6 +48,7 @@ class Overseer:
         self._core = core
         self._link = link
         self._report = report
+        self._watch_leases()
         if isinstance(core, DecodeCore):
             self._watch_kv(core)
 
@@ -54,6 +56,19 @@ class Overseer:
         """A step begins: every row needs a lease that has not run out."""
         for key in self._core.roster._in_step:
             self._check_lease(key, now, "computed")
+
+    def _watch_leases(self) -> None:
+        """See that no attempt gets a second lease: what has ended here has ended."""
+        add = self._core.roster.add
+        seen: set[AttemptKey] = set()
+
+        def add_once(attempt: Member, now: float, remaining_s: float) -> None:
+            if attempt.key in seen:
+                self._report(f"{self._process} leased {attempt.key} for the second time")
+            seen.add(attempt.key)
+            add(attempt, now, remaining_s)  # type: ignore[arg-type]
+
+        self._core.roster.add = add_once  # type: ignore[method-assign]
 
     def _watch_kv(self, core: DecodeCore) -> None:
         take = core.on_kv

@@ -115,7 +115,7 @@ class WorkerProcess(Process):
             shell = await nursery.start(serve)
             shell.exit_process = lambda _: self.kill()
             self.engine, self.device, self.shell = engine, device, shell
-            overseer = Overseer(self, self.core, around.link, report)
+            overseer = Overseer(self, self.core, around.link, around.report)
             device.on_step = overseer.look_at_step
             around.note(f"{self.name} serves")
 

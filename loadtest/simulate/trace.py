@@ -31,6 +31,7 @@ class Trace:
 
     def __init__(self, *, keeps_lines: bool = False) -> None:
         self._hash = xxhash.xxh3_128()
+        self._is_hashing = True
         self._lines: deque[str] | None = deque(maxlen=MAX_LINES) if keeps_lines else None
 
     @property
@@ -42,19 +43,25 @@ class Trace:
         """Return the hash of everything so far."""
         return self._hash.hexdigest()
 
+    def finish(self) -> None:
+        """Let the hash stand: what comes now depends on more than the seed."""
+        self._is_hashing = False
+
     def note(self, what: str) -> None:
         """Add something that was done."""
         now = trio.current_time()
-        self._hash.update(f"{now!r} {what}".encode())
+        if self._is_hashing:
+            self._hash.update(f"{now!r} {what}".encode())
         if self._lines is not None:
             self._lines.append(f"{now:10.4f}  {what}")
 
     def sent(self, route: str, parts: Sequence[bytes | memoryview], fate: str) -> None:
         """Add a message, with what becomes of it."""
         now = trio.current_time()
-        self._hash.update(f"{now!r} {route} {fate}".encode())
-        for part in parts:
-            self._hash.update(part)
+        if self._is_hashing:
+            self._hash.update(f"{now!r} {route} {fate}".encode())
+            for part in parts:
+                self._hash.update(part)
         if self._lines is not None:
             self._lines.append(f"{now:10.4f}  {route} {fate}{_shown(parts)}")
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 BLOCK_SIZE: Final = 4
 BYTES_PER_BLOCK: Final = BLOCK_SIZE * 4
-SWEEP_S: Final = 200 * MILLISECONDS
-"""Four times the product's: a sweep is most of what an idle process costs, and nothing that is
+SWEEP_S: Final = 250 * MILLISECONDS
+"""Five times the product's: a sweep is most of what an idle process costs, and nothing that is
 simulated hangs on its length."""
 
 

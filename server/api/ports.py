@@ -43,6 +43,11 @@ class WorkerView(Protocol):
         ...
 
     @property
+    def fingerprint(self) -> str:
+        """Of its model; empty until it said so."""
+        ...
+
+    @property
     def capacity(self) -> Capacity | None:
         """What it has; None until it said so."""
         ...

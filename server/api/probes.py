@@ -12,9 +12,13 @@ from triolet.errors import draining, no_worker
 from .generate import json_response
 
 if TYPE_CHECKING:
-    from .ports import Services
+    from collections.abc import Sequence
+
+    from .ports import Services, WorkerView
 
 VERSION: Final = installed_version("triolet")
+ANOTHER_MODEL: Final = "another_model"
+"""State of a worker that lives and is given nothing, because nobody else has its model."""
 PROMETHEUS_TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -32,10 +36,23 @@ def ready(services: Services) -> Response:
         roles = {worker.role.value for worker in status.workers if worker.state == "alive"}
         missing = sorted({"prefill", "decode"} - roles)
         raise no_worker(f"no live worker for {' and '.join(missing) or 'a request'}")
-    # By name, so that whoever replaces a worker sees the new one from here.
-    workers = {w.name: w.state for w in status.workers if w.capacity is not None}
+    # By name, so that whoever replaces a worker sees from here whether the new one is used.
+    workers = {
+        worker.name: worker.state if _is_paired(worker, status.workers) else ANOTHER_MODEL
+        for worker in status.workers
+        if worker.capacity is not None
+    }
     return json_response(
         {"status": "ready", "model": services.config.model_name, "workers": workers}
+    )
+
+
+def _is_paired(worker: WorkerView, workers: Sequence[WorkerView]) -> bool:
+    """Whether the fleet has a worker of the other role with the same model."""
+    return any(
+        other.role is not worker.role and other.fingerprint == worker.fingerprint
+        for other in workers
+        if other.capacity is not None and other.state != "dead"
     )
 
 

@@ -118,7 +118,8 @@ class Attempts:
         self, worker: Worker, frame: Grant | Refuse | FirstToken | Ended, now: float
     ) -> None:
         """Take what a worker says about one attempt."""
-        if isinstance(frame, Ended):
+        is_unknown = isinstance(frame, Ended) and frame.reason is EndReason.UNKNOWN
+        if isinstance(frame, Ended) and not is_unknown:
             worker.release(frame.key, frame.freed_blocks)
         sequence = self._book.running(frame.key)
         attempt = None if sequence is None else sequence.attempt
@@ -133,12 +134,17 @@ class Attempts:
                 self.apply(sequence, self._refused(attempt, frame, now), now)
             case FirstToken():
                 self._observer.prefill_computed(frame.queue_s, frame.compute_s)
+                self.recovery.worked(worker, now)
                 num_before = len(sequence.relay.token_ids)
                 change = take_first_token(sequence, attempt, frame, now)
                 self._note_tokens(sequence, num_before, now)
                 self.apply(sequence, change, now)
             case Ended():
-                self.apply(sequence, take_ended(sequence, attempt, worker.role, frame, now), now)
+                change = take_ended(sequence, attempt, worker.role, frame, now)
+                if change is None and is_unknown:
+                    worker.release(frame.key)
+                # If not, END goes there all the same: what began the attempt may be still to come.
+                self.apply(sequence, change, now)
 
     def apply(self, sequence: Sequence, change: Change | None, now: float) -> None:
         """Do what follows from a frame, a loss or a timeout."""

@@ -40,9 +40,10 @@ if TYPE_CHECKING:
 
 
 OWN_PAUSE: Final = "server_paused"
-NO_DEATH: Final = frozenset({"link_full", "protocol"})
-"""Causes of a loss that no request can have brought about. A GOODBYE is not among them: from a
-worker with attempts it means that a new life answers at its address."""
+NO_DEATH: Final = frozenset({"silent", "link_full", "protocol"})
+"""Causes of a loss for which no request is suspected. A process that dies closes its links: one
+that is only silent was stopped, or cut off. A GOODBYE is not among them: from a worker with
+attempts it means that a new life answers at its address."""
 
 
 class Conductor:

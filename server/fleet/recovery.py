@@ -96,7 +96,7 @@ class Recovery:
             return None
         worker = attempt.pair.of(fault.at)
         event = _event(again.cause, fault, attempt)
-        if fault.num_suspects and self._is_anothers(event, sequence, worker):
+        if self._is_anothers(event, fault, sequence, worker):
             return None
         if self._budget.is_new(event, now):
             self._count(worker, fault, attempt, now)
@@ -106,7 +106,7 @@ class Recovery:
         sequence.faults.append(event)
         sequence.faulted_at = num_tokens
         if fault.num_suspects:
-            standing = sequence.suspicion.struck(num_tokens, fault.num_suspects)
+            standing = sequence.suspicion.struck(fault.at, num_tokens, fault.num_suspects)
             if standing is Standing.CONVICTED:
                 self._convict(sequence, now)
                 return ends.quarantined()
@@ -131,19 +131,22 @@ class Recovery:
 
     def sweep(self, now: float) -> None:
         """Let time pass."""
+        self._budget.advance(now)
         self.paths.forget(now)
         for worker in self._workers:
             worker.breaker.advance(now)
             self._show(worker)
 
-    def _is_anothers(self, event: Hashable, sequence: RunningSequence, worker: Worker) -> bool:
+    def _is_anothers(
+        self, event: Hashable, fault: Fault, sequence: RunningSequence, worker: Worker
+    ) -> bool:
         """Return whether somebody on probation was there, whose doing this was. Its own ENDED may
         be still to come."""
-        if sequence.suspicion.is_on_probation:
+        if event in self._explained:
+            return True
+        if not fault.num_suspects or sequence.suspicion.is_on_probation:
             return False
-        return event in self._explained or any(
-            share.is_on_probation and share.is_asked for share in worker.shares.values()
-        )
+        return any(share.is_on_probation and share.is_asked for share in worker.shares.values())
 
     def _convict(self, sequence: RunningSequence, now: float) -> None:
         """Refuse its prompt, and hold what it did against nobody else."""

@@ -57,6 +57,11 @@ class RetryBudget:
         """Note an accepted request."""
         self._add(self._config.retry_share)
 
+    def advance(self, now: float) -> None:
+        """Let time pay in."""
+        self._add((now - self._filled_at) * self._config.retry_floor_per_s)
+        self._filled_at = now
+
     def is_new(self, fault: Hashable, now: float) -> bool:
         """Return whether nothing was paid for this fault lately."""
         self._forget(now)
@@ -71,8 +76,7 @@ class RetryBudget:
         """
         if not self.is_new(fault, now):
             return self._decided[fault][1]
-        self._add((now - self._filled_at) * self._config.retry_floor_per_s)
-        self._filled_at = now
+        self.advance(now)
         is_affordable = self._tokens >= 1
         if is_affordable:
             self._tokens -= 1

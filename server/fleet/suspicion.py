@@ -3,16 +3,18 @@
 When a worker dies, or a device step raises, everything that computed there is under suspicion, and
 nothing is proved: it gets its new attempt as if nothing had happened, together with the others. The
 engine computes the same thing for the same tokens, so a request that gets well past the token at
-which it was struck was not the cause, and is cleared. One that is struck again without having got
-past it has done it twice:
+which it was struck was not the cause, and is cleared. So is one that is struck next in the other
+role: it has got through the first one meanwhile. One that is struck again at the same place has
+done it twice:
 
 * if nothing else computed there, it is convicted;
 * if others did, each of them that is struck a second time goes on *probation*: its next attempt
   shares no worker with another one on probation. Whoever is struck a third time there is convicted.
 
 So nobody is convicted for having sat beside a culprit: neighbours that were struck once are
-suspects, and are cleared as soon as they get on. Knows strikes and positions; what a conviction
-means is recovery.py's to say.
+suspects, and are cleared as soon as they get on. Of a step that raised, the worker says who was in
+it; of a death, this server knows only what it had there itself. Knows strikes and positions; what a
+conviction means is recovery.py's to say.
 
     CLEAN ──struck──▶ SUSPECT ──struck among others──▶ ON_PROBATION ──struck──▶ CONVICTED
                          └──────struck alone──────────────────────────────────────▲
@@ -28,6 +30,8 @@ from triolet.errors import LocalProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from triolet.ids import Role
 
 CLEARING_TOKENS: Final = 16
 """Tokens past the strike that clear: more than a dead worker can have computed of one stream that
@@ -95,6 +99,7 @@ class Suspicion:
 
     def __init__(self) -> None:
         self.standing = Standing.CLEAN
+        self._role: Role | None = None
         self._struck_at = 0
 
     @property
@@ -102,14 +107,18 @@ class Suspicion:
         """Whether it must not meet another one on probation."""
         return self.standing is Standing.ON_PROBATION
 
-    def struck(self, num_tokens: int, num_suspects: int) -> Standing:
+    def struck(self, role: Role, num_tokens: int, num_suspects: int) -> Standing:
         """Note that a worker died, or its step raised, while it computed this request.
 
         Args:
+          role: of the worker.
           num_tokens: tokens that the request has.
           num_suspects: requests that computed there, this one included.
         """
         self.advanced(num_tokens)
+        if role is not self._role and self.standing is not Standing.CONVICTED:
+            self.standing = next_standing(self.standing, Finding.CLEARED)
+        self._role = role
         is_alone = num_suspects == 1
         finding = Finding.STRUCK_ALONE if is_alone else Finding.STRUCK_AMONG_OTHERS
         if self.standing is Standing.CLEAN:

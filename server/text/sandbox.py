@@ -7,12 +7,14 @@ and on the sizes of what they build:
 
 - Every turn of a loop and every call, of macros too, first asks whether anybody still waits for the
   result. Whoever asks for a rendering decides how long; a thread is never lost to a loop.
-- Repeating, adding, joining and calling cannot make a text or a list beyond a bound. What one call
-  of Python's own needs for itself is not bounded (`'a'.center(n)` is, by its argument).
+- Repeating, adding, joining, formatting and calling cannot make a text, a list or a number beyond a
+  bound. It is looked at before, where one step could make much out of little (repeating, padding);
+  otherwise afterwards, when the step has taken at most a multiple of what was allowed before it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sized
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
@@ -35,7 +37,14 @@ if TYPE_CHECKING:
 MAX_CHARS: Final = 64 * MIB
 """Four times the largest request body: templates repeat little of what they are given."""
 MAX_ITEMS: Final = 1_000_000
-"""Of a list or tuple; a number beyond it is no width, count or precision of an honest template."""
+"""Of a list or tuple; and no honest template pads to a width beyond it."""
+MAX_BITS: Final = 4096
+"""Of a product: numbers in prompts have a few digits."""
+_PADDING_FILTERS: Final = frozenset({"center", "indent", "wordwrap", "truncate", "round", "slice"})
+_WIDE: Final = re.compile(r"[%:.][-+ #0,_<>=^]*(?:\*|\d{7,})")
+"""A width or precision in a format that is as large as the bound, or a value's."""
+_NESTED: Final = re.compile(r":[^}]*\{")
+"""A width that is a value's in `str.format`."""
 
 go_on: ContextVar[Callable[[], None]] = ContextVar("go_on", default=lambda: None)
 """Asked before each step of the rendering under way in this thread; ends it by raising."""
@@ -76,7 +85,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     """The sandbox with its bounds."""
 
     code_generator_class = CheckedCode
-    intercepted_binops = frozenset({"+", "*", "**"})
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self) -> None:
         super().__init__(
@@ -86,7 +95,10 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             # The output is a prompt, not HTML.
             autoescape=False,
         )
-        self.filters = {name: _checked(filter_) for name, filter_ in self.filters.items()}
+        self.filters = {
+            name: _checked(filter_, pads=name in _PADDING_FILTERS, formats=name == "format")
+            for name, filter_ in self.filters.items()
+        }
         self.filters["bounded"] = _bounded
 
     def step(self) -> bool:
@@ -107,6 +119,10 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         if operator == "+":
             if isinstance(left, Sized) and isinstance(right, Sized):
                 _refuse_beyond(len(left) + len(right), _most(left))
+        elif operator == "%":
+            _refuse_wide(left)
+        elif isinstance(left, int) and isinstance(right, int):
+            _refuse_beyond(left.bit_length() + right.bit_length(), MAX_BITS)
         else:
             sequence, count = (right, left) if isinstance(left, int) else (left, right)
             if isinstance(sequence, Sized) and isinstance(count, int):
@@ -116,6 +132,15 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, called: object, /, *args: object, **kwargs: object) -> object:
         """Return what a function, method or macro returns."""
+        # The sandbox wraps `format` and `format_map` of strings.
+        method = getattr(called, "__wrapped__", called)
+        text = getattr(method, "__self__", None)
+        if isinstance(text, str):
+            is_format = str(getattr(method, "__name__", "")).startswith("format")
+            if is_format:
+                _refuse_wide(text)
+            if not is_format or _NESTED.search(text):
+                _refuse_widths((*args, *kwargs.values()))
         return _checked(super().call)(context, called, *args, **kwargs)
 
 
@@ -123,14 +148,23 @@ def _call(name: str) -> nodes.Call:
     return nodes.Call(nodes.EnvironmentAttribute(name), [], [], None, None)
 
 
-def _checked(called: Callable[..., object]) -> Callable[..., object]:
-    """Return a function that asks whether to go on and bounds numbers and the result's size."""
+def _checked(
+    called: Callable[..., object], *, pads: bool = False, formats: bool = False
+) -> Callable[..., object]:
+    """Return a function that asks whether to go on and bounds the result's size.
+
+    Args:
+      called: does the work.
+      pads: its numbers are widths.
+      formats: its first argument is a format.
+    """
 
     def call(*args: object, **kwargs: object) -> object:
         go_on.get()()
-        for argument in (*args, *kwargs.values()):
-            if isinstance(argument, int):
-                _refuse_beyond(argument, MAX_ITEMS)
+        if pads:
+            _refuse_widths((*args, *kwargs.values()))
+        if formats:
+            _refuse_wide(str(args[0]))
         return _bounded(called(*args, **kwargs))
 
     # How jinja2 knows which filters want its context or environment.
@@ -146,6 +180,17 @@ def _bounded(value: object) -> object:
 
 def _most(value: object) -> int:
     return MAX_CHARS if isinstance(value, str) else MAX_ITEMS
+
+
+def _refuse_widths(arguments: Iterable[object]) -> None:
+    for argument in arguments:
+        if isinstance(argument, int):
+            _refuse_beyond(argument, MAX_ITEMS)
+
+
+def _refuse_wide(form: object) -> None:
+    if isinstance(form, str) and _WIDE.search(form):
+        raise jinja2.TemplateRuntimeError("a width in a format is too large")
 
 
 def _refuse_beyond(size: int, most: int) -> None:

@@ -3,6 +3,7 @@ another one than it would have been."""
 
 from __future__ import annotations
 
+import faulthandler
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +89,8 @@ async def test_a_drained_worker_leaves_in_order_and_its_streams_go_on(
 
 
 async def test_every_process_is_restarted_under_live_streams(restarted: FleetProcess) -> None:
+    # Five processes start one after the other: longer than pytest takes for a sign of a hang.
+    faulthandler.cancel_dump_traceback_later()
     options = parse(["--streams", "20", "--max-tokens", "120", "--lead-s", "0.5"])
     outcome = await restart_under_load(restarted.url, FleetLog(restarted.log_path), options)
     assert outcome.wrongs == []

@@ -110,6 +110,13 @@ async def server_and_decode_are_parted(house: House) -> None:
     house.network.heal_all(address)
 
 
+async def server_and_prefill_are_parted(house: House) -> None:
+    address = house.prefills[0].config.control_address
+    house.network.cut_all(address)
+    await trio.sleep(3.0)
+    house.network.heal_all(address)
+
+
 async def prefill_and_decode_are_parted(house: House) -> None:
     address = house.decodes[0].config.kv_address
     assert address is not None
@@ -127,6 +134,7 @@ DISTURBANCES: dict[Callable[[House], Awaitable[None]], tuple[str, tuple[int, ...
     decode_step_fails: ("error", (2, 23, 41)),
     prefill_step_fails: ("prefill_error", (1, 4)),
     server_and_decode_are_parted: ("decode_lost", (13,)),
+    server_and_prefill_are_parted: ("prefill_lost", (0,)),
     prefill_and_decode_are_parted: ("prefill_peer_lost", (1,)),
 }
 
@@ -165,9 +173,10 @@ async def test_a_client_cannot_tell(
     async with open_house() as house:
 
         async def disturb_in_time() -> None:
-            await house.until(
-                lambda: any(len(r.token_ids) >= num_tokens for r in house.records.values())
-            )
+            if num_tokens:
+                await house.until(
+                    lambda: any(len(r.token_ids) >= num_tokens for r in house.records.values())
+                )
             await disturb(house)
 
         async with trio.open_nursery() as nursery:

@@ -3,6 +3,7 @@ start. Without workers; those of tests/end_to_end have them."""
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 import socket
@@ -211,13 +212,19 @@ def test_an_address_that_cannot_be_had_is_explained(changes: dict[str, object], 
 
 
 @pytest.mark.parametrize(("stall_s", "user_s", "expected_ms"), [(1, 3, 3000), (20, 11, 21_000)])
+@pytest.mark.parametrize("is_handed_down", [False, True])
 def test_the_listening_socket_s_options_are_inherited(
-    stall_s: float, user_s: float, expected_ms: int
+    is_handed_down: bool, stall_s: float, user_s: float, expected_ms: int
 ) -> None:
     config = ServerConfig(
         "", "", (), (), port=0, stall_timeout_s=stall_s, tcp_user_timeout_s=user_s
     )
-    with open_listening_socket(config) as listening:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as handed_down,
+        open_listening_socket(
+            replace(config, listen_fd=os.dup(handed_down.fileno())) if is_handed_down else config
+        ) as listening,
+    ):
         client = socket.create_connection(listening.getsockname())
         listening.setblocking(True)
         accepted, _ = listening.accept()

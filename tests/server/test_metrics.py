@@ -70,6 +70,33 @@ def test_refusals_and_losses_are_counted_by_cause(metrics: Metrics) -> None:
     } <= lines(metrics)
 
 
+def test_faults_and_what_is_done_about_them_are_counted() -> None:
+    fleet = FakeFleet()
+    fleet.status().workers[1].breaker = "half_open"
+    fleet.status().workers[1].load = Load(stale_frames=5, dropped={"stale": 3, "foreign": 2})
+    subject = Metrics("demo", "none")
+    subject.watch(fleet.status, lambda: 0)
+    subject.faults.retry_unaffordable()
+    subject.faults.request_quarantined("ab")
+    subject.faults.breaker_changed("decode-0", "open")
+    subject.faults.frames_dropped("old_attempt", 7)
+    subject.faults.server_paused(2.5)
+    assert {
+        "triolet_retries_refused_total 1.0",
+        "triolet_requests_quarantined_total 1.0",
+        'triolet_breaker_changes_total{state="open"} 1.0',
+        'triolet_frames_dropped_total{reason="old_attempt"} 7.0',
+        "triolet_server_pauses_total 1.0",
+        "triolet_server_paused_seconds_total 2.5",
+        "triolet_retries_left 20.0",
+        "triolet_quarantined_prompts 0.0",
+        'triolet_worker_breaker_open{role="prefill",worker="prefill-0"} 0.0',
+        'triolet_worker_breaker_open{role="decode",worker="decode-0"} 1.0',
+        'triolet_worker_frames_dropped_total{reason="stale",role="decode",worker="decode-0"} 3.0',
+        'triolet_worker_frames_dropped_total{reason="foreign",role="decode",worker="decode-0"} 2.0',
+    } <= lines(subject)
+
+
 def test_a_label_never_has_more_words_than_its_bound(metrics: Metrics) -> None:
     for number in range(10 * MAX_WORDS):
         metrics.request_rejected(f"code-{number}")

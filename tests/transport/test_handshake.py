@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from transport import handshake
 from transport.frames import (
     MAX_TEXT,
     OLDEST_PROTOCOL_VERSION,
@@ -106,3 +107,34 @@ def test_the_connecting_side_checks_who_answered() -> None:
 
 def test_a_reason_always_fits_on_the_wire() -> None:
     assert len(goodbye("x" * 2 * MAX_TEXT).reason) == MAX_TEXT
+
+
+def test_an_operator_needs_no_model_and_is_welcome_where_operators_are() -> None:
+    hello = make_hello(PeerId(Role.OPERATOR, "operator", 9))
+    answer = answer_hello(
+        hello,
+        sender=hello.peer.peer_id.identity(),
+        me=DECODE,
+        expected={Role.OPERATOR},
+        fingerprint=MODEL,
+        capacity=CAPACITY,
+    )
+    assert isinstance(answer, Welcome)
+    assert isinstance(asked(hello), Goodbye)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "agreed"), [((2, 3), None), ((3, 4), 4), ((4, 5), 5), ((5, 6), 5), ((6, 7), None)]
+)
+def test_both_sides_agree_with_one_release_before_and_after(
+    theirs: tuple[int, int], agreed: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handshake, "OLDEST_PROTOCOL_VERSION", 4)
+    monkeypatch.setattr(handshake, "PROTOCOL_VERSION", 5)
+    oldest, newest = theirs
+    answer = asked(Hello(Peer.of(SERVER), newest, oldest))
+    assert (answer.version if isinstance(answer, Welcome) else None) == agreed
+    # The other way round: what they agree to with us is what we accept.
+    if agreed is not None:
+        welcome = Welcome(Peer.of(DECODE), agreed, MODEL, CAPACITY)
+        assert check_welcome(welcome, me=SERVER, expected=Role.DECODE) is None

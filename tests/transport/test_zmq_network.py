@@ -50,7 +50,7 @@ from transport.zmq_network import ZmqNetwork
 from triolet.config import LinkConfig
 network = ZmqNetwork(LinkConfig())
 listener = network.listen("tcp://127.0.0.1:*", hwm=10, max_frame_bytes=1024)
-network.connect(listener.address, b"server:s:1", hwm=10, max_frame_bytes=1024)
+connection = network.connect(listener.address, b"server:s:1", hwm=10, max_frame_bytes=1024)
 network.close()
 """
 

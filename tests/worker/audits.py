@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from triolet.audit import WorkerAudit
 
 GRACE_S = 2.0
+CONNECT_S = 5.0
 ANSWER_S = 5.0
 OPERATOR = PeerId(Role.OPERATOR, "auditor", 99)
 NOBODY = ServerAudit("nobody", "", 0, 0, {}, {}, 0, 0, 0)
@@ -44,9 +45,12 @@ async def ask(network: Network, address: str, me: PeerId = OPERATOR) -> WorkerAu
     """Ask a worker for its account over its control listener; None if it leaves or has left."""
     connection = network.connect(address, me.identity(), hwm=100, max_frame_bytes=2**24)
     try:
-        connection.send_nowait(make_hello(me))
-        connection.send_nowait(Audit(7))
+        with trio.move_on_after(CONNECT_S) as connecting:
+            await connection.send(make_hello(me))
+        if connecting.cancelled_caught:
+            return None
         with trio.fail_after(ANSWER_S):
+            await connection.send(Audit(7))
             while True:
                 for message in await connection.receive_many():
                     match message.frame:

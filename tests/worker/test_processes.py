@@ -16,9 +16,11 @@ from tests.engine.driver import generate, ids, open_engine
 from transport.zmq_network import ZmqNetwork
 from triolet.config import LinkConfig
 from triolet.ids import Role
+from triolet.invariants import check_at_rest
 from triolet.sampling import SamplingParams
 from triolet.status import WorkerReady, parse_report
 
+from .audits import ask, fleet_of
 from .client import Client
 
 if TYPE_CHECKING:
@@ -99,6 +101,11 @@ async def test_two_processes_answer_as_one_engine_and_leave_at_sigterm(
         async with trio.open_nursery() as nursery:
             await nursery.start(client.run)
             answer = await client.finish(await client.start(PROMPT, greedy))
+            accounts = [await ask(network, address) for address in addresses.values()]
             nursery.cancel_scope.cancel()
     assert answer.token_ids == ids(expected)
+    prefill, decode = (account for account in accounts if account is not None)
+    assert check_at_rest(fleet_of(prefill, decode)) == []
+    assert (prefill.ended, decode.ended) == ({"handed_over": 1}, {"length": 1})
+    assert prefill.process.pid == processes[Role.PREFILL].popen.pid
     assert [process.stop() for process in processes.values()] == [0, 0]

@@ -11,10 +11,12 @@ from trio.testing import wait_all_tasks_blocked
 
 import decode.worker
 from transport.frames import Drain, End, EndReason
+from transport.handshake import goodbye
 from transport.memory_network import MemoryNetwork
 from triolet.errors import ConfigError
 from triolet.ids import Role
 from triolet.sampling import SamplingParams
+from worker.reception import SHUT_DOWN
 from worker.shell import EXIT_WEDGED
 
 from .fake_engine import FakeEngine, completion
@@ -189,6 +191,37 @@ async def test_a_drained_worker_finishes_its_streams_and_leaves(
         await fleet.client.wait_until(lambda: fleet.client.links[role].goodbyes)
         assert "shut down" in fleet.client.links[role].goodbyes[0]
         fleet.check_empty()
+
+
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+async def test_a_worker_that_leaves_waits_until_it_was_heard(
+    role: Role, autojump_clock: MockClock
+) -> None:
+    async with open_fleet() as fleet:
+        link = fleet.client.links[role]
+        fleet.shells[role].drain(20.0)
+        await fleet.client.wait_until(lambda: link.goodbyes)
+        await trio.sleep(LINK.farewell_s / 2)
+        fleet.client.greet(role)
+        await fleet.client.wait_until(lambda: len(link.goodbyes) >= 2)
+        # Whatever is said to it now, it says the same.
+        assert set(link.goodbyes) == {SHUT_DOWN}
+        fleet.client.send(role, goodbye("heard"))
+        await trio.sleep(2 * LINK.sweep_interval_s)
+        # Its address is free, although the time that it would have waited has not passed.
+        address = fleet.configs[role].control_address
+        fleet.network.listen(address, hwm=1, max_frame_bytes=1000).close()
+
+
+async def test_a_drain_is_told_to_servers_at_once(autojump_clock: MockClock) -> None:
+    async with open_fleet() as fleet:
+        answer = await fleet.client.start(PROMPT, params(30), allowed=2)
+        await fleet.client.wait_until(lambda: len(answer.tokens) == 2)
+        await trio.sleep(0.1)
+        fleet.shells[Role.DECODE].drain(1.0)
+        await trio.testing.wait_all_tasks_blocked()
+        assert fleet.client.links[Role.DECODE].beats[-1].is_draining
+        await fleet.client.finish(answer)
 
 
 async def test_a_drain_ends_what_does_not_finish_in_time(autojump_clock: MockClock) -> None:

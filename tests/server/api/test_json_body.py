@@ -54,3 +54,26 @@ def test_a_whole_surrogate_pair_is_one_character(body: bytes) -> None:
 def test_the_key_that_occurs_twice_is_named() -> None:
     with pytest.raises(RequestError, match="'twice'"):
         parse_object(b'{"once": 1, "twice": 2, "twice": 2}')
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b'{"a": NaN}', "NaN is not a number"),
+        (b'{"a": [-Infinity]}', "-Infinity is not a number"),
+        (b'{"a": 1e999}', "too large"),
+        (b'{"a": -1e999}', "too large"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "too many digits"),
+        (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
+        (b'{"a": "\\ud800"}', "surrogate"),
+        (b'{"\\uDC00": 1}', "surrogate"),
+        (b'\xef\xbb\xbf{"a": 1}', "byte order mark"),
+        (b'{"a": "\xff"}', "not UTF-8"),
+        (b"[]", "not a JSON object"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_json_takes_and_we_do_not_is_named(body: bytes, why: str) -> None:
+    with pytest.raises(RequestError, match=why) as refusal:
+        parse_object(body)
+    assert refusal.value.status == 400

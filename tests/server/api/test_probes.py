@@ -41,9 +41,11 @@ async def test_who_is_there_is_shown_by_name() -> None:
         workers = server.fleet.status().workers
         workers[1].state = "suspect"
         unknown = FakeWorker(Role.DECODE, "ipc:///x", capacity=None)
-        workers += [unknown, FakeWorker(Role.DECODE, "decode-9")]
+        other = FakeWorker(Role.DECODE, "decode-8", fingerprint="another")
+        workers += [unknown, other, FakeWorker(Role.DECODE, "decode-9")]
         answer = await server.request("GET", "/health/ready")
     states = {workers[0].name: "alive", workers[1].name: "suspect", "decode-9": "alive"}
+    states["decode-8"] = "another_model"
     assert answer.json["workers"] == states
 
 

@@ -7,6 +7,7 @@ import pytest
 from server.fleet.phases import Phase
 from server.generation import FinishReason
 from transport.frames import (
+    End,
     Ended,
     EndReason,
     FirstToken,
@@ -187,6 +188,21 @@ def test_a_prefill_that_has_forgotten_what_it_shipped_does_not_matter() -> None:
     world.hear(prefill, Ended(*key, EndReason.UNKNOWN, num_tokens=0, freed_blocks=0))
     world.settle()
     assert reader.token_ids == completion_ids(0, 200)
+
+
+def test_an_attempt_that_decode_does_not_know_yet_is_ended_before_it_begins() -> None:
+    world = World(max_attempts=1)
+    reader = brought_to(world, Phase.RESERVING)
+    attempt = reader.sequence.attempt
+    assert attempt is not None
+    unknown = Ended(*attempt.key, EndReason.UNKNOWN, num_tokens=0, freed_blocks=0)
+    world.hear(attempt.pair.decode, unknown)
+    world.read(reader)
+    assert reader.failed.error.code == "no_worker"
+    [end] = [f for f in world.up[attempt.pair.decode] if isinstance(f, End)]
+    assert end.key == attempt.key
+    world.deliver()
+    world.check_idle()
 
 
 @pytest.mark.parametrize("reason", [EndReason.UNKNOWN, EndReason.STOP])

@@ -173,7 +173,7 @@ def test_no_order_of_events_loses_or_doubles_anything(
 def test_no_order_of_deaths_with_suspects_does_either(
     actions: list[tuple[str, int, int]],
 ) -> None:
-    chaos = Chaos("silent")
+    chaos = Chaos("link_gone")
     for name, which, value in actions:
         chaos.do(name, which, value)
         chaos.world.conductor.check_accounting()

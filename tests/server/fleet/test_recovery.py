@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from server.fleet.breaker import BreakerState
 from server.fleet.observer import SilentFaultObserver
 from server.fleet.phases import Phase
 from transport.frames import Ended, EndReason, Grant, Reserve, TokenRow, Tokens
@@ -118,6 +119,31 @@ def test_a_trial_that_fails_keeps_a_worker_out_for_longer() -> None:
     assert world.worker(bad).breaker.state.value == "open"
     world.sweep(0.5)
     assert world.worker(bad).breaker.state.value == "half_open"
+    world.check_idle()
+
+
+def test_a_prefill_worker_that_fails_is_left_out_tried_and_used_again() -> None:
+    world = World(num_prefills=2)
+    seen = Seen(world)
+    bad = world.prefill
+    worker, other = (world.worker(fake) for fake in world.prefills)
+    for number in range(100, 103):
+        other.breaker.state = BreakerState.OPEN  # so that this one gets it
+        world.submit(make_request(number))
+        world.deliver()
+        other.breaker.state = BreakerState.CLOSED
+        [key] = bad.waiting
+        bad.waiting.clear()
+        bad.steps += 1
+        failed = Ended(*key, EndReason.ERROR, 0, 0, failed_step=bad.steps, failed_rows=1)
+        world.hear(worker, failed)
+        world.settle()
+    assert worker.breaker.state is BreakerState.OPEN
+    world.sweep(1.0)
+    reader = world.submit(make_request(1))
+    world.settle()
+    assert reader.token_ids == completion_ids(0, 16)
+    assert seen.breakers == ["open", "half_open", "closed"]
     world.check_idle()
 
 

@@ -19,6 +19,7 @@ from server.fleet.suspicion import (
 )
 from triolet.config_recovery import RecoveryConfig
 from triolet.errors import LocalProtocolError
+from triolet.ids import Role
 
 S, F = Standing, Finding
 CONFIG = RecoveryConfig()
@@ -43,38 +44,45 @@ def test_everybody_can_be_cleared_but_a_convict_and_every_standing_is_reachable(
 
 def test_nobody_is_convicted_of_one_death() -> None:
     for num_suspects in (1, 2, 20):
-        assert Suspicion().struck(5, num_suspects) is S.SUSPECT
+        assert Suspicion().struck(Role.DECODE, 5, num_suspects) is S.SUSPECT
 
 
 def test_two_deaths_alone_convict() -> None:
     suspicion = Suspicion()
-    suspicion.struck(5, 20)
-    assert suspicion.struck(5, 1) is S.CONVICTED
+    suspicion.struck(Role.DECODE, 5, 20)
+    assert suspicion.struck(Role.DECODE, 5, 1) is S.CONVICTED
 
 
 def test_two_deaths_among_others_lead_to_probation_and_a_third_convicts() -> None:
     suspicion = Suspicion()
-    suspicion.struck(5, 20)
-    suspicion.struck(5, 20)
+    suspicion.struck(Role.DECODE, 5, 20)
+    suspicion.struck(Role.DECODE, 5, 20)
     assert suspicion.is_on_probation
-    assert suspicion.struck(5, 4) is S.CONVICTED
+    assert suspicion.struck(Role.DECODE, 5, 4) is S.CONVICTED
 
 
 def test_whoever_gets_on_is_cleared() -> None:
     suspicion = Suspicion()
-    suspicion.struck(5, 2)
-    suspicion.struck(6, 2)
+    suspicion.struck(Role.DECODE, 5, 2)
+    suspicion.struck(Role.DECODE, 6, 2)
     assert not suspicion.advanced(5 + CLEARING_TOKENS - 1)
     assert suspicion.is_on_probation
     assert suspicion.advanced(5 + CLEARING_TOKENS)
     assert not suspicion.advanced(5 + CLEARING_TOKENS)
-    assert suspicion.struck(40, 1) is S.SUSPECT
+    assert suspicion.struck(Role.DECODE, 40, 1) is S.SUSPECT
+
+
+def test_a_death_in_the_other_role_is_another_matter() -> None:
+    suspicion = Suspicion()
+    for role in (Role.PREFILL, Role.DECODE, Role.PREFILL, Role.DECODE):
+        assert suspicion.struck(role, 1, 1) is S.SUSPECT
+    assert suspicion.struck(Role.DECODE, 1, 1) is S.CONVICTED
 
 
 def test_deaths_far_apart_in_its_text_are_not_its_doing() -> None:
     suspicion = Suspicion()
     for position in range(0, 100 * CLEARING_TOKENS, CLEARING_TOKENS):
-        assert suspicion.struck(position, 1) is S.SUSPECT
+        assert suspicion.struck(Role.DECODE, position, 1) is S.SUSPECT
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3)), max_size=40))
@@ -87,7 +95,7 @@ def test_conviction_takes_two_deaths_within_a_few_tokens(events: list[tuple[int,
             suspicion.advanced(num_tokens)
         elif suspicion.standing is not S.CONVICTED:
             struck.append(num_tokens)
-            suspicion.struck(num_tokens, num_suspects)
+            suspicion.struck(Role.DECODE, num_tokens, num_suspects)
     if suspicion.standing is S.CONVICTED:
         assert len(struck) >= 2
         assert struck[-1] - struck[-2] < CLEARING_TOKENS

@@ -182,7 +182,7 @@ class World:
         self.up[worker].clear()
         self.down[worker].clear()
 
-    def lose(self, worker: Worker, cause: str = "silent") -> None:
+    def lose(self, worker: Worker, cause: str = "link_gone") -> None:
         """Crash it, and let the server notice."""
         self.crash(worker)
         self.conductor.lost(worker, cause, self.now)

@@ -119,6 +119,7 @@ class FakeWorker:
     capacity: Capacity | None = CAPACITY
     load: Load = field(default_factory=Load)
     breaker: str = "closed"
+    fingerprint: str = "tiny"
 
 
 @dataclass

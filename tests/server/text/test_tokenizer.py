@@ -137,7 +137,7 @@ async def test_text_that_takes_too_long_is_given_up_and_holds_its_thread(
 
     class Slow:
         def encode(self, text: str, add_special_tokens: bool) -> object:
-            release.wait()
+            release.wait(10)
             raise AssertionError("nobody waits for this any more")
 
     monkeypatch.setattr(model, "_tokenizer", Slow())
