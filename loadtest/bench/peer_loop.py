@@ -34,8 +34,10 @@ class Session(Protocol):
 
 def prompts_of(batch: int, context: int) -> list[list[int]]:
     """Return the same random prompts to every peer, no two with a common beginning."""
-    numbers = random.Random(batch * 100_003 + context)  # noqa: S311 - no secret
-    return [[numbers.randint(FIRST_TOKEN, LAST_TOKEN) for _ in range(context)] for _ in range(batch)]
+    numbers = random.Random(batch * 100_003 + context)
+    return [
+        [numbers.randint(FIRST_TOKEN, LAST_TOKEN) for _ in range(context)] for _ in range(batch)
+    ]
 
 
 def answer_requests(open_session: Callable[[], Session]) -> None:
@@ -56,4 +58,4 @@ def answer_requests(open_session: Callable[[], Session]) -> None:
 
 
 def _say(answers: object, message: dict[str, object]) -> None:
-    print(json.dumps(message), file=answers, flush=True)  # type: ignore[call-overload] # noqa: T201
+    print(json.dumps(message), file=answers, flush=True)  # type: ignore[call-overload]

@@ -6,6 +6,7 @@ Runs where torch and transformers are installed, and uses nothing of Triolet.
 from __future__ import annotations
 
 import argparse
+from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
@@ -15,7 +16,7 @@ from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorL
 from .peer_loop import answer_requests
 
 
-class _Clock(LogitsProcessor):  # type: ignore[misc]
+class _Clock(LogitsProcessor):
     """Notes when each step's logits are there."""
 
     def __init__(self) -> None:
@@ -49,7 +50,7 @@ class TransformersSession:
                 logits_processor=LogitsProcessorList([clock]),
             )
         ends = clock.times
-        return ends[0] - began_at, [b - a for a, b in zip(ends, ends[1:], strict=False)]
+        return ends[0] - began_at, [b - a for a, b in pairwise(ends)]
 
 
 def main() -> None:
@@ -62,7 +63,9 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     dtype = getattr(torch, arguments.dtype)
     answer_requests(
-        lambda: TransformersSession(AutoModelForCausalLM.from_pretrained(arguments.model, dtype=dtype))
+        lambda: TransformersSession(
+            AutoModelForCausalLM.from_pretrained(arguments.model, dtype=dtype)
+        )
     )
 
 

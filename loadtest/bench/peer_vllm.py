@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 from importlib import import_module
+from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
@@ -35,7 +36,7 @@ class VllmSession:
             started |= {output.request_id for output in self._engine.step() if output.outputs}
             if len(started) == len(prompts):
                 ends.append(perf_counter())
-        return ends[0] - began_at, [b - a for a, b in zip(ends, ends[1:], strict=False)][:steps]
+        return ends[0] - began_at, [b - a for a, b in pairwise(ends)][:steps]
 
 
 def main() -> None:
