@@ -185,9 +185,14 @@ class Welcome(Frame, frozen=True, array_like=True, tag=2):
 
 
 class Goodbye(Frame, frozen=True, array_like=True, tag=3):
-    """Either way: this link ends now, and why: another fingerprint, an old version, a new epoch."""
+    """Either way: this link ends now, and why: another fingerprint, an old version, a new epoch.
+
+    `is_farewell`: said to those that it knew by a process that leaves, or that gives up this life
+    without having died. To whom a life is a stranger its last one may have died.
+    """
 
     reason: Text
+    is_farewell: bool = False
 
 
 class WorkerHeartbeat(Frame, frozen=True, array_like=True, tag=4):

@@ -95,9 +95,9 @@ def agree_version(their_oldest: int, their_newest: int) -> int | None:
     return version if version >= max(their_oldest, OLDEST_PROTOCOL_VERSION) else None
 
 
-def goodbye(reason: str) -> Goodbye:
+def goodbye(reason: str, *, is_farewell: bool = False) -> Goodbye:
     """Return a GOODBYE whose reason fits on the wire."""
-    return Goodbye(reason[:MAX_TEXT])
+    return Goodbye(reason[:MAX_TEXT], is_farewell)
 
 
 def _versions_apart(peer: PeerId, oldest: int, newest: int, me: PeerId) -> str:

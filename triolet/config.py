@@ -92,9 +92,10 @@ class LinkConfig:
     so the protocol's heartbeats remain the judge."""
     zmtp_timeout_s: float = 1.0 * SECONDS
     """No pong for this long closes the connection: three pings, and below `peer_timeout_s`."""
-    farewell_s: float = 1.0 * SECONDS
-    """A worker that leaves waits this long for its servers to have heard it; one that does not
-    answer finds out by silence, as with a worker that died."""
+    farewell_s: float = 2.0 * SECONDS
+    """A worker that leaves waits this long for its servers to have heard it, which takes a busy
+    machine a while; one that does not answer finds out by silence, as with a worker that died.
+    Below what a supervisor waits before it kills."""
     linger_s: float = 200 * MILLISECONDS
     """A closed link may still hand what was sent to the kernel for this long, so that last words
     (ENDED, GOODBYE) arrive; a peer that reads nothing holds up the end of a process no longer."""
@@ -179,9 +180,9 @@ class EngineConfig:
     """Calls that may wait for the device thread behind the running one: one step ahead keeps it
     busy, and whatever is decided later is decided better."""
     poison_freed_blocks: bool = False
-    """Fill freed blocks with NaN, and let an audit look whether they stay so: how tests find a write
-    by somebody who is not the owner, and a read beyond a sequence. Costs a write per freed block,
-    and an audit reads the whole pool."""
+    """Fill freed blocks with NaN, and let an audit look whether they stay so: how tests find a
+    write by somebody who is not the owner, and a read beyond a sequence. Costs a write per freed
+    block, and an audit reads the whole pool."""
     close_timeout_s: float = 5.0 * SECONDS
     """How long leaving waits for the running step; longer than any step but a wedged one."""
 

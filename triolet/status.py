@@ -91,8 +91,8 @@ def report(what: Report, stream: BinaryIO | None = None) -> None:
       stream: where to; None is stdout.
     """
     out = sys.stdout.buffer if stream is None else stream
-    # A reader that went away is noticed by the process that watches its parent, not here; and a full
-    # disk is nobody's news.
+    # A reader that went away is noticed by the process that watches its parent, not here; and a
+    # full disk is nobody's news.
     with contextlib.suppress(OSError):
         out.write(msgspec.json.encode(what) + b"\n")
         out.flush()

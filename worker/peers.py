@@ -108,5 +108,5 @@ class PeerTable:
     def dismiss(self, reason: str) -> None:
         """Say GOODBYE to all and forget them."""
         for sender in tuple(self._known):
-            self._send(sender, goodbye(reason))
+            self._send(sender, goodbye(reason, is_farewell=True))
             self.forget(sender)

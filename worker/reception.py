@@ -143,7 +143,7 @@ class Reception(Generic[A]):
             self.on_server_gone(sender, now)
             return None
         if self._farewells is not None:
-            self._outbox.to_server(sender, goodbye(SHUT_DOWN))
+            self._outbox.to_server(sender, goodbye(SHUT_DOWN, is_farewell=True))
             return None
         if isinstance(frame, Hello):
             self._greet(sender, frame, now)

@@ -153,6 +153,17 @@ class Fleet:
                 await trio.sleep(POLL_S)
         raise FleetUnwellError("; ".join(wrong))
 
+    async def audit(self) -> FleetAudit:
+        """Return every process's account of itself.
+
+        Raises:
+          OSError: the server does not answer, or not with an audit.
+        """
+        status, body = await get(self.port, "/fleet/audit")
+        if status != 200:
+            raise ConnectionError(f"no audit: {body.decode()}")
+        return FleetAudit.from_json(body)
+
     def new_page(self) -> None:
         """Forget what was seen and logged."""
         self.proxy.sightings.clear()
@@ -170,10 +181,7 @@ class Fleet:
         status, body = await get(self.port, "/health/ready")
         if status != 200:
             return [body.decode()]
-        status, body = await get(self.port, "/fleet/audit")
-        if status != 200:
-            return [f"no audit: {body.decode()}"]
-        audit = FleetAudit.from_json(body)
+        audit = await self.audit()
         wrong = [str(violation) for violation in check_at_rest(audit)]
         if audit.server.connections != 1:
             wrong.append(f"{audit.server.connections} connections, the auditor's included")

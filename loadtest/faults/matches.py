@@ -16,12 +16,11 @@ if TYPE_CHECKING:
     from .rules import Wants
 
 
-def frames(*kinds: type, client: str = "", worker: str = "") -> Wants:
-    """Return a predicate for these kinds of frames, of any link or of one."""
+def frames(*kinds: type) -> Wants:
+    """Return a predicate for these kinds of frames, on any link."""
 
     def wants(link: Link, way: Way, frame: AnyFrame) -> bool:
-        is_here = client in ("", link.client) and worker in ("", link.worker)
-        return is_here and isinstance(frame, kinds)
+        return isinstance(frame, kinds)
 
     return wants
 

@@ -21,6 +21,7 @@ from .fleet import DECODES, PREFILLS, WORKERS, cordon, full
 from .matches import hold_chunk, hold_last_tokens, hold_prefills
 from .polling import until
 from .probes import get_json
+from .processes import FaultNotInjectedError
 from .rules import Fate, Sighting
 
 if TYPE_CHECKING:
@@ -113,11 +114,22 @@ async def held(fleet: Fleet, phase: Phase, clients: list[Client]) -> AsyncIterat
             await fleet.announce()
             async with _HOLDS[phase](fleet, clients, readers) as hold:
                 hold.keys = [frame.key for _, frame in fleet.proxy.seen(Reserve)]
+                _check_places(fleet, hold)
                 # From here on there is somewhere else to go.
                 fleet.proxy.lift(others)
                 await fleet.announce()
                 yield hold
         readers.cancel_scope.cancel()
+
+
+def _check_places(fleet: Fleet, hold: Hold) -> None:
+    """Prove that what is done to the two workers is done to these questions, and in time."""
+    begun = [*fleet.proxy.seen(Reserve), *fleet.proxy.seen(Prefill)]
+    places = {sighting.link.worker for sighting, _ in begun} - {hold.prefill, hold.decode}
+    if places:
+        raise FaultNotInjectedError(f"questions went to {sorted(places)} as well")
+    if any(client.answer.is_done or client.answer.ends for client in hold.clients):
+        raise FaultNotInjectedError("an answer was over before its fault came")
 
 
 async def _ask(clients: list[Client], readers: trio.Nursery) -> None:
@@ -246,6 +258,13 @@ async def _finishing(
             len(clients),
             lambda s: isinstance(s.frame, Ended) and s.link.worker in DECODES,
         )
+
+        async def server_knows() -> bool:
+            views = (await fleet.audit()).workers
+            return not any(view.before for view in views if view.name in DECODES)
+
+        with trio.fail_after(REACH_DEADLINE_S):
+            await until(server_knows)
         yield Hold(clients, _releasing(fleet, rule))
 
 

@@ -133,7 +133,10 @@ class RoleProcess:
 
     async def terminate(self) -> None:
         """End it for good: politely, then not."""
+        if self._process is None:
+            return
         if not self.is_running:
+            await self._wait()
             return
         os.kill(self.pid, signal.SIGCONT)
         os.kill(self.pid, signal.SIGINT)
@@ -176,11 +179,14 @@ class RoleProcess:
 
     async def _wait(self) -> int:
         assert self._process is not None
-        ended = os.pidfd_open(self._process.pid)
-        try:
-            await trio.lowlevel.wait_readable(ended)
-        finally:
-            os.close(ended)
+        if self._process.poll() is None:
+            ended = os.pidfd_open(self._process.pid)
+            try:
+                await trio.lowlevel.wait_readable(ended)
+            finally:
+                os.close(ended)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         return self._process.wait()
 
     async def _wait_state(self, allowed: str) -> None:

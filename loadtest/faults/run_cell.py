@@ -40,6 +40,14 @@ END_DEADLINE_S: Final = 90.0
 """For a request to be over after its fault, with up to three attempts on a loaded machine."""
 FREE_DEADLINE_S: Final = 30.0
 CELL_DEADLINE_S: Final = 240.0
+FAILURES: Final = (
+    FaultNotInjectedError,
+    FleetUnwellError,
+    trio.TooSlowError,
+    trio.BrokenResourceError,
+    OSError,
+)
+"""What fails a cell; anything else is a bug of the matrix and ends the run."""
 FRESH: Final = Question("Hello!", max_tokens=8, seed=1)
 
 
@@ -115,7 +123,7 @@ async def run_cell(fleet: Fleet, cell: Cell, references: References, number: int
             if not seen <= IN_SERVER_LOG[cell.phase]:
                 result.complaints.append(f"clients left in {sorted(seen)}")
         await _check_aftermath(fleet, references, result)
-    except* (FaultNotInjectedError, FleetUnwellError, trio.TooSlowError, OSError) as group:
+    except* FAILURES as group:
         result.complaints += [f"{type(error).__name__}: {error}" for error in _leaves(group)]
     result.took_s = time.monotonic() - began
     return result

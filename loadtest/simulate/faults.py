@@ -56,6 +56,26 @@ TIMED: Final = (
 )
 """Those that the injector brings about at random moments."""
 
+HARMLESS: Final = frozenset(
+    {
+        Fault.DUPLICATION,
+        Fault.DELAY,
+        Fault.AFTERLIFE,
+        Fault.EXHAUSTION,
+        Fault.DRAIN,
+        Fault.CANCEL,
+        Fault.STALL,
+    }
+)
+"""What may happen all the time and costs nobody an answer."""
+SINGLE: Final = tuple(
+    fault for fault in TIMED if fault not in HARMLESS and fault is not Fault.SERVER_CRASH
+)
+"""What may happen once, whatever it strikes, and costs nobody an answer."""
+MILD_LATE_S: Final = 50 * MILLISECONDS
+SHARE_MILD: Final = 0.25
+"""Seeds in which nobody may go without an answer; the others suffer more than can be cured."""
+
 CALM: Final = Faults(min_delay_s=0.5 * MILLISECONDS, max_delay_s=4 * MILLISECONDS)
 """What a healthy network does."""
 SHARE_ENABLED: Final = 0.4
@@ -72,11 +92,15 @@ class Plan:
       enabled: these kinds.
       network: what the network does meanwhile.
       every_s: mean time between two faults of the injector.
+      once: the injector brings this about one time; None for nothing.
+      is_mild: nobody who stays may go without an answer.
     """
 
     enabled: frozenset[Fault]
     network: Faults
     every_s: float
+    once: Fault | None = None
+    is_mild: bool = False
 
     @property
     def latest_s(self) -> float:
@@ -89,6 +113,10 @@ class Plan:
 def draw_plan(rng: random.Random) -> Plan:
     """Draw a seed's misfortune."""
     enabled = frozenset(fault for fault in Fault if rng.random() < SHARE_ENABLED)
+    once, is_mild = None, rng.random() < SHARE_MILD
+    if is_mild:
+        once = rng.choice((None, *SINGLE))
+        enabled &= HARMLESS
 
     def share(fault: Fault, most: float) -> float:
         drawn = rng.uniform(most / 10, most)
@@ -96,6 +124,10 @@ def draw_plan(rng: random.Random) -> Plan:
 
     slow_s = rng.choice((20, 80, 300)) * MILLISECONDS
     late_s = rng.choice((0.05, 0.3, 1.0, MAX_LATE_S))
+    if is_mild:
+        # A GOODBYE that comes again when both have long made it up is believed: no real link does
+        # that, and no epoch tells it from a new one.
+        late_s = min(late_s, MILD_LATE_S)
     network = Faults(
         min_delay_s=CALM.min_delay_s,
         max_delay_s=slow_s if Fault.DELAY in enabled else CALM.max_delay_s,
@@ -105,7 +137,7 @@ def draw_plan(rng: random.Random) -> Plan:
         reorder_s=late_s,
         corruption=share(Fault.CORRUPTION, 0.3),
     )
-    return Plan(enabled, network, every_s=rng.uniform(0.3, 2.0))
+    return Plan(enabled, network, rng.uniform(0.3, 2.0), once, is_mild)
 
 
 @dataclass(slots=True)

@@ -62,6 +62,8 @@ class Injector:
         try:
             with trio.move_on_after(seconds):
                 async with trio.open_nursery() as nursery:
+                    if self._plan.once is not None:
+                        nursery.start_soon(self._inject_once, self._plan.once, seconds)
                     while True:
                         await trio.sleep(self._rng.expovariate(1 / self._plan.every_s))
                         if self._timed:
@@ -69,6 +71,10 @@ class Injector:
                             nursery.start_soon(self._inject[fault])
         finally:
             self.heal()
+
+    async def _inject_once(self, fault: Fault, within_s: float) -> None:
+        await trio.sleep(self._rng.uniform(0.0, within_s))
+        await self._inject[fault]()
 
     def heal(self) -> None:
         """Let nothing more go wrong, and let everything that was stopped go on."""

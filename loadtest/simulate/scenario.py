@@ -53,6 +53,8 @@ COSTS: Final = {
 }
 """Slow, so that few steps fill the time in which faults come."""
 MIN_CLIENTS, MAX_CLIENTS = 4, 8
+NO_ANSWER: Final = ("no_worker", "quarantined", "reset")
+"""Endings that are nobody's wish, and that too many faults may bring about all the same."""
 STOP_STRINGS: Final = ("77,", "3,4", "9,1")
 
 
@@ -101,10 +103,12 @@ class _Scenario:
         self._trace = trace
         self._report = report
         self._rng = random.Random(f"scenario {seed}")
+        self._is_mild = False
 
     async def run(self) -> None:
         plan = draw_plan(self._rng)
         report = self._report
+        self._is_mild = plan.is_mild
         report.tally.asked.update(plan.enabled)
         world = World(self._seed, _sizes(plan, self._rng), self._trace, report.tally)
         checker = Checker(world, plan.latest_s)
@@ -148,6 +152,8 @@ class _Scenario:
         happened = self._report.tally.happened
         happened[Fault.CANCEL] += client.left_at is not None
         happened[Fault.STALL] += client.has_stalled
+        if self._is_mild and client.ending in NO_ANSWER:
+            world.report(f"{client} went without an answer, for little: {client.ending}")
         if client.ending is None:
             world.report(f"{client} was stuck with {len(client.token_ids)} tokens")
 

@@ -40,10 +40,12 @@ if TYPE_CHECKING:
 
 
 OWN_PAUSE: Final = "server_paused"
+FAREWELL: Final = "farewell"
+"""A worker left by itself. What it was given meanwhile goes elsewhere, and it is nobody's fault."""
 NO_DEATH: Final = frozenset({"silent", "link_full", "protocol"})
 """Causes of a loss for which no request is suspected. A process that dies closes its links: one
-that is only silent was stopped, or cut off. A GOODBYE is not among them: from a worker with
-attempts it means that a new life answers at its address."""
+that is only silent was stopped, or cut off. A GOODBYE that is no farewell is not among them: from
+a worker with attempts it means that a new life answers at its address."""
 
 
 class Conductor:
@@ -157,10 +159,10 @@ class Conductor:
             self._attempts.dispatch(now)
 
     def taken(self, sequence: Sequence) -> None:
-        """Note that its reader has taken all tokens so far, which makes room for as many more."""
+        """Note that its reader has taken tokens, which makes room for as many more."""
         window = self._config.token_window
         received = len(sequence.relay.token_ids)
-        sequence.allowed = received + window
+        sequence.allowed = sequence.relay.mailbox.num_taken + window
         attempt = sequence.attempt
         # A quarter at a time: a frame per token would cost more than the token.
         if attempt is not None and sequence.allowed - attempt.allowed >= max(window // 4, 1):
@@ -178,17 +180,20 @@ class Conductor:
         """Take in that a worker is gone; what it had goes elsewhere. Idempotent."""
         if worker.missing_since is not None:
             return
-        worker.lost(now)
+        left = cause == FAREWELL
+        worker.lost(now, is_its_fault=not left)
         self._observer.worker_lost(str(worker), cause)
         struck = [sequence for sequence in self._book if sequence.needs(worker)]
-        suspects = {s for s in struck if s.computes_on(worker)} if cause not in NO_DEATH else set()
+        has_died = not left and cause not in NO_DEATH
+        suspects = {s for s in struck if s.computes_on(worker)} if has_died else set()
         # Whoever is convicted by this first: the others are told that it was not they.
         struck.sort(key=lambda sequence: not sequence.suspicion.is_on_probation)
         for sequence in struck:
             num_suspects = len(suspects) if sequence in suspects else 0
             # Its breaker knows: `Worker.lost` told it.
             fault = Fault(worker.role, is_workers=False, is_shared=True, num_suspects=num_suspects)
-            self._attempts.apply(sequence, Again(f"{worker.role}_lost", fault), now)
+            again = Again(f"{worker.role}_left") if left else Again(f"{worker.role}_lost", fault)
+            self._attempts.apply(sequence, again, now)
         self._attempts.dispatch(now)
 
     def received(self, worker: Worker, frame: AnyFrame, now: float) -> None:

@@ -18,7 +18,7 @@ from triolet.ids import PeerId, Role, new_epoch
 from triolet.process import process_facts
 
 from .auditor import Auditor
-from .conductor import Conductor
+from .conductor import FAREWELL, Conductor
 from .observer import SilentObserver
 from .status import FleetStatus, is_ready, present, worker_status
 from .stream import Stream
@@ -215,7 +215,7 @@ class Fleet:
                 if worker.is_draining:
                     # It waits for us to have heard it.
                     self._send(worker, goodbye("heard"))
-                self._conductor.lost(worker, "goodbye", now)
+                self._conductor.lost(worker, FAREWELL if frame.is_farewell else "goodbye", now)
             case Goodbye():
                 self._observer.worker_refused(str(worker), frame.reason)
             case Audited():

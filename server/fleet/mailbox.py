@@ -7,7 +7,7 @@ at most a token window of text, because taking from here is what lets the worker
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..generation import Delta
 
@@ -36,6 +36,24 @@ class Scores(NamedTuple):
     top_logprobs: array[float]
 
 
+class Put(NamedTuple):
+    """What came at once: text, and the token that completed it, if one did."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    scores: tuple[Scores, ...]
+
+    @property
+    def weight(self) -> int:
+        """Alternatives in it, each of which costs a reader a hundred bytes to write."""
+        return sum(1 + len(scores.top_ids) for scores in self.scores)
+
+
+MAX_WEIGHT: Final = 256
+"""Taken at once. A write that a stalled client does not take holds what was taken, as text and in
+several copies; what is still here is small. Without alternatives a whole window stays below it."""
+
+
 def packed(row: TokenRow, logprob: float) -> Scores:
     """Return a row's scores."""
     ids = array("q", [top.token_id for top in row.top])
@@ -52,15 +70,15 @@ class Mailbox:
       on_filled: called whenever something was put in.
       waiting_since: when the oldest event that is still here came; None if empty.
       is_closed: the terminal event was put in.
+      num_taken: tokens that the reader has.
     """
 
     def __init__(self, shown: Callable[[Scores], TokenLogprob]) -> None:
         self._shown = shown
         self.on_filled: Callable[[], None] | None = None
         self.waiting_since: float | None = None
-        self._text: list[str] = []
-        self._token_ids: list[int] = []
-        self._scores: list[Scores] = []
+        self.num_taken = 0
+        self._puts: list[Put] = []
         self._terminal: Finished | Failed | None = None
         self._is_closed = False
 
@@ -71,7 +89,7 @@ class Mailbox:
 
     @property
     def has_terminal(self) -> bool:
-        """Whether the next `take` returns the end of the stream."""
+        """Whether the terminal event is here."""
         return self._terminal is not None
 
     def put_text(
@@ -79,9 +97,7 @@ class Mailbox:
     ) -> None:
         """Add new text and the tokens that it came with."""
         assert not self._is_closed, "nothing comes after the terminal event"
-        self._text.append(text)
-        self._token_ids.extend(token_ids)
-        self._scores.extend(scores)
+        self._puts.append(Put(text, tuple(token_ids), tuple(scores)))
         self._filled(now)
 
     def close(self, terminal: Finished | Failed, now: float) -> None:
@@ -96,18 +112,30 @@ class Mailbox:
         if self.waiting_since is not None:
             self.waiting_since += absence_s
 
-    def take(self) -> list[Event]:
-        """Return everything that is here."""
+    def take(self, now: float) -> list[Event]:
+        """Return what is here; of what is heavy a part, and the rest waits as if it came now."""
+        count = self._count_light()
+        puts, self._puts = self._puts[:count], self._puts[count:]
         events: list[Event] = []
-        if self._token_ids or self._text:
-            logprobs = tuple(map(self._shown, self._scores))
-            events.append(Delta("".join(self._text), tuple(self._token_ids), logprobs))
-            self._text, self._token_ids, self._scores = [], [], []
-        if self._terminal is not None:
+        if puts:
+            token_ids = tuple(token_id for put in puts for token_id in put.token_ids)
+            logprobs = tuple(self._shown(scores) for put in puts for scores in put.scores)
+            events.append(Delta("".join(put.text for put in puts), token_ids, logprobs))
+            self.num_taken += len(token_ids)
+        if self._terminal is not None and not self._puts:
             events.append(self._terminal)
             self._terminal = None
-        self.waiting_since = None
+        self.waiting_since = now if self._puts else None
         return events
+
+    def _count_light(self) -> int:
+        """Return how many of the oldest are light enough together, at least one."""
+        weight = 0
+        for count, put in enumerate(self._puts):
+            weight += put.weight
+            if count and weight > MAX_WEIGHT:
+                return count
+        return len(self._puts)
 
     def _filled(self, now: float) -> None:
         if self.waiting_since is None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from triolet.ids import Role
+
 from . import ends
 from .paths import BrokenPaths
 from .quarantine import Quarantine
@@ -146,7 +148,12 @@ class Recovery:
             return True
         if not fault.num_suspects or sequence.suspicion.is_on_probation:
             return False
-        return any(share.is_on_probation and share.is_asked for share in worker.shares.values())
+        # Not one that has just been sent there: it was in no step yet.
+        is_decode = fault.at is Role.DECODE
+        return any(
+            share.is_on_probation and (share.is_granted if is_decode else share.is_asked)
+            for share in worker.shares.values()
+        )
 
     def _convict(self, sequence: RunningSequence, now: float) -> None:
         """Refuse its prompt, and hold what it did against nobody else."""

@@ -45,7 +45,7 @@ class Stream:
         return self._sequence.request
 
     async def next_events(self) -> Sequence[Event]:
-        """Wait for events, then return all there are.
+        """Wait for events, then return all there are, or as many as are light enough.
 
         Raises:
           LocalProtocolError: the terminal event was returned before.
@@ -64,8 +64,8 @@ class Stream:
                 self._mailbox.on_filled = None
         else:
             await trio.lowlevel.checkpoint()
-        self._is_over = self._mailbox.has_terminal
-        events = self._mailbox.take()
+        events = self._mailbox.take(trio.current_time())
+        self._is_over = self._mailbox.is_closed and not self._mailbox.has_terminal
         self._on_taken(self._sequence)
         return events
 

@@ -17,7 +17,9 @@ from server.edge.sockets import open_listening_socket
 from tests.server.support.surface import CONFIG
 from triolet.config import ServerConfig
 from triolet.errors import ConfigError
-from triolet.status import SUCCESSOR_SIGNAL, ServerReady, parse_report
+from triolet.status import SUCCESSOR_SIGNAL
+
+from .test_main import ready_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,9 +55,7 @@ def server(
         pass_fds=(number,),
     )
     try:
-        assert process.stdout is not None
-        report = parse_report(process.stdout.readline())
-        assert isinstance(report, ServerReady), process.communicate()
+        ready_url(process)
         yield process
     finally:
         process.kill()
@@ -116,7 +116,7 @@ def test_a_request_to_end_cuts_the_handover_short(tmp_path: Path, port: socket.s
     with server(tmp_path, port, "old", drain_s=0.0, handover_s=3600.0) as old:
         old.send_signal(SUCCESSOR_SIGNAL)
         assert old.stdout is not None
-        assert b"signal" in old.stdout.readline()
+        assert any(b"signal" in line for line in old.stdout)
         old.send_signal(signal.SIGTERM)
         assert old.wait(PATIENCE_S) == 0
 

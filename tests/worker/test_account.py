@@ -156,6 +156,16 @@ def test_a_stranger_learns_nothing() -> None:
     pair.decode.on_control(stranger.identity(), Audit(1), pair.now)
     [send] = pair.decode.outbox.take_for_servers()
     assert isinstance(send.frame, Goodbye)
+    assert not send.frame.is_farewell, "its last life may have died"
+
+
+def test_who_leaves_says_that_it_does_so_by_itself() -> None:
+    pair = Pair()
+    pair.decode.outbox.take_for_servers()
+    pair.decode.say_goodbye()
+    [send] = pair.decode.outbox.take_for_servers()
+    assert isinstance(send.frame, Goodbye)
+    assert send.frame.is_farewell
 
 
 def test_looking_changes_nothing() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from server.fleet.phases import Phase
 from transport.frames import (
     Ended,
@@ -13,6 +15,7 @@ from transport.frames import (
 from .fakes import make_request
 
 if TYPE_CHECKING:
+    from .fakes import FakeDecode
     from .world import Reader, World
 
 
@@ -44,6 +47,16 @@ def brought_to(world: World, phase: Phase, *, max_tokens: int = 200) -> Reader:
         world.deliver()
     assert reader.sequence.phase is phase
     return reader
+
+
+def fail_step(world: World, fake: FakeDecode) -> None:
+    """Let the device step of a worker raise, with all that it computes."""
+    worker = world.worker(fake)
+    keys = list(fake.rows)
+    fake.steps += 1
+    for key in keys:
+        ended = fake.end(key, EndReason.ERROR)
+        world.hear(worker, replace(ended, failed_step=fake.steps, failed_rows=len(keys)))
 
 
 UNFINISHED = [phase for phase in Phase if phase is not Phase.FINISHED]

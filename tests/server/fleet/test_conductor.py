@@ -125,7 +125,7 @@ def test_credit_of_many_streams_shares_a_frame() -> None:
     readers = [world.submit(make_request(n, max_tokens=40)) for n in range(1, 5)]
     world.settle(read=False)
     for reader in readers:
-        reader.take(reader.sequence.relay.mailbox.take())
+        reader.take(reader.sequence.relay.mailbox.take(now=9.0))
         world.conductor.taken(reader.sequence)
     [outgoing] = world.conductor.outbox.drain_credit()
     assert isinstance(outgoing.frame, TokenCredit)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from msgspec.structs import replace
 
 from server.fleet.breaker import BreakerState
+from server.fleet.conductor import FAREWELL
 from server.fleet.observer import SilentFaultObserver
 from server.fleet.phases import Phase
+from server.fleet.suspicion import Standing
 from transport.frames import Ended, EndReason, Grant, Reserve, TokenRow, Tokens
 from transport.liveness import PeerState
 from triolet.config_recovery import RecoveryConfig
-from triolet.ids import Role
 
-from .fakes import LINK, FakeDecode, FakePrefill, completion_ids, make_request
-from .stages import brought_to
+from .fakes import LINK, FakeDecode, completion_ids, make_request
+from .stages import brought_to, fail_step
 from .world import World
 
 if TYPE_CHECKING:
@@ -47,16 +47,6 @@ class Seen(SilentFaultObserver):
 
     def retry_unaffordable(self) -> None:
         self.unaffordable += 1
-
-
-def fail_step(world: World, fake: FakeDecode) -> None:
-    """Let the device step of a worker raise, with all that it computes."""
-    worker = world.worker(fake)
-    keys = list(fake.rows)
-    fake.steps += 1
-    for key in keys:
-        ended = fake.end(key, EndReason.ERROR)
-        world.hear(worker, replace(ended, failed_step=fake.steps, failed_rows=len(keys)))
 
 
 def reserved_on(fake: FakeDecode) -> int:
@@ -285,6 +275,25 @@ def test_frames_that_count_for_nothing_are_counted_by_reason() -> None:
     assert seen.dropped == ["doubled_or_old_life", "old_attempt", "not_greeted"]
 
 
+@pytest.mark.parametrize("phase", [Phase.RESERVING, Phase.PREFILLING, Phase.DECODING])
+def test_workers_that_leave_by_themselves_are_held_against_nobody(phase: Phase) -> None:
+    world = World(num_prefills=2, num_decodes=2, recovery=POOR)
+    seen = Seen(world)
+    reader = brought_to(world, phase)
+    for _ in range(5):
+        attempt = reader.sequence.attempt
+        assert attempt is not None
+        for worker in attempt.pair:
+            world.lose(worker, FAREWELL)
+            world.greet(worker)
+    world.settle()
+    assert reader.sequence.suspicion.standing is Standing.CLEAN
+    assert reader.token_ids == completion_ids(0, len(reader.token_ids))
+    assert reader.finished
+    assert not seen.breakers
+    assert not seen.unaffordable
+
+
 def test_a_short_pause_of_our_own_is_held_against_nobody() -> None:
     world = World(num_decodes=2)
     seen = Seen(world)
@@ -333,54 +342,7 @@ def test_a_pause_is_not_held_against_a_client_that_does_not_read() -> None:
     for worker in world.workers:
         world.greet(worker)
     world.sweep()
-    assert not reader.terminals
+    assert reader.sequence.phase is not Phase.FINISHED
     world.sweep(world.config.stall_timeout_s)
     world.read(reader)
     assert reader.failed.error.code == "request_timeout"
-
-
-def test_suspects_meet_again_and_probationers_do_not() -> None:
-    world = World(num_decodes=2)
-    first, other = world.decodes
-    world.worker(other).busy_until = world.now + 1e9
-    readers = [world.submit(make_request(number, max_tokens=60)) for number in (1, 2, 3)]
-    for _ in range(2):
-        world.deliver()
-        while world.compute(world.worker(world.prefill)):
-            world.deliver()
-        assert len(first.rows) == 3
-        world.lose(world.worker(first))
-        first = world.decode
-        world.greet(world.worker(first))
-    world.deliver()
-    assert all(reader.sequence.suspicion.is_on_probation for reader in readers)
-    assert [reader.sequence.phase for reader in readers][1:] == [Phase.QUEUED] * 2
-    newcomer = world.submit(make_request(4, prompt="neu"))
-    world.deliver()
-    assert newcomer.sequence.phase is Phase.PREFILLING, "others may pass"
-    world.settle()
-    for reader in readers:
-        assert reader.token_ids == completion_ids(0, 60)
-    world.check_idle()
-
-
-def test_a_prompt_in_quarantine_ends_where_it_waits() -> None:
-    world = World(num_prefills=2)
-    seen = Seen(world)
-    world.decode.row_credit = 1
-    world.beat(world.worker(world.decode))
-    world.deliver()
-    culprit, twin = (world.submit(make_request(number, prompt="böse")) for number in (1, 2))
-    for fake in list(world.prefills):
-        assert isinstance(fake, FakePrefill)
-        world.deliver()
-        busy = next(w for w in world.workers if w.role is Role.PREFILL and w.shares)
-        world.lose(busy)
-        for key in list(world.decode.rows):
-            world.decode.end(key, EndReason.CANCEL)
-    world.greet(world.worker(world.prefill))
-    world.settle()
-    assert culprit.failed.error.code == "quarantined"
-    assert twin.failed.error.code == "quarantined"
-    assert twin.sequence.num_attempts == 0
-    assert seen.dropped == []

@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from server.fleet.mailbox import Mailbox, Scores, packed
+from server.fleet.mailbox import MAX_WEIGHT, Mailbox, Scores, packed
 from server.fleet.outbox import Outbox
 from server.fleet.relay import Relay, RelayEnd
 from server.generation import Delta, FinishReason, GenerationRequest, TokenLogprob, Usage
@@ -38,7 +38,7 @@ def run(relay: Relay, ids: list[int]) -> tuple[str, list[int], RelayEnd | None]:
     for position, token_id in enumerate(ids):
         assert end is None
         end = relay.push(TokenRow(RID, 0, position, token_id), now=1.0)
-    [event] = relay.mailbox.take()
+    [event] = relay.mailbox.take(now=9.0)
     assert isinstance(event, Delta)
     return event.text, list(event.token_ids), end
 
@@ -100,7 +100,7 @@ def test_logprobs_come_with_text_and_bytes() -> None:
     relay = relay_of(sampling=SamplingParams(max_tokens=9, logprobs=1))
     top = (TopToken(0x61, -0.1), TopToken(0xC3, -2.0))
     relay.push(TokenRow(RID, 0, 0, 0xC3, -2.0, top), now=0.0)
-    [event] = relay.mailbox.take()
+    [event] = relay.mailbox.take(now=9.0)
     assert isinstance(event, Delta)
     assert event.logprobs == (
         TokenLogprob(
@@ -116,7 +116,7 @@ def test_logprobs_come_with_text_and_bytes() -> None:
 def test_logprobs_nobody_asked_for_are_not_shown() -> None:
     relay = relay_of()
     relay.push(TokenRow(RID, 0, 0, 0x61, -2.0), now=0.0)
-    [event] = relay.mailbox.take()
+    [event] = relay.mailbox.take(now=9.0)
     assert isinstance(event, Delta)
     assert event.logprobs == ()
 
@@ -131,9 +131,31 @@ def test_a_mailbox_knows_how_long_its_oldest_event_waits() -> None:
     mailbox.put_text("a", (1,), (), now=5.0)
     mailbox.put_text("", (2,), (), now=6.0)
     assert mailbox.waiting_since == 5.0
-    assert mailbox.take() == [Delta("a", (1, 2))]
+    assert mailbox.take(now=9.0) == [Delta("a", (1, 2))]
     assert mailbox.waiting_since is None
-    assert mailbox.take() == []
+    assert mailbox.take(now=9.0) == []
+
+
+def test_heavy_events_are_taken_in_parts_and_nothing_is_lost() -> None:
+    """A client that takes the first part has 20 alternatives of each token to write for it."""
+    relay = relay_of(sampling=SamplingParams(max_tokens=64, logprobs=20))
+    alternatives = tuple(TopToken(0x61, -1.0 - i) for i in range(20))
+    for position in range(64):
+        relay.push(TokenRow(RID, 0, position, 0x61 + position % 26, -1.0, alternatives), now=1.0)
+    mailbox = relay.mailbox
+    terminal = FinishedEvent(FinishReason.LENGTH, Usage(1, 64))
+    mailbox.close(terminal, now=1.0)
+    texts, events = [], []
+    while mailbox.waiting_since is not None:
+        events = mailbox.take(now=5.0)
+        assert isinstance(events[0], Delta)
+        assert len(events[0].logprobs) == len(events[0].token_ids) <= MAX_WEIGHT // 21
+        texts.append(events[0].text)
+        assert mailbox.num_taken == sum(map(len, texts))
+        assert mailbox.waiting_since in (5.0, None), "who has taken something has not stalled"
+    assert "".join(texts) == "".join(chr(0x61 + position % 26) for position in range(64))
+    assert events[1:] == [terminal]
+    assert len(texts) == 6
 
 
 def test_nothing_comes_behind_the_terminal_event() -> None:
@@ -145,7 +167,7 @@ def test_nothing_comes_behind_the_terminal_event() -> None:
     with pytest.raises(AssertionError):
         mailbox.close(terminal, now=2.0)
     assert mailbox.has_terminal
-    assert mailbox.take() == [terminal]
+    assert mailbox.take(now=9.0) == [terminal]
     assert not mailbox.has_terminal
 
 
