@@ -16,7 +16,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -c GPU)
 CONSTRAINTS := $(if $(filter-out 0,$(HAS_GPU)),,--constraint constraints.txt)
 
-.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart soak bench-stalled faults simulate simulate-mutants simulate-cancels clean
+.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart soak bench-stalled faults simulate simulate-mutants simulate-cancels bench-model bench-engine clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
@@ -25,7 +25,7 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Triolet needs Python 3.11 or newer; name one with PYTHON=")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.installed: pyproject.toml setup.py constraints.txt $(wildcard engine/native/source/*) | $(BIN)/python
 	$(PIP) $(CONSTRAINTS) --editable .
 	@touch $@
 
@@ -90,6 +90,12 @@ bench-kills: install-dev  ## kill workers and server under 800 requests; compare
 
 soak: install-dev  ## everything at once while workers die, with audits all along (MINUTES=5)
 	$(BIN)/python -m loadtest.soak --minutes $(MINUTES) $(ARGS)
+
+bench-model: install-dev  ## write the random-weight model of the benchmarks, into build/bench/ (ARGS=15m for the small one)
+	$(BIN)/python -m loadtest.bench.model $(ARGS)
+
+bench-engine: bench-model  ## prefill and decode tokens/s beside torch, transformers and other engines
+	$(BIN)/python -m loadtest.bench.engine $(ARGS)
 
 clean:  ## remove what builds and tests leave behind, not the environment
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

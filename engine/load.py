@@ -17,15 +17,14 @@ from triolet.config import Dtype, EngineConfig, require
 from triolet.errors import CapacityError, ConfigError
 from triolet.sampling import SamplingParams
 
-from .attention.registry import backend_traits, create_attention
+from .backend import build_model, choose_backend
 from .batch import SampleSpec, StepRow
 from .block_ledger import BlockLedger
 from .kv_pool import KVLayout, KVPool
-from .model import Transformer
 from .model_config import ModelConfig, load_eos_token_ids, load_model_config
 from .pace import MEASURED_TOKENS, Pace, pace_of
 from .runner import Runner
-from .weights import Checkpoint, load_weights, weights_digest
+from .weights import Checkpoint, weights_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,7 +69,7 @@ def load_engine(
       model_dir: a Hugging Face directory.
       config: what to compute with.
       on_progress: told (stage, share of it done), on the thread that loads; stages are `config`,
-        `digest`, `weights`, `kv_pool`, `warm_up`, in this order.
+        `digest`, `kv_pool`, `weights`, `warm_up`, in this order.
 
     Raises:
       ModelError: the directory is broken or of an unsupported kind.
@@ -80,23 +79,24 @@ def load_engine(
     model_config = load_model_config(model_dir)
     eos_token_ids = load_eos_token_ids(model_dir)
     device = _device(config)
-    backend_traits(config.backend).check(
-        device.type, config.dtype, config.block_size, model_config.head_dim
-    )
+    backend = choose_backend(config, model_config, device.type)
     layout = _layout(config, model_config)
     num_blocks = config.kv_pool_bytes // layout.bytes_per_block
     max_model_len, reason = fit_model_len(config, model_config, num_blocks, layout.bytes_per_block)
     checkpoint = Checkpoint(model_dir)
     on_progress("digest", 0.0)
     fingerprint = _fingerprint(weights_digest(checkpoint.files), config, model_config)
-    weights = load_weights(
-        model_config, checkpoint, layout.dtype, device, partial(on_progress, "weights")
-    )
     on_progress("kv_pool", 0.0)
     pool = KVPool(layout, num_blocks, device)
-    attention = create_attention(config.backend, pool, model_config.num_heads, max_model_len)
-    model = Transformer(model_config, weights, max_model_len)
-    runner = Runner(model, attention, config.block_size)
+    model = build_model(
+        backend,
+        model_config,
+        checkpoint,
+        pool,
+        max_model_len,
+        partial(on_progress, "weights"),
+    )
+    runner = Runner(model, config.block_size)
     ledger = BlockLedger(num_blocks, poison=pool if config.poison_freed_blocks else None)
     on_progress("warm_up", 0.0)
     pace = _warm_up(runner, ledger, config, max_model_len)

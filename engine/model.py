@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 import torch.nn.functional as F
 
 from .rope import RotaryTable, rotate
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .attention.interface import AttentionBackend
+    from .batch import FlatStep
     from .layers import DecoderLayer, Weights
     from .model_config import ModelConfig
 
@@ -78,3 +80,30 @@ class Transformer:
             heads[:, config.num_heads : num_rotated],
             heads[:, num_rotated:],
         )
+
+
+class TorchModel:
+    """A transformer computed by torch, with an attention backend that holds its KV.
+
+    Args:
+      transformer: the forward pass.
+      attention: the backend.
+    """
+
+    def __init__(self, transformer: Transformer, attention: AttentionBackend) -> None:
+        self._transformer = transformer
+        self._attention = attention
+        self._device = transformer.weights.embedding.device
+
+    def compute(self, step: FlatStep) -> Tensor | None:
+        """See engine.runner.StepModel."""
+        self._attention.plan(step)
+        hidden = self._transformer.forward(
+            torch.tensor(step.token_ids, device=self._device),
+            torch.tensor(step.positions, device=self._device),
+            self._attention,
+        )
+        if not step.sample_rows:
+            return None
+        last = torch.tensor(step.sample_tokens, device=self._device)
+        return self._transformer.logits(hidden.index_select(0, last))

@@ -84,6 +84,12 @@ class RotaryTable:
         table = torch.stack((angles.cos() * scale, angles.sin() * scale)).unsqueeze(2)
         self._table = table.to(device)
 
+    @property
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of all positions, each [max_model_len, head_dim / 2]."""
+        cosines, sines = self._table.squeeze(2).unbind(0)
+        return cosines, sines
+
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines, each [T, 1, head_dim / 2], of a step's positions [T]."""
         cos, sin = self._table.index_select(1, positions).unbind(0)

@@ -6,7 +6,7 @@ when a sequence ends.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -18,8 +18,21 @@ from .sampler import sample
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .attention.interface import AttentionBackend
-    from .model import Transformer
+    from torch import Tensor
+
+    from .batch import FlatStep
+
+
+class StepModel(Protocol):
+    """A model with its KV pool. Used by the device thread only."""
+
+    def compute(self, step: FlatStep) -> Tensor | None:
+        """Store the KV of a step's tokens and compute the logits of its sampled ones.
+
+        Returns:
+          fp32 [at least len(sample_rows), vocab_size]; None where no row samples.
+        """
+        ...
 
 
 class Runner:
@@ -27,15 +40,12 @@ class Runner:
 
     Args:
       model: the forward pass.
-      attention: the backend, which holds the pool.
       block_size: tokens per block.
     """
 
-    def __init__(self, model: Transformer, attention: AttentionBackend, block_size: int) -> None:
+    def __init__(self, model: StepModel, block_size: int) -> None:
         self._model = model
-        self._attention = attention
         self._block_size = block_size
-        self._device = model.weights.embedding.device
 
     def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
         """Compute decode rows and chunks of prompts together.
@@ -62,16 +72,9 @@ class Runner:
 
     def _step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
         flat = flatten(rows, self._block_size)
-        self._attention.plan(flat)
-        hidden = self._model.forward(
-            torch.tensor(flat.token_ids, device=self._device),
-            torch.tensor(flat.positions, device=self._device),
-            self._attention,
-        )
+        logits = self._model.compute(flat)
         results: list[Sampled | None] = [None] * len(rows)
-        if flat.sample_rows:
-            last = torch.tensor(flat.sample_tokens, device=self._device)
-            logits = self._model.logits(hidden.index_select(0, last))
+        if logits is not None:
             specs = [spec for row in rows if (spec := row.sample) is not None]
             for index, sampled in zip(flat.sample_rows, sample(logits, specs), strict=True):
                 results[index] = sampled

@@ -160,11 +160,26 @@ def load_weights(
     Raises:
       ModelError: a tensor is missing, unknown or of another shape.
     """
-    return _Loader(config, checkpoint, dtype, device).load(on_progress)
+    reader = WeightReader(config, checkpoint, dtype, device)
+    embedding = reader.embedding()
+    layers = []
+    for index in range(config.num_layers):
+        layers.append(reader.layer(index))
+        on_progress((index + 1) / config.num_layers)
+    weights = Weights(embedding, tuple(layers), reader.norm(), reader.lm_head(embedding))
+    reader.finish()
+    return weights
 
 
-class _Loader:
-    """Reads the tensors of one checkpoint and notes which it has used."""
+class WeightReader:
+    """Reads the tensors of one checkpoint piece by piece and notes which it has used.
+
+    Args:
+      config: what they must be.
+      checkpoint: where they are.
+      dtype: to convert them to.
+      device: to put them on.
+    """
 
     def __init__(
         self, config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
@@ -175,31 +190,41 @@ class _Loader:
         self._device = device
         self._used: set[str] = set()
 
-    def load(self, on_progress: Callable[[float], None]) -> Weights:
+    def embedding(self) -> Tensor:
+        """Read the embedding [vocab_size, hidden_size]."""
         config = self._config
-        embedding = self._tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-        layers = []
-        for index in range(config.num_layers):
-            layers.append(self._layer(f"model.layers.{index}"))
-            on_progress((index + 1) / config.num_layers)
-        norm = self._norm("model.norm", config.hidden_size)
+        return self._tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+
+    def norm(self) -> RMSNorm:
+        """Read the last norm."""
+        return self._norm("model.norm", self._config.hidden_size)
+
+    def lm_head(self, embedding: Tensor) -> Linear:
+        """Read the output layer; a tied model's is the embedding."""
+        config = self._config
         if config.is_tied:
-            lm_head = Linear(embedding)
             self._used.add("lm_head.weight")  # some checkpoints store the same tensor twice
-        else:
-            lm_head = self._linear("lm_head", {"": config.vocab_size}, config.hidden_size, False)
+            return Linear(embedding)
+        return self._linear("lm_head", {"": config.vocab_size}, config.hidden_size, False)
+
+    def finish(self) -> None:
+        """Refuse a checkpoint that holds more than was read.
+
+        Raises:
+          ModelError: a tensor has no place in the model.
+        """
         unknown = sorted(
             name for name in self._checkpoint.names() - self._used if not _IGNORED.fullmatch(name)
         )
         if unknown:
             raise ModelError(
-                f"tensor {unknown[0]} has no place in a {config.architecture} as config.json "
+                f"tensor {unknown[0]} has no place in a {self._config.architecture} as config.json "
                 f"describes it ({len(unknown)} such tensors): check that they belong together"
             )
-        return Weights(embedding, tuple(layers), norm, lm_head)
 
-    def _layer(self, prefix: str) -> DecoderLayer:
-        config = self._config
+    def layer(self, index: int) -> DecoderLayer:
+        """Read one layer."""
+        config, prefix = self._config, f"model.layers.{index}"
         hidden, biases = config.hidden_size, config.biases
         keys = config.num_kv_heads * config.head_dim
         queries = config.num_heads * config.head_dim

@@ -154,6 +154,31 @@ def _check_flash() -> Finding:
     return Finding("flash-attn", Status.OK, version("flash-attn"))
 
 
+KERNELS: Final = {
+    "avx512bf16": ("avx512f", "avx512bw", "avx512vl", "avx512_bf16"),
+    "avx512": ("avx512f", "avx512bw", "avx512vl"),
+    "avx2": ("avx2", "fma"),
+}
+"""The builds of the engine's kernels, best first, and what a CPU needs for them."""
+
+
+def check_kernels(flags: frozenset[str] | None = None) -> Finding:
+    """See whether the compiled kernels are installed that this CPU can run."""
+    present = _cpu_flags() if flags is None else flags
+    fitting = [build for build, needed in KERNELS.items() if present.issuperset(needed)]
+    if not fitting:
+        return Finding("Kernels", Status.OK, "none for this CPU; torch computes")
+    for build in fitting:
+        if importlib.util.find_spec(f"engine.native._{build}") is not None:
+            return Finding("Kernels", Status.OK, build)
+    return Finding(
+        "Kernels",
+        Status.WARN,
+        "not built; torch computes, at half the speed or less",
+        "install a C compiler (gcc or clang), then install Triolet again",
+    )
+
+
 def check_open_files() -> Finding:
     """Look at how many files, and so connections, a process may have open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

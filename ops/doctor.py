@@ -17,6 +17,7 @@ from triolet.config import EngineConfig
 
 from .check_machine import (
     check_cpu,
+    check_kernels,
     check_memory,
     check_open_files,
     check_packages,
@@ -61,6 +62,7 @@ def examine(model: Path | None, host: str, port: int) -> list[Finding]:
         check_python(),
         check_packages(),
         check_cpu(),
+        check_kernels(),
         check_memory(wanted_bytes),
         *check_torch(),
         check_open_files(),

@@ -66,7 +66,7 @@ WorkerNameOption: TypeAlias = Annotated[
 def engine_options(
     dtype: Annotated[Dtype, _compute(help="Weights, activations and KV.")] = _ENGINE.dtype,
     backend: Annotated[
-        str, _compute(help="Attention: sdpa, or flash on NVIDIA with flash-attn.")
+        str, _compute(help="auto, native (CPU), sdpa, or flash (NVIDIA).")
     ] = _ENGINE.backend,
     device: Annotated[str, _compute(help="cpu, cuda or cuda:N.")] = _ENGINE.device,
     block_size: Annotated[int, _compute(help="Tokens per KV block.")] = _ENGINE.block_size,

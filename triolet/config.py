@@ -142,13 +142,19 @@ class LinkConfig:
         )
 
 
+AUTO_BACKEND: Final = "auto"
+"""The name of no backend, but of whichever is best here."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """What a worker computes with."""
 
     dtype: Dtype = Dtype.FLOAT32
-    backend: str = "sdpa"
-    """Attention: `sdpa` anywhere, `flash` on NVIDIA with flash-attn."""
+    backend: str = AUTO_BACKEND
+    """What computes: `native` kernels on a CPU, `sdpa` (torch) anywhere, `flash` on NVIDIA with
+    flash-attn. `auto` is `native` where its kernels were built and fit machine and model, else
+    `sdpa`."""
     device: str = "cpu"
     block_size: int = 16
     """Tokens per KV block. 16 wastes 8 tokens per sequence on average; `flash` needs 256."""

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from engine.native.library import load_library
+
 from .checkpoints import Checkpoint, write_checkpoint
 
 if TYPE_CHECKING:
@@ -33,3 +35,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Chec
         return written[name]
 
     return of
+
+
+@pytest.fixture(params=["native", "sdpa"])
+def backend(request: pytest.FixtureRequest) -> str:
+    """Return each backend that computes on the CPU."""
+    name: str = request.param
+    if name == "native" and load_library() is None:
+        pytest.skip("the kernels are not built for this machine")
+    return name

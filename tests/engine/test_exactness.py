@@ -11,13 +11,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.attention.sdpa import SdpaAttention
-from engine.batch import StepRow, flatten
+from engine.backend import build_model
+from engine.batch import SampleSpec, StepRow, flatten
 from engine.kv_pool import KVLayout, KVPool
-from engine.model import Transformer
 from engine.model_config import load_model_config
 from engine.weights import Checkpoint as WeightFiles
-from engine.weights import load_weights
 from triolet.config import Dtype, EngineConfig
 from triolet.sampling import SamplingParams
 from triolet.units import MIB
@@ -43,11 +41,11 @@ FILTERS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_tokens_are_those_of_transformers(
-    checkpoint: Callable[[str], Checkpoint], family: str
+    checkpoint: Callable[[str], Checkpoint], family: str, backend: str
 ) -> None:
     model = checkpoint(family)
     expected = [model.greedy(prompt, 64) for prompt in PROMPTS]
-    engine = open_engine(model.path)
+    engine = open_engine(model.path, EngineConfig(backend=backend, kv_pool_bytes=4 * MIB))
     alone = [generate(engine, [prompt], 64)[0] for prompt in PROMPTS]
     assert [ids(results) for results in alone] == expected
     together = generate(engine, [*PROMPTS, *PROMPTS[:4]], 64, chunk=64)
@@ -58,9 +56,11 @@ def test_greedy_tokens_are_those_of_transformers(
 @pytest.mark.parametrize("dtype", list(Dtype))
 @pytest.mark.parametrize("block_size", [16, 5])
 def test_chunks_of_any_size_give_the_same_bits(
-    checkpoint: Callable[[str], Checkpoint], dtype: Dtype, block_size: int
+    checkpoint: Callable[[str], Checkpoint], dtype: Dtype, block_size: int, backend: str
 ) -> None:
-    config = EngineConfig(dtype=dtype, block_size=block_size, kv_pool_bytes=4 * MIB)
+    config = EngineConfig(
+        dtype=dtype, backend=backend, block_size=block_size, kv_pool_bytes=4 * MIB
+    )
     engine = open_engine(checkpoint("llama").path, config)
     one_shot = generate(engine, PROMPTS, 4)
     for chunk in (1, 2, 7, 16, 61, 256, 299):
@@ -70,9 +70,9 @@ def test_chunks_of_any_size_give_the_same_bits(
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", list(Dtype))
 def test_a_sampled_token_depends_on_no_batch_and_no_process(
-    checkpoint: Callable[[str], Checkpoint], dtype: Dtype
+    checkpoint: Callable[[str], Checkpoint], dtype: Dtype, backend: str
 ) -> None:
-    config = EngineConfig(dtype=dtype, kv_pool_bytes=4 * MIB)
+    config = EngineConfig(dtype=dtype, backend=backend, kv_pool_bytes=4 * MIB)
     engine = open_engine(checkpoint("qwen3").path, config)
     for params in (SEEDED, *FILTERS):
         alone = [generate(engine, [prompt], 12, params)[0] for prompt in PROMPTS]
@@ -86,9 +86,11 @@ def test_a_sampled_token_depends_on_no_batch_and_no_process(
 @pytest.mark.parametrize("dtype", list(Dtype))
 @pytest.mark.parametrize("num_threads", [2, 8])
 def test_the_bits_of_a_token_do_not_depend_on_how_threads_share_a_batch(
-    checkpoint: Callable[[str], Checkpoint], dtype: Dtype, num_threads: int
+    checkpoint: Callable[[str], Checkpoint], dtype: Dtype, num_threads: int, backend: str
 ) -> None:
-    engine = open_engine(checkpoint("llama").path, EngineConfig(dtype=dtype, kv_pool_bytes=4 * MIB))
+    engine = open_engine(
+        checkpoint("llama").path, EngineConfig(dtype=dtype, backend=backend, kv_pool_bytes=4 * MIB)
+    )
     prompts = [PROMPTS[2 + index % 2] for index in range(17)]
     torch.set_num_threads(num_threads)
     try:
@@ -100,8 +102,12 @@ def test_the_bits_of_a_token_do_not_depend_on_how_threads_share_a_batch(
         torch.set_num_threads(1)
 
 
-def test_prompts_and_completions_share_a_step(checkpoint: Callable[[str], Checkpoint]) -> None:
-    engine = open_engine(checkpoint("llama").path)
+def test_prompts_and_completions_share_a_step(
+    checkpoint: Callable[[str], Checkpoint], backend: str
+) -> None:
+    engine = open_engine(
+        checkpoint("llama").path, EngineConfig(backend=backend, kv_pool_bytes=4 * MIB)
+    )
     expected = generate(engine, PROMPTS[3:], 3)
     running = Running(engine, 0, PROMPTS[3], 8)
     prefill(engine, running, GREEDY, 512)
@@ -117,9 +123,9 @@ def test_prompts_and_completions_share_a_step(checkpoint: Callable[[str], Checkp
 
 @pytest.mark.parametrize("dtype", list(Dtype))
 def test_decode_of_imported_blocks_continues_bit_for_bit(
-    checkpoint: Callable[[str], Checkpoint], dtype: Dtype
+    checkpoint: Callable[[str], Checkpoint], dtype: Dtype, backend: str
 ) -> None:
-    config = EngineConfig(dtype=dtype, kv_pool_bytes=4 * MIB)
+    config = EngineConfig(dtype=dtype, backend=backend, kv_pool_bytes=4 * MIB)
     source = open_engine(checkpoint("llama3-tied").path, config)
     target = open_engine(checkpoint("llama3-tied").path, config)
     assert source.fingerprint == target.fingerprint
@@ -141,44 +147,49 @@ def test_decode_of_imported_blocks_continues_bit_for_bit(
 
 
 def test_what_others_left_in_blocks_changes_nothing(
-    checkpoint: Callable[[str], Checkpoint],
+    checkpoint: Callable[[str], Checkpoint], backend: str
 ) -> None:
-    engine = open_engine(checkpoint("llama").path)
+    engine = open_engine(
+        checkpoint("llama").path, EngineConfig(backend=backend, kv_pool_bytes=4 * MIB)
+    )
     expected = generate(engine, PROMPTS, 12, chunk=64)
     engine.pool.poison(range(engine.pool.num_blocks))
     assert generate(engine, PROMPTS, 12, chunk=64) == expected
 
 
-def test_a_small_trained_model_tells_its_published_story() -> None:
+def test_a_small_trained_model_tells_its_published_story(backend: str) -> None:
     if not STORIES.is_dir():
         pytest.skip("the stories260K checkpoint is not beside the repository")
     published = json.loads((STORIES / "expected_greedy.json").read_text())
     prompt, expected = published["prompt_ids"], published["greedy_ids"]
-    engine = open_engine(STORIES)
+    engine = open_engine(STORIES, EngineConfig(backend=backend, kv_pool_bytes=4 * MIB))
     [results] = generate(engine, [prompt], len(expected) - len(prompt))
     assert prompt + ids(results) == expected
 
 
-def teacher_forced(path: Path, token_ids: list[int], dtype: torch.dtype) -> Tensor:
+def teacher_forced(path: Path, token_ids: list[int], dtype: torch.dtype, backend: str) -> Tensor:
     """Return our logits at every position of a sequence: [T, vocab_size]."""
     config = load_model_config(path)
-    cpu = torch.device("cpu")
-    weights = load_weights(config, WeightFiles(path), dtype, cpu, lambda share: None)
     layout = KVLayout(config.num_layers, 16, config.num_kv_heads, config.head_dim, dtype)
     num_blocks = 1 + -(-len(token_ids) // 16)
-    attention = SdpaAttention(KVPool(layout, num_blocks, cpu), config.num_heads, len(token_ids))
-    model = Transformer(config, weights, len(token_ids))
-    step = flatten([StepRow(token_ids, 0, range(1, num_blocks))], 16)
+    pool = KVPool(layout, num_blocks, torch.device("cpu"))
+    files = WeightFiles(path)
+    model = build_model(backend, config, files, pool, len(token_ids), lambda share: None)
+    spec = SampleSpec(GREEDY, 0)
+    rows = [
+        StepRow([token_id], position, range(1, num_blocks), spec)
+        for position, token_id in enumerate(token_ids)
+    ]
     with torch.inference_mode():
-        attention.plan(step)
-        positions = torch.tensor(step.positions)
-        return model.logits(model.forward(torch.tensor(step.token_ids), positions, attention))
+        logits = model.compute(flatten(rows, 16))
+    assert logits is not None
+    return logits
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bf16_errs_no_more_than_transformers_does(
-    checkpoint: Callable[[str], Checkpoint], family: str
+    checkpoint: Callable[[str], Checkpoint], family: str, backend: str
 ) -> None:
     model = checkpoint(family)
     prompt = PROMPTS[4]
@@ -186,12 +197,13 @@ def test_bf16_errs_no_more_than_transformers_does(
         exact = model.model(torch.tensor([prompt])).logits[0]
         rounded = AutoModelForCausalLM.from_pretrained(model.path, dtype=torch.bfloat16)
         theirs = rounded(torch.tensor([prompt])).logits[0].float()
-    ours = teacher_forced(model.path, prompt, torch.bfloat16)
+    ours = teacher_forced(model.path, prompt, torch.bfloat16, backend)
     allowed = (theirs - exact).abs()
     error = (ours - exact).abs()
     assert error.mean() <= 1.5 * allowed.mean()
     assert error.max() <= 1.5 * allowed.max()
-    assert (teacher_forced(model.path, prompt, torch.float32) - exact).abs().max() < 1e-4
+    ours_exact = teacher_forced(model.path, prompt, torch.float32, backend)
+    assert (ours_exact - exact).abs().max() < 1e-4
     best = exact.topk(2).values
     is_clear = best[:, 0] - best[:, 1] > 2 * allowed.max(dim=-1).values
     assert (ours.argmax(-1) == exact.argmax(-1))[is_clear].float().mean() >= 0.99

@@ -37,7 +37,7 @@ def test_loading_reports_its_stages_in_order(checkpoint: Callable[[str], Checkpo
     config = EngineConfig(kv_pool_bytes=10 * BLOCK_BYTES + 1)
     engine = load_engine(checkpoint("llama").path, config, lambda *report: reports.append(report))
     stages = list(dict.fromkeys(stage for stage, _ in reports))
-    assert stages == ["config", "digest", "weights", "kv_pool", "warm_up"]
+    assert stages == ["config", "digest", "kv_pool", "weights", "warm_up"]
     assert [share for stage, share in reports if stage == "weights"] == [0.5, 1.0]
     assert reports[-1] == ("warm_up", 1.0)
     assert engine.pool.bytes_per_block == BLOCK_BYTES
@@ -84,7 +84,7 @@ def test_settings_that_cannot_work_name_field_value_and_remedy(
     )
     assert "kv_pool_bytes is" in refused(path, kv_pool_bytes=2**50)
     assert "device is 'quantum'; allowed: 'cpu', 'cuda'" in refused(path, device="quantum")
-    assert "backend is 'xla'; allowed: flash, sdpa" in refused(path, backend="xla")
+    assert "backend is 'xla'; allowed: auto, flash, native, sdpa" in refused(path, backend="xla")
     assert "device is 'cpu'; allowed: cuda with backend 'flash'" in refused(path, backend="flash")
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from ops.check_machine import (
     available_memory_bytes,
     check_cpu,
+    check_kernels,
     check_memory,
     check_open_files,
     check_packages,
@@ -48,7 +49,7 @@ def test_a_broken_model_fails_and_the_exit_code_says_so(
     assert failed == {"Model", "Port 1"}
     assert all(row["remedy"] for row in report["findings"] if row["status"] != "ok")
     subjects = [row["subject"] for row in report["findings"]]
-    assert subjects[:6] == ["Python", "Packages", "CPU", "Memory", "torch", "GPU"]
+    assert subjects[:5] == ["Python", "Packages", "CPU", "Kernels", "Memory"]
 
 
 @pytest.mark.parametrize(
@@ -60,3 +61,14 @@ def test_the_last_line_sums_it_up(status: Status, words: str) -> None:
     show([Finding("CPU", status, "2 cores", "buy more")], Console(file=screen, width=80))
     assert words in screen.getvalue()
     assert "→ buy more" in screen.getvalue()
+
+
+def test_kernels_are_missed_only_where_they_could_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_kernels(frozenset({"asimd"})).status is Status.OK
+    flags = frozenset({"avx2", "fma", "avx512f", "avx512bw", "avx512vl"})
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert check_kernels(flags).status is Status.WARN
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: name if name.endswith("_avx2") else None
+    )
+    assert (check_kernels(flags).status, check_kernels(flags).detail) == (Status.OK, "avx2")

@@ -1,0 +1,117 @@
+"""What computes a model's steps: chosen by a name in the config, checked, and built.
+
+Knows which backends there are and what each can do; knows no kernel.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from triolet.config import AUTO_BACKEND, Dtype, EngineConfig, require
+from triolet.errors import ConfigError
+
+from .attention.interface import BackendTraits
+from .attention.registry import TRAITS, create_attention
+from .model import TorchModel, Transformer
+from .native.library import load_library
+from .native.model import NativeModel, PackedModel
+from .rope import RotaryTable
+from .weights import WeightReader, load_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .kv_pool import KVPool
+    from .model_config import ModelConfig
+    from .runner import StepModel
+    from .weights import Checkpoint
+
+NATIVE: Final = BackendTraits(
+    name="native",
+    device_types=frozenset({"cpu"}),
+    dtypes=frozenset({Dtype.FLOAT32, Dtype.BFLOAT16}),
+    block_size_multiple=1,
+    head_dim_multiple=16,  # a vector of the widest build
+    max_head_dim=256,  # rows on the kernels' stack
+)
+_HIDDEN_SIZE_MULTIPLE: Final = 16
+ALL_TRAITS: Final = {traits.name: traits for traits in (NATIVE, *TRAITS.values())}
+
+
+def choose_backend(config: EngineConfig, model: ModelConfig, device_type: str) -> str:
+    """Return the name of the backend to use.
+
+    Raises:
+      ConfigError: the one that the config names does not exist, or cannot serve this model here.
+    """
+    if config.backend == AUTO_BACKEND:
+        return "sdpa" if _why_not_native(config, model, device_type) else NATIVE.name
+    allowed = ", ".join(sorted((AUTO_BACKEND, *ALL_TRAITS)))
+    require(config.backend in ALL_TRAITS, "backend", config.backend, allowed)
+    traits = ALL_TRAITS[config.backend]
+    traits.check(device_type, config.dtype, config.block_size, model.head_dim)
+    if config.backend == NATIVE.name and (reason := _why_not_native(config, model, device_type)):
+        raise ConfigError(f"backend is 'native', but {reason}; use backend 'sdpa'")
+    return config.backend
+
+
+def _why_not_native(config: EngineConfig, model: ModelConfig, device_type: str) -> str | None:
+    """Return what keeps the kernels from computing a model, or None."""
+    try:
+        NATIVE.check(device_type, config.dtype, config.block_size, model.head_dim)
+    except ConfigError as error:
+        return str(error)
+    if model.hidden_size % _HIDDEN_SIZE_MULTIPLE:
+        return f"the model's hidden_size {model.hidden_size} is no multiple of 16"
+    library = load_library()
+    if library is None:
+        return "its kernels are not built for this machine (`triolet doctor` says why)"
+    if model.num_heads // model.num_kv_heads > library.rows_per_task:
+        return f"the model has more than {library.rows_per_task} query heads per key head"
+    return None
+
+
+def build_model(
+    backend: str,
+    model_config: ModelConfig,
+    checkpoint: Checkpoint,
+    pool: KVPool,
+    max_model_len: int,
+    on_progress: Callable[[float], None],
+) -> StepModel:
+    """Read the weights and return what computes with them.
+
+    Args:
+      backend: as `choose_backend` returned it.
+      model_config: the model's shape.
+      checkpoint: its tensors.
+      pool: where its KV goes; gives the dtype and the device too.
+      max_model_len: positions that can occur.
+      on_progress: told the share of layers that are loaded.
+
+    Raises:
+      ModelError: a tensor is missing, unknown or of another shape.
+      ConfigError: the backend's package is not installed, or memory does not suffice.
+    """
+    dtype, device = pool.layout.dtype, pool.blocks.device
+    if backend == NATIVE.name:
+        return _native(model_config, checkpoint, pool, max_model_len, on_progress)
+    weights = load_weights(model_config, checkpoint, dtype, device, on_progress)
+    attention = create_attention(backend, pool, model_config.num_heads, max_model_len)
+    return TorchModel(Transformer(model_config, weights, max_model_len), attention)
+
+
+def _native(
+    model_config: ModelConfig,
+    checkpoint: Checkpoint,
+    pool: KVPool,
+    max_model_len: int,
+    on_progress: Callable[[float], None],
+) -> StepModel:
+    library = load_library()
+    assert library is not None, "choose_backend has looked"
+    device = pool.blocks.device
+    reader = WeightReader(model_config, checkpoint, pool.layout.dtype, device)
+    rotary = RotaryTable(model_config.rope, model_config.head_dim, max_model_len, device)
+    packed = PackedModel(model_config, reader, rotary, pool, library, on_progress)
+    return NativeModel(packed, library, model_config.vocab_size)

@@ -1,0 +1,129 @@
+"""Finds the compiled kernels, loads the build for this machine, and declares what they take.
+
+The package is whole without them: where no compiler was at hand, or the machine has none of the
+instruction sets, `load_library` returns None and the engine computes with torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_int64, c_void_p
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Final
+
+from .structs import ModelFields, StepFields
+
+BUILDS: Final = ("avx512bf16", "avx512", "avx2")
+"""Best first; each is the same source for other instructions."""
+_FOLDER: Final = Path(__file__).parent
+_MAPS: Final = Path("/proc/self/maps")
+_RUNTIMES: Final = ("libgomp", "libiomp5", "libomp")
+
+
+class Library:
+    """One build of the kernels.
+
+    Args:
+      build: one of BUILDS.
+      path: its shared library.
+
+    Attributes:
+      panel: outputs per panel of a weight.
+      rows_per_task: query rows that attention takes together.
+    """
+
+    def __init__(self, build: str, path: Path) -> None:
+        self.build = build
+        loaded = ctypes.CDLL(str(path))
+        for function in ("panel", "runs_here", "rows_per_task", "workspace_bytes"):
+            getattr(loaded, f"triolet_{function}").restype = c_int64
+        self._workspace_bytes = loaded.triolet_workspace_bytes
+        self._workspace_bytes.argtypes = (POINTER(ModelFields), c_int64, c_int64)
+        self._compute = loaded.triolet_compute
+        self._compute.argtypes = (POINTER(ModelFields), POINTER(StepFields), c_int64)
+        self._compute.restype = None
+        self._attend = loaded.triolet_attend
+        self._attend.argtypes = (
+            POINTER(ModelFields),
+            POINTER(StepFields),
+            c_int64,
+            c_void_p,
+            c_void_p,
+        )
+        self._attend.restype = None
+        self.runs_here = bool(loaded.triolet_runs_here())
+        self.panel = int(loaded.triolet_panel())
+        self.rows_per_task = int(loaded.triolet_rows_per_task())
+
+    def workspace_bytes(self, model: ModelFields, num_tokens: int, num_threads: int) -> int:
+        """Return what a step of that size needs."""
+        return int(self._workspace_bytes(model, num_tokens, num_threads))
+
+    def compute(self, model: ModelFields, step: StepFields, num_threads: int) -> None:
+        """Compute a step. Python's lock is released meanwhile."""
+        self._compute(model, step, num_threads)
+
+    def attend(
+        self, model: ModelFields, step: StepFields, layer: int, queries: int, output: int
+    ) -> None:
+        """Compute attention alone, for tests; the last two are addresses."""
+        self._attend(model, step, layer, queries, output)
+
+
+def library_path(build: str) -> Path | None:
+    """Return where a build lies, or None if the installation has none."""
+    for suffix in EXTENSION_SUFFIXES:
+        path = _FOLDER / f"_{build}{suffix}"
+        if path.exists():
+            return path
+    return None
+
+
+@cache
+def load_library() -> Library | None:
+    """Return the best build that this machine can run, or None."""
+    for build in BUILDS:
+        library = load_build(build)
+        if library is not None:
+            return library
+    return None
+
+
+def load_build(build: str) -> Library | None:
+    """Return one build, or None if it is not installed, or not for this machine."""
+    path = library_path(build)
+    if path is None:
+        return None
+    _offer_openmp()
+    try:
+        library = Library(build, path)
+    except OSError:  # no OpenMP runtime to be found, or a file of another platform
+        return None
+    return library if library.runs_here else None
+
+
+@cache
+def _offer_openmp() -> None:
+    """Make the OpenMP runtime that torch has loaded visible to the kernels.
+
+    They are linked with none, so that torch's threads and theirs are the same: two pools would wait
+    for work in loops, against each other. torch usually shows its own already.
+    """
+    if hasattr(ctypes.CDLL(None), "GOMP_parallel"):
+        return
+    names = [*_loaded_runtimes(), "libgomp.so.1"]
+    for name in names:
+        try:
+            ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
+        except OSError:
+            continue
+        return
+
+
+def _loaded_runtimes() -> list[str]:
+    if not _MAPS.exists():
+        return []
+    mapped = {line.split()[-1] for line in _MAPS.read_text().splitlines() if "/" in line}
+    return sorted(path for path in mapped if Path(path).name.startswith(_RUNTIMES))

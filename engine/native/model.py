@@ -1,0 +1,215 @@
+"""A model whose steps the kernels compute.
+
+Knows how a model and a step are laid out for them; knows no kernel's inside, no sampling and no
+leases.
+"""
+
+from __future__ import annotations
+
+import math
+from ctypes import POINTER, cast
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from .packing import join_gate_up, pack, widen
+from .structs import LayerFields, LinearFields, ModelFields, StepFields
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from ..batch import FlatStep
+    from ..kv_pool import KVPool
+    from ..layers import DecoderLayer, Linear, RMSNorm
+    from ..model_config import ModelConfig
+    from ..rope import RotaryTable
+    from ..weights import WeightReader
+    from .library import Library
+
+
+class PackedModel:
+    """All tensors of a model as the kernels want them, and the structures that point to them.
+
+    Layers are packed one by one, so that hardly more than one is in memory twice.
+
+    Args:
+      config: the model's shape.
+      reader: reads the tensors.
+      rotary: cosines and sines.
+      pool: where KV lies.
+      library: says how wide a panel is.
+      on_progress: told the share of layers that are packed.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        reader: WeightReader,
+        rotary: RotaryTable,
+        pool: KVPool,
+        library: Library,
+        on_progress: Callable[[float], None],
+    ) -> None:
+        self._panel = library.panel
+        self._kept: list[Tensor] = [pool.blocks]
+        embedding = reader.embedding()
+        lm_head = reader.lm_head(embedding)
+        fields = ModelFields(
+            is_bf16=pool.layout.dtype is torch.bfloat16,
+            num_layers=config.num_layers,
+            hidden_size=config.hidden_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            block_size=pool.layout.block_size,
+            eps=config.rms_norm_eps,
+            scale=1.0 / math.sqrt(config.head_dim),
+            # A tied model has one table: the kernels take a token's row out of the packed one.
+            embedding=None if config.is_tied else self._address(embedding),
+            norm=self._norm(reader.norm()),
+            lm_head=self._linear(lm_head),
+            pool=pool.blocks.data_ptr(),
+        )
+        fields.cosines, fields.sines = (self._address(table) for table in rotary.tables)
+        self._layers = (LayerFields * config.num_layers)()
+        for index in range(config.num_layers):
+            self._layers[index] = self._layer(reader.layer(index))
+            on_progress((index + 1) / config.num_layers)
+        fields.layers = cast(self._layers, POINTER(LayerFields))
+        reader.finish()
+        self.fields = fields
+
+    def _layer(self, layer: DecoderLayer) -> LayerFields:
+        query_norm, key_norm = layer.query_norm, layer.key_norm
+        gate_up = self._gate_up(layer.gate_up)
+        down = type(layer.down)(
+            widen(layer.down.weight, gate_up.panels * self._panel // 2), layer.down.bias
+        )
+        return LayerFields(
+            qkv=self._linear(layer.qkv),
+            output=self._linear(layer.output),
+            gate_up=gate_up,
+            down=self._linear(down),
+            attention_norm=self._norm(layer.attention_norm),
+            query_norm=None if query_norm is None else self._norm(query_norm),
+            key_norm=None if key_norm is None else self._norm(key_norm),
+            mlp_norm=self._norm(layer.mlp_norm),
+        )
+
+    def _gate_up(self, layer: Linear) -> LinearFields:
+        bias = None if layer.bias is None else join_gate_up(layer.bias, self._panel)
+        return self._linear(type(layer)(join_gate_up(layer.weight, self._panel), bias))
+
+    def _linear(self, layer: Linear) -> LinearFields:
+        packed = pack(layer.weight, self._panel)
+        panels, steps, panel = packed.shape
+        bias = None
+        if layer.bias is not None:
+            padded = torch.zeros(panels * panel)
+            padded[: len(layer.bias)] = layer.bias
+            bias = self._address(padded)
+        return LinearFields(self._address(packed), bias, panels, steps)
+
+    def _norm(self, norm: RMSNorm) -> int:
+        return self._address(norm.weight.float())
+
+    def _address(self, tensor: Tensor) -> int:
+        """Return where a tensor lies, and keep it there."""
+        contiguous = tensor.contiguous()
+        self._kept.append(contiguous)
+        return contiguous.data_ptr()
+
+
+class NativeModel:
+    """Computes steps on the CPU.
+
+    Args:
+      packed: the model.
+      library: the kernels.
+      vocab_size: entries of a row of logits that mean something.
+    """
+
+    def __init__(self, packed: PackedModel, library: Library, vocab_size: int) -> None:
+        self._packed = packed
+        self._library = library
+        self._vocab_size = vocab_size
+        fields = packed.fields
+        self._block_size = fields.block_size
+        group = fields.num_heads // fields.num_kv_heads
+        self._task_tokens = max(1, library.rows_per_task // group)
+        self._workspace = torch.empty(0, dtype=torch.uint8)
+
+    def compute(self, step: FlatStep) -> Tensor | None:
+        """See engine.runner.StepModel."""
+        num_tokens, num_sampled = step.query_start_loc[-1], len(step.sample_rows)
+        num_threads = torch.get_num_threads()
+        tables, tasks = plan_tasks(step, self._task_tokens)
+        arrays = {
+            "token_ids": np.array(step.token_ids, dtype=np.int64),
+            "positions": np.array(step.positions, dtype=np.int64),
+            "slots": np.array(step.slots, dtype=np.int64) @ (self._block_size, 1),
+            "tables": tables,
+            "tasks": tasks,
+            "last_tasks": _sampled_tasks(step),
+            "sampled": np.array(step.sample_tokens[:num_sampled], dtype=np.int64),
+        }
+        fields = StepFields(num_tokens, len(tasks), int(tasks[:, 2].max()), num_sampled)
+        for name, array in arrays.items():
+            setattr(fields, name, array.ctypes.data)
+        width = self._packed.fields.lm_head.panels * self._library.panel
+        logits = torch.empty(num_sampled, width)
+        fields.logits = logits.data_ptr()
+        fields.workspace = self._room(num_tokens, num_threads)
+        self._library.compute(self._packed.fields, fields, num_threads)
+        return logits[:, : self._vocab_size] if num_sampled else None
+
+    def _room(self, num_tokens: int, num_threads: int) -> int:
+        """Return the address of a workspace that is large enough."""
+        wanted = self._library.workspace_bytes(self._packed.fields, num_tokens, num_threads)
+        if len(self._workspace) < wanted:
+            self._workspace = torch.empty(wanted, dtype=torch.uint8)
+        return self._workspace.data_ptr()
+
+
+def plan_tasks(
+    step: FlatStep, task_tokens: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Part a step into attention's tasks, the longest first so that threads end together.
+
+    Args:
+      step: the rows.
+      task_tokens: most positions per task.
+
+    Returns:
+      All block tables end to end, and [tasks, 4]: where a task's table begins there, its first
+      position, how many positions, index of its first token.
+    """
+    tables: list[int] = []
+    tasks = []
+    for table, first, seq_len, end in zip(
+        step.block_tables,
+        step.query_start_loc,
+        step.seq_lens,
+        step.query_start_loc[1:],
+        strict=False,
+    ):
+        for token in range(first, end, task_tokens):
+            count = min(task_tokens, end - token)
+            tasks.append((len(tables), seq_len - (end - token), count, token))
+        tables.extend(table)
+    tasks.sort(key=lambda task: -task[1])
+    return np.array(tables, dtype=np.int64), np.array(tasks, dtype=np.int64)
+
+
+def _sampled_tasks(step: FlatStep) -> npt.NDArray[np.int64]:
+    """Return tasks for the sampled tokens alone, which then are the step's first tokens."""
+    begins = np.cumsum([0, *(len(table) for table in step.block_tables)])
+    tasks = [
+        (begins[row], step.seq_lens[row] - 1, 1, index)
+        for index, row in enumerate(step.sample_rows)
+    ]
+    return np.array(tasks, dtype=np.int64)

@@ -1,0 +1,253 @@
+/* A whole step of a transformer of the Llama family in one call: from token ids to logits.
+ *
+ * One call, because between two operations of a decode step there is no time for an interpreter and
+ * its lock. The residual stream, scores and sums are floats; what enters a product, and KV, has the
+ * model's dtype. Knows no sampling, no weights' files, and not who owns a block. Compiled once for
+ * each instruction set; `triolet_runs_here` says whether this machine has it. Not linked with an
+ * OpenMP runtime: the one that torch has loaded serves both, so that two pools of threads never
+ * wait against each other.
+ */
+#include <math.h>
+#include <omp.h>
+#include <stddef.h>
+
+#include "attention.h"
+
+#define ALIGNED(bytes) (((bytes) + 63) / 64 * 64)
+
+/* Where the activations of a step lie. */
+typedef struct {
+    float *hidden;   /* [tokens][hidden_stride], the residual stream */
+    float *heads;    /* [tokens][heads_stride], query, key and value before rotation */
+    char *normed;    /* numbers [tokens][hidden_size] */
+    char *queries;   /* numbers [tokens][num_heads][head_dim], scaled */
+    char *attended;  /* numbers [tokens][num_heads][head_dim] */
+    char *joined;    /* numbers [tokens][input of down] */
+    char *tiles;     /* one for each thread */
+    int64_t hidden_stride;
+    int64_t heads_stride;
+    int64_t joined_stride;
+} Buffers;
+
+static int64_t place_buffers(const Model *model, int64_t tokens, int64_t threads, char *memory,
+                             Buffers *to) {
+    const Layer *layer = &model->layers[0];
+    const int64_t size = model->is_bf16 ? 2 : 4;
+    const int64_t heads_bytes = tokens * model->num_heads * model->head_dim * size;
+    Tile tile;
+    to->hidden_stride = layer->output.panels * PANEL;
+    to->heads_stride = layer->qkv.panels * PANEL;
+    to->joined_stride = layer->gate_up.panels * PANEL / 2;
+    char *next = memory;
+    to->hidden = (float *)next, next += ALIGNED(tokens * to->hidden_stride * 4);
+    to->heads = (float *)next, next += ALIGNED(tokens * to->heads_stride * 4);
+    to->normed = next, next += ALIGNED(tokens * model->hidden_size * size);
+    to->queries = next, next += ALIGNED(heads_bytes);
+    to->attended = next, next += ALIGNED(heads_bytes);
+    to->joined = next, next += ALIGNED(tokens * to->joined_stride * size);
+    to->tiles = next, next += threads * place_tile(model, next, &tile);
+    return next - memory;
+}
+
+/* One row of the vocabulary. A tied model keeps it once, in the form that the product wants. */
+INLINE void embed(const int is_bf16, const Model *model, int64_t token_id, float *to) {
+    if (model->embedding) {
+        for (int64_t i = 0; i < model->hidden_size; i += VL)
+            v_store(to + i, v_read(is_bf16, model->embedding, token_id * model->hidden_size + i));
+        return;
+    }
+    const int64_t steps = model->lm_head.steps;
+    const char *from = (const char *)model->lm_head.weight +
+                       (token_id / PANEL * steps * PANEL + token_id % PANEL) * 4;
+    for (int64_t s = 0; s < steps; s++) {
+        uint32_t word, low;
+        memcpy(&word, from + s * PANEL * 4, 4);
+        if (!is_bf16) {
+            memcpy(to + s, &word, 4);
+            continue;
+        }
+        low = word << 16;
+        word &= 0xffff0000u;
+        memcpy(to + 2 * s, &low, 4);
+        memcpy(to + 2 * s + 1, &word, 4);
+    }
+}
+
+/* The factor of a root-mean-square norm. */
+INLINE float inverse_rms(const float *from, int64_t size, double eps) {
+    vf squares = v_set(0.0f);
+    for (int64_t i = 0; i < size; i += VL) {
+        vf x = v_load(from + i);
+        squares = v_fma(x, x, squares);
+    }
+    return 1.0f / sqrtf(v_sum(squares) / (float)size + (float)eps);
+}
+
+INLINE void norm_rows(const int is_bf16, const Model *model, const float *weight, int64_t rows,
+                      const Buffers *at) {
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < rows; row++) {
+        const float *from = at->hidden + row * at->hidden_stride;
+        const vf factor = v_set(inverse_rms(from, model->hidden_size, model->eps));
+        for (int64_t i = 0; i < model->hidden_size; i += VL)
+            v_write(is_bf16, at->normed, row * model->hidden_size + i,
+                    v_mul(v_mul(v_load(from + i), factor), v_load(weight + i)));
+    }
+}
+
+/* Rotate a head by its position's angles; its halves are the two coordinates, as Hugging Face
+ * stores the weights. `norm` is [head_dim] or NULL. */
+INLINE void rotate_head(const Model *model, const float *norm, int64_t position, float scale,
+                        const float *from, float *to) {
+    const int64_t half = model->head_dim / 2;
+    const float *cosines = model->cosines + position * half;
+    const float *sines = model->sines + position * half;
+    float normed[MAX_HEAD_DIM];
+    if (norm) {
+        const float factor = inverse_rms(from, model->head_dim, model->eps);
+        for (int64_t i = 0; i < model->head_dim; i++) normed[i] = from[i] * factor * norm[i];
+        from = normed;
+    }
+    for (int64_t i = 0; i < half; i++) {
+        to[i] = (from[i] * cosines[i] - from[half + i] * sines[i]) * scale;
+        to[half + i] = (from[half + i] * cosines[i] + from[i] * sines[i]) * scale;
+    }
+}
+
+/* Rotate queries into their buffer and keys into the pool, and values beside them. */
+INLINE void rotate_and_store(const int is_bf16, const Model *model, int64_t layer, const Step *step,
+                             const Buffers *at) {
+    const int64_t size = is_bf16 ? 2 : 4, dim = model->head_dim, heads = model->num_heads;
+    const int64_t kv_numbers = model->block_size * model->num_kv_heads * dim;
+#pragma omp for schedule(static)
+    for (int64_t token = 0; token < step->num_tokens; token++) {
+        const Layer *weights = &model->layers[layer];
+        const float *from = at->heads + token * at->heads_stride;
+        const int64_t position = step->positions[token];
+        const int64_t block = step->slots[token] / model->block_size;
+        const int64_t offset = step->slots[token] % model->block_size;
+        char *keys = (char *)model->pool + ((block * model->num_layers + layer) * 2 * kv_numbers +
+                                            offset * model->num_kv_heads * dim) * size;
+        float rotated[MAX_HEAD_DIM];
+        for (int64_t head = 0; head < heads; head++) {
+            rotate_head(model, weights->query_norm, position, (float)model->scale,
+                        from + head * dim, rotated);
+            for (int64_t i = 0; i < dim; i += VL)
+                v_write(is_bf16, at->queries, (token * heads + head) * dim + i,
+                        v_load(rotated + i));
+        }
+        for (int64_t head = 0; head < model->num_kv_heads; head++) {
+            rotate_head(model, weights->key_norm, position, 1.0f, from + (heads + head) * dim,
+                        rotated);
+            const float *value = from + (heads + model->num_kv_heads + head) * dim;
+            for (int64_t i = 0; i < dim; i += VL) {
+                v_write(is_bf16, keys, head * dim + i, v_load(rotated + i));
+                v_write(is_bf16, keys, kv_numbers + head * dim + i, v_load(value + i));
+            }
+        }
+    }
+}
+
+/* Move the sampled tokens' rows to the front: the last layer computes no others. */
+static void keep_sampled(const Model *model, const Step *step, const Buffers *at) {
+    const int64_t bytes = model->num_heads * model->head_dim * (model->is_bf16 ? 2 : 4);
+    for (int64_t i = 0; i < step->num_sampled; i++) {
+        const int64_t from = step->sampled[i];
+        memmove(at->hidden + i * at->hidden_stride, at->hidden + from * at->hidden_stride,
+                at->hidden_stride * 4);
+        memmove(at->queries + i * bytes, at->queries + from * bytes, bytes);
+    }
+}
+
+/* One layer, by all threads of the enclosing region. */
+INLINE void compute_layer(const int is_bf16, const Model *model, int64_t index, const Step *step,
+                          const Buffers *at, int64_t threads, Tile *tile) {
+    const Layer *layer = &model->layers[index];
+    const int is_last = index + 1 == model->num_layers;
+    const int64_t rows = is_last ? step->num_sampled : step->num_tokens;
+    norm_rows(is_bf16, model, layer->attention_norm, step->num_tokens, at);
+    linear(is_bf16, STORE, &layer->qkv, at->normed, step->num_tokens, at->heads, at->heads_stride);
+    rotate_and_store(is_bf16, model, index, step, at);
+    if (is_last) {
+#pragma omp single
+        keep_sampled(model, step, at);
+    }
+    attend(is_bf16, model, index, step, is_last ? step->last_tasks : step->tasks,
+           is_last ? step->num_sampled : step->num_tasks, is_last ? 1 : step->task_tokens, threads,
+           at->queries, at->attended, tile);
+    linear(is_bf16, ADD, &layer->output, at->attended, rows, at->hidden, at->hidden_stride);
+    norm_rows(is_bf16, model, layer->mlp_norm, rows, at);
+    linear(is_bf16, GATE, &layer->gate_up, at->normed, rows, at->joined, at->joined_stride);
+    linear(is_bf16, ADD, &layer->down, at->joined, rows, at->hidden, at->hidden_stride);
+}
+
+INLINE void compute(const int is_bf16, const Model *model, const Step *step, int64_t threads) {
+    Buffers at;
+    place_buffers(model, step->num_tokens, threads, step->workspace, &at);
+#pragma omp parallel num_threads(threads)
+    {
+        Tile tile;
+        const int64_t tile_bytes = place_tile(model, at.tiles, &tile);
+        place_tile(model, at.tiles + omp_get_thread_num() * tile_bytes, &tile);
+#pragma omp for schedule(static)
+        for (int64_t token = 0; token < step->num_tokens; token++)
+            embed(is_bf16, model, step->token_ids[token], at.hidden + token * at.hidden_stride);
+        for (int64_t layer = 0; layer < model->num_layers; layer++)
+            compute_layer(is_bf16, model, layer, step, &at, threads, &tile);
+        norm_rows(is_bf16, model, model->norm, step->num_sampled, &at);
+        linear(is_bf16, STORE, &model->lm_head, at.normed, step->num_sampled, step->logits,
+               model->lm_head.panels * PANEL);
+    }
+}
+
+static void compute_bf16(const Model *model, const Step *step, int64_t threads) {
+    compute(1, model, step, threads);
+}
+
+static void compute_f32(const Model *model, const Step *step, int64_t threads) {
+    compute(0, model, step, threads);
+}
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* Outputs per panel: how weights are to be cut. */
+EXPORT int64_t triolet_panel(void) { return PANEL; }
+
+/* Rows of a task: its positions times the query heads that share a key head. */
+EXPORT int64_t triolet_rows_per_task(void) { return TILE_ROWS; }
+
+/* Whether this machine has the instructions of this build. */
+EXPORT int64_t triolet_runs_here(void) {
+    __builtin_cpu_init();
+#if defined(__AVX512BF16__)
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bf16");
+#elif defined(__AVX512F__)
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl");
+#else
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+}
+
+EXPORT int64_t triolet_workspace_bytes(const Model *model, int64_t tokens, int64_t threads) {
+    Buffers at;
+    return place_buffers(model, tokens, threads, NULL, &at);
+}
+
+EXPORT void triolet_compute(const Model *model, const Step *step, int64_t threads) {
+    (model->is_bf16 ? compute_bf16 : compute_f32)(model, step, threads);
+}
+
+/* Attention alone, for tests: KV is in the pool already, queries are scaled. */
+EXPORT void triolet_attend(const Model *model, const Step *step, int64_t layer, const char *queries,
+                           char *output) {
+    Tile tile;
+    place_tile(model, step->workspace, &tile);
+    if (model->is_bf16)
+        attend(1, model, layer, step, step->tasks, step->num_tasks, step->task_tokens, 1, queries,
+               output, &tile);
+    else
+        attend(0, model, layer, step, step->tasks, step->num_tasks, step->task_tokens, 1, queries,
+               output, &tile);
+}

@@ -1,0 +1,73 @@
+/* What Python hands over: a model, once, and a step, each time. Mirrored field by field by
+ * engine/native/structs.py. All counts are int64 and all tensors plain pointers: nothing of torch
+ * is needed here. "Number" means float or bf16, as `is_bf16` says.
+ */
+#ifndef TRIOLET_MODEL_H
+#define TRIOLET_MODEL_H
+
+#include <stdint.h>
+
+/* A linear layer, its weight cut into panels of PANEL outputs: [panels][steps][PANEL] words of four
+ * bytes, a word being one float, or two bf16 that are neighbours along the input. */
+typedef struct {
+    const void *weight;
+    const float *bias; /* [panels * PANEL], or NULL */
+    int64_t panels;
+    int64_t steps; /* words of four bytes in a row of input */
+} Linear;
+
+typedef struct {
+    Linear qkv;     /* query heads, key heads, value heads */
+    Linear output;
+    Linear gate_up; /* each panel: half of it gates, then the ups that belong to them */
+    Linear down;
+    const float *attention_norm;
+    const float *query_norm; /* [head_dim] or NULL */
+    const float *key_norm;
+    const float *mlp_norm;
+} Layer;
+
+typedef struct {
+    int64_t is_bf16;
+    int64_t num_layers;
+    int64_t hidden_size; /* a multiple of 16, as head_dim is */
+    int64_t num_heads;
+    int64_t num_kv_heads;
+    int64_t head_dim;
+    int64_t block_size;
+    double eps;
+    double scale;          /* of scores */
+    const void *embedding; /* numbers [vocab_size][hidden_size]; NULL: rows of lm_head */
+    const Layer *layers;
+    const float *norm;
+    Linear lm_head;
+    const float *cosines; /* [max_model_len][head_dim / 2] */
+    const float *sines;
+    void *pool; /* numbers [blocks][num_layers][2][block_size][num_kv_heads][head_dim] */
+} Model;
+
+/* Neighbouring positions of one sequence that attend together. */
+typedef struct {
+    int64_t table;    /* where the sequence's blocks begin in `tables` */
+    int64_t position; /* of the first */
+    int64_t count;
+    int64_t token;    /* index of the first among the step's tokens */
+} Task;
+
+typedef struct {
+    int64_t num_tokens;
+    int64_t num_tasks;
+    int64_t task_tokens; /* of the longest task */
+    int64_t num_sampled;
+    const int64_t *token_ids;
+    const int64_t *positions;
+    const int64_t *slots;   /* block * block_size + offset */
+    const int64_t *tables;  /* all sequences' blocks, end to end */
+    const Task *tasks;      /* of all tokens */
+    const Task *last_tasks; /* one per sampled token: all that the last layer computes */
+    const int64_t *sampled; /* ascending indices of tokens */
+    float *logits;          /* [num_sampled][lm_head.panels * PANEL] */
+    char *workspace;        /* triolet_workspace_bytes */
+} Step;
+
+#endif

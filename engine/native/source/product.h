@@ -1,0 +1,142 @@
+/* Matrix products whose every element is one sum in one order.
+ *
+ * An element of the result is summed along the input from its beginning to its end in one register
+ * lane, whatever the number of rows and however rows and panels are shared out among threads. So a
+ * row has the same bits in every batch, and in prefill as in decode.
+ */
+#ifndef TRIOLET_PRODUCT_H
+#define TRIOLET_PRODUCT_H
+
+#include <omp.h>
+
+#include "model.h"
+#include "vectors.h"
+
+#define AHEAD 12288       /* bytes: how far ahead of use a panel is fetched into the cache */
+#define NEAR (512 * 1024) /* bytes of input that stay in the second-level cache beside a panel */
+
+/* `rows` rows times one panel. A row's words are `stride` bytes apart from the next row's.
+ * result[r][PANEL] = (adds ? result : 0) + input[r] . panel
+ * As many bytes as the panel has are fetched into the cache from `fetch` on, a few with each step:
+ * whatever is needed next arrives while the sums keep the core busy. */
+INLINE void multiply_rows(const int is_bf16, const int rows, const int adds, const char *input,
+                          int64_t stride, const char *panel, int64_t steps, const char *fetch,
+                          float *result, int64_t result_stride) {
+    vf sums[MR][NV];
+#pragma GCC unroll 12
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int n = 0; n < NV; n++)
+            sums[r][n] = adds ? v_load(result + r * result_stride + n * VL) : v_set(0.0f);
+    for (int64_t s = 0; s < steps; s++) {
+        vf columns[NV];
+#pragma GCC unroll 2
+        for (int n = 0; n < NV; n++)
+            columns[n] = v_load((const float *)panel + (s * NV + n) * VL);
+        _mm_prefetch(fetch + s * PANEL * 4, _MM_HINT_T0);
+        if (PANEL * 4 > 64) _mm_prefetch(fetch + s * PANEL * 4 + 64, _MM_HINT_T0);
+#pragma GCC unroll 12
+        for (int r = 0; r < rows; r++) {
+            vf factor = v_repeat(input + r * stride + s * 4);
+#pragma GCC unroll 2
+            for (int n = 0; n < NV; n++)
+                sums[r][n] = v_step(is_bf16, sums[r][n], factor, columns[n]);
+        }
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int n = 0; n < NV; n++) v_store(result + r * result_stride + n * VL, sums[r][n]);
+}
+
+#define ROWS(n)                                                                                  \
+    case n:                                                                                      \
+        multiply_rows(is_bf16, n, adds, input, stride, panel, steps, fetch, result,              \
+                      result_stride);                                                            \
+        break;
+#define DEFINE_MULTIPLY(name, bf16, add)                                                         \
+    static void name(int64_t rows, const char *input, int64_t stride, const char *panel,         \
+                     int64_t steps, const char *fetch, float *result, int64_t result_stride) {   \
+        const int is_bf16 = bf16, adds = add;                                                    \
+        switch (rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) MORE_ROWS }              \
+    }
+#if MR > 6
+#define MORE_ROWS ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12)
+#else
+#define MORE_ROWS
+#endif
+DEFINE_MULTIPLY(multiply_bf16, 1, 0)
+DEFINE_MULTIPLY(multiply_f32, 0, 0)
+DEFINE_MULTIPLY(multiply_add_bf16, 1, 1)
+DEFINE_MULTIPLY(multiply_add_f32, 0, 1)
+
+/* Up to MR rows times one panel. */
+INLINE void multiply(const int is_bf16, int64_t rows, const char *input, int64_t stride,
+                     const char *panel, int64_t steps, const char *fetch, float *result,
+                     int64_t result_stride) {
+    (is_bf16 ? multiply_bf16 : multiply_f32)(rows, input, stride, panel, steps, fetch, result,
+                                              result_stride);
+}
+INLINE void multiply_add(const int is_bf16, int64_t rows, const char *input, int64_t stride,
+                         const char *panel, int64_t steps, const char *fetch, float *result,
+                     int64_t result_stride) {
+    (is_bf16 ? multiply_add_bf16 : multiply_add_f32)(rows, input, stride, panel, steps, fetch, result,
+                                                      result_stride);
+}
+
+typedef enum { STORE, ADD, GATE } Finish;
+
+/* What becomes of a finished panel: floats stored or added, or gate and up joined to numbers. */
+INLINE void finish_row(const int is_bf16, const Finish finish, const float *sums,
+                       const float *bias, void *output, int64_t row, int64_t stride,
+                       int64_t panel) {
+    vf part[NV];
+    for (int n = 0; n < NV; n++) {
+        part[n] = v_load(sums + n * VL);
+        if (bias) part[n] = v_add(part[n], v_load(bias + panel * PANEL + n * VL));
+    }
+    if (finish == GATE) {
+        for (int n = 0; n < NV / 2; n++) {
+            vf gate = part[n], up = part[n + NV / 2];
+            vf e = v_exp(v_sub(v_set(0.0f), gate));
+            vf joined = v_mul(v_div(gate, v_add(v_set(1.0f), e)), up);
+            v_write(is_bf16, output, row * stride + panel * (PANEL / 2) + n * VL, joined);
+        }
+        return;
+    }
+    for (int n = 0; n < NV; n++) {
+        float *to = (float *)output + row * stride + panel * PANEL + n * VL;
+        v_store(to, finish == ADD ? v_add(v_load(to), part[n]) : part[n]);
+    }
+}
+
+/* All rows of a step through a linear layer, shared among the threads of the enclosing region.
+ * input: numbers [rows][steps words]; output: floats, or for GATE numbers, [rows][stride]. */
+INLINE void linear(const int is_bf16, const Finish finish, const Linear *layer, const char *input,
+                   int64_t rows, void *output, int64_t stride) {
+    const int64_t row_bytes = layer->steps * 4;
+    int64_t near = NEAR / row_bytes / MR * MR;
+    if (near < MR) near = MR;
+    const int64_t blocks = (rows + near - 1) / near;
+    /* Neighbouring panels go to one thread, which finds the next one fetched already. */
+    int64_t chunk = layer->panels / (4 * omp_get_num_threads());
+    if (chunk < 1) chunk = 1;
+#pragma omp for schedule(dynamic, chunk)
+    for (int64_t job = 0; job < blocks * layer->panels; job++) {
+        const int64_t panel = job % layer->panels, first = job / layer->panels * near;
+        const int64_t end = first + near < rows ? first + near : rows;
+        const char *weight = (const char *)layer->weight + panel * row_bytes * PANEL;
+        for (int64_t row = first; row < end; row += MR) {
+            float sums[MR * PANEL];
+            const int64_t count = end - row < MR ? end - row : MR;
+            const char *fetch = weight + (row == first ? AHEAD : row_bytes * PANEL);
+            multiply(is_bf16, count, input + row * row_bytes, row_bytes, weight, layer->steps,
+                     fetch, sums, PANEL);
+            for (int64_t r = 0; r < count; r++)
+                finish_row(is_bf16, finish, sums + r * PANEL, layer->bias, output, row + r, stride,
+                           panel);
+        }
+    }
+}
+
+#endif

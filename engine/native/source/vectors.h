@@ -1,0 +1,201 @@
+/* One vector of floats, in AVX-512 or AVX2, and the few operations that the kernels are made of.
+ *
+ * Which one is decided by the flags that a build is compiled with; the kernels above are the same
+ * text for all builds. A panel is NV vectors wide: the columns that a tile of a product has.
+ */
+#ifndef TRIOLET_VECTORS_H
+#define TRIOLET_VECTORS_H
+
+#include <float.h>
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+#if defined(__AVX512F__)
+
+#define VL 16
+#define NV 2
+#define MR 12 /* 24 sums, 2 columns and a factor: 27 of 32 registers */
+typedef __m512 vf;
+typedef __m512i vi;
+
+INLINE vf v_load(const float *p) { return _mm512_loadu_ps(p); }
+INLINE void v_store(float *p, vf x) { _mm512_storeu_ps(p, x); }
+INLINE vf v_set(float x) { return _mm512_set1_ps(x); }
+INLINE vf v_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE vf v_add(vf a, vf b) { return _mm512_add_ps(a, b); }
+INLINE vf v_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
+INLINE vf v_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
+INLINE vf v_div(vf a, vf b) { return _mm512_div_ps(a, b); }
+INLINE vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); }
+INLINE vf v_min(vf a, vf b) { return _mm512_min_ps(a, b); }
+INLINE float v_sum(vf x) { return _mm512_reduce_add_ps(x); }
+INLINE float v_largest(vf x) { return _mm512_reduce_max_ps(x); }
+/* Four bytes, whatever they mean, in every lane. */
+INLINE vf v_repeat(const void *p) {
+    int32_t word;
+    memcpy(&word, p, 4);
+    return _mm512_castsi512_ps(_mm512_set1_epi32(word));
+}
+/* The first `count` lanes of x, `other` in the rest. */
+INLINE vf v_first(vf x, int64_t count, vf other) {
+    __mmask16 mask = count >= VL ? 0xffff : count <= 0 ? 0 : (__mmask16)((1u << count) - 1);
+    return _mm512_mask_blend_ps(mask, other, x);
+}
+INLINE vf v_round(vf x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT); }
+INLINE vf v_power_of_two(vf whole) {
+    vi bits = _mm512_add_epi32(_mm512_cvtps_epi32(whole), _mm512_set1_epi32(127));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 23));
+}
+INLINE vf v_even(vf pair) { /* the lower bf16 of each lane */
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(pair), 16));
+}
+INLINE vf v_odd(vf pair) {
+    vi mask = _mm512_set1_epi32((int)0xffff0000);
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(pair), mask));
+}
+INLINE vf v_load_bf16(const uint16_t *p) {
+    vi wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+INLINE void v_store_bf16(uint16_t *p, vf x) {
+#if defined(__AVX512BF16__)
+    _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh(x));
+#else
+    vi bits = _mm512_castps_si512(x);
+    vi last = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    vi up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), last);
+    /* A NaN must not round up to infinity. */
+    __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    up = _mm512_mask_mov_epi32(up, nan, _mm512_set1_epi32(0x7fc00000));
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16)));
+#endif
+}
+/* Two rows of bf16 as pairs: lane i holds low[i] and, above it, high[i]. */
+INLINE vf v_pairs(const uint16_t *low, const uint16_t *high) {
+    vi l = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)low));
+    vi h = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)high));
+    return _mm512_castsi512_ps(_mm512_or_si512(l, _mm512_slli_epi32(h, 16)));
+}
+
+#elif defined(__AVX2__) && defined(__FMA__)
+
+#define VL 8
+#define NV 2
+#define MR 6 /* 12 sums, 2 columns and a factor: 15 of 16 registers */
+typedef __m256 vf;
+typedef __m256i vi;
+
+INLINE vf v_load(const float *p) { return _mm256_loadu_ps(p); }
+INLINE void v_store(float *p, vf x) { _mm256_storeu_ps(p, x); }
+INLINE vf v_set(float x) { return _mm256_set1_ps(x); }
+INLINE vf v_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE vf v_add(vf a, vf b) { return _mm256_add_ps(a, b); }
+INLINE vf v_sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
+INLINE vf v_mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
+INLINE vf v_div(vf a, vf b) { return _mm256_div_ps(a, b); }
+INLINE vf v_max(vf a, vf b) { return _mm256_max_ps(a, b); }
+INLINE vf v_min(vf a, vf b) { return _mm256_min_ps(a, b); }
+INLINE float v_sum(vf x) {
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+INLINE float v_largest(vf x) {
+    __m128 s = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+}
+INLINE vf v_repeat(const void *p) {
+    int32_t word;
+    memcpy(&word, p, 4);
+    return _mm256_castsi256_ps(_mm256_set1_epi32(word));
+}
+INLINE vf v_first(vf x, int64_t count, vf other) {
+    int clipped = count >= VL ? VL : count <= 0 ? 0 : (int)count;
+    vi lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    vi mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(clipped), lane);
+    return _mm256_blendv_ps(other, x, _mm256_castsi256_ps(mask));
+}
+INLINE vf v_round(vf x) {
+    return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+INLINE vf v_power_of_two(vf whole) {
+    vi bits = _mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 23));
+}
+INLINE vf v_even(vf pair) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(pair), 16));
+}
+INLINE vf v_odd(vf pair) {
+    return _mm256_and_ps(pair, _mm256_castsi256_ps(_mm256_set1_epi32((int)0xffff0000)));
+}
+INLINE vf v_load_bf16(const uint16_t *p) {
+    vi wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+INLINE void v_store_bf16(uint16_t *p, vf x) {
+    vi bits = _mm256_castps_si256(x);
+    vi last = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    vi up = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), last);
+    vi nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    up = _mm256_blendv_epi8(up, _mm256_set1_epi32(0x7fc00000), nan);
+    up = _mm256_srli_epi32(up, 16);
+    __m128i low = _mm256_castsi256_si128(up), high = _mm256_extracti128_si256(up, 1);
+    _mm_storeu_si128((__m128i *)p, _mm_packus_epi32(low, high));
+}
+INLINE vf v_pairs(const uint16_t *low, const uint16_t *high) {
+    vi l = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)low));
+    vi h = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)high));
+    return _mm256_castsi256_ps(_mm256_or_si256(l, _mm256_slli_epi32(h, 16)));
+}
+
+#else
+#error "the kernels need AVX-512 or AVX2 with FMA"
+#endif
+
+#define PANEL (NV * VL)
+
+/* sum + factor * column. In bf16 a lane holds two neighbours along the summed dimension. */
+INLINE vf v_step(const int is_bf16, vf sum, vf factor, vf column) {
+    if (!is_bf16) return v_fma(factor, column, sum);
+#if defined(__AVX512BF16__)
+    return _mm512_dpbf16_ps(sum, (__m512bh)factor, (__m512bh)column);
+#else
+    sum = v_fma(v_even(factor), v_even(column), sum);
+    return v_fma(v_odd(factor), v_odd(column), sum);
+#endif
+}
+
+/* VL numbers of a tensor, from index i on. */
+INLINE vf v_read(const int is_bf16, const void *p, int64_t i) {
+    return is_bf16 ? v_load_bf16((const uint16_t *)p + i) : v_load((const float *)p + i);
+}
+INLINE void v_write(const int is_bf16, void *p, int64_t i, vf x) {
+    if (is_bf16)
+        v_store_bf16((uint16_t *)p + i, x);
+    else
+        v_store((float *)p + i, x);
+}
+
+/* e to the x, within 2 units of the last place; flat below -87 and above 88. Cody and
+ * Waite's reduction, then Taylor's polynomial of degree 7. */
+INLINE vf v_exp(vf x) {
+    x = v_min(v_max(x, v_set(-87.0f)), v_set(88.0f));
+    vf n = v_round(v_mul(x, v_set(1.44269504f)));
+    vf r = v_fma(n, v_set(-0.693359375f), x);
+    r = v_fma(n, v_set(2.12194440e-4f), r);
+    vf y = v_set(1.0f / 5040);
+    y = v_fma(y, r, v_set(1.0f / 720));
+    y = v_fma(y, r, v_set(1.0f / 120));
+    y = v_fma(y, r, v_set(1.0f / 24));
+    y = v_fma(y, r, v_set(1.0f / 6));
+    y = v_fma(y, r, v_set(0.5f));
+    y = v_fma(y, r, v_set(1.0f));
+    y = v_fma(y, r, v_set(1.0f));
+    return v_mul(y, v_power_of_two(n));
+}
+
+#endif

@@ -1,0 +1,77 @@
+"""What the kernels take, field by field as `source/model.h` declares it.
+
+Knows sizes and pointers only; whoever fills a structure keeps alive what it points to.
+"""
+
+from __future__ import annotations
+
+from ctypes import POINTER, Structure, c_double, c_int64, c_void_p
+
+
+class LinearFields(Structure):
+    """`Linear`: a weight in panels, its bias, and their extent."""
+
+    _fields_ = (
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("panels", c_int64),
+        ("steps", c_int64),
+    )
+
+
+class LayerFields(Structure):
+    """`Layer`: four products and four norms."""
+
+    _fields_ = (
+        ("qkv", LinearFields),
+        ("output", LinearFields),
+        ("gate_up", LinearFields),
+        ("down", LinearFields),
+        ("attention_norm", c_void_p),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+    )
+
+
+class ModelFields(Structure):
+    """`Model`: everything that stays the same from step to step."""
+
+    _fields_ = (
+        ("is_bf16", c_int64),
+        ("num_layers", c_int64),
+        ("hidden_size", c_int64),
+        ("num_heads", c_int64),
+        ("num_kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("block_size", c_int64),
+        ("eps", c_double),
+        ("scale", c_double),
+        ("embedding", c_void_p),
+        ("layers", POINTER(LayerFields)),
+        ("norm", c_void_p),
+        ("lm_head", LinearFields),
+        ("cosines", c_void_p),
+        ("sines", c_void_p),
+        ("pool", c_void_p),
+    )
+
+
+class StepFields(Structure):
+    """`Step`: one step's tokens, where their KV goes, and where the logits do."""
+
+    _fields_ = (
+        ("num_tokens", c_int64),
+        ("num_tasks", c_int64),
+        ("task_tokens", c_int64),
+        ("num_sampled", c_int64),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("tables", c_void_p),
+        ("tasks", c_void_p),
+        ("last_tasks", c_void_p),
+        ("sampled", c_void_p),
+        ("logits", c_void_p),
+        ("workspace", c_void_p),
+    )

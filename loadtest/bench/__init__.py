@@ -1,0 +1,1 @@
+"""Benchmarks: Triolet beside its peers and beside the machine's limits, in one run."""

@@ -1,0 +1,144 @@
+"""`python -m loadtest.bench.model`: write a model directory with random weights, for benchmarks.
+
+The shape is Llama's and the time of a step does not depend on what the weights are, so nothing is
+downloaded. The tokenizer is the demo model's, with words added until the vocabulary is full:
+whatever a random model says can be decoded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from rich.console import Console
+from safetensors.torch import save_file
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ROOT: Final = Path(__file__).parents[2]
+DEMO: Final = ROOT / "triolet" / "demo"
+SEED: Final = 150
+COPIED: Final = ("tokenizer_config.json", "generation_config.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A Llama with tied embeddings."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int = 64
+    vocab_size: int = 16_384
+    max_position_embeddings: int = 8_192
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """In bf16."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * 2
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of all tensors by their names."""
+        hidden, keys = self.hidden_size, self.num_kv_heads * self.head_dim
+        queries, wide = self.num_heads * self.head_dim, self.intermediate_size
+        shapes: dict[str, tuple[int, ...]] = {
+            "model.embed_tokens.weight": (self.vocab_size, hidden),
+            "model.norm.weight": (hidden,),
+        }
+        for index in range(self.num_layers):
+            layer = f"model.layers.{index}."
+            shapes |= {
+                f"{layer}input_layernorm.weight": (hidden,),
+                f"{layer}self_attn.q_proj.weight": (queries, hidden),
+                f"{layer}self_attn.k_proj.weight": (keys, hidden),
+                f"{layer}self_attn.v_proj.weight": (keys, hidden),
+                f"{layer}self_attn.o_proj.weight": (hidden, queries),
+                f"{layer}post_attention_layernorm.weight": (hidden,),
+                f"{layer}mlp.gate_proj.weight": (wide, hidden),
+                f"{layer}mlp.up_proj.weight": (wide, hidden),
+                f"{layer}mlp.down_proj.weight": (hidden, wide),
+            }
+        return shapes
+
+
+SHAPES: Final = {
+    "150m": Shape(1024, 2816, num_layers=12, num_heads=16, num_kv_heads=4),
+    "15m": Shape(384, 1024, num_layers=6, num_heads=6, num_kv_heads=2),
+}
+
+
+def write_model(directory: Path, shape: Shape) -> None:
+    """Write a complete directory; the same bytes each time."""
+    directory.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(SEED)
+    weights: dict[str, Tensor] = {}
+    for name, size in shape.tensors().items():
+        weights[name] = torch.ones(size, dtype=torch.bfloat16)
+        if len(size) > 1:
+            weights[name] = (torch.randn(size, generator=generator) * 0.02).bfloat16()
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    _write_json(directory / "config.json", _config(shape))
+    _write_json(directory / "tokenizer.json", _tokenizer(shape.vocab_size))
+    for name in COPIED:
+        (directory / name).write_bytes((DEMO / name).read_bytes())
+
+
+def _config(shape: Shape) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((DEMO / "config.json").read_text())
+    return config | {
+        "head_dim": shape.head_dim,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "max_position_embeddings": shape.max_position_embeddings,
+        "num_attention_heads": shape.num_heads,
+        "num_hidden_layers": shape.num_layers,
+        "num_key_value_heads": shape.num_kv_heads,
+        "tie_word_embeddings": True,
+        "vocab_size": shape.vocab_size,
+    }
+
+
+def _tokenizer(vocab_size: int) -> dict[str, Any]:
+    """Return the demo tokenizer with words that no merge ever makes, but that can be decoded."""
+    tokenizer: dict[str, Any] = json.loads((DEMO / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    for token_id in range(len(vocabulary), vocab_size):
+        vocabulary[f"Ġw{token_id}"] = token_id
+    return tokenizer
+
+
+def _write_json(path: Path, fields: dict[str, Any]) -> None:
+    path.write_text(json.dumps(fields, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Write one model, unless it is there."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("size", choices=sorted(SHAPES), nargs="?", default="150m")
+    parser.add_argument("--output", type=Path, help="directory; build/bench/model-SIZE")
+    arguments = parser.parse_args()
+    directory: Path = arguments.output or model_directory(arguments.size)
+    shape = SHAPES[arguments.size]
+    if not (directory / "tokenizer.json").exists():
+        write_model(directory, shape)
+    parameters = sum(torch.Size(size).numel() for size in shape.tensors().values())
+    Console().print(
+        f"{directory}: {parameters / 1e6:.0f}M parameters, "
+        f"{shape.kv_bytes_per_token:,} bytes of KV per token in bf16"
+    )
+
+
+def model_directory(size: str) -> Path:
+    """Return where a model of that size is written and looked for."""
+    return ROOT / "build" / "bench" / f"model-{size}"
+
+
+if __name__ == "__main__":
+    main()

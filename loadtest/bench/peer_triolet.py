@@ -1,0 +1,107 @@
+"""Triolet's engine alone, without server and wire: `python -m loadtest.bench.peer_triolet`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from engine.batch import SampleSpec, StepRow
+from engine.load import load_engine
+from triolet.config import Dtype, EngineConfig
+from triolet.sampling import SamplingParams
+from triolet.units import MIB
+
+from .peer_loop import answer_requests
+
+if TYPE_CHECKING:
+    from engine.batch import Sampled
+    from engine.load import Engine
+
+GREEDY: Final = SamplingParams(temperature=0.0)
+CHUNK: Final = 512
+"""Prompt tokens per step: the default of max_num_batched_tokens."""
+
+
+class TrioletSession:
+    """Runs what a prefill and a decode worker would, one after the other."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def run(self, prompts: list[list[int]], steps: int) -> tuple[float, list[float]]:
+        """See peer_loop.Session."""
+        ledger, block_size = self._engine.ledger, self._engine.pool.layout.block_size
+        num_blocks = -(-(len(prompts[0]) + steps + 1) // block_size)
+        tables = [ledger.lease(index, num_blocks) for index in range(len(prompts))]
+        try:
+            began_at = perf_counter()
+            last = self._prefill(prompts, tables)
+            prefill_s = perf_counter() - began_at
+            step_s = []
+            for step in range(steps):
+                began_at = perf_counter()
+                last = self._decode(last, len(prompts[0]) + step, step + 1, tables)
+                step_s.append(perf_counter() - began_at)
+        finally:
+            for index in range(len(prompts)):
+                ledger.release(index)
+        return prefill_s, step_s
+
+    def _prefill(self, prompts: list[list[int]], tables: list[list[int]]) -> list[int]:
+        """Compute prompts in steps of CHUNK tokens, as many prompts in one as fit."""
+        first: list[int] = []
+        rows: list[StepRow] = []
+        room = CHUNK
+        for prompt, table in zip(prompts, tables, strict=True):
+            done = 0
+            while done < len(prompt):
+                part = prompt[done : done + room]
+                is_last = done + len(part) == len(prompt)
+                rows.append(StepRow(part, done, table, SampleSpec(GREEDY, 0) if is_last else None))
+                done, room = done + len(part), room - len(part)
+                if not room:
+                    first += tokens_of(self._engine.runner.step(rows))
+                    rows, room = [], CHUNK
+        return first + tokens_of(self._engine.runner.step(rows))
+
+    def _decode(
+        self, last: list[int], start: int, position: int, tables: list[list[int]]
+    ) -> list[int]:
+        spec = SampleSpec(GREEDY, position)
+        rows = [
+            StepRow([token], start, table, spec, is_decode=True)
+            for token, table in zip(last, tables, strict=True)
+        ]
+        return tokens_of(self._engine.runner.step(rows))
+
+
+def tokens_of(results: list[Sampled | None]) -> list[int]:
+    """Return the tokens of the rows that chose one."""
+    return [result.token_id for result in results if result is not None]
+
+
+def main() -> None:
+    """Load and answer."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtype", type=Dtype, default=Dtype.BFLOAT16)
+    parser.add_argument("--backend", default="native")
+    parser.add_argument("--kv-pool-mib", type=int, default=1024)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    config = EngineConfig(
+        dtype=arguments.dtype,
+        backend=arguments.backend,
+        kv_pool_bytes=arguments.kv_pool_mib * MIB,
+        max_num_batched_tokens=CHUNK,
+    )
+    answer_requests(lambda: TrioletSession(load_engine(arguments.model, config, lambda *_: None)))
+
+
+if __name__ == "__main__":
+    main()

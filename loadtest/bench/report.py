@@ -1,0 +1,116 @@
+"""A benchmark's result: table, JSON, plot, and the ratios that it is judged by."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from rich.console import Console
+
+BAR_HEIGHT: Final = 16
+BAR_WIDTH: Final = 480
+LABEL_WIDTH: Final = 320
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """One number that says whether a goal is met.
+
+    Attributes:
+      value: what was measured.
+      floor: it should be at least this.
+    """
+
+    value: float
+    floor: float
+
+    @property
+    def is_met(self) -> bool:
+        """Whether it is."""
+        return self.value >= self.floor
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that a run found out.
+
+    Attributes:
+      name: of the benchmark; files are called by it.
+      machine: see machine.describe.
+      rows: measurements, all with the same fields.
+      ratios: by name.
+      skipped: peers that did not run, and why.
+      plotted: the fields of a row that label its bar, and the one that is its length.
+    """
+
+    name: str
+    machine: dict[str, Any]
+    rows: list[dict[str, Any]]
+    ratios: dict[str, Ratio]
+    skipped: dict[str, str]
+    plotted: tuple[tuple[str, ...], str]
+
+    def write(self, folder: Path) -> Path:
+        """Write NAME.json and NAME.svg; return the former's path."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{self.name}.json"
+        fields = {
+            "machine": self.machine,
+            "rows": self.rows,
+            "ratios": {
+                name: {"value": round(ratio.value, 3), "floor": ratio.floor}
+                for name, ratio in self.ratios.items()
+            },
+            "skipped": self.skipped,
+        }
+        path.write_text(json.dumps(fields, indent=1) + "\n")
+        labels, length = self.plotted
+        bars = [(" ".join(str(row[name]) for name in labels), row[length]) for row in self.rows]
+        (folder / f"{self.name}.svg").write_text(plot(f"{self.name}: {length}", bars))
+        return path
+
+    def show(self, console: Console) -> None:
+        """Print the rows, the ratios and what was skipped."""
+        machine = self.machine
+        console.print(
+            f"{machine['cpu']}, {machine['threads']} of {machine['cores']} cores, "
+            f"{' '.join(machine['instructions'])}, load {machine['load_average']:.1f}"
+        )
+        table = Table(*self.rows[0])
+        for row in self.rows:
+            table.add_row(*(f"{v:,.1f}" if isinstance(v, float) else str(v) for v in row.values()))
+        console.print(table)
+        for name, ratio in self.ratios.items():
+            verdict = "met" if ratio.is_met else "not met"
+            console.print(f"{name}: {ratio.value:.2f} (at least {ratio.floor}: {verdict})")
+        for name, reason in self.skipped.items():
+            console.print(f"{name} skipped: {reason}")
+
+
+def plot(title: str, bars: Sequence[tuple[str, float]]) -> str:
+    """Return horizontal bars as SVG."""
+    longest = max(length for _, length in bars)
+    lines = [f'<text x="4" y="14" font-weight="bold">{escape(title)}</text>']
+    for index, (label, length) in enumerate(bars):
+        top = 24 + index * (BAR_HEIGHT + 4)
+        width = BAR_WIDTH * length / longest
+        lines += [
+            f'<text x="{LABEL_WIDTH - 6}" y="{top + 12}" text-anchor="end">{escape(label)}</text>',
+            f'<rect x="{LABEL_WIDTH}" y="{top}" width="{width:.1f}" height="{BAR_HEIGHT}" '
+            'fill="#4a7ab5"/>',
+            f'<text x="{LABEL_WIDTH + width + 4:.1f}" y="{top + 12}">{length:,.0f}</text>',
+        ]
+    height = 28 + len(bars) * (BAR_HEIGHT + 4)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{LABEL_WIDTH + BAR_WIDTH + 80}" '
+        f'height="{height}" font-family="sans-serif" font-size="12">\n' + "\n".join(lines) + "\n"
+        "</svg>\n"
+    )

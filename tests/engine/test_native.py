@@ -1,0 +1,310 @@
+"""The kernels compute what they say, in every build that this machine can run."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from ctypes import Structure
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from engine.backend import build_model, choose_backend
+from engine.batch import StepRow, flatten
+from engine.kv_pool import KVLayout, KVPool
+from engine.layers import Linear
+from engine.model_config import load_model_config
+from engine.native import library as library_module
+from engine.native.library import BUILDS, Library, load_build
+from engine.native.model import plan_tasks
+from engine.native.packing import join_gate_up, pack, widen
+from engine.native.structs import LayerFields, LinearFields, ModelFields, StepFields
+from engine.weights import Checkpoint as WeightFiles
+from triolet.config import Dtype, EngineConfig
+from triolet.errors import ConfigError
+from triolet.units import MIB
+
+from .checkpoints import FAMILIES, VOCAB_SIZE
+from .driver import GREEDY, Running, decode, generate, open_engine, prefill
+from .kernels import attention_of_one
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from engine.batch import FlatStep
+
+    from .checkpoints import Checkpoint
+
+SOURCES = Path(library_module.__file__).parent / "source"
+CPU = torch.device("cpu")
+DTYPES = (torch.float32, torch.bfloat16)
+LAYER = 1
+PROMPT = np.random.default_rng(8).integers(3, VOCAB_SIZE, size=200).tolist()
+
+
+@pytest.fixture(params=BUILDS)
+def library(request: pytest.FixtureRequest) -> Library:
+    """Return each build of the kernels."""
+    loaded = load_build(request.param)
+    if loaded is None:
+        pytest.skip(f"no {request.param} build for this machine")
+    return loaded
+
+
+def mixed_rows(block_size: int) -> list[StepRow]:
+    """Return decode rows and chunks over scattered blocks."""
+    free = iter(torch.randperm(299).add(1).tolist())
+    rows = []
+    for num_tokens, start in [(1, 0), (1, 90), (70, 0), (1, 255), (33, 600), (3, 256), (1, 63)]:
+        blocks = [next(free) for _ in range(-(-(start + num_tokens) // block_size))]
+        rows.append(StepRow([0] * num_tokens, start, blocks, is_decode=num_tokens == 1))
+    return rows
+
+
+def attend(library: Library, pool: KVPool, step: FlatStep, queries: Tensor) -> Tensor:
+    """Run attention alone over a layer of a pool."""
+    layout = pool.layout
+    model = ModelFields(
+        is_bf16=layout.dtype is torch.bfloat16,
+        num_layers=layout.num_layers,
+        num_heads=queries.shape[1],
+        num_kv_heads=layout.num_kv_heads,
+        head_dim=layout.head_dim,
+        block_size=layout.block_size,
+        layers=(LayerFields * layout.num_layers)(),
+        pool=pool.blocks.data_ptr(),
+    )
+    group = queries.shape[1] // layout.num_kv_heads
+    tables, tasks = plan_tasks(step, max(1, library.rows_per_task // group))
+    room = torch.empty(library.workspace_bytes(model, 1, 1) + 64, dtype=torch.uint8)
+    fields = StepFields(
+        num_tasks=len(tasks),
+        task_tokens=int(tasks[:, 2].max()),
+        tables=tables.ctypes.data,
+        tasks=tasks.ctypes.data,
+        workspace=room.data_ptr(),
+    )
+    output = torch.empty_like(queries)
+    library.attend(model, fields, LAYER, queries.data_ptr(), output.data_ptr())
+    return output
+
+
+def filled_pool(
+    dtype: torch.dtype, block_size: int, num_kv_heads: int, head_dim: int, rows: list[StepRow]
+) -> KVPool:
+    """Return a pool that is random where these rows look, and NaN everywhere else."""
+    pool = KVPool(KVLayout(2, block_size, num_kv_heads, head_dim, dtype), 300, CPU)
+    pool.poison(range(300))
+    for row in rows:
+        for position in range(row.start + len(row.token_ids)):
+            block, offset = row.block_table[position // block_size], position % block_size
+            pool.blocks[block, LAYER, :, offset].normal_()
+    return pool
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("block_size", "num_heads", "num_kv_heads", "head_dim"),
+    [(16, 4, 2, 64), (7, 3, 3, 16), (64, 6, 1, 80), (16, 16, 2, 128)],
+)
+def test_attention_is_explicit_attention_and_reads_nothing_beyond(
+    library: Library,
+    dtype: torch.dtype,
+    block_size: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+) -> None:
+    torch.manual_seed(3)
+    rows = mixed_rows(block_size)
+    pool = filled_pool(dtype, block_size, num_kv_heads, head_dim, rows)
+    step = flatten(rows, block_size)
+    scale = head_dim**-0.5
+    queries = (torch.randn(step.query_start_loc[-1], num_heads, head_dim) * scale).to(dtype)
+    output = attend(library, pool, step, queries)
+    for index, row in enumerate(rows):
+        own = slice(*step.query_start_loc[index : index + 2])
+        end = row.start + len(row.token_ids)
+        cached = pool.blocks[list(step.block_tables[index]), LAYER].float()
+        keys, values = cached.transpose(0, 1).flatten(1, 2)[:, :end]
+        expected = attention_of_one(queries[own].float(), keys, values, 1.0)
+        # In bf16 the weights are rounded, by 2^-9 of each, and so is the result.
+        allowed = 2e-6 if dtype is torch.float32 else 2**-8 * float(values.abs().max())
+        torch.testing.assert_close(output[own].float(), expected, rtol=0, atol=allowed)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_of_a_token_has_the_same_bits_in_every_company(
+    library: Library, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(4)
+    blocks = list(range(20, 0, -1))
+    whole = [StepRow([0] * 300, 0, blocks)]
+    pool = filled_pool(dtype, 16, 2, 64, whole)
+    queries = (torch.randn(300, 8, 64) / 8).to(dtype)
+    together = attend(library, pool, flatten(whole, 16), queries)
+    alone = [
+        attend(library, pool, flatten([StepRow([0], at, blocks)], 16), queries[at : at + 1])
+        for at in (0, 1, 62, 63, 64, 65, 127, 128, 298, 299)
+    ]
+    expected = together[[0, 1, 62, 63, 64, 65, 127, 128, 298, 299]]
+    assert torch.equal(torch.cat(alone), expected)
+    parts = [
+        attend(library, pool, flatten([StepRow([0] * (end - at), at, blocks)], 16), queries[at:end])
+        for at, end in ((0, 7), (7, 100), (100, 165), (165, 300))
+    ]
+    assert torch.equal(torch.cat(parts), together)
+
+
+def test_a_packed_weight_holds_every_number_once() -> None:
+    for dtype, words in ((torch.float32, 6), (torch.bfloat16, 3)):
+        weight = torch.arange(30.0).view(5, 6).to(dtype)
+        packed = pack(weight, 4)
+        assert packed.shape == (2, words, 4)
+        rows = packed.transpose(1, 2).reshape(8, words).contiguous().view(dtype)
+        assert torch.equal(rows[:5], weight)
+        assert not rows[5:].any()
+    odd = pack(torch.ones(2, 5, dtype=torch.bfloat16), 2)
+    assert odd.shape == (1, 3, 2)
+
+
+def test_gates_share_their_panel_with_their_ups() -> None:
+    weight = torch.arange(10.0).view(10, 1)  # gates 0 to 4, ups 5 to 9
+    joined = join_gate_up(weight, 4).flatten().tolist()
+    assert joined == [0, 1, 5, 6, 2, 3, 7, 8, 4, 0, 9, 0]
+    assert join_gate_up(weight.flatten(), 4).tolist() == joined
+    assert widen(torch.ones(2, 3), 5).tolist() == [[1, 1, 1, 0, 0]] * 2
+    assert Linear(widen(torch.ones(2, 3), 5))(torch.ones(1, 5)).tolist() == [[3, 3]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_build_gives_the_logits_of_torch(
+    checkpoint: Callable[[str], Checkpoint],
+    library: Library,
+    family: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("engine.backend.load_library", lambda: library)
+    model = checkpoint(family)
+    logits = {}
+    for backend in ("native", "sdpa"):
+        engine = open_engine(model.path, EngineConfig(backend=backend, kv_pool_bytes=4 * MIB))
+        [results] = generate(engine, [PROMPT], 12)
+        logits[backend] = results
+    for ours, expected in zip(logits["native"], logits["sdpa"], strict=True):
+        assert ours.token_id == expected.token_id
+        assert [i for i, _ in ours.top[:3]] == [i for i, _ in expected.top[:3]]
+        np.testing.assert_allclose(
+            [p for _, p in ours.top], [p for _, p in expected.top], atol=2e-4
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", list(Dtype))
+def test_decode_and_prefill_of_the_same_token_agree_bit_for_bit(
+    checkpoint: Callable[[str], Checkpoint], library: Library, dtype: Dtype
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.backend.load_library", lambda: library)
+        config = EngineConfig(dtype=dtype, backend="native", kv_pool_bytes=4 * MIB)
+        engine = open_engine(checkpoint("qwen3").path, config)
+    sequence = Running(engine, "decoded", PROMPT, 40)
+    prefill(engine, sequence, GREEDY, 64)
+    decode(engine, [sequence], GREEDY, 40)
+    again = Running(engine, "prefilled", PROMPT + sequence.output_ids[:39], 1)
+    prefill(engine, again, GREEDY, 512)
+    assert again.results == sequence.results[39:]
+    # What prefill computes of the completion's tokens is what decode wrote, also in the KV.
+    num_whole = len(again.prompt) // 16
+    first, second = (
+        bytes(engine.pool.export_blocks(blocks[:num_whole]))
+        for blocks in (again.blocks, sequence.blocks)
+    )
+    assert first == second
+
+
+def declared(name: str) -> list[str]:
+    """Return the fields of a C structure as model.h declares them."""
+    text = (SOURCES / "model.h").read_text().partition("#define")[2]
+    body = next(part.rpartition("typedef struct {")[2] for part in text.split(f"}} {name};")[:1])
+    lines = [line.split("/*")[0].strip() for line in body.splitlines()]
+    return [line.rstrip(";").split()[-1].lstrip("*") for line in lines if line.endswith(";")]
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("Linear", LinearFields),
+        ("Layer", LayerFields),
+        ("Model", ModelFields),
+        ("Step", StepFields),
+    ],
+)
+def test_structures_mirror_the_header(name: str, fields: type[Structure]) -> None:
+    mirrored = [entry[0] for entry in fields._fields_]
+    assert mirrored == declared(name)
+    assert ctypes.sizeof(fields) % 8 == 0
+
+
+def test_auto_takes_the_kernels_where_they_fit(
+    checkpoint: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_model_config(checkpoint("llama").path)
+    if library_module.load_library() is not None:
+        assert choose_backend(EngineConfig(), model, "cpu") == "native"
+    assert choose_backend(EngineConfig(), model, "cuda") == "sdpa"
+    assert choose_backend(EngineConfig(backend="sdpa"), model, "cpu") == "sdpa"
+    with pytest.raises(ConfigError, match="device is 'cuda'; allowed: cpu with backend 'native'"):
+        choose_backend(EngineConfig(backend="native"), model, "cuda")
+    with pytest.raises(ConfigError, match="backend is 'xla'; allowed: auto, flash, native, sdpa"):
+        choose_backend(EngineConfig(backend="xla"), model, "cpu")
+    monkeypatch.setattr("engine.backend.load_library", lambda: None)
+    assert choose_backend(EngineConfig(), model, "cpu") == "sdpa"
+    with pytest.raises(ConfigError, match="kernels are not built for this machine"):
+        choose_backend(EngineConfig(backend="native"), model, "cpu")
+
+
+def test_a_build_that_is_not_installed_is_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(library_module, "_FOLDER", tmp_path)
+    assert [load_build(build) for build in BUILDS] == [None, None, None]
+    library_module.load_library.cache_clear()
+    assert library_module.load_library() is None
+    library_module.load_library.cache_clear()
+    suffix = EXTENSION_SUFFIXES[0]
+    (tmp_path / f"_avx2{suffix}").write_bytes(b"not a library")
+    assert load_build("avx2") is None
+
+
+@pytest.mark.slow
+def test_the_kernels_share_the_threads_of_torch() -> None:
+    if library_module.load_library() is None:
+        pytest.skip("the kernels are not built for this machine")
+    script = (
+        "import torch\n"
+        "from engine.native.library import _loaded_runtimes, load_library\n"
+        "assert load_library() is not None\n"
+        "print(len(_loaded_runtimes()))\n"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
+    assert finished.stdout.strip() == "1"
+
+
+def test_loading_says_how_far_it_is(checkpoint: Callable[[str], Checkpoint], backend: str) -> None:
+    path = checkpoint("llama").path
+    config = load_model_config(path)
+    pool = KVPool(KVLayout(2, 16, config.num_kv_heads, 16, torch.float32), 4, CPU)
+    shares: list[float] = []
+    build_model(backend, config, WeightFiles(path), pool, 32, shares.append)
+    assert shares == [0.5, 1.0]
