@@ -38,6 +38,19 @@ ASK_AND_AT_FIRST_TEXT = """(then) => new Promise((done) => {
 })"""
 """In the page itself, because a story is told faster than a test can react from outside."""
 
+LONG_ANSWERS = """(() => {
+  const send = WebSocket.prototype.send;
+  WebSocket.prototype.send = function (text) {
+    const asked = JSON.parse(text);
+    if (asked.type === "response.create") {
+      Object.assign(asked, {ignore_eos: true, max_output_tokens: 900});
+    }
+    send.call(this, JSON.stringify(asked));
+  };
+})()"""
+"""What the page asks, but as long as the context allows: a story may be told before a tab has
+closed."""
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
@@ -114,6 +127,7 @@ def test_stop_ends_the_answer_in_the_pools_too(page: Page, fleet: FleetProcess) 
 def test_closing_the_tab_frees_the_kv(browser: Browser, fleet: FleetProcess) -> None:
     before = ended(fleet, "client_gone")
     page = browser.new_page()
+    page.add_init_script(LONG_ANSWERS)
     page.goto(fleet.url)
     expect(page.locator("#link")).to_have_text("Connected")
     page.evaluate(ASK_AND_AT_FIRST_TEXT, "look")

@@ -157,12 +157,13 @@ def test_what_others_left_in_blocks_changes_nothing(
     assert generate(engine, PROMPTS, 12, chunk=64) == expected
 
 
-def test_a_small_trained_model_tells_its_published_story(backend: str) -> None:
+def test_a_small_trained_model_tells_its_published_story() -> None:
     if not STORIES.is_dir():
         pytest.skip("the stories260K checkpoint is not beside the repository")
     published = json.loads((STORIES / "expected_greedy.json").read_text())
     prompt, expected = published["prompt_ids"], published["greedy_ids"]
-    engine = open_engine(STORIES, EngineConfig(backend=backend, kv_pool_bytes=4 * MIB))
+    # Its heads are too narrow for the kernels: this also shows what is chosen then.
+    engine = open_engine(STORIES, EngineConfig(kv_pool_bytes=4 * MIB))
     [results] = generate(engine, [prompt], len(expected) - len(prompt))
     assert prompt + ids(results) == expected
 
