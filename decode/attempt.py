@@ -44,6 +44,7 @@ class Attempt:
       unheard: rows that were sent and that the server has not said it has; at most what its window
         lets it run ahead.
       kv_sender: routing id of the prefill worker that ships to it, None before the first chunk.
+      is_local: its prompt is computed here; nobody ships to it.
     """
 
     key: AttemptKey
@@ -62,6 +63,22 @@ class Attempt:
     last_turn: int = 0
     unheard: list[TokenRow] = field(default_factory=list)
     kv_sender: bytes | None = None
+    is_local: bool = False
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that it holds; a lease has all that the prompt needs from its beginning."""
+        return len(self.block_table)
+
+    @property
+    def is_started(self) -> bool:
+        """Whether it has its blocks."""
+        return True
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Prompt tokens that have still to be computed here."""
+        return max(0, len(self.prompt_ids) - self.num_computed_tokens) if self.is_local else 0
 
     @property
     def num_output_tokens(self) -> int:

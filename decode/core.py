@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from worker.engine_port import EnginePort
     from worker.identity import Identity
 
-_HOLDING = (LeaseState.RESERVED, LeaseState.FILLING)
+_HOLDING = (LeaseState.RESERVED, LeaseState.FILLING, LeaseState.COMPUTING)
 _WITH_ROW = (LeaseState.READY, LeaseState.RUNNING)
 
 
@@ -196,6 +196,11 @@ class DecodeCore:
             bad_digests=counters.bad_digests,
             preemptions=counters.preemptions,
             dropped=counters.dropped_by_reason(),
+            step_s=self.stepper.rates.step_s,
+            prompt_tokens_per_s=self.stepper.rates.prompt_tokens_per_s,
+            local_tokens=sum(a.num_remaining_tokens for a in self.roster.attempts.values()),
+            local_prompts=counters.local_prompts,
+            chunk_tokens=self.stepper.rates.chunk_tokens(leases.count(LeaseState.RUNNING)),
         )
 
     def account(self, now: float) -> WorkerAudit:
@@ -231,7 +236,6 @@ class DecodeCore:
 
     def _reserve(self, server: PeerId, frame: Reserve, now: float) -> None:
         standing = self.roster.leases.standing(frame.key)
-        attempt = self.roster.attempts.get(frame.key)
         if standing is Standing.NEW:
             self.roster.end_older(frame.key, now)
             prompt_ids, replay_ids = unpack_tokens(frame.prompt), unpack_tokens(frame.replay)
@@ -242,10 +246,13 @@ class DecodeCore:
             if reason is None:
                 self._admit(server, frame, prompt_ids, replay_ids, now)
         else:
-            is_its_own = attempt is not None and attempt.server == server
+            known = self.roster.attempts.get(frame.key)
+            is_its_own = known is not None and known.server == server
             reason = None if is_its_own else RefuseReason.ENDED
         if reason is None:
-            answer: Grant | Refuse = Grant(*frame.key, epoch=self._identity.me.epoch)
+            is_local = self.roster.attempts[frame.key].is_local
+            epoch = self._identity.me.epoch
+            answer: Grant | Refuse = Grant(*frame.key, epoch=epoch, is_local=is_local)
         else:
             answer = Refuse(*frame.key, reason, retry_after_s=self._link.heartbeat_interval_s)
         self.outbox.to_server(server.identity(), answer)
@@ -295,6 +302,7 @@ class DecodeCore:
             ),
             block_table=self._engine.ledger.lease(frame.key, num_blocks),
             output_ids=[],
+            is_local=len(prompt_ids) <= frame.local_tokens,
         )
         self.roster.add(attempt, now, frame.remaining_s)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from triolet.config import EngineConfig, LinkConfig, ServerConfig, WorkerConfig
+from triolet.config_routing import LocalPrefill
 from triolet.errors import ConfigError
 from triolet.status import Failed, report
 
@@ -98,7 +99,11 @@ def serve(
     link: LinkConfig,
     model: ModelArgument = None,
     prefill: Annotated[
-        int, typer.Option(help="Prefill workers.", rich_help_panel="Processes and links")
+        int,
+        typer.Option(
+            help="Prefill workers; with 0 decode computes prompts itself.",
+            rich_help_panel="Processes and links",
+        ),
     ] = 1,
     decode: Annotated[
         int, typer.Option(help="Decode workers.", rich_help_panel="Processes and links")
@@ -155,8 +160,12 @@ def server(
     from .model_directory import find_model
 
     def run() -> None:
-        for role, addresses in (("prefill", prefill), ("decode", decode)):
-            if not addresses:
+        needs_prefill = config.routing.local_prefill is LocalPrefill.OFF
+        for role, addresses, is_needed in (
+            ("prefill", prefill, needs_prefill),
+            ("decode", decode, True),
+        ):
+            if is_needed and not addresses:
                 raise ConfigError(f"no {role} worker is named; give --{role} ADDRESS at least once")
         model_dir = find_model(model).path
         from server.main import main as run_server

@@ -12,6 +12,7 @@ from typing import Annotated, Final, TypeAlias
 import typer
 
 from triolet.config import DAY_S, Dtype, EngineConfig, LinkConfig, ServerConfig, WorkerConfig
+from triolet.config_routing import LocalPrefill, RoutingConfig
 
 from .quantities import parse_size, show_size
 
@@ -79,6 +80,12 @@ def engine_options(
     max_num_batched_tokens: Annotated[
         int, _compute(help="Prompt tokens per prefill step.")
     ] = _ENGINE.max_num_batched_tokens,
+    prompt_chunk: Annotated[
+        int, _compute(min=1, help="Prompt tokens per decode step, beside running streams.")
+    ] = _ENGINE.prompt_chunk_tokens,
+    target_step: Annotated[
+        float, _compute(min=0.001, max=DAY_S, help="Seconds that a step with prompts should take.")
+    ] = _ENGINE.target_step_s,
     max_model_len: Annotated[
         int | None, _compute(help="Context length.", show_default="the model's own")
     ] = _ENGINE.max_model_len,
@@ -104,6 +111,8 @@ def engine_options(
         kv_pool_bytes=parse_size(kv_pool),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        prompt_chunk_tokens=prompt_chunk,
+        target_step_s=target_step,
         max_model_len=max_model_len,
         threads=threads,
         poison_freed_blocks=poison_freed_blocks,
@@ -156,6 +165,17 @@ def server_options(
     max_connections: Annotated[
         int, _http(min=1, help="Client connections.")
     ] = _SERVER.max_connections,
+    local_prefill: Annotated[
+        LocalPrefill,
+        _fleet(
+            help="Whether decode computes prompts itself: off, auto (short ones, and all while "
+            "no prefill worker is there) or always."
+        ),
+    ] = _SERVER.routing.local_prefill,
+    max_local_tokens: Annotated[
+        int,
+        _fleet(min=0, help="Longest prompt, without what is cached, that auto lets decode have."),
+    ] = _SERVER.routing.max_local_tokens,
     metrics_compat: Annotated[
         str, _http(help="Second names of metrics: vllm or none.")
     ] = _SERVER.metrics_compat,
@@ -175,4 +195,5 @@ def server_options(
         max_queued_requests=max_queued_requests,
         max_connections=max_connections,
         metrics_compat=metrics_compat,
+        routing=RoutingConfig(local_prefill=local_prefill, max_local_tokens=max_local_tokens),
     )

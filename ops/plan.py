@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from triolet.config import WorkerConfig
+from triolet.config_routing import LocalPrefill
 from triolet.errors import ConfigError
 from triolet.ids import Role
 
@@ -36,7 +37,7 @@ class FleetPlan:
       server: settings of the one server; its model and addresses are filled in here.
       engine: settings of every worker; no `threads` means a fair share of the cores.
       link: settings of every process.
-      prefill: how many prefill workers.
+      prefill: how many prefill workers; with none decode computes prompts itself.
       decode: how many decode workers.
       log_level: for every process.
       worker_drain_timeout_s: how long a worker that is restarted may let its sequences finish.
@@ -52,9 +53,13 @@ class FleetPlan:
     worker_drain_timeout_s: float = _WORKER.drain_timeout_s
 
     def __post_init__(self) -> None:
-        for name, count in (("--prefill", self.prefill), ("--decode", self.decode)):
-            if not 1 <= count <= MAX_WORKERS:
-                raise ConfigError(f"{name} is {count}; allowed: 1 to {MAX_WORKERS}")
+        least_prefill = int(self.server.routing.local_prefill is LocalPrefill.OFF)
+        for name, count, least in (
+            ("--prefill", self.prefill, least_prefill),
+            ("--decode", self.decode, 1),
+        ):
+            if not least <= count <= MAX_WORKERS:
+                raise ConfigError(f"{name} is {count}; allowed: {least} to {MAX_WORKERS}")
 
     @property
     def workers(self) -> list[tuple[Role, str]]:

@@ -175,6 +175,8 @@ class PrefillCore:
             stale_frames=counters.stale_frames,
             bad_digests=counters.bad_digests,
             dropped=counters.dropped_by_reason(),
+            step_s=self.stepper.rates.step_s,
+            prompt_tokens_per_s=self.stepper.rates.prompt_tokens_per_s,
         )
 
     def account(self, now: float) -> WorkerAudit:

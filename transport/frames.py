@@ -36,6 +36,7 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
+Rate: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 PackedTokens: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS_ON_WIRE)]
 Digest: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
@@ -90,6 +91,11 @@ class Load(Part, frozen=True, array_like=True):
     bad_digests: Count = 0
     preemptions: Count = 0
     dropped: Annotated[dict[Name, Count], msgspec.Meta(max_length=16)] = {}  # the same, by reason
+    step_s: Seconds = 0.0  # of the usual step; decode's without prompt tokens
+    prompt_tokens_per_s: Rate = 0.0  # what a second of computing yields
+    local_tokens: Count = 0  # decode: prompt tokens that it has still to compute itself
+    local_prompts: Count = 0  # decode: prompts that it has computed itself
+    chunk_tokens: Count = 0  # decode: prompt tokens that its next step may hold
 
 
 class KvTarget(Part, frozen=True, array_like=True):
@@ -220,7 +226,8 @@ class Reserve(AttemptFrame, frozen=True, array_like=True, tag=6):
     """Server -> decode: hold blocks for this prompt.
 
     `replay` are completion tokens that the client already has: they are computed again, never
-    sampled and never sent again.
+    sampled and never sent again. If no more than `local_tokens` of the prompt have no KV there,
+    decode computes them itself, and no prefill worker is asked.
     """
 
     prompt: PackedTokens
@@ -230,13 +237,16 @@ class Reserve(AttemptFrame, frozen=True, array_like=True, tag=6):
     allowed: Count  # the first token window, as in CreditRow
     remaining_s: Seconds
     eos_token_ids: Annotated[tuple[int, ...], msgspec.Meta(max_length=64)] = ()
+    local_tokens: Count = 0
 
 
 class Grant(AttemptFrame, frozen=True, array_like=True, tag=7):
-    """Decode -> server: the lease. `held_blocks` leading blocks need no shipping."""
+    """Decode -> server: the lease. `held_blocks` leading blocks need no shipping. `is_local`:
+    decode computes the rest of the prompt itself, so that its first token is a row of TOKENS."""
 
     epoch: Count
     held_blocks: Count = 0
+    is_local: bool = False
 
 
 class Refuse(AttemptFrame, frozen=True, array_like=True, tag=8):

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Final
 
 from .config_recovery import RecoveryConfig
+from .config_routing import RoutingConfig
 from .errors import ConfigError
 from .loopback import is_loopback
 from .units import KIB, MIB, MILLISECONDS, SECONDS
@@ -168,6 +169,9 @@ class EngineConfig:
     its budget of tokens follows what its steps take from then on."""
     max_num_batched_tokens: int = 512
     """Prompt tokens per prefill step: the bound on how long a short prompt waits for a long one."""
+    prompt_chunk_tokens: int = 64
+    """Prompt tokens in a decode step beside running streams, where decode computes prompts itself:
+    what they may wait for. Fewer hardly shorten the step, for the weights are read all the same."""
     max_model_len: int | None = None
     """Context length; None takes the model's own."""
     threads: int | None = None
@@ -200,6 +204,10 @@ class EngineConfig:
             self.max_num_batched_tokens,
             f">= block_size ({self.block_size})",
         )
+        require(
+            self.prompt_chunk_tokens >= 1, "prompt_chunk_tokens", self.prompt_chunk_tokens, ">= 1"
+        )
+        require(self.target_step_s > 0, "target_step_s", self.target_step_s, "> 0")
         require(self.threads is None or self.threads >= 1, "threads", self.threads, ">= 1")
         require(0 <= self.niceness <= 19, "niceness", self.niceness, "0…19")
 
@@ -240,6 +248,7 @@ class ServerConfig:
     port: int = 8000
     link: LinkConfig = field(default_factory=LinkConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
+    routing: RoutingConfig = field(default_factory=RoutingConfig)
     curve_dir: str | None = None
     token_window: int = 64
     """Tokens a stream may run ahead of what its client has read (back-pressure, window 2)."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from triolet.config_routing import LocalPrefill
 from triolet.ids import Role
 from triolet.sampling import SamplingParams
 from triolet.units import MILLISECONDS, SECONDS
@@ -110,7 +111,8 @@ class _Scenario:
         report = self._report
         self._is_mild = plan.is_mild
         report.tally.asked.update(plan.enabled)
-        world = World(self._seed, _sizes(plan, self._rng), self._trace, report.tally)
+        sizes = _sizes(plan, self._rng)._replace(local_prefill=_local_prefill(self._seed))
+        world = World(self._seed, sizes, self._trace, report.tally)
         checker = Checker(world, plan.latest_s)
         injector = Injector(world, plan, self._rng, report.tally.happened)
         began_at = trio.current_time()
@@ -230,6 +232,12 @@ def _sizes(plan: Plan, rng: random.Random) -> Sizes:
         max_num_seqs=4,
         costs=COSTS,
     )
+
+
+def _local_prefill(seed: int) -> LocalPrefill:
+    """Return who computes prompts in a seed; drawn apart, so that all else stays as it was."""
+    modes = (LocalPrefill.AUTO, LocalPrefill.AUTO, LocalPrefill.OFF, LocalPrefill.ALWAYS)
+    return random.Random(f"local prefill {seed}").choice(modes)
 
 
 async def _look(checker: Checker) -> None:

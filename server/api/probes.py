@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from quart import Response
 
+from triolet.config_routing import LocalPrefill
 from triolet.errors import draining, no_worker
+from triolet.ids import Role
 
 from .generate import json_response
 
@@ -34,17 +36,25 @@ def ready(services: Services) -> Response:
     status = services.fleet.status()
     if not status.is_ready:
         roles = {worker.role.value for worker in status.workers if worker.state == "alive"}
-        missing = sorted({"prefill", "decode"} - roles)
+        missing = sorted({role.value for role in _needed(services)} - roles)
         raise no_worker(f"no live worker for {' and '.join(missing) or 'a request'}")
     # By name, so that whoever replaces a worker sees from here whether the new one is used.
     workers = {
-        worker.name: worker.state if _is_paired(worker, status.workers) else ANOTHER_MODEL
+        worker.name: worker.state
+        if _needed(services) == {worker.role} or _is_paired(worker, status.workers)
+        else ANOTHER_MODEL
         for worker in status.workers
         if worker.capacity is not None
     }
     return json_response(
         {"status": "ready", "model": services.config.model_name, "workers": workers}
     )
+
+
+def _needed(services: Services) -> set[Role]:
+    """Return the roles without which no request can be taken."""
+    may_compute_there = services.config.routing.local_prefill is not LocalPrefill.OFF
+    return {Role.DECODE} if may_compute_there else {Role.PREFILL, Role.DECODE}
 
 
 def _is_paired(worker: WorkerView, workers: Sequence[WorkerView]) -> bool:

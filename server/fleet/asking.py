@@ -27,6 +27,7 @@ def reserve_frame(
         allowed=attempt.allowed,
         remaining_s=max(sequence.deadline - now, 0.0),
         eos_token_ids=eos_token_ids,
+        local_tokens=attempt.local_tokens,
     )
 
 

@@ -19,10 +19,10 @@ from . import ends
 from .admission import limits_of, missing_role, refuse_overload, refuse_unfit
 from .attempts import Attempts
 from .book import RequestBook
+from .dispatch import is_ready, needed_roles
 from .outbox import Outbox
 from .phases import Phase
 from .progress import Again, Fault
-from .status import is_ready
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -219,18 +219,15 @@ class Conductor:
     def sweep(self, now: float) -> None:
         """Look for whatever time alone brings about."""
         # A line in front of absent workers says nothing of how fast they are.
-        is_waiting = bool(self._attempts.line) and is_ready(self._workers)
-        self._attempts.pace.advance(now, is_waiting=is_waiting)
+        is_able = is_ready(self._workers, self._config.routing, now)
+        self._attempts.pace.advance(now, is_waiting=bool(self._attempts.line) and is_able)
         self.recovery.sweep(now)
         for worker in self._workers:
             if worker.monitor.check(now) is PeerState.DEAD:
                 self.lost(worker, worker.monitor.reason.value, now)
         for sequence in self._book:
             self._attempts.sweep(sequence, self._drain_until, now)
-        role = missing_role(self._workers, self._config.worker_wait_s, now)
-        if role is not None:
-            for sequence in list(self._attempts.line):
-                self._attempts.fail(sequence, ends.no_worker_left(role), now)
+        self._attempts.end_hopeless(now)
         self._attempts.dispatch(now)
 
     def begin_drain(self, now: float) -> None:
@@ -266,7 +263,8 @@ class Conductor:
         if objection is not None:
             raise objection.error
         refuse_unfit(request, limits_of(self._workers, self._text.max_model_len))
-        role = missing_role(self._workers, self._config.worker_wait_s, now)
+        roles = needed_roles(self._config.routing)
+        role = missing_role(self._workers, roles, self._config.worker_wait_s, now)
         if role is not None:
             raise ends.no_worker_left(role).error
         line = self._attempts.line
