@@ -43,12 +43,17 @@ class RoutingConfig:
     computes long prompts too: most of a restart on the same machine. It also covers the start, when
     decode may be met first."""
 
+    suspect_grace_s: float = 10.0 * SECONDS
+    """The same for a prompt that may be what the last one died of: a restart, slow ones included.
+    Prefill has nothing but prompts to lose, decode has streams."""
+
     def __post_init__(self) -> None:
         for name, value in (
             ("max_local_tokens", self.max_local_tokens),
             ("max_gap_growth", self.max_gap_growth),
             ("stream_weight", self.stream_weight),
             ("prefill_grace_s", self.prefill_grace_s),
+            ("suspect_grace_s", self.suspect_grace_s),
         ):
             if value < 0:
                 raise ConfigError(f"{name} is {value!r}; allowed: >= 0")

@@ -20,6 +20,9 @@ LEAST_SHARE: Final = 0.1
 """A prompt's tokens took at least this share of the step that they were in: the step without them
 is known from other steps only, and may have been slower for once."""
 
+LEAST_STEP_S: Final = 1e-6
+"""No step is faster; a clock that stood still says nothing."""
+
 
 class StepRates:
     """Rates of one worker.
@@ -40,7 +43,7 @@ class StepRates:
 
     def took(self, elapsed_s: float, *, num_prompt_tokens: int, num_decode_rows: int = 0) -> None:
         """Learn from a step."""
-        if elapsed_s <= 0.0:
+        if elapsed_s < LEAST_STEP_S:
             return
         if not (num_prompt_tokens and num_decode_rows):
             self.step_s = _moved(self.step_s, elapsed_s)

@@ -206,14 +206,11 @@ class Attempts:
 
     def end_hopeless(self, now: float) -> None:
         """End what waits for workers that have been away for too long."""
-        roles, wait_s = needed_roles(self._config.routing), self._config.worker_wait_s
-        role = missing_role(self._workers, roles, wait_s, now)
-        prefill = missing_role(self._workers, (Role.PREFILL,), wait_s, now)
-        for sequence in list(self.line):
-            # Only prefill computes a prompt that may have killed a worker.
-            missing = prefill if role is None and sequence.need.is_suspect else role
-            if missing is not None:
-                self.fail(sequence, ends.no_worker_left(missing), now)
+        roles = needed_roles(self._config.routing)
+        role = missing_role(self._workers, roles, self._config.worker_wait_s, now)
+        if role is not None:
+            for sequence in list(self.line):
+                self.fail(sequence, ends.no_worker_left(role), now)
 
     def begin_anew(self, cause: str, now: float) -> None:
         """Give up every lease through this server's own fault."""

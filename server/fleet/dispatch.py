@@ -101,10 +101,11 @@ def choose_route(
         return _over_prefill(workers, need, paths, Why.OFF, now)
     if config.local_prefill is LocalPrefill.ALWAYS:
         return _local(choose_decode(workers, need, now), need, Why.ALWAYS)
-    if need.is_suspect and any(worker.role is Role.PREFILL for worker in workers):
-        return _over_prefill(workers, need, paths, Why.SUSPECT, now)
-    if is_prefill_away(workers, config.prefill_grace_s, now):
+    grace_s = config.suspect_grace_s if need.is_suspect else config.prefill_grace_s
+    if is_prefill_away(workers, grace_s, now):
         return _local(choose_decode(workers, need, now), need, Why.NO_PREFILL)
+    if need.is_suspect:
+        return _over_prefill(workers, need, paths, Why.SUSPECT, now)
     route = _over_prefill(workers, need, paths, Why.LONG, now)
     if route is not None:
         decode, prefill = route.pair

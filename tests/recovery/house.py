@@ -74,6 +74,7 @@ class Observer(SilentObserver):
         self.faults = self
         self.causes: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
+        self.routes: Counter[str] = Counter()
         self.quarantined: list[str] = []
         self.breakers: list[tuple[str, str]] = []
         self.pauses: list[float] = []
@@ -81,6 +82,9 @@ class Observer(SilentObserver):
 
     def attempt_failed(self, cause: str) -> None:
         self.causes[cause] += 1
+
+    def prompt_routed(self, role: str, why: str) -> None:
+        self.routes[f"{role}: {why}"] += 1
 
     def retry_unaffordable(self) -> None:
         self.unaffordable += 1
@@ -144,6 +148,7 @@ class Slot:
         self._network = network
         self._make_engine = make_engine
         self._scope = trio.CancelScope()
+        self._is_retired = False
         self.config = WorkerConfig(
             name=name,
             model_dir="",
@@ -155,7 +160,7 @@ class Slot:
 
     async def supervise(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Live again and again."""
-        while True:
+        while not self._is_retired:
             self.engine = self._make_engine()
             self.prepare(self.engine)
             with trio.CancelScope() as self._scope:
@@ -186,6 +191,11 @@ class Slot:
     def kill(self) -> None:
         """SIGKILL."""
         self._scope.cancel()
+
+    def retire(self) -> None:
+        """SIGKILL, and no other life."""
+        self._is_retired = True
+        self.kill()
 
 
 class House:
@@ -244,6 +254,8 @@ class House:
         status = self.fleet.status()
         assert (status.queued, status.running) == (0, 0)
         for slot in (*self.prefills, *self.decodes):
+            if slot._is_retired:
+                continue
             slot.engine.ledger.check_invariants()
             assert slot.engine.ledger.leased_blocks == 0, slot.name
 

@@ -73,6 +73,7 @@ class Heard:
     num_replayed: int
     tokens: dict[int, int] = field(default_factory=dict)
     granted: bool = False
+    is_local: bool = False
     refused: Refuse | None = None
     ended: dict[Role, Ended] = field(default_factory=dict)
 
@@ -167,16 +168,28 @@ class Pair:
         allowed: int = 1_000,
         priority: int = 0,
         remaining_s: float = 60.0,
+        local_tokens: int = 0,
         **sampling: object,
     ) -> AttemptKey:
-        """Send RESERVE, and PREFILL if that is granted."""
+        """Send RESERVE, and PREFILL if that is granted and decode does not compute the prompt."""
         key = self.new_key() if key is None else key
         params = SamplingParams(**{"max_tokens": 6, "seed": 3, **sampling})  # type: ignore[arg-type]
         self.heard[key] = Heard(tuple(prompt), params, len(replay))
         self.live.add(key)
         packed = pack_tokens(prompt)
-        reserve = Reserve(*key, packed, pack_tokens(replay), params, priority, allowed, remaining_s)
+        reserve = Reserve(
+            *key,
+            packed,
+            pack_tokens(replay),
+            params,
+            priority,
+            allowed,
+            remaining_s,
+            local_tokens=local_tokens,
+        )
         self.to_worker(Role.DECODE, reserve)
+        if self.heard[key].is_local:
+            return key
         if self.heard[key].granted:
             frame = Prefill(*key, packed, self.target, params, priority, remaining_s)
             self.to_worker(Role.PREFILL, frame)
@@ -306,6 +319,7 @@ class Pair:
         match frame:
             case Grant():
                 self.heard[frame.key].granted = True
+                self.heard[frame.key].is_local = frame.is_local
             case Refuse():
                 self.heard[frame.key].refused = frame
             case FirstToken(row=row):

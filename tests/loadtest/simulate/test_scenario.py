@@ -66,6 +66,14 @@ def test_no_seed_of_the_corpus_breaks_anything_and_every_fault_happens_there() -
         assert report.violations == [], f"{reason}: {replay_command(seed)}"
         tally.add(report.tally)
     assert {fault for fault in Fault if tally.happened[fault]} == set(Fault)
+    assert set(tally.routes) == {
+        "prefill: long",
+        "prefill: off",
+        "prefill: suspect",
+        "decode: short",
+        "decode: always",
+        "decode: no_prefill",
+    }
 
 
 @pytest.mark.slow
