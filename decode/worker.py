@@ -82,26 +82,7 @@ async def serve(
             )
         ) as kv,
     ):
-        identity = Identity(
-            Role.DECODE,
-            config.name,
-            engine,
-            max_num_seqs=config.engine.max_num_seqs,
-            kv_window_bytes=link.kv_window_bytes,
-            kv_address=kv.address,
-            draw_epoch=draw_epoch,
-        )
-        if config.speculation.source == LOOKUP:
-            source = Lookup(config.speculation)
-        core = DecodeCore(
-            engine,
-            identity,
-            link,
-            trio.current_time(),
-            read_process,
-            source,
-            config.speculation,
-        )
+        core = _core(config, engine, kv.address, draw_epoch, source)
         shell = Shell(
             core, engine, device, control, config, flush_kv=lambda now: _answer_kv(kv, core)
         )
@@ -109,6 +90,35 @@ async def serve(
             nursery.start_soon(_receive_kv, kv, core, shell)
             await shell.run(task_status=task_status)
             nursery.cancel_scope.cancel()
+
+
+def _core(
+    config: WorkerConfig,
+    engine: EnginePort,
+    kv_address: str,
+    draw_epoch: Callable[[], int],
+    source: GuessSource | None,
+) -> DecodeCore:
+    identity = Identity(
+        Role.DECODE,
+        config.name,
+        engine,
+        max_num_seqs=config.engine.max_num_seqs,
+        kv_window_bytes=config.link.kv_window_bytes,
+        kv_address=kv_address,
+        draw_epoch=draw_epoch,
+    )
+    if config.speculation.source == LOOKUP:
+        source = Lookup(config.speculation)
+    return DecodeCore(
+        engine,
+        identity,
+        config.link,
+        trio.current_time(),
+        read_process,
+        source,
+        config.speculation,
+    )
 
 
 async def _receive_kv(kv: Listener, core: DecodeCore, shell: Shell) -> None:
