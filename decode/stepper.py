@@ -7,23 +7,26 @@ steps are run. Chunks of prompts that are computed here ride along with the rows
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final
+from itertools import islice
+from typing import TYPE_CHECKING
 
 from transport.frames import MAX_TOKEN_ROWS, EndReason, Tokens
 from transport.lease import LeaseEvent, LeaseState
-from worker.chunks import Chunk, ChunkScheduler, chunk_row
-from worker.rates import StepRates
+from worker.chunks import chunk_row
 from worker.roster import FailedStep
 from worker.rows import token_row
 
+from .prompts import Prompts
 from .scheduler import plan_step
+from .speculation import Room
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from engine.batch import Sampled, StepRow
     from transport.frames import CreditRow, TokenRow
     from triolet.ids import PeerId
+    from worker.chunks import Chunk
     from worker.counters import Counters
     from worker.engine_port import EnginePort
     from worker.identity import Identity
@@ -31,10 +34,7 @@ if TYPE_CHECKING:
     from worker.roster import Roster
 
     from .attempt import Attempt
-
-PROMPT_ROWS: Final = 4
-"""One row in this many may be a prompt's while streams run: more would each have a few tokens only,
-and streams would lose their turns to them."""
+    from .speculation import Speculation, Turn
 
 
 class Stepper:
@@ -46,9 +46,10 @@ class Stepper:
       roster: who holds a lease.
       outbox: takes the TOKENS frames.
       counters: of steps, tokens and preemptions.
+      speculation: chooses guesses.
 
     Attributes:
-      rates: how fast steps have been.
+      prompts: those that are computed here.
     """
 
     def __init__(
@@ -58,93 +59,104 @@ class Stepper:
         roster: Roster[Attempt],
         outbox: Outbox,
         counters: Counters,
+        speculation: Speculation,
     ) -> None:
         self._engine = engine
         self._capacity = identity.capacity
         self._roster = roster
         self._outbox = outbox
         self._counters = counters
-        self.rates = StepRates(engine.pace)
-        self._scheduler: ChunkScheduler[Attempt] = ChunkScheduler()
-        self._rows: list[Attempt] = []
-        self._chunks: list[Chunk[Attempt]] = []
-        self._began_at = 0.0
+        self._speculation = speculation
+        self.prompts = Prompts(roster, engine.pace, identity.capacity.max_num_seqs)
+        self._turns: list[Turn] = []
 
     def plan(self, now: float) -> list[StepRow]:
         """Begin the next step; an empty list means that there is nothing to compute."""
-        ledger, max_rows = self._engine.ledger, self._capacity.max_num_seqs
-        most_prompts = max(1, max_rows // PROMPT_ROWS)
-        num_prompts = min(len(self._prompts()), most_prompts)
+        ledger = self._engine.ledger
         plan = plan_step(
             self._roster.attempts.values(),
             self._runnable(),
             free_blocks=ledger.available_blocks,
             block_size=self._engine.block_size,
-            max_num_seqs=max_rows - num_prompts,
+            max_num_seqs=self._capacity.max_num_seqs - self.prompts.num_rows,
         )
         for attempt in plan.preempted:
             self._counters.preemptions += 1
             self._roster.end(attempt.key, EndReason.PREEMPTED, now)
         for attempt in plan.growing:
             attempt.block_table += ledger.extend(attempt.key, 1)
-        self._rows, self._began_at = plan.rows, now
-        budget = self.rates.chunk_tokens(len(plan.rows))
-        self._chunks = self._scheduler.plan(self._prompts(), budget, 0, most_prompts)
-        for chunk in self._chunks:
-            lease = self._roster.leases.get(chunk.attempt.key)
-            if lease is not None and lease.state is LeaseState.RESERVED:
-                self._roster.leases.step(lease.key, LeaseEvent.START)
-        in_step = [*plan.rows, *(chunk.attempt for chunk in self._chunks)]
+        self._turns = self._speculation.plan(plan.rows, self._room())
+        for attempt, _, num_blocks in self._turns:
+            if num_blocks:
+                attempt.block_table += ledger.extend(attempt.key, num_blocks)
+        chunks = self.prompts.plan(len(plan.rows), now)
+        in_step = [*plan.rows, *(chunk.attempt for chunk in chunks)]
         self._roster.begin_step(attempt.key for attempt in in_step)
-        return [attempt.row() for attempt in plan.rows] + [chunk_row(c) for c in self._chunks]
+        rows = [row for turn in self._turns for row in turn.attempt.rows(turn.guesses)]
+        return rows + [chunk_row(chunk) for chunk in chunks]
 
     def complete(self, results: Sequence[Sampled | None], now: float) -> None:
         """Take in what the step that `plan` began has computed."""
-        rows, chunks = self._take_step(now)
-        num_prompt_tokens = sum(chunk.num_tokens for chunk in chunks)
-        self.rates.took(
-            now - self._began_at, num_prompt_tokens=num_prompt_tokens, num_decode_rows=len(rows)
-        )
-        self._take_tokens(rows, results[: len(rows)], now)
-        for chunk, sampled in zip(chunks, results[len(rows) :], strict=True):
-            self._take_chunk(chunk, sampled, now)
+        turns, chunks = self._take_step(now)
+        left = iter(results)
+        self._take_tokens(turns, left, now)
+        for chunk in chunks:
+            self._take_chunk(chunk, next(left), now)
+        assert next(left, None) is None, "results without a row"
 
     def fail(self, message: str, now: float) -> None:
         """The step that `plan` began raised: each of its attempts ends, the others go on."""
-        rows, chunks = self._take_step(now)
-        struck = [*rows, *(chunk.attempt for chunk in chunks)]
+        turns, chunks = self._take_step(now)
+        struck = [*(turn.attempt for turn in turns), *(chunk.attempt for chunk in chunks)]
         failed = FailedStep(self._counters.steps, len(struck))
         for attempt in struck:
             self._roster.end(attempt.key, EndReason.ERROR, now, message, failed)
 
-    def _take_step(self, now: float) -> tuple[list[Attempt], list[Chunk[Attempt]]]:
+    def _take_step(self, now: float) -> tuple[list[Turn], list[Chunk[Attempt]]]:
         self._counters.steps += 1
-        rows, self._rows = self._rows, []
-        chunks, self._chunks = self._chunks, []
+        turns, self._turns = self._turns, []
         self._roster.finish_step(now)
-        return rows, chunks
+        return turns, self.prompts.take(len(turns), now)
 
     def _take_tokens(
-        self, rows: list[Attempt], results: Sequence[Sampled | None], now: float
+        self, turns: list[Turn], results: Iterator[Sampled | None], now: float
     ) -> None:
         produced: list[tuple[Attempt, TokenRow]] = []
-        for attempt, sampled in zip(rows, results, strict=True):
-            self._counters.computed_tokens += 1
-            if attempt.key not in self._roster.attempts:
+        for turn in turns:
+            own = list(islice(results, 1 + len(turn.guesses)))
+            self._counters.computed_tokens += len(own)
+            if turn.attempt.key not in self._roster.attempts:
                 self._counters.late_rows += 1
-                continue  # it ended meanwhile: its token is never seen
-            is_replay = not attempt.samples_next
-            attempt.num_computed_tokens += 1
-            attempt.last_turn = self._counters.computed_tokens
-            if is_replay:
-                continue
-            assert sampled is not None, "a row that samples has a result"
-            row = token_row(attempt.key, len(attempt.output_ids), sampled)
-            produced.append((attempt, row))
-            attempt.unheard.append(row)
-            attempt.output_ids.append(sampled.token_id)
+                continue  # it ended meanwhile: its tokens are never seen
+            rows = self._decided(turn, own)
+            turn.attempt.last_turn = self._counters.computed_tokens
+            produced += [(turn.attempt, row) for row in rows]
         self._tell([(attempt.server, row) for attempt, row in produced])
         self._end_finished((attempt for attempt, _ in produced), now)
+
+    def _decided(self, turn: Turn, results: Sequence[Sampled | None]) -> list[TokenRow]:
+        """Take what an attempt's rows chose, until one is not what was guessed to follow it.
+
+        KV behind that lies beyond `num_computed_tokens`, where nothing is read before the right
+        token's KV has been written over it.
+        """
+        attempt = turn.attempt
+        if not attempt.samples_next:
+            attempt.num_computed_tokens += 1
+            return []
+        rows: list[TokenRow] = []
+        for sampled in results:
+            assert sampled is not None, "a row that samples has a result"
+            rows.append(token_row(attempt.key, len(attempt.output_ids), sampled))
+            attempt.num_computed_tokens += 1
+            attempt.output_ids.append(sampled.token_id)
+            if attempt.finish_reason(self._capacity.max_model_len) is not None:
+                break
+            if turn.guesses[len(rows) - 1 : len(rows)] != (sampled.token_id,):
+                break
+        attempt.unheard += rows
+        self._speculation.went(turn, len(rows))
+        return rows
 
     def _take_chunk(self, chunk: Chunk[Attempt], sampled: Sampled | None, now: float) -> None:
         attempt, num_tokens = chunk
@@ -202,10 +214,6 @@ class Stepper:
             rows = attempt.unheard[:MAX_TOKEN_ROWS]
             self._tell((attempt.server, repeated) for repeated in rows)
 
-    def _prompts(self) -> list[Attempt]:
-        """Return the attempts whose prompts are computed here and are not done."""
-        return [a for a in self._roster.attempts.values() if a.num_remaining_tokens]
-
     def _runnable(self) -> list[Attempt]:
         """Move leases between READY, RUNNING and PAUSED; return who may have a row."""
         leases = self._roster.leases
@@ -222,6 +230,12 @@ class Stepper:
             if state is LeaseState.RUNNING:
                 runnable.append(attempt)
         return runnable
+
+    def _room(self) -> Room:
+        # Everybody here may need another block soon: a guess must not make that a preemption, and
+        # is not worth a cached block either.
+        spare_blocks = self._engine.ledger.free_blocks - len(self._roster.leases)
+        return Room(max(0, spare_blocks), self._engine.block_size, self._capacity.max_model_len)
 
     def _tell(self, rows: Iterable[tuple[PeerId, TokenRow]]) -> None:
         """Send each server its rows of this step in one frame."""

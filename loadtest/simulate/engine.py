@@ -190,7 +190,9 @@ class SimulatedEngine:
         return Sampled(token_id)
 
     def _check_owned(self, rows: Sequence[StepRow]) -> None:
-        used = [block for row in rows for block in row.block_table]
+        # Rows of one sequence bring the same table.
+        tables = {id(row.block_table): row.block_table for row in rows}
+        used = [block for table in tables.values() for block in table]
         if len(set(used)) != len(used):
             self._report("two rows of one step share a block")
         if not all(self.ledger.is_leased(block) for block in used):

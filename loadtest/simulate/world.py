@@ -40,6 +40,7 @@ class Sizes(NamedTuple):
       num_blocks: of each worker's pool.
       max_num_seqs: rows of a step.
       costs: of steps, by role.
+      has_guesses: whether decode workers guess coming tokens.
       local_prefill: who computes prompts.
     """
 
@@ -47,6 +48,7 @@ class Sizes(NamedTuple):
     num_blocks: int
     max_num_seqs: int
     costs: Mapping[Role, Cost]
+    has_guesses: bool = False
     local_prefill: LocalPrefill = LocalPrefill.AUTO
 
 
@@ -108,7 +110,15 @@ class World:
             target_step_s=100 * MILLISECONDS,
         )
         sizes = self._sizes
-        return WorkerProcess(role, name, self, config, sizes.num_blocks, sizes.costs[role])
+        return WorkerProcess(
+            role,
+            name,
+            self,
+            config,
+            sizes.num_blocks,
+            sizes.costs[role],
+            guesses=sizes.has_guesses and role is Role.DECODE,
+        )
 
     def _server(self, name: str, prefills: list[str], decodes: list[str]) -> ServerProcess:
         config = ServerConfig(

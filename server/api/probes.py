@@ -40,9 +40,7 @@ def ready(services: Services) -> Response:
         raise no_worker(f"no live worker for {' and '.join(missing) or 'a request'}")
     # By name, so that whoever replaces a worker sees from here whether the new one is used.
     workers = {
-        worker.name: worker.state
-        if _needed(services) == {worker.role} or _is_paired(worker, status.workers)
-        else ANOTHER_MODEL
+        worker.name: worker.state if _is_used(worker, status.workers, services) else ANOTHER_MODEL
         for worker in status.workers
         if worker.capacity is not None
     }
@@ -55,6 +53,16 @@ def _needed(services: Services) -> set[Role]:
     """Return the roles without which no request can be taken."""
     may_compute_there = services.config.routing.local_prefill is not LocalPrefill.OFF
     return {Role.DECODE} if may_compute_there else {Role.PREFILL, Role.DECODE}
+
+
+def _is_used(worker: WorkerView, workers: Sequence[WorkerView], services: Services) -> bool:
+    """Whether requests go there: with a worker of the other role, or without one where decode
+    computes prompts and there is nobody else to do it."""
+    others = [other for other in workers if other is not worker]
+    is_alone = worker.role in _needed(services) and not any(
+        _is_paired(other, others) for other in others if other.role is Role.PREFILL
+    )
+    return _is_paired(worker, workers) or (len(_needed(services)) == 1 and is_alone)
 
 
 def _is_paired(worker: WorkerView, workers: Sequence[WorkerView]) -> bool:

@@ -186,7 +186,7 @@ def test_a_prompt_gives_way_when_blocks_run_out() -> None:
     node = pair.nodes[Role.DECODE]
     node.engine.ledger.lease("somebody", node.engine.ledger.available_blocks)
     while prompt in pair.decode.roster.attempts and stream in pair.decode.roster.attempts:
-        pair.decode.stepper.rates.step_s = 0.0
+        pair.decode.stepper.prompts.rates.step_s = 0.0
         step_decode(pair)
     assert stream in pair.heard
     node.engine.ledger.release("somebody")
