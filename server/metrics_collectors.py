@@ -15,6 +15,8 @@ from prometheus_client.registry import Collector
 
 from triolet.ids import Role
 
+from .metrics_cache import cache_families
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -55,6 +57,7 @@ class FleetCollector(Collector):
         yield _gauge("triolet_quarantined_prompts", "Prompts refused", status.quarantined)
         yield from self._pools(status)
         yield from self._workers(status)
+        yield from cache_families(status)
 
     def _pools(self, status: FleetView) -> Iterator[Metric]:
         blocks = GaugeMetricFamily(
