@@ -27,6 +27,7 @@ from transport.lease import DECODE_TRANSITIONS, LeaseState, Standing
 from transport.tokens import unpack_tokens
 from transport.window import TokenWindow
 from triolet.audit import ProcessFacts
+from triolet.config_speculation import OFF
 from triolet.errors import RemoteProtocolError, RequestError
 from triolet.ids import Role
 from worker.account import cache_load, worker_account
@@ -41,6 +42,7 @@ from .attempt import Attempt
 from .intake import KvIntake
 from .keeping import keep_completion
 from .scheduler import blocks_for
+from .speculation import Speculation
 from .stepper import Stepper
 
 if TYPE_CHECKING:
@@ -49,9 +51,12 @@ if TYPE_CHECKING:
     from transport.frames import AnyFrame
     from triolet.audit import WorkerAudit
     from triolet.config import LinkConfig
+    from triolet.config_speculation import SpeculationConfig
     from triolet.ids import PeerId
     from worker.engine_port import EnginePort
     from worker.identity import Identity
+
+    from .speculation import GuessSource
 
 _HOLDING = (LeaseState.RESERVED, LeaseState.FILLING)
 _WITH_ROW = (LeaseState.READY, LeaseState.RUNNING)
@@ -66,6 +71,8 @@ class DecodeCore:
       link: lifetimes and bounds.
       now: the time at which it begins.
       read_process: what the operating system says of the process; of nobody's by default.
+      source: where guesses of coming tokens come from; None for no guesses.
+      speculation: how many of them.
 
     Attributes:
       outbox: what is to be sent.
@@ -82,6 +89,8 @@ class DecodeCore:
         link: LinkConfig,
         now: float,
         read_process: Callable[[], ProcessFacts] = ProcessFacts,
+        source: GuessSource | None = None,
+        speculation: SpeculationConfig = OFF,
     ) -> None:
         self.outbox = Outbox()
         self.counters = Counters()
@@ -111,7 +120,10 @@ class DecodeCore:
             max_peers=link.max_peers,
             send=self.outbox.to_sender,
         )
-        self.stepper = Stepper(engine, identity, self.roster, self.outbox, self.counters)
+        self._speculation = Speculation(source, speculation, self.counters)
+        self.stepper = Stepper(
+            engine, identity, self.roster, self.outbox, self.counters, self._speculation
+        )
         self._intake = KvIntake(
             engine,
             identity,
@@ -197,6 +209,9 @@ class DecodeCore:
             bad_digests=counters.bad_digests,
             preemptions=counters.preemptions,
             dropped=counters.dropped_by_reason(),
+            speculative_rows=counters.speculative_rows,
+            speculative_proposed=counters.speculative_proposed,
+            speculative_accepted=counters.speculative_accepted,
             cache=cache_load(self._engine.prefix_cache),
         )
 
@@ -316,6 +331,7 @@ class DecodeCore:
                 self.stepper.credit(attempt, row)
 
     def _on_end(self, attempt: Attempt) -> None:
+        self._speculation.forget(attempt.key)
         if not attempt.assembly.is_complete:
             self._intake.abandon(attempt)
         keep_completion(self._engine.prefix_cache, attempt, self._engine.block_size)

@@ -39,4 +39,7 @@ class Load(Part, frozen=True, array_like=True):
     dropped: Annotated[dict[Name, Count], msgspec.Meta(max_length=16)] = msgspec.field(
         default_factory=dict
     )  # the same, by reason
+    speculative_rows: Count = 0  # that carried guesses; decode
+    speculative_proposed: Count = 0  # guesses
+    speculative_accepted: Count = 0  # of these, were the token that was chosen
     cache: CacheLoad = CacheLoad()

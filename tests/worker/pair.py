@@ -35,6 +35,7 @@ from transport.frames import (
 from transport.handshake import make_hello
 from transport.tokens import pack_tokens
 from triolet.config import LinkConfig
+from triolet.config_speculation import OFF
 from triolet.ids import AttemptKey, PeerId, Role
 from triolet.invariants import check_at_rest, check_invariants
 from triolet.sampling import SamplingParams
@@ -46,8 +47,10 @@ from .fake_engine import FakeEngine, completion
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from decode.speculation import GuessSource
     from transport.frames import AnyFrame
     from triolet.audit import FleetAudit
+    from triolet.config_speculation import SpeculationConfig
     from worker.core_port import WorkerCore
 
 LINK = LinkConfig(kv_chunk_bytes=32, kv_window_bytes=64, kv_ring_bytes=128)
@@ -112,6 +115,8 @@ class Pair:
         num_blocks: int = 24,
         max_num_seqs: int = 4,
         link: LinkConfig = LINK,
+        source: GuessSource | None = None,
+        speculation: SpeculationConfig = OFF,
         host_blocks: int = 0,
     ) -> None:
         self.now = 100.0
@@ -141,7 +146,14 @@ class Pair:
             draw_epoch=lambda: next(epochs),
         )
         self.prefill = PrefillCore(p_engine, self.p_identity, link, self.now)
-        self.decode = DecodeCore(d_engine, self.d_identity, link, self.now)
+        self.decode = DecodeCore(
+            d_engine,
+            self.d_identity,
+            link,
+            self.now,
+            source=source,
+            speculation=speculation,
+        )
         self.nodes = {
             Role.PREFILL: Node(self.prefill, p_engine),
             Role.DECODE: Node(self.decode, d_engine),
