@@ -199,10 +199,12 @@ class SimulatedEngine:
         return Sampled(token_id)
 
     def _check_owned(self, rows: Sequence[StepRow]) -> None:
-        written = [block for row in rows for block in self._written(row)]
-        if len(set(written)) != len(written):
-            self._report("two rows of one step write one block")
-        if any(self.ledger.num_leases_of(b) > 1 or b in self.ledger.kept for b in written):
+        # Rows of one sequence bring the same table.
+        written = {(id(row.block_table), block) for row in rows for block in self._written(row)}
+        blocks = [block for _, block in written]
+        if len(set(blocks)) != len(blocks):
+            self._report("two sequences of one step write one block")
+        if any(self.ledger.num_leases_of(b) > 1 or b in self.ledger.kept for b in blocks):
             self._report("a step writes a block that others read")
         if not all(self.ledger.is_leased(block) for row in rows for block in row.block_table):
             self._report("a step works on a block that nobody leases")

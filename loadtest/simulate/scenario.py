@@ -52,6 +52,8 @@ COSTS: Final = {
     Role.DECODE: Cost(60 * MILLISECONDS, 5 * MILLISECONDS),
 }
 """Slow, so that few steps fill the time in which faults come."""
+GUESSING_ONE_IN: Final = 3
+"""In so many seeds decode workers guess coming tokens."""
 MIN_CLIENTS, MAX_CLIENTS = 4, 8
 NO_ANSWER: Final = ("no_worker", "quarantined", "reset")
 """Endings that are nobody's wish, and that too many faults may bring about all the same."""
@@ -72,6 +74,8 @@ class Report:
       tally: faults.
       endings: how requests ended.
       virtual_s: how long it took in there.
+      proposed: guesses that workers computed which were there at the end.
+      accepted: of these, held.
       lines: the story, if it was asked for.
     """
 
@@ -81,6 +85,8 @@ class Report:
     tally: Tally = field(default_factory=Tally)
     endings: Counter[str] = field(default_factory=Counter)
     virtual_s: float = 0.0
+    proposed: int = 0
+    accepted: int = 0
     lines: Sequence[str] = ()
 
 
@@ -113,7 +119,10 @@ class _Scenario:
         report = self._report
         self._is_mild = plan.is_mild
         report.tally.asked.update(plan.enabled)
-        world = World(self._seed, _sizes(plan, self._rng), self._trace, report.tally)
+        sizes = _sizes(plan, self._rng)._replace(
+            has_guesses=self._seed % GUESSING_ONE_IN == GUESSING_ONE_IN - 2
+        )
+        world = World(self._seed, sizes, self._trace, report.tally)
         checker = Checker(world, plan.latest_s)
         injector = Injector(world, plan, self._rng, report.tally.happened)
         began_at = trio.current_time()
@@ -128,6 +137,7 @@ class _Scenario:
                 healed_at = trio.current_time()
                 clients.cancel_scope.deadline = trio.current_time() + SETTLE_S
             await self._settle(world, checker, healed_at, plan.latest_s)
+            self._count_guesses(world)
             nursery.cancel_scope.cancel()
         report.virtual_s = trio.current_time() - began_at
         report.violations += world.violations
@@ -137,6 +147,13 @@ class _Scenario:
         )
         for client in world.clients:
             report.endings[client.ending or "none"] += 1
+
+    def _count_guesses(self, world: World) -> None:
+        """Count those of the lives that have not ended."""
+        for worker in world.workers:
+            if worker.is_up:
+                self._report.proposed += worker.core.counters.speculative_proposed
+                self._report.accepted += worker.core.counters.speculative_accepted
 
     async def _client(self, world: World, wish: Wish) -> None:
         """Bring one client to a server, and wait until it has its end."""

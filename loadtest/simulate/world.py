@@ -41,12 +41,14 @@ class Sizes(NamedTuple):
       num_blocks: of each worker's pool.
       max_num_seqs: rows of a step.
       costs: of steps, by role.
+      has_guesses: whether decode workers guess coming tokens.
     """
 
     num_servers: int
     num_blocks: int
     max_num_seqs: int
     costs: Mapping[Role, Cost]
+    has_guesses: bool = False
 
 
 class World:
@@ -108,7 +110,15 @@ class World:
             host_cache_bytes=HOST_BLOCKS * BYTES_PER_BLOCK,
         )
         sizes = self._sizes
-        return WorkerProcess(role, name, self, config, sizes.num_blocks, sizes.costs[role])
+        return WorkerProcess(
+            role,
+            name,
+            self,
+            config,
+            sizes.num_blocks,
+            sizes.costs[role],
+            guesses=sizes.has_guesses and role is Role.DECODE,
+        )
 
     def _server(self, name: str, prefills: list[str], decodes: list[str]) -> ServerProcess:
         config = ServerConfig(
