@@ -46,6 +46,8 @@ class Attempt:
       unheard: rows that were sent and that the server has not said it has; at most what its window
         lets it run ahead.
       kv_sender: routing id of the prefill worker that ships to it, None before the first chunk.
+      salt: whose prefix cache it uses.
+      num_held_blocks: leading blocks of the prompt that were here when it came.
       is_local: its prompt is computed here; nobody ships to it.
     """
 
@@ -65,12 +67,14 @@ class Attempt:
     last_turn: int = 0
     unheard: list[TokenRow] = field(default_factory=list)
     kv_sender: bytes | None = None
+    salt: bytes = b""
+    num_held_blocks: int = 0
     is_local: bool = False
 
     @property
-    def num_blocks(self) -> int:
-        """Blocks that it holds; a lease has all that the prompt needs from its beginning."""
-        return len(self.block_table)
+    def num_needed_blocks(self) -> int:
+        """Blocks that its prompt lacks: none, for a lease has them all from its beginning."""
+        return 0
 
     @property
     def is_started(self) -> bool:

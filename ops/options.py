@@ -65,6 +65,13 @@ WorkerNameOption: TypeAlias = Annotated[
     str | None, typer.Option(help="Name in the fleet.", show_default="role and process id")
 ]
 
+PromptChunkOption: TypeAlias = Annotated[
+    int, _compute(min=1, help="Prompt tokens per decode step, beside running streams.")
+]
+TargetStepOption: TypeAlias = Annotated[
+    float, _compute(min=0.001, max=DAY_S, help="Seconds that a step with prompts should take.")
+]
+
 
 def engine_options(
     dtype: Annotated[Dtype, _compute(help="Weights, activations and KV.")] = _ENGINE.dtype,
@@ -82,12 +89,8 @@ def engine_options(
     max_num_batched_tokens: Annotated[
         int, _compute(help="Prompt tokens per prefill step.")
     ] = _ENGINE.max_num_batched_tokens,
-    prompt_chunk: Annotated[
-        int, _compute(min=1, help="Prompt tokens per decode step, beside running streams.")
-    ] = _ENGINE.prompt_chunk_tokens,
-    target_step: Annotated[
-        float, _compute(min=0.001, max=DAY_S, help="Seconds that a step with prompts should take.")
-    ] = _ENGINE.target_step_s,
+    prompt_chunk: PromptChunkOption = _ENGINE.prompt_chunk_tokens,
+    target_step: TargetStepOption = _ENGINE.target_step_s,
     max_model_len: Annotated[
         int | None, _compute(help="Context length.", show_default="the model's own")
     ] = _ENGINE.max_model_len,
@@ -97,6 +100,12 @@ def engine_options(
             help="CPU threads of each worker.", show_default="cores divided among local workers"
         ),
     ] = _ENGINE.threads,
+    no_prefix_cache: Annotated[
+        bool, _compute("--no-prefix-cache", help="Keep no KV for prompts that begin alike.")
+    ] = not _ENGINE.prefix_cache,
+    host_cache: Annotated[
+        str, _compute(help="Host memory of each worker for KV that its pool cannot keep.")
+    ] = show_size(_ENGINE.host_cache_bytes).replace(" ", ""),
     poison_freed_blocks: Annotated[
         bool,
         _compute(
@@ -117,6 +126,8 @@ def engine_options(
         target_step_s=target_step,
         max_model_len=max_model_len,
         threads=threads,
+        prefix_cache=not no_prefix_cache,
+        host_cache_bytes=parse_size(host_cache),
         poison_freed_blocks=poison_freed_blocks,
     )
 
