@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from .speculation import Speculation, Turn
 
 
+_COMPLETE = (LeaseState.READY, LeaseState.RUNNING, LeaseState.PAUSED)
+
+
 class Stepper:
     """Plans steps and takes in their results.
 
@@ -83,6 +86,17 @@ class Stepper:
                 attempt.block_table += ledger.extend(attempt.key, num_blocks)
         self._roster.begin_step(attempt.key for attempt in plan.rows)
         return [row for turn in self._turns for row in turn.attempt.rows(turn.guesses)]
+
+    def wanted_guesses(self) -> list[tuple[Attempt, int]]:
+        """Return who will probably have a row in the next step and could use guesses of what
+        follows, and how many."""
+        rows = [
+            attempt
+            for lease in self._roster.leases.leases()
+            if lease.state in _COMPLETE
+            and not (attempt := self._roster.attempts[lease.key]).is_blocked
+        ]
+        return self._speculation.wanted(rows, self._capacity.max_model_len)
 
     def complete(self, results: Sequence[Sampled | None], now: float) -> None:
         """Take in what the step that `plan` began has computed."""
