@@ -14,6 +14,7 @@ from transport.lease import LeaseEvent, LeaseState
 from worker.roster import FailedStep
 from worker.rows import token_row
 
+from .keeping import keep_prompt
 from .scheduler import plan_step
 from .speculation import Room
 
@@ -72,6 +73,7 @@ class Stepper:
             self._roster.attempts.values(),
             self._runnable(),
             free_blocks=ledger.available_blocks,
+            num_returned=lambda leaving: ledger.num_only_of(attempt.key for attempt in leaving),
             block_size=self._engine.block_size,
             max_num_seqs=self._capacity.max_num_seqs,
         )
@@ -178,6 +180,7 @@ class Stepper:
             attempt.output_ids.append(first.token_id)
             attempt.unheard.append(first)
             self._tell([(attempt.server, first)])
+        keep_prompt(self._engine.prefix_cache, attempt, self._engine.block_size)
         self._end_finished((attempt,), now)
 
     def credit(self, attempt: Attempt, row: CreditRow) -> None:
@@ -209,9 +212,8 @@ class Stepper:
         return runnable
 
     def _room(self) -> Room:
-        # Everybody here may need another block soon: a guess must not make that a preemption, and
-        # is not worth a cached block either.
-        spare_blocks = self._engine.ledger.free_blocks - len(self._roster.leases)
+        # Everybody here may need another block soon: a guess must not make that a preemption.
+        spare_blocks = self._engine.ledger.available_blocks - len(self._roster.leases)
         return Room(max(0, spare_blocks), self._engine.block_size, self._capacity.max_model_len)
 
     def _tell(self, rows: Iterable[tuple[PeerId, TokenRow]]) -> None:

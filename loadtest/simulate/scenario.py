@@ -21,7 +21,7 @@ from triolet.units import MILLISECONDS, SECONDS
 from .checker import Checker
 from .client import Client, Wish
 from .deterministic import run
-from .engine import VOCAB_SIZE, Cost
+from .engine import VOCAB_SIZE, Cost, reference
 from .faults import Fault, Plan, Tally, draw_plan
 from .injector import Injector
 from .trace import Trace
@@ -57,6 +57,9 @@ GUESSING_ONE_IN: Final = 3
 MIN_CLIENTS, MAX_CLIENTS = 4, 8
 NO_ANSWER: Final = ("no_worker", "quarantined", "reset")
 """Endings that are nobody's wish, and that too many faults may bring about all the same."""
+MAX_BEGINNING: Final = 14
+"""Tokens: three whole blocks and a part of one."""
+INSTRUCTIONS: Final = tuple(range(900, 900 + MAX_BEGINNING))
 STOP_STRINGS: Final = ("77,", "3,4", "9,1")
 
 
@@ -208,9 +211,9 @@ class _Scenario:
 
     def _wishes(self, plan: Plan) -> list[Wish]:
         rng = self._rng
-        wishes = []
+        wishes: list[Wish] = []
         for number in range(rng.randint(MIN_CLIENTS, MAX_CLIENTS)):
-            prompt_ids = self._prompt(number)
+            prompt_ids = (*self._beginning(wishes), *self._prompt(number))
             sampling = SamplingParams(
                 max_tokens=rng.randint(2, 28),
                 seed=rng.getrandbits(32),
@@ -233,9 +236,19 @@ class _Scenario:
             )
         return wishes
 
+    def _beginning(self, wishes: list[Wish]) -> tuple[int, ...]:
+        """Return what a prompt has in common with others: instructions, an earlier turn with its
+        answer, or nothing."""
+        kind = self._rng.random()
+        if kind < 0.3 and wishes:
+            earlier = self._rng.choice(wishes)
+            turn = (*earlier.prompt_ids, *reference(earlier.prompt_ids, earlier.sampling))
+            return turn[:MAX_BEGINNING]
+        return INSTRUCTIONS[: self._rng.randint(4, MAX_BEGINNING)] if kind < 0.6 else ()
+
     def _prompt(self, number: int) -> tuple[int, ...]:
-        """Return a prompt that nobody else has: its KV in a wrong place must show."""
-        length = self._rng.randint(0, 24)
+        """Return tokens that nobody else has: their KV in a wrong place must show."""
+        length = self._rng.randint(0, 24 - MAX_BEGINNING)
         return (1 + number, *(self._rng.randrange(1, VOCAB_SIZE) for _ in range(length)))
 
 

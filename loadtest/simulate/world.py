@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 BLOCK_SIZE: Final = 4
 BYTES_PER_BLOCK: Final = BLOCK_SIZE * 4
+HOST_BLOCKS: Final = 6
+"""Few, so that they too give way."""
 SWEEP_S: Final = 250 * MILLISECONDS
 """Five times the product's: a sweep is most of what an idle process costs, and nothing that is
 simulated hangs on its length."""
@@ -105,6 +107,7 @@ class World:
             max_num_seqs=self._sizes.max_num_seqs,
             max_num_batched_tokens=16,
             target_step_s=100 * MILLISECONDS,
+            host_cache_bytes=HOST_BLOCKS * BYTES_PER_BLOCK,
         )
         sizes = self._sizes
         return WorkerProcess(
