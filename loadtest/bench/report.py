@@ -26,16 +26,32 @@ class Ratio:
 
     Attributes:
       value: what was measured.
-      floor: it should be at least this.
+      floor: it should be at least this; None for no such bound.
+      ceiling: it should be at most this; None for no such bound.
     """
 
     value: float
-    floor: float
+    floor: float | None = None
+    ceiling: float | None = None
 
     @property
     def is_met(self) -> bool:
         """Whether it is."""
-        return self.value >= self.floor
+        is_high = self.floor is None or self.value >= self.floor
+        return is_high and (self.ceiling is None or self.value <= self.ceiling)
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """What there is of them, by name."""
+        known = {"floor": self.floor, "ceiling": self.ceiling}
+        return {name: bound for name, bound in known.items() if bound is not None}
+
+    def __str__(self) -> str:
+        words = {"floor": "at least", "ceiling": "at most"}
+        wanted = " and ".join(f"{words[name]} {bound:g}" for name, bound in self.bounds.items())
+        if not wanted:
+            return f"{self.value:.2f}"
+        return f"{self.value:.2f} ({wanted}: {'met' if self.is_met else 'missed'})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +82,7 @@ class Report:
             "machine": self.machine,
             "rows": self.rows,
             "ratios": {
-                name: {"value": round(ratio.value, 3), "floor": ratio.floor}
+                name: {"value": round(ratio.value, 3), **ratio.bounds}
                 for name, ratio in self.ratios.items()
             },
             "skipped": self.skipped,
@@ -89,8 +105,7 @@ class Report:
             table.add_row(*(f"{v:,.1f}" if isinstance(v, float) else str(v) for v in row.values()))
         console.print(table)
         for name, ratio in self.ratios.items():
-            verdict = "met" if ratio.is_met else "not met"
-            console.print(f"{name}: {ratio.value:.2f} (at least {ratio.floor}: {verdict})")
+            console.print(f"{name}: {ratio}", style=None if ratio.is_met else "red")
         for name, reason in self.skipped.items():
             console.print(f"{name} skipped: {reason}")
 

@@ -22,6 +22,8 @@ pytestmark = pytest.mark.slow
 
 STALL_S = 0.2
 CUT_S = STALL_S + CUT_AFTER_STALL_S
+PATIENCE_S = 10.0
+"""Beyond that: machines may be slow."""
 BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
 BURST = "x" * 4096
 
@@ -53,7 +55,7 @@ async def test_a_stalled_stream_is_cut_and_others_go_on() -> None:
             generation = await fleet.nth(0)
             nursery.start_soon(talk, generation)
             began = trio.current_time()
-            with trio.fail_after(CUT_S + 1):
+            with trio.fail_after(CUT_S + PATIENCE_S):
                 while not generation.was_cancelled.is_set():
                     other = await server.request("GET", "/health/live")
                     assert other.status == 200
@@ -74,7 +76,7 @@ async def test_a_stalled_whole_answer_is_cut() -> None:
         async with stalled.stream:
             await stalled.send(request_bytes("POST", "/v1/chat/completions", body=body))
             await server.fleet.nth(0)
-            await server.all_connections_closed(within_s=CUT_S + 1)
+            await server.all_connections_closed(within_s=CUT_S + PATIENCE_S)
 
 
 async def test_a_slow_but_steady_reader_gets_everything() -> None:
@@ -110,7 +112,7 @@ async def test_a_stalled_websocket_is_cut() -> None:
             await Socket(client, {}).send({"type": "response.create", "input": "hi"})
             generation = await fleet.nth(0)
             nursery.start_soon(talk, generation)
-            with trio.fail_after(CUT_S + 1):
+            with trio.fail_after(CUT_S + PATIENCE_S):
                 await generation.was_cancelled.wait()
             assert generation.cancelled == [CancelReason.STALLED]
             await server.all_connections_closed()

@@ -44,7 +44,7 @@ class Surface:
     url: str
     port: int
 
-    async def all_connections_closed(self, within_s: float = 1.0) -> None:
+    async def all_connections_closed(self, within_s: float = 10.0) -> None:
         """Wait until the server holds no connection any more."""
         with trio.fail_after(within_s):
             while self.edge.connections:
@@ -222,7 +222,7 @@ async def surface(
         count_connections=lambda: edge.connections,
     )
     edge = Edge(build_app(services), config)
-    metrics.watch(fleet.status, lambda: edge.connections)
+    metrics.watch(fleet.status, lambda: edge.connections, lambda: edge.writes.by_way)
     listening = open_listening_socket(config)
     url, port = base_url(listening), listening.getsockname()[1]
     async with trio.open_nursery() as nursery:
