@@ -12,12 +12,14 @@ from typing import Annotated, Final, TypeAlias
 import typer
 
 from triolet.config import DAY_S, Dtype, EngineConfig, LinkConfig, ServerConfig, WorkerConfig
+from triolet.config_speculation import SpeculationConfig
 
 from .quantities import parse_size, show_size
 
 WORKER_DRAIN_S: Final = WorkerConfig("", "", "").drain_timeout_s
 _ENGINE: Final = EngineConfig()
 _LINK: Final = LinkConfig()
+_GUESSES: Final = SpeculationConfig()
 _SERVER: Final = ServerConfig(
     model_dir="", model_name="", prefill_addresses=(), decode_addresses=()
 )
@@ -88,6 +90,12 @@ def engine_options(
             help="CPU threads of each worker.", show_default="cores divided among local workers"
         ),
     ] = _ENGINE.threads,
+    no_prefix_cache: Annotated[
+        bool, _compute("--no-prefix-cache", help="Keep no KV for prompts that begin alike.")
+    ] = not _ENGINE.prefix_cache,
+    host_cache: Annotated[
+        str, _compute(help="Host memory of each worker for KV that its pool cannot keep.")
+    ] = show_size(_ENGINE.host_cache_bytes).replace(" ", ""),
     poison_freed_blocks: Annotated[
         bool,
         _compute(
@@ -106,7 +114,27 @@ def engine_options(
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         threads=threads,
+        prefix_cache=not no_prefix_cache,
+        host_cache_bytes=parse_size(host_cache),
         poison_freed_blocks=poison_freed_blocks,
+    )
+
+
+def speculation_options(
+    speculate: Annotated[
+        str,
+        _compute(metavar="off|lookup", help="Guess coming tokens from the text so far."),
+    ] = _GUESSES.source,
+    speculate_guesses: Annotated[
+        int, _compute(help="Guesses of one sequence in one step.")
+    ] = _GUESSES.max_guesses,
+    speculate_step_tokens: Annotated[
+        int, _compute(help="Sequences and guesses of a step together; beyond, nobody guesses.")
+    ] = _GUESSES.max_step_tokens,
+) -> SpeculationConfig:
+    """Return how decode guesses ahead."""
+    return SpeculationConfig(
+        source=speculate, max_guesses=speculate_guesses, max_step_tokens=speculate_step_tokens
     )
 
 

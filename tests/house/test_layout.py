@@ -238,7 +238,7 @@ SANS_IO_FOLDERS: dict[str, tuple[str, ...]] = {
     "worker": ("entry.py", "shell.py", "local_engine.py"),
     "prefill": ("links.py", "worker.py"),
     "decode": ("worker.py",),
-    "server/fleet": ("fleet.py", "stream.py"),
+    "server/fleet": ("fleet.py", "handout.py", "stream.py"),
 }
 SANS_IO = (
     "engine/batch.py",
@@ -293,7 +293,9 @@ def test_every_channel_and_queue_has_a_bound() -> None:
     assert not wrong
 
 
-CONFIGS = [ROOT / "triolet" / name for name in ("config.py", "config_recovery.py")]
+CONFIGS = [
+    ROOT / "triolet" / name for name in ("config.py", "config_recovery.py", "config_speculation.py")
+]
 SHOWS_DEFAULTS = "ops/options.py"
 
 
