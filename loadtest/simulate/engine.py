@@ -155,9 +155,9 @@ class SimulatedEngine:
         self._check_owned(rows)
         return [self._compute(row) for row in rows]
 
-    def export_blocks(self, block_ids: Sequence[int]) -> bytes:
+    def export_blocks(self, block_ids: Sequence[int], into: memoryview) -> None:
         """Copy blocks out."""
-        return b"".join(self._pool[block] for block in block_ids)
+        into[:] = b"".join(self._pool[block] for block in block_ids)
 
     def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
         """Overwrite blocks."""

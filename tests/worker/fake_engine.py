@@ -77,9 +77,9 @@ class FakeEngine:
             raise RuntimeError("the fake engine was told to fail")
         return [self._compute(row) for row in rows]
 
-    def export_blocks(self, block_ids: Sequence[int]) -> bytes:
+    def export_blocks(self, block_ids: Sequence[int], into: memoryview) -> None:
         """Copy blocks out."""
-        return b"".join(bytes(self._pool[block]) for block in block_ids)
+        into[:] = b"".join(self._pool[block] for block in block_ids)
 
     def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
         """Overwrite blocks."""
