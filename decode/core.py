@@ -27,6 +27,7 @@ from transport.lease import DECODE_TRANSITIONS, LeaseState, Standing
 from transport.tokens import unpack_tokens
 from transport.window import TokenWindow
 from triolet.audit import ProcessFacts
+from triolet.config_speculation import OFF
 from triolet.errors import RemoteProtocolError, RequestError
 from triolet.ids import Role
 from worker.account import worker_account
@@ -40,6 +41,7 @@ from .assembly import Assembly
 from .attempt import Attempt
 from .intake import KvIntake
 from .scheduler import blocks_for
+from .speculation import Speculation
 from .stepper import Stepper
 
 if TYPE_CHECKING:
@@ -48,9 +50,12 @@ if TYPE_CHECKING:
     from transport.frames import AnyFrame
     from triolet.audit import WorkerAudit
     from triolet.config import LinkConfig
+    from triolet.config_speculation import SpeculationConfig
     from triolet.ids import PeerId
     from worker.engine_port import EnginePort
     from worker.identity import Identity
+
+    from .speculation import GuessSource
 
 _HOLDING = (LeaseState.RESERVED, LeaseState.FILLING)
 _WITH_ROW = (LeaseState.READY, LeaseState.RUNNING)
@@ -65,6 +70,8 @@ class DecodeCore:
       link: lifetimes and bounds.
       now: the time at which it begins.
       read_process: what the operating system says of the process; of nobody's by default.
+      source: where guesses of coming tokens come from; None for no guesses.
+      speculation: how many of them.
 
     Attributes:
       outbox: what is to be sent.
@@ -81,6 +88,8 @@ class DecodeCore:
         link: LinkConfig,
         now: float,
         read_process: Callable[[], ProcessFacts] = ProcessFacts,
+        source: GuessSource | None = None,
+        speculation: SpeculationConfig = OFF,
     ) -> None:
         self.outbox = Outbox()
         self.counters = Counters()
@@ -110,7 +119,10 @@ class DecodeCore:
             max_peers=link.max_peers,
             send=self.outbox.to_sender,
         )
-        self.stepper = Stepper(engine, identity, self.roster, self.outbox, self.counters)
+        self._speculation = Speculation(source, speculation, self.counters)
+        self.stepper = Stepper(
+            engine, identity, self.roster, self.outbox, self.counters, self._speculation
+        )
         self._intake = KvIntake(
             engine,
             identity,
@@ -196,6 +208,9 @@ class DecodeCore:
             bad_digests=counters.bad_digests,
             preemptions=counters.preemptions,
             dropped=counters.dropped_by_reason(),
+            speculative_rows=counters.speculative_rows,
+            speculative_proposed=counters.speculative_proposed,
+            speculative_accepted=counters.speculative_accepted,
         )
 
     def account(self, now: float) -> WorkerAudit:
@@ -305,5 +320,6 @@ class DecodeCore:
                 self.stepper.credit(attempt, row)
 
     def _on_end(self, attempt: Attempt) -> None:
+        self._speculation.forget(attempt.key)
         if not attempt.assembly.is_complete:
             self._intake.abandon(attempt)

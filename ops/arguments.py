@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from triolet.config import EngineConfig, LinkConfig, ServerConfig
+    from triolet.config_speculation import SpeculationConfig
 
 
 def engine_arguments(config: EngineConfig) -> list[str]:
@@ -29,6 +30,15 @@ def engine_arguments(config: EngineConfig) -> list[str]:
     if config.poison_freed_blocks:
         arguments.append("--poison-freed-blocks")
     return arguments
+
+
+def speculation_arguments(config: SpeculationConfig) -> list[str]:
+    """Return the options of a decode worker that guesses ahead."""
+    return [
+        *("--speculate", config.source),
+        *("--speculate-guesses", str(config.max_guesses)),
+        *("--speculate-step-tokens", str(config.max_step_tokens)),
+    ]
 
 
 def link_arguments(config: LinkConfig) -> list[str]:

@@ -12,12 +12,14 @@ from typing import Annotated, Final, TypeAlias
 import typer
 
 from triolet.config import DAY_S, Dtype, EngineConfig, LinkConfig, ServerConfig, WorkerConfig
+from triolet.config_speculation import SpeculationConfig
 
 from .quantities import parse_size, show_size
 
 WORKER_DRAIN_S: Final = WorkerConfig("", "", "").drain_timeout_s
 _ENGINE: Final = EngineConfig()
 _LINK: Final = LinkConfig()
+_GUESSES: Final = SpeculationConfig()
 _SERVER: Final = ServerConfig(
     model_dir="", model_name="", prefill_addresses=(), decode_addresses=()
 )
@@ -107,6 +109,24 @@ def engine_options(
         max_model_len=max_model_len,
         threads=threads,
         poison_freed_blocks=poison_freed_blocks,
+    )
+
+
+def speculation_options(
+    speculate: Annotated[
+        str,
+        _compute(metavar="off|lookup", help="Guess coming tokens from the text so far."),
+    ] = _GUESSES.source,
+    speculate_guesses: Annotated[
+        int, _compute(help="Guesses of one sequence in one step.")
+    ] = _GUESSES.max_guesses,
+    speculate_step_tokens: Annotated[
+        int, _compute(help="Sequences and guesses of a step together; beyond, nobody guesses.")
+    ] = _GUESSES.max_step_tokens,
+) -> SpeculationConfig:
+    """Return how decode guesses ahead."""
+    return SpeculationConfig(
+        source=speculate, max_guesses=speculate_guesses, max_step_tokens=speculate_step_tokens
     )
 
 

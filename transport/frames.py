@@ -90,6 +90,9 @@ class Load(Part, frozen=True, array_like=True):
     bad_digests: Count = 0
     preemptions: Count = 0
     dropped: Annotated[dict[Name, Count], msgspec.Meta(max_length=16)] = {}  # the same, by reason
+    speculative_rows: Count = 0  # that carried guesses; decode
+    speculative_proposed: Count = 0  # guesses
+    speculative_accepted: Count = 0  # of these, were the token that was chosen
 
 
 class KvTarget(Part, frozen=True, array_like=True):

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Final
 
 from .config_recovery import RecoveryConfig
+from .config_speculation import SpeculationConfig
 from .errors import ConfigError
 from .loopback import is_loopback
 from .units import KIB, MIB, MILLISECONDS, SECONDS
@@ -216,6 +217,8 @@ class WorkerConfig:
     """Decode only: where prefill workers reach it."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     link: LinkConfig = field(default_factory=LinkConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    """Decode only: guesses of coming tokens."""
     curve_dir: str | None = None
     """Key directory; required for any address that leaves this host."""
     max_waiting_tokens: int = 32_768

@@ -35,6 +35,7 @@ from transport.frames import (
 from transport.handshake import make_hello
 from transport.tokens import pack_tokens
 from triolet.config import LinkConfig
+from triolet.config_speculation import OFF
 from triolet.ids import AttemptKey, PeerId, Role
 from triolet.invariants import check_at_rest, check_invariants
 from triolet.sampling import SamplingParams
@@ -46,8 +47,10 @@ from .fake_engine import FakeEngine, completion
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from decode.speculation import GuessSource
     from transport.frames import AnyFrame
     from triolet.audit import FleetAudit
+    from triolet.config_speculation import SpeculationConfig
     from worker.core_port import WorkerCore
 
 LINK = LinkConfig(kv_chunk_bytes=32, kv_window_bytes=64, kv_ring_bytes=128)
@@ -106,7 +109,12 @@ class Pair:
     """Two cores, one server's ear, and what is under way between them."""
 
     def __init__(
-        self, num_blocks: int = 24, max_num_seqs: int = 4, link: LinkConfig = LINK
+        self,
+        num_blocks: int = 24,
+        max_num_seqs: int = 4,
+        link: LinkConfig = LINK,
+        source: GuessSource | None = None,
+        speculation: SpeculationConfig = OFF,
     ) -> None:
         self.now = 100.0
         self.wire: list[Parcel] = []
@@ -134,10 +142,16 @@ class Pair:
             kv_address="ipc:///kv",
             draw_epoch=lambda: next(epochs),
         )
-        self.prefill = PrefillCore(
-            p_engine, self.p_identity, link, memoryview(bytearray(link.kv_ring_bytes)), self.now
+        ring = memoryview(bytearray(link.kv_ring_bytes))
+        self.prefill = PrefillCore(p_engine, self.p_identity, link, ring, self.now)
+        self.decode = DecodeCore(
+            d_engine,
+            self.d_identity,
+            link,
+            self.now,
+            source=source,
+            speculation=speculation,
         )
-        self.decode = DecodeCore(d_engine, self.d_identity, link, self.now)
         self.nodes = {
             Role.PREFILL: Node(self.prefill, p_engine),
             Role.DECODE: Node(self.decode, d_engine),
