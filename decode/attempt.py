@@ -46,6 +46,8 @@ class Attempt:
       unheard: rows that were sent and that the server has not said it has; at most what its window
         lets it run ahead.
       kv_sender: routing id of the prefill worker that ships to it, None before the first chunk.
+      salt: whose prefix cache it uses.
+      num_held_blocks: leading blocks of the prompt that were here when it came.
     """
 
     key: AttemptKey
@@ -64,6 +66,8 @@ class Attempt:
     last_turn: int = 0
     unheard: list[TokenRow] = field(default_factory=list)
     kv_sender: bytes | None = None
+    salt: bytes = b""
+    num_held_blocks: int = 0
 
     @property
     def num_output_tokens(self) -> int:

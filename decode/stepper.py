@@ -14,6 +14,7 @@ from transport.lease import LeaseEvent, LeaseState
 from worker.roster import FailedStep
 from worker.rows import token_row
 
+from .keeping import keep_prompt
 from .scheduler import plan_step
 from .speculation import Room
 
@@ -69,6 +70,7 @@ class Stepper:
             self._roster.attempts.values(),
             self._runnable(),
             free_blocks=ledger.available_blocks,
+            num_returned=lambda leaving: ledger.num_only_of(attempt.key for attempt in leaving),
             block_size=self._engine.block_size,
             max_num_seqs=self._capacity.max_num_seqs,
         )
@@ -164,6 +166,7 @@ class Stepper:
             attempt.output_ids.append(first.token_id)
             attempt.unheard.append(first)
             self._tell([(attempt.server, first)])
+        keep_prompt(self._engine.prefix_cache, attempt, self._engine.block_size)
         self._end_finished((attempt,), now)
 
     def credit(self, attempt: Attempt, row: CreditRow) -> None:

@@ -89,23 +89,30 @@ class KVPool:
         if device.type == "cpu":
             self._rows = self.blocks.view(num_blocks, -1).view(torch.uint8).numpy()
 
-    def export_blocks(self, block_ids: Sequence[int], into: memoryview) -> None:
+    def export_blocks(self, block_ids: Sequence[int], into: memoryview | None = None) -> memoryview:
         """Copy some blocks out, in the order given; they may be reused at once.
 
         Args:
           block_ids: which.
-          into: as many bytes as they have, writable.
+          into: as many bytes as they have, writable; None for fresh ones, which cost more.
+
+        Returns:
+          The bytes.
         """
-        assert len(into) == len(block_ids) * self.bytes_per_block, "a buffer of another size"
+        num_bytes = len(block_ids) * self.bytes_per_block
+        if into is None:
+            into = np.empty(num_bytes, dtype=np.uint8).data
+        assert len(into) == num_bytes, "a buffer of another size"
         target = np.frombuffer(into, dtype=np.uint8).reshape(len(block_ids), -1)
         if self._rows is not None:
             # One by one: a plain copy of a block, where fancy indexing would build it elsewhere.
             for place, block in zip(target, block_ids, strict=True):
                 place[:] = self._rows[block]
-            return
+            return into
         index = torch.tensor(list(block_ids), device=self.blocks.device)
         copied = self.blocks.index_select(0, index).view(-1).view(torch.uint8)
         torch.from_numpy(target.reshape(-1)).copy_(copied)
+        return into
 
     def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
         """Overwrite some blocks with bytes that `export_blocks` gave, here or elsewhere.

@@ -90,6 +90,12 @@ def engine_options(
             help="CPU threads of each worker.", show_default="cores divided among local workers"
         ),
     ] = _ENGINE.threads,
+    no_prefix_cache: Annotated[
+        bool, _compute("--no-prefix-cache", help="Keep no KV for prompts that begin alike.")
+    ] = not _ENGINE.prefix_cache,
+    host_cache: Annotated[
+        str, _compute(help="Host memory of each worker for KV that its pool cannot keep.")
+    ] = show_size(_ENGINE.host_cache_bytes).replace(" ", ""),
     poison_freed_blocks: Annotated[
         bool,
         _compute(
@@ -108,6 +114,8 @@ def engine_options(
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         threads=threads,
+        prefix_cache=not no_prefix_cache,
+        host_cache_bytes=parse_size(host_cache),
         poison_freed_blocks=poison_freed_blocks,
     )
 

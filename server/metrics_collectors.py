@@ -15,6 +15,8 @@ from prometheus_client.registry import Collector
 
 from triolet.ids import Role
 
+from .metrics_cache import cache_families
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -56,6 +58,7 @@ class FleetCollector(Collector):
         yield from self._pools(status)
         yield from self._workers(status)
         yield from _speculation(status)
+        yield from cache_families(status)
 
     def _pools(self, status: FleetView) -> Iterator[Metric]:
         blocks = GaugeMetricFamily(

@@ -14,6 +14,7 @@ from engine.batch import Sampled
 from engine.block_ledger import BlockLedger
 from engine.kv_pool import KVLayout, KVPool
 from engine.pace import Pace
+from engine.prefix_cache import PrefixCache
 from triolet.units import MIB
 
 from .model import SHAPES
@@ -56,6 +57,7 @@ class StoredEngine:
             part = flat[begin : begin + len(noise)]
             part[:] = noise[: len(part)]
         self.ledger = BlockLedger(num_blocks)
+        self.prefix_cache = PrefixCache(self.ledger, BLOCK_SIZE, self.pool, is_enabled=False)
         self.block_size = BLOCK_SIZE
         self.bytes_per_block = layout.bytes_per_block
         self.max_model_len = MAX_MODEL_LEN
@@ -68,9 +70,9 @@ class StoredEngine:
         """Choose the same token for every row that asks for one."""
         return [None if row.sample is None else Sampled(TOKEN) for row in rows]
 
-    def export_blocks(self, block_ids: Sequence[int], into: memoryview) -> None:
+    def export_blocks(self, block_ids: Sequence[int], into: memoryview | None = None) -> memoryview:
         """Copy blocks out."""
-        self.pool.export_blocks(block_ids, into)
+        return self.pool.export_blocks(block_ids, into)
 
     def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
         """Overwrite blocks."""

@@ -84,7 +84,10 @@ async def open_engine(
         engine = StoredEngine(arguments.size, arguments.pool_tokens, arguments.fingerprint)
         return engine, NoDevice()
     config = EngineConfig(
-        dtype=Dtype.BFLOAT16, kv_pool_bytes=512 * MIB, threads=arguments.threads, niceness=0
+        dtype=Dtype.BFLOAT16,
+        kv_pool_bytes=512 * MIB,
+        threads=arguments.threads,
+        prefix_cache=False,
     )
     device = await stack.enter_async_context(DeviceThread(2, arguments.threads, 5.0))
     loaded = await device.run(load_engine, arguments.model, config, lambda *_: None)

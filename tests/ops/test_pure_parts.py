@@ -83,6 +83,8 @@ CONFIGS = [
         max_num_batched_tokens=4096,
         max_model_len=99,
         threads=3,
+        prefix_cache=False,
+        host_cache_bytes=123,
         poison_freed_blocks=True,
     ),
 ]

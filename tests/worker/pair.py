@@ -76,6 +76,8 @@ class Heard:
     num_replayed: int
     tokens: dict[int, int] = field(default_factory=dict)
     granted: bool = False
+    held_blocks: int = 0
+    first: FirstToken | None = None
     refused: Refuse | None = None
     ended: dict[Role, Ended] = field(default_factory=dict)
 
@@ -115,6 +117,7 @@ class Pair:
         link: LinkConfig = LINK,
         source: GuessSource | None = None,
         speculation: SpeculationConfig = OFF,
+        host_blocks: int = 0,
     ) -> None:
         self.now = 100.0
         self.wire: list[Parcel] = []
@@ -124,7 +127,7 @@ class Pair:
         self._numbers = count(1)
         self._dialled: set[KvTarget] = set()
         epochs = count(1000)
-        p_engine, d_engine = FakeEngine(num_blocks), FakeEngine(num_blocks)
+        p_engine, d_engine = (FakeEngine(num_blocks, host_blocks=host_blocks) for _ in range(2))
         self.p_identity = Identity(
             Role.PREFILL,
             "prefill-0",
@@ -183,6 +186,7 @@ class Pair:
         allowed: int = 1_000,
         priority: int = 0,
         remaining_s: float = 60.0,
+        salt: bytes = b"",
         **sampling: object,
     ) -> AttemptKey:
         """Send RESERVE, and PREFILL if that is granted."""
@@ -191,10 +195,13 @@ class Pair:
         self.heard[key] = Heard(tuple(prompt), params, len(replay))
         self.live.add(key)
         packed = pack_tokens(prompt)
-        reserve = Reserve(*key, packed, pack_tokens(replay), params, priority, allowed, remaining_s)
+        shared = (params, priority, allowed, remaining_s)
+        reserve = Reserve(*key, packed, pack_tokens(replay), *shared, salt=salt)
         self.to_worker(Role.DECODE, reserve)
         if self.heard[key].granted:
-            frame = Prefill(*key, packed, self.target, params, priority, remaining_s)
+            held_blocks = self.heard[key].held_blocks
+            shared = (params, priority, remaining_s, held_blocks)
+            frame = Prefill(*key, packed, self.target, *shared, salt=salt)
             self.to_worker(Role.PREFILL, frame)
         else:
             self.live.discard(key)
@@ -324,9 +331,11 @@ class Pair:
         match frame:
             case Grant():
                 self.heard[frame.key].granted = True
+                self.heard[frame.key].held_blocks = frame.held_blocks
             case Refuse():
                 self.heard[frame.key].refused = frame
             case FirstToken(row=row):
+                self.heard[frame.key].first = frame
                 self._hear_token(row.key, row.position, row.token_id)
             case Tokens(rows=rows):
                 for row in rows:
