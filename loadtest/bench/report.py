@@ -26,8 +26,8 @@ class Ratio:
 
     Attributes:
       value: what was measured.
-      floor: it should be at least this; None for no such bound.
-      ceiling: it should be at most this; None for no such bound.
+      floor: it should be at least this; None if that is no goal.
+      ceiling: it should be at most this; None if that is no goal.
     """
 
     value: float
@@ -37,21 +37,20 @@ class Ratio:
     @property
     def is_met(self) -> bool:
         """Whether it is."""
-        is_high = self.floor is None or self.value >= self.floor
-        return is_high and (self.ceiling is None or self.value <= self.ceiling)
+        return (self.floor is None or self.value >= self.floor) and (
+            self.ceiling is None or self.value <= self.ceiling
+        )
 
     @property
-    def bounds(self) -> dict[str, float]:
-        """What there is of them, by name."""
-        known = {"floor": self.floor, "ceiling": self.ceiling}
-        return {name: bound for name, bound in known.items() if bound is not None}
+    def goal(self) -> str:
+        """In words."""
+        bounds = {"at least": self.floor, "at most": self.ceiling}
+        return " and ".join(f"{word} {b}" for word, b in bounds.items() if b is not None)
 
-    def __str__(self) -> str:
-        words = {"floor": "at least", "ceiling": "at most"}
-        wanted = " and ".join(f"{words[name]} {bound:g}" for name, bound in self.bounds.items())
-        if not wanted:
-            return f"{self.value:.2f}"
-        return f"{self.value:.2f} ({wanted}: {'met' if self.is_met else 'missed'})"
+    def fields(self) -> dict[str, float]:
+        """As it is written."""
+        bounds = {"floor": self.floor, "ceiling": self.ceiling}
+        return {"value": round(self.value, 3)} | {k: v for k, v in bounds.items() if v is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +80,7 @@ class Report:
         fields = {
             "machine": self.machine,
             "rows": self.rows,
-            "ratios": {
-                name: {"value": round(ratio.value, 3), **ratio.bounds}
-                for name, ratio in self.ratios.items()
-            },
+            "ratios": {name: ratio.fields() for name, ratio in self.ratios.items()},
             "skipped": self.skipped,
         }
         path.write_text(json.dumps(fields, indent=1) + "\n")
@@ -105,7 +101,9 @@ class Report:
             table.add_row(*(f"{v:,.1f}" if isinstance(v, float) else str(v) for v in row.values()))
         console.print(table)
         for name, ratio in self.ratios.items():
-            console.print(f"{name}: {ratio}", style=None if ratio.is_met else "red")
+            verdict = "met" if ratio.is_met else "[red]missed[/red]"
+            goal = f" ({ratio.goal}: {verdict})" if ratio.goal else ""
+            console.print(f"{name}: {ratio.value:.2f}{goal}")
         for name, reason in self.skipped.items():
             console.print(f"{name} skipped: {reason}")
 
