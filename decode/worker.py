@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 MAX_KV_MESSAGES: Final = 8
-"""Chunks taken in between two looks at anything else: about 3 ms of copying at 1 MiB each."""
+"""Chunks taken in between two looks at anything else: about 2 ms of copying at 1 MiB each."""
 
 
 async def serve(
@@ -128,6 +128,8 @@ async def _receive_kv(kv: Listener, core: DecodeCore, shell: Shell) -> None:
         core.wake(now)
         for message in messages:
             core.on_kv(message.sender, message.frame, message.payload, now)
+            # At once: the sender's next chunk shall be under way while the next is taken in here.
+            _answer_kv(kv, core)
         shell.settle(now)
 
 

@@ -44,8 +44,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # The CLI starts each role's entry point, inside the command that is that role.
     "ops": frozenset({"triolet", "transport"}),
     "loadtest": frozenset(),
-    # The benchmark of the engine runs the engine.
-    "loadtest/bench": frozenset({"triolet", "engine"}),
+    # The benchmarks of engine and wire run the engine and the workers.
+    "loadtest/bench": frozenset({"triolet", "transport", "engine", "worker", "prefill", "decode"}),
     # The fault matrix reads frames on their way, and starts workers with a gate before the device.
     "loadtest/faults": frozenset({"triolet", "transport", "engine", "worker", "ops"}),
     # The simulator runs the production logic of every room.

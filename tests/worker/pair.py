@@ -145,7 +145,8 @@ class Pair:
             kv_address="ipc:///kv",
             draw_epoch=lambda: next(epochs),
         )
-        self.prefill = PrefillCore(p_engine, self.p_identity, link, self.now)
+        ring = memoryview(bytearray(link.kv_ring_bytes))
+        self.prefill = PrefillCore(p_engine, self.p_identity, link, ring, self.now)
         self.decode = DecodeCore(
             d_engine,
             self.d_identity,
@@ -265,10 +266,12 @@ class Pair:
 
     def settle(self) -> None:
         """Put on the wire what cores have decided; the server hears at once."""
-        sends = self.prefill.take_kv_sends(self.now)
+        sends = list(self.prefill.take_kv_sends(self.now))
         self._dial()
-        for _, frame, payload in sends:
-            self.wire.append(Parcel(self._to_decode, frame, payload))
+        for send in sends:
+            # A copy, as on any wire: the ring is used again.
+            payload = None if send.payload is None else bytes(send.payload)
+            self.wire.append(Parcel(self._to_decode, send.frame, payload))
         for send in self.decode.outbox.take_for_senders():
             self.wire.append(Parcel(self._to_prefill, send.frame))
         for role, node in self.nodes.items():
