@@ -82,9 +82,12 @@ class KvLinks:
         for send in self._core.take_kv_sends(now):
             # What does not get through is sent again when its answer is overdue.
             try:
-                self._links[send.target].connection.send_nowait(send.frame, send.payload)
+                hold = self._links[send.target].connection.send_nowait(send.frame, send.payload)
             except (PeerGone, PeerBusy) as error:
                 log.warning("kv_send_failed", target=send.target.peer.name, error=str(error))
+                continue
+            if send.slot is not None and hold is not None:
+                send.slot.hold(hold)
 
     def _hang_up_unwanted(self, now: float) -> None:
         wanted = set(self._core.shipper.targets)

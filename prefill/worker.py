@@ -62,6 +62,7 @@ async def serve(
         engine,
         identity,
         config.link,
+        ring=memoryview(bytearray(config.link.kv_ring_bytes)),
         now=trio.current_time(),
         read_process=read_process,
     )

@@ -26,8 +26,8 @@ class Ratio:
 
     Attributes:
       value: what was measured.
-      floor: it should be at least this.
-      ceiling: it should be at most this.
+      floor: it should be at least this; None if that is no goal.
+      ceiling: it should be at most this; None if that is no goal.
     """
 
     value: float
@@ -44,7 +44,8 @@ class Ratio:
     @property
     def goal(self) -> str:
         """In words."""
-        return f"at least {self.floor}" if self.floor is not None else f"at most {self.ceiling}"
+        bounds = {"at least": self.floor, "at most": self.ceiling}
+        return " and ".join(f"{word} {b}" for word, b in bounds.items() if b is not None)
 
     def fields(self) -> dict[str, float]:
         """As it is written."""
@@ -101,7 +102,8 @@ class Report:
         console.print(table)
         for name, ratio in self.ratios.items():
             verdict = "met" if ratio.is_met else "[red]missed[/red]"
-            console.print(f"{name}: {ratio.value:.2f} ({ratio.goal}: {verdict})")
+            goal = f" ({ratio.goal}: {verdict})" if ratio.goal else ""
+            console.print(f"{name}: {ratio.value:.2f}{goal}")
         for name, reason in self.skipped.items():
             console.print(f"{name} skipped: {reason}")
 

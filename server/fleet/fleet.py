@@ -21,6 +21,7 @@ from triolet.process import process_facts
 from .auditor import Auditor
 from .conductor import FAREWELL, Conductor
 from .dispatch import is_ready
+from .handout import Handout
 from .observer import SilentObserver
 from .status import FleetStatus, present, worker_status
 from .stream import Stream
@@ -79,6 +80,7 @@ class Fleet:
         self._auditor = Auditor(self._me, config, self._workers, self._conductor)
         self._connections: dict[Worker, Connection] = {}
         self._credit_due = trio.Event()
+        self._handout = Handout()
         self._changed = trio.Event()
 
     def submit(self, request: GenerationRequest) -> Stream:
@@ -91,7 +93,7 @@ class Fleet:
         self._conductor.wake(now)
         sequence = self._conductor.submit(request, now)
         self._flush()
-        return Stream(sequence, self._taken, self._cancel)
+        return Stream(sequence, self._taken, self._cancel, self._handout.add)
 
     def status(self) -> FleetStatus:
         """Look at the fleet."""
@@ -131,6 +133,7 @@ class Fleet:
                 nursery.start_soon(self._beat)
                 nursery.start_soon(self._sweep)
                 nursery.start_soon(self._send_credit)
+                nursery.start_soon(self._handout.run)
                 task_status.started()
         finally:
             for worker, connection in self._connections.items():
