@@ -12,6 +12,7 @@ import structlog
 import trio
 
 from transport.link import PeerBusy, PeerGone
+from transport.shared_ring import PeerRings
 from triolet.config_speculation import LOOKUP
 from triolet.errors import ConfigError
 from triolet.ids import Role, new_epoch
@@ -81,8 +82,9 @@ async def serve(
                 config.kv_address, hwm=link.kv_hwm, max_frame_bytes=link.max_kv_frame_bytes
             )
         ) as kv,
+        closing(PeerRings()) as rings,
     ):
-        core = _core(config, engine, kv.address, draw_epoch, source)
+        core = _core(config, engine, kv.address, draw_epoch, source, rings)
         shell = Shell(
             core, engine, device, control, config, flush_kv=lambda now: _answer_kv(kv, core)
         )
@@ -98,6 +100,7 @@ def _core(
     kv_address: str,
     draw_epoch: Callable[[], int],
     source: GuessSource | None,
+    rings: PeerRings,
 ) -> DecodeCore:
     identity = Identity(
         Role.DECODE,
@@ -118,6 +121,7 @@ def _core(
         read_process,
         source,
         config.speculation,
+        rings if config.link.wire.share_memory else None,
     )
 
 

@@ -25,6 +25,7 @@ from ops.rolling import Move, Step, restart_steps
 from ops.word_wrap import WordWrap
 from triolet.config import Dtype, EngineConfig, LinkConfig, ServerConfig
 from triolet.config_speculation import LOOKUP, SpeculationConfig
+from triolet.config_wire import WireConfig
 from triolet.errors import ConfigError
 from triolet.ids import Role
 from triolet.units import GIB, KIB, MIB
@@ -117,7 +118,8 @@ def test_decode_understands_the_guessing_that_its_supervisor_means() -> None:
 
 
 def test_every_role_understands_the_links_that_its_supervisor_means() -> None:
-    config = LinkConfig(peer_timeout_s=2.5, progress_timeout_s=9.0, lease_ttl_s=4.0)
+    wire = WireConfig(share_memory=True)
+    config = LinkConfig(peer_timeout_s=2.5, progress_timeout_s=9.0, lease_ttl_s=4.0, wire=wire)
     assert parsed(link_options, "decode", link_arguments(config)) == config
 
 
