@@ -237,6 +237,7 @@ class DecodeCore:
             is_draining=self.reception.is_draining,
             allowed=lambda key: self.roster.attempts[key].window.allowed,
             process=self._read_process(),
+            draft=self._speculation.ledger,
         )
 
     def _share_ring(self, sender: bytes, hello: Hello, welcome: Welcome) -> Welcome:

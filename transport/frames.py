@@ -256,7 +256,7 @@ class FirstToken(AttemptFrame, frozen=True, array_like=True, tag=10):
 
 
 class KvChunk(AttemptFrame, frozen=True, array_like=True, tag=11):
-    """Prefill -> decode: whole blocks, in sequence order; in a payload part, or where `shared` says.
+    """Prefill -> decode: whole blocks in sequence order, in a payload part or where `shared` says.
 
     `target_epoch` fences: a chunk meant for another life of the receiver is dropped and counted.
     """

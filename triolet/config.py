@@ -318,9 +318,10 @@ class ServerConfig:
     """Answers at once on one WebSocket."""
     ws_max_queued: int = 32
     """Questions that wait on one WebSocket behind the answers under way."""
-    ws_outbox_frames: int = 16
+    ws_outbox_bytes: int = 64 * KIB
     """Frames that wait for a WebSocket's writer; at the bound the answers wait, and with them the
-    tokens' credit."""
+    tokens' credit. Bytes, because a token with 20 alternatives takes 2 KiB; at half of what the
+    kernel holds, a client that reads is never kept waiting by it."""
     audit_timeout_s: float = 1.0 * SECONDS
     """An audit waits for its workers this long. A live one answers between two frames; below
     `peer_timeout_s`, so that a worker which is listed as silent is not simply dead."""

@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # The CLI starts each role's entry point, inside the command that is that role.
     "ops": frozenset({"triolet", "transport"}),
     "loadtest": frozenset(),
-    # The benchmarks of engine and wire run the engine and the workers.
+    # Benchmarks of engine and wire run engine and workers; that of the front speaks as workers do.
     "loadtest/bench": frozenset({"triolet", "transport", "engine", "worker", "prefill", "decode"}),
     # The fault matrix reads frames on their way, and starts workers with a gate before the device.
     "loadtest/faults": frozenset({"triolet", "transport", "engine", "worker", "ops"}),
@@ -238,7 +238,7 @@ SANS_IO_FOLDERS: dict[str, tuple[str, ...]] = {
     "worker": ("entry.py", "shell.py", "local_engine.py"),
     "prefill": ("links.py", "worker.py"),
     "decode": ("worker.py",),
-    "server/fleet": ("fleet.py", "stream.py"),
+    "server/fleet": ("fleet.py", "handout.py", "stream.py"),
 }
 SANS_IO = (
     "engine/batch.py",
