@@ -64,7 +64,8 @@ class StoredEngine:
         self.vocab_size = shape.vocab_size
         self.fingerprint = fingerprint
         # A whole prompt in one step: all of its KV is there at once.
-        self.pace = Pace(MAX_MODEL_LEN, 0.0, 1.0, MAX_MODEL_LEN, MAX_MODEL_LEN)
+        most = MAX_MODEL_LEN
+        self.pace = Pace(most, 0.0, 1.0, most, most, chunk_tokens=most)
 
     def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
         """Choose the same token for every row that asks for one."""

@@ -229,8 +229,12 @@ class Pair:
     def end(self, key: AttemptKey, reason: EndReason = EndReason.CANCEL) -> None:
         """Send END to both."""
         self.live.discard(key)
-        for role in self.nodes:
+        for role in self._asked(key):
             self.to_worker(role, End(*key, reason))
+
+    def _asked(self, key: AttemptKey) -> tuple[Role, ...]:
+        """Return who was told of an attempt."""
+        return (Role.DECODE,) if self.heard[key].is_local else tuple(self.nodes)
 
     def allow(self, key: AttemptKey, allowed: int, received: int = 0) -> None:
         self.to_worker(Role.DECODE, TokenCredit((CreditRow(*key, allowed, received),)))
@@ -238,7 +242,11 @@ class Pair:
     def beat(self) -> None:
         """Heartbeats both ways."""
         for role in self.nodes:
-            wanted = (key for key in sorted(self.live) if role not in self.heard[key].ended)
+            wanted = (
+                key
+                for key in sorted(self.live)
+                if role in self._asked(key) and role not in self.heard[key].ended
+            )
             rows = tuple(AttemptRow(*key) for key in wanted)
             self.to_worker(role, ServerHeartbeat(SERVER.epoch, rows))
             self.nodes[role].core.reception.beat()
