@@ -9,6 +9,8 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from engine.batch import check_request
 from transport.frames import (
     Goodbye,
@@ -30,7 +32,7 @@ from triolet.audit import ProcessFacts
 from triolet.config_speculation import OFF
 from triolet.errors import RemoteProtocolError, RequestError
 from triolet.ids import Role
-from worker.account import worker_account
+from worker.account import cache_load, worker_account
 from worker.counters import Counters, Drop
 from worker.outbox import Outbox
 from worker.peers import PeerTable
@@ -40,6 +42,7 @@ from worker.roster import Roster
 from .assembly import Assembly
 from .attempt import Attempt
 from .intake import KvIntake
+from .keeping import keep_completion
 from .scheduler import blocks_for
 from .speculation import Speculation
 from .stepper import Stepper
@@ -47,7 +50,8 @@ from .stepper import Stepper
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from transport.frames import AnyFrame
+    from transport.frames import AnyFrame, Welcome
+    from transport.shared_ring import PeerRings
     from triolet.audit import WorkerAudit
     from triolet.config import LinkConfig
     from triolet.config_speculation import SpeculationConfig
@@ -90,6 +94,7 @@ class DecodeCore:
         read_process: Callable[[], ProcessFacts] = ProcessFacts,
         source: GuessSource | None = None,
         speculation: SpeculationConfig = OFF,
+        rings: PeerRings | None = None,
     ) -> None:
         self.outbox = Outbox()
         self.counters = Counters()
@@ -118,7 +123,9 @@ class DecodeCore:
             silence_s=2 * link.kv_idle_s,
             max_peers=link.max_peers,
             send=self.outbox.to_sender,
+            welcome=self._share_ring,
         )
+        self._rings = rings
         self._speculation = Speculation(source, speculation, self.counters)
         self.stepper = Stepper(
             engine, identity, self.roster, self.outbox, self.counters, self._speculation
@@ -171,6 +178,8 @@ class DecodeCore:
         if self._senders.hear(sender, now) is None:
             self.counters.drop(Drop.STRANGER)
             return
+        if isinstance(frame, KvChunk) and frame.shared is not None and self._rings is not None:
+            payload = self._rings.read(sender, frame.shared)
         match frame:
             case KvChunk() if payload is not None:
                 self._intake.on_chunk(sender, frame, payload, now)
@@ -183,6 +192,8 @@ class DecodeCore:
         """End what is over and forget who is silent."""
         self.reception.sweep(now)
         self._senders.forget_silent(now)
+        if self._rings is not None:
+            self._rings.keep_only({sender for sender, _ in self._senders.known()})
 
     def say_goodbye(self) -> None:
         """Tell everybody that this worker leaves."""
@@ -211,6 +222,7 @@ class DecodeCore:
             speculative_rows=counters.speculative_rows,
             speculative_proposed=counters.speculative_proposed,
             speculative_accepted=counters.speculative_accepted,
+            cache=cache_load(self._engine.prefix_cache),
         )
 
     def account(self, now: float) -> WorkerAudit:
@@ -218,14 +230,21 @@ class DecodeCore:
         return worker_account(
             self._identity,
             self._link,
-            self._engine.ledger,
+            self._engine.prefix_cache,
             self.roster,
             self.counters,
             now,
             is_draining=self.reception.is_draining,
             allowed=lambda key: self.roster.attempts[key].window.allowed,
             process=self._read_process(),
+            draft=self._speculation.ledger,
         )
+
+    def _share_ring(self, sender: bytes, hello: Hello, welcome: Welcome) -> Welcome:
+        if hello.ring is None or self._rings is None:
+            return welcome
+        is_shared = self._rings.attach(sender, hello.ring)
+        return msgspec.structs.replace(welcome, shares_ring=is_shared)
 
     def _describe(self, server: PeerId) -> WorkerHeartbeat:
         own = len(self.roster.leases.owned_by(server))
@@ -253,19 +272,22 @@ class DecodeCore:
             check_request(self._engine.vocab_size, prompt_ids + replay_ids, frame.sampling)
             if not prompt_ids:
                 raise RemoteProtocolError("a prompt without tokens")
-            reason = self._refusal(len(prompt_ids), len(replay_ids))
+            reason = self._refusal(frame, len(prompt_ids), len(replay_ids))
             if reason is None:
                 self._admit(server, frame, prompt_ids, replay_ids, now)
         else:
             is_its_own = attempt is not None and attempt.server == server
             reason = None if is_its_own else RefuseReason.ENDED
         if reason is None:
-            answer: Grant | Refuse = Grant(*frame.key, epoch=self._identity.me.epoch)
+            held_blocks = self.roster.attempts[frame.key].num_held_blocks
+            answer: Grant | Refuse = Grant(*frame.key, self._identity.me.epoch, held_blocks)
         else:
             answer = Refuse(*frame.key, reason, retry_after_s=self._link.heartbeat_interval_s)
         self.outbox.to_server(server.identity(), answer)
 
-    def _refusal(self, num_prompt_tokens: int, num_replay_tokens: int) -> RefuseReason | None:
+    def _refusal(
+        self, frame: Reserve, num_prompt_tokens: int, num_replay_tokens: int
+    ) -> RefuseReason | None:
         if self.reception.is_draining:
             return RefuseReason.DRAINING
         num_tokens = num_prompt_tokens + max(1, num_replay_tokens)
@@ -275,8 +297,9 @@ class DecodeCore:
             return RefuseReason.NO_ROWS
         # Everybody here may need another block soon: a new prompt must not make that a preemption.
         growth_blocks = len(self.roster.leases)
-        kv_tokens = num_prompt_tokens + num_replay_tokens
-        needed_blocks = blocks_for(kv_tokens, self._engine.block_size)
+        num_blocks = blocks_for(num_prompt_tokens + num_replay_tokens, self._engine.block_size)
+        prospect = self._engine.prefix_cache.prospect(frame.prompt, frame.salt, num_blocks)
+        needed_blocks = prospect.num_needed_blocks
         if needed_blocks + growth_blocks > self._engine.ledger.available_blocks:
             return RefuseReason.NO_BLOCKS
         return None
@@ -292,6 +315,9 @@ class DecodeCore:
         block_size = self._engine.block_size
         # The replay's blocks at once too: the next step would ask for them anyhow.
         num_blocks = blocks_for(len(prompt_ids) + len(replay_ids), block_size)
+        blocks, num_held_blocks = self._engine.prefix_cache.lease(
+            frame.key, frame.prompt, frame.salt, num_blocks
+        )
         attempt = Attempt(
             key=frame.key,
             server=server,
@@ -303,13 +329,15 @@ class DecodeCore:
             order=next(self._orders),
             window=TokenWindow(frame.allowed),
             assembly=Assembly(
-                first_block=0,
+                first_block=num_held_blocks,
                 num_blocks=blocks_for(len(prompt_ids), block_size),
                 num_tokens=len(prompt_ids),
                 bytes_per_block=self._engine.bytes_per_block,
             ),
-            block_table=self._engine.ledger.lease(frame.key, num_blocks),
+            block_table=blocks,
             output_ids=[],
+            salt=frame.salt,
+            num_held_blocks=num_held_blocks,
         )
         self.roster.add(attempt, now, frame.remaining_s)
 
@@ -323,3 +351,4 @@ class DecodeCore:
         self._speculation.forget(attempt.key)
         if not attempt.assembly.is_complete:
             self._intake.abandon(attempt)
+        keep_completion(self._engine.prefix_cache, attempt, self._engine.block_size)

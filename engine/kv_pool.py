@@ -61,6 +61,9 @@ class KVPool:
       num_blocks: blocks, the scratch block 0 included.
       device: where they lie.
 
+    Attributes:
+      bytes_per_block: of one block with all its layers.
+
     Raises:
       ConfigError: the device has not that much memory.
     """
@@ -68,6 +71,7 @@ class KVPool:
     def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
+        self.bytes_per_block = layout.bytes_per_block
         num_bytes = num_blocks * layout.bytes_per_block
         try:
             if device.type == "cpu" and num_bytes > _physical_bytes():
@@ -85,23 +89,30 @@ class KVPool:
         if device.type == "cpu":
             self._rows = self.blocks.view(num_blocks, -1).view(torch.uint8).numpy()
 
-    @property
-    def bytes_per_block(self) -> int:
-        """Bytes of one block with all its layers."""
-        return self.layout.bytes_per_block
+    def export_blocks(self, block_ids: Sequence[int], into: memoryview | None = None) -> memoryview:
+        """Copy some blocks out, in the order given; they may be reused at once.
 
-    def export_blocks(self, block_ids: Sequence[int]) -> memoryview:
-        """Return the bytes of some blocks, in the order given.
+        Args:
+          block_ids: which.
+          into: as many bytes as they have, writable; None for fresh ones, which cost more.
 
         Returns:
-          One contiguous buffer of its own: the blocks may be reused at once.
+          The bytes.
         """
+        num_bytes = len(block_ids) * self.bytes_per_block
+        if into is None:
+            into = np.empty(num_bytes, dtype=np.uint8).data
+        assert len(into) == num_bytes, "a buffer of another size"
+        target = np.frombuffer(into, dtype=np.uint8).reshape(len(block_ids), -1)
         if self._rows is not None:
-            return self._rows[list(block_ids)].reshape(-1).data
+            # One by one: a plain copy of a block, where fancy indexing would build it elsewhere.
+            for place, block in zip(target, block_ids, strict=True):
+                place[:] = self._rows[block]
+            return into
         index = torch.tensor(list(block_ids), device=self.blocks.device)
         copied = self.blocks.index_select(0, index).view(-1).view(torch.uint8)
-        exported: memoryview = copied.cpu().numpy().data
-        return exported
+        torch.from_numpy(target.reshape(-1)).copy_(copied)
+        return into
 
     def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
         """Overwrite some blocks with bytes that `export_blocks` gave, here or elsewhere.
@@ -117,7 +128,8 @@ class KVPool:
         # Copied from the frame's buffer byte by byte: it is not aligned for the cache's dtype.
         received = np.frombuffer(payload, dtype=np.uint8).reshape(len(block_ids), -1)
         if self._rows is not None:
-            self._rows[list(block_ids)] = received
+            for block, place in zip(block_ids, received, strict=True):
+                self._rows[block] = place
             return
         index = torch.tensor(list(block_ids), device=self.blocks.device)
         tensor = torch.from_numpy(received.copy()).view(self.layout.dtype)

@@ -22,11 +22,14 @@ def engine_arguments(config: EngineConfig) -> list[str]:
         *("--kv-pool", str(config.kv_pool_bytes)),
         *("--max-num-seqs", str(config.max_num_seqs)),
         *("--max-num-batched-tokens", str(config.max_num_batched_tokens)),
+        *("--host-cache", str(config.host_cache_bytes)),
     ]
     if config.max_model_len is not None:
         arguments += ["--max-model-len", str(config.max_model_len)]
     if config.threads is not None:
         arguments += ["--threads", str(config.threads)]
+    if not config.prefix_cache:
+        arguments.append("--no-prefix-cache")
     if config.poison_freed_blocks:
         arguments.append("--poison-freed-blocks")
     return arguments
@@ -43,11 +46,14 @@ def speculation_arguments(config: SpeculationConfig) -> list[str]:
 
 def link_arguments(config: LinkConfig) -> list[str]:
     """Return the options that every role has."""
-    return [
+    arguments = [
         *("--peer-timeout", str(config.peer_timeout_s)),
         *("--progress-timeout", str(config.progress_timeout_s)),
         *("--lease-ttl", str(config.lease_ttl_s)),
     ]
+    if config.wire.share_memory:
+        arguments.append("--share-kv-memory")
+    return arguments
 
 
 def server_arguments(config: ServerConfig) -> list[str]:

@@ -12,7 +12,9 @@ from typing import Annotated, Final, TypeAlias
 import typer
 
 from triolet.config import DAY_S, Dtype, EngineConfig, LinkConfig, ServerConfig, WorkerConfig
-from triolet.config_speculation import SpeculationConfig
+from triolet.config_speculation import LOOKUP, NO_GUESSES, SpeculationConfig
+from triolet.config_wire import WireConfig
+from triolet.errors import ConfigError
 
 from .quantities import parse_size, show_size
 
@@ -90,6 +92,12 @@ def engine_options(
             help="CPU threads of each worker.", show_default="cores divided among local workers"
         ),
     ] = _ENGINE.threads,
+    no_prefix_cache: Annotated[
+        bool, _compute("--no-prefix-cache", help="Keep no KV for prompts that begin alike.")
+    ] = not _ENGINE.prefix_cache,
+    host_cache: Annotated[
+        str, _compute(help="Host memory of each worker for KV that its pool cannot keep.")
+    ] = show_size(_ENGINE.host_cache_bytes).replace(" ", ""),
     poison_freed_blocks: Annotated[
         bool,
         _compute(
@@ -108,6 +116,8 @@ def engine_options(
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         threads=threads,
+        prefix_cache=not no_prefix_cache,
+        host_cache_bytes=parse_size(host_cache),
         poison_freed_blocks=poison_freed_blocks,
     )
 
@@ -115,7 +125,10 @@ def engine_options(
 def speculation_options(
     speculate: Annotated[
         str,
-        _compute(metavar="off|lookup", help="Guess coming tokens from the text so far."),
+        _compute(
+            metavar="off|lookup|DIR",
+            help="Guess coming tokens: from the text so far, or with a draft model.",
+        ),
     ] = _GUESSES.source,
     speculate_guesses: Annotated[
         int, _compute(help="Guesses of one sequence in one step.")
@@ -124,7 +137,18 @@ def speculation_options(
         int, _compute(help="Sequences and guesses of a step together; beyond, nobody guesses.")
     ] = _GUESSES.max_step_tokens,
 ) -> SpeculationConfig:
-    """Return how decode guesses ahead."""
+    """Return how decode guesses ahead.
+
+    Raises:
+      ConfigError: neither a word that is known nor a model's directory.
+    """
+    if speculate not in (NO_GUESSES, LOOKUP):
+        if not (Path(speculate) / "config.json").is_file():
+            raise ConfigError(
+                f"speculate is {speculate!r}; allowed: off, lookup, or the directory of a draft "
+                "model (there is no config.json)"
+            )
+        speculate = str(Path(speculate).resolve())
     return SpeculationConfig(
         source=speculate, max_guesses=speculate_guesses, max_step_tokens=speculate_step_tokens
     )
@@ -141,10 +165,19 @@ def link_options(
     lease_ttl: Annotated[
         float, _fleet(help="Seconds until KV is freed that no server names any more.")
     ] = _LINK.lease_ttl_s,
+    share_kv_memory: Annotated[
+        bool,
+        _fleet(
+            "--share-kv-memory", help="Let workers of one host read KV where prefill has put it."
+        ),
+    ] = _LINK.wire.share_memory,
 ) -> LinkConfig:
-    """Return the deadlines between processes."""
+    """Return the deadlines between processes, and how KV travels."""
     return LinkConfig(
-        peer_timeout_s=peer_timeout, progress_timeout_s=progress_timeout, lease_ttl_s=lease_ttl
+        peer_timeout_s=peer_timeout,
+        progress_timeout_s=progress_timeout,
+        lease_ttl_s=lease_ttl,
+        wire=WireConfig(share_memory=share_kv_memory),
     )
 
 

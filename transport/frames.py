@@ -11,37 +11,23 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 
 from triolet.audit import WorkerAudit  # noqa: TC001 (msgspec reads the annotations)
-from triolet.config import MAX_NUM_SEQS
 from triolet.ids import AttemptKey, PeerId, Role
 from triolet.sampling import SamplingParams  # noqa: TC001 (msgspec reads the annotations)
 
+from .fields import MAX_ROWS as MAX_ROWS
+from .fields import MAX_SECONDS as MAX_SECONDS
+from .fields import MAX_TEXT as MAX_TEXT
+from .fields import MAX_TOKEN_ROWS as MAX_TOKEN_ROWS
+from .fields import Count, Digest, Name, PackedTokens, RequestIdField, Salt, Seconds, Text
+from .fields import Part as Part
+from .load import CacheLoad as CacheLoad
+from .load import Load as Load  # noqa: TC001
 from .reasons import EndReason as EndReason  # noqa: TC001
 from .reasons import RefuseReason as RefuseReason  # noqa: TC001
 
 PROTOCOL_VERSION: Final = 1
 OLDEST_PROTOCOL_VERSION: Final = 1
 """Peers that speak this version are still understood: one release back, for rolling upgrades."""
-
-MAX_ROWS: Final = 65_536
-MAX_TOKEN_ROWS: Final = MAX_NUM_SEQS
-"""Rows of one step; with 20 alternatives each they take 8 MiB in memory."""
-MAX_TEXT: Final = 4096
-MAX_SECONDS: Final = 1e9
-"""Thirty years: keeps infinity out."""
-MAX_TOKENS_ON_WIRE: Final = 4 * 1024 * 1024
-"""Token ids per frame; ids travel packed, 4 bytes each."""
-
-RequestIdField: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
-Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
-Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
-Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
-PackedTokens: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS_ON_WIRE)]
-Digest: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
-
-
-class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A group of fields inside frames; an array on the wire."""
 
 
 class Peer(Part, frozen=True, array_like=True):
@@ -71,28 +57,6 @@ class Capacity(Part, frozen=True, array_like=True):
     max_waiting_tokens: Count = 0
     kv_window_bytes: Count = 0
     step_s: Seconds = 0.0  # what a full step takes; the server is at least this patient
-
-
-class Load(Part, frozen=True, array_like=True):
-    """What a worker is doing; with every heartbeat. Counters only rise within one epoch."""
-
-    free_blocks: Count = 0
-    cached_blocks: Count = 0
-    leased_blocks: Count = 0
-    running: Count = 0
-    paused: Count = 0
-    waiting: Count = 0
-    waiting_tokens: Count = 0
-    steps: Count = 0
-    computed_tokens: Count = 0
-    kv_bytes: Count = 0  # sent by prefill, received into the pool by decode
-    stale_frames: Count = 0  # not acted upon, for any reason
-    bad_digests: Count = 0
-    preemptions: Count = 0
-    dropped: Annotated[dict[Name, Count], msgspec.Meta(max_length=16)] = {}  # the same, by reason
-    speculative_rows: Count = 0  # that carried guesses; decode
-    speculative_proposed: Count = 0  # guesses
-    speculative_accepted: Count = 0  # of these, were the token that was chosen
 
 
 class KvTarget(Part, frozen=True, array_like=True):
@@ -150,6 +114,23 @@ class AttemptRow(Part, frozen=True, array_like=True):
         return AttemptKey(self.request_id, self.attempt)
 
 
+class SharedRing(Part, frozen=True, array_like=True):
+    """A sender's ring, as another process of its host finds it: descriptor `fd` of process `pid`.
+    `token` is in it, which proves that both mean the same memory."""
+
+    pid: Annotated[int, msgspec.Meta(ge=1)]
+    fd: Count
+    num_bytes: Count
+    token: Digest
+
+
+class SharedRange(Part, frozen=True, array_like=True):
+    """Where in the sender's ring a chunk's bytes are, instead of a payload."""
+
+    offset: Count
+    num_bytes: Count
+
+
 class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Anything that is a message of its own."""
 
@@ -175,6 +156,7 @@ class Hello(Frame, frozen=True, array_like=True, tag=1):
     version: Count
     oldest_version: Count
     fingerprint: Text = ""
+    ring: SharedRing | None = None  # prefill -> decode: read chunks there, if it is your host
 
 
 class Welcome(Frame, frozen=True, array_like=True, tag=2):
@@ -185,6 +167,7 @@ class Welcome(Frame, frozen=True, array_like=True, tag=2):
     fingerprint: Text
     capacity: Capacity
     kv_address: Text = ""
+    shares_ring: bool = False  # the ring of the Hello is mapped here: chunks need no payload
 
 
 class Goodbye(Frame, frozen=True, array_like=True, tag=3):
@@ -233,10 +216,11 @@ class Reserve(AttemptFrame, frozen=True, array_like=True, tag=6):
     allowed: Count  # the first token window, as in CreditRow
     remaining_s: Seconds
     eos_token_ids: Annotated[tuple[int, ...], msgspec.Meta(max_length=64)] = ()
+    salt: Salt = b""
 
 
 class Grant(AttemptFrame, frozen=True, array_like=True, tag=7):
-    """Decode -> server: the lease. `held_blocks` leading blocks need no shipping."""
+    """Decode -> server: the lease. Its first `held_blocks` hold the prompt's KV already."""
 
     epoch: Count
     held_blocks: Count = 0
@@ -259,6 +243,7 @@ class Prefill(AttemptFrame, frozen=True, array_like=True, tag=9):
     remaining_s: Seconds
     held_blocks: Count = 0
     eos_token_ids: Annotated[tuple[int, ...], msgspec.Meta(max_length=64)] = ()
+    salt: Salt = b""
 
 
 class FirstToken(AttemptFrame, frozen=True, array_like=True, tag=10):
@@ -271,7 +256,7 @@ class FirstToken(AttemptFrame, frozen=True, array_like=True, tag=10):
 
 
 class KvChunk(AttemptFrame, frozen=True, array_like=True, tag=11):
-    """Prefill -> decode, with a payload part: whole blocks, in sequence order.
+    """Prefill -> decode: whole blocks in sequence order, in a payload part or where `shared` says.
 
     `target_epoch` fences: a chunk meant for another life of the receiver is dropped and counted.
     """
@@ -281,6 +266,7 @@ class KvChunk(AttemptFrame, frozen=True, array_like=True, tag=11):
     first_block: Count  # block of the sequence, not of the pool
     num_blocks: Count
     digest: Digest
+    shared: SharedRange | None = None
 
 
 class KvManifest(AttemptFrame, frozen=True, array_like=True, tag=12):

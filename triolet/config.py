@@ -12,6 +12,7 @@ from typing import Final
 
 from .config_recovery import RecoveryConfig
 from .config_speculation import SpeculationConfig
+from .config_wire import WireConfig
 from .errors import ConfigError
 from .loopback import is_loopback
 from .units import KIB, MIB, MILLISECONDS, SECONDS
@@ -104,6 +105,8 @@ class LinkConfig:
     """The largest control frame is a PREFILL of a 1M-token prompt: 4 MiB of ids and some."""
     max_kv_frame_bytes: int = 64 * MIB
     """One block of a very large model still fits."""
+    wire: WireConfig = field(default_factory=WireConfig)
+    """How KV travels."""
 
     def __post_init__(self) -> None:
         require(
@@ -177,6 +180,12 @@ class EngineConfig:
     """Of the device's threads on the CPU: whoever moves bytes (a cancel, a heartbeat, a token) goes
     before whoever computes where both want the same core. It costs no throughput: moving bytes is a
     few per cent of the time."""
+    prefix_cache: bool = True
+    """Keep the KV of finished blocks in memory that nobody leases, for prompts that begin alike. It
+    gives way before anybody is refused or preempted, so it costs nothing."""
+    host_cache_bytes: int = 0
+    """Host memory of each worker for KV that gave way: a hit copies it back into the pool. None by
+    default, because on a CPU the pool itself lies in host memory: raise `kv_pool_bytes` there."""
     max_waiting_steps: int = 2
     """Calls that may wait for the device thread behind the running one: one step ahead keeps it
     busy, and whatever is decided later is decided better."""
@@ -203,6 +212,7 @@ class EngineConfig:
         )
         require(self.threads is None or self.threads >= 1, "threads", self.threads, ">= 1")
         require(0 <= self.niceness <= 19, "niceness", self.niceness, "0…19")
+        require(self.host_cache_bytes >= 0, "host_cache_bytes", self.host_cache_bytes, ">= 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,9 +318,10 @@ class ServerConfig:
     """Answers at once on one WebSocket."""
     ws_max_queued: int = 32
     """Questions that wait on one WebSocket behind the answers under way."""
-    ws_outbox_frames: int = 16
+    ws_outbox_bytes: int = 64 * KIB
     """Frames that wait for a WebSocket's writer; at the bound the answers wait, and with them the
-    tokens' credit."""
+    tokens' credit. Bytes, because a token with 20 alternatives takes 2 KiB; at half of what the
+    kernel holds, a client that reads is never kept waiting by it."""
     audit_timeout_s: float = 1.0 * SECONDS
     """An audit waits for its workers this long. A live one answers between two frames; below
     `peer_timeout_s`, so that a worker which is listed as silent is not simply dead."""

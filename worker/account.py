@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from transport.frames import CacheLoad
 from transport.lease import LeaseState
 from triolet.audit import LeaseAudit, PoolAudit, ProcessFacts, WindowsAudit, WorkerAudit
 from triolet.config import MAX_AUDIT_LEASES
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from engine.block_ledger import BlockLedger
+    from engine.prefix_cache import PrefixCache
     from transport.lease import Lease
     from triolet.config import LinkConfig
     from triolet.ids import AttemptKey
@@ -34,7 +36,7 @@ _WITH_ROW = (LeaseState.READY, LeaseState.RUNNING)
 def worker_account(
     identity: Identity,
     link: LinkConfig,
-    ledger: BlockLedger,
+    cache: PrefixCache,
     roster: Roster[A],
     counters: Counters,
     now: float,
@@ -43,13 +45,14 @@ def worker_account(
     windows: WindowsAudit | None = None,
     allowed: Callable[[AttemptKey], int | None] = lambda _: None,
     process: ProcessFacts | None = None,
+    draft: BlockLedger | None = None,
 ) -> WorkerAudit:
     """Return everything that a fleet's invariants are checked with.
 
     Args:
       identity: who speaks.
       link: how long leases live.
-      ledger: who holds which block.
+      cache: what is in the blocks, and who holds them.
       roster: which attempts live.
       counters: what was done.
       now: the time.
@@ -57,28 +60,28 @@ def worker_account(
       windows: KV on its way out.
       allowed: how far an attempt may run, where that is known here.
       process: what the operating system says.
+      draft: who holds which block of a draft model's pool.
     """
-    me, leases = identity.me, roster.leases
     return WorkerAudit(
-        role=me.role,
-        name=me.name,
-        epoch=f"{me.epoch:016x}",
+        role=identity.me.role,
+        name=identity.me.name,
+        epoch=f"{identity.me.epoch:016x}",
         lease_ttl_s=link.lease_ttl_s,
         is_draining=is_draining,
-        pool=_pool(ledger),
-        leases=_listed(roster, ledger, link, allowed, now),
-        num_leases=len(leases),
+        pool=_pool(cache.ledger, cache.check_invariants),
+        leases=_listed(roster, cache.ledger, link, allowed, now),
+        num_leases=len(roster.leases),
         granted=roster.granted,
         ended={reason.value: count for reason, count in roster.ended.items()},
         verdict=verdict_of(roster.check_agreement),
         leaving=len(roster.leaving),
-        leaving_blocks=sum(_held(ledger, key) for key in roster.leaving),
+        leaving_blocks=sum(_held(cache.ledger, key) for key in roster.leaving),
         late_rows=counters.late_rows,
-        tombstones=leases.num_tombstones,
+        tombstones=roster.leases.num_tombstones,
         max_tombstones=link.max_tombstones,
         rows=roster.num_rows,
-        running=sum(leases.count(state) for state in _WITH_ROW),
-        paused=leases.count(LeaseState.PAUSED),
+        running=sum(roster.leases.count(state) for state in _WITH_ROW),
+        paused=roster.leases.count(LeaseState.PAUSED),
         max_num_seqs=identity.capacity.max_num_seqs,
         windows=windows or WindowsAudit(),
         steps=counters.steps,
@@ -88,6 +91,7 @@ def worker_account(
         bad_digests=counters.bad_digests,
         preemptions=counters.preemptions,
         process=process or ProcessFacts(),
+        draft_pool=None if draft is None else _pool(draft, draft.check_invariants),
     )
 
 
@@ -100,14 +104,27 @@ def verdict_of(check: Callable[[], object]) -> str:
     return ""
 
 
-def _pool(ledger: BlockLedger) -> PoolAudit:
+def cache_load(cache: PrefixCache) -> CacheLoad:
+    """Return what a heartbeat says of the prefix cache."""
+    counts = cache.counts
+    return CacheLoad(
+        queried_tokens=counts.queried_tokens,
+        hit_tokens=counts.hit_tokens,
+        evicted_blocks=counts.evicted_blocks,
+        spilled_blocks=counts.spilled_blocks,
+        restored_blocks=counts.restored_blocks,
+        host_bytes=cache.host_bytes,
+    )
+
+
+def _pool(ledger: BlockLedger, check: Callable[[], object]) -> PoolAudit:
     return PoolAudit(
         total_blocks=ledger.total_blocks,
         free_blocks=ledger.free_blocks,
         leased_blocks=ledger.leased_blocks,
         cached_blocks=ledger.cached_blocks,
         references=ledger.num_references,
-        verdict=verdict_of(ledger.check_invariants),
+        verdict=verdict_of(check),
         spoiled_blocks=ledger.num_spoiled,
     )
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from engine.batch import Sampled, StepRow
     from engine.block_ledger import BlockLedger
     from engine.pace import Pace
+    from engine.prefix_cache import PrefixCache
 
 
 class EnginePort(Protocol):
@@ -22,6 +23,11 @@ class EnginePort(Protocol):
     @property
     def ledger(self) -> BlockLedger:
         """Who holds which block."""
+        ...
+
+    @property
+    def prefix_cache(self) -> PrefixCache:
+        """What is in the blocks that are kept."""
         ...
 
     @property
@@ -58,8 +64,10 @@ class EnginePort(Protocol):
         """Compute one step, on the device's thread; one result per row."""
         ...
 
-    def export_blocks(self, block_ids: Sequence[int]) -> bytes | memoryview:
-        """Copy blocks out; the pool's blocks may be reused at once."""
+    def export_blocks(
+        self, block_ids: Sequence[int], into: memoryview | None = None
+    ) -> bytes | memoryview:
+        """Copy blocks out, into as many bytes; the pool's blocks may be reused at once."""
         ...
 
     def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:

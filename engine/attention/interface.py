@@ -28,6 +28,8 @@ class BackendTraits:
       block_size_multiple: block sizes must be multiples of this.
       head_dim_multiple: head dimensions must be multiples of this,
       max_head_dim: and at most this.
+      is_path_invariant: KV of a token has the same bits whether it was computed as a part of a
+        prompt or of a completion.
     """
 
     name: str
@@ -36,6 +38,7 @@ class BackendTraits:
     block_size_multiple: int
     head_dim_multiple: int
     max_head_dim: int
+    is_path_invariant: bool = False
 
     def check(self, device_type: str, dtype: Dtype, block_size: int, head_dim: int) -> None:
         """Refuse a configuration that this backend cannot serve.

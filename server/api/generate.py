@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from quart import Response
+from quart import Response, request
 
 from triolet.errors import draining, invalid_request
 from triolet.ids import new_request_id
@@ -21,6 +21,8 @@ from .choices import Choices
 from .chunks import Envelope, total_usage
 from .event_stream import EventStreamBody
 from .intake import check_model, deadline_s, live_request, shown_request_id
+from .live import own_shortcut
+from .salt import salt_of
 from .sampling import check_token_ids, completion_budget, of_choice, sampling_params
 
 if TYPE_CHECKING:
@@ -118,12 +120,13 @@ def begin_choices(plan: Plan, services: Services) -> Choices:
                 skip_special_tokens=fields.skip_special_tokens is not False,
                 include_stop=bool(fields.include_stop_str_in_output),
                 client_request_id=shown_request_id(),
+                cache_salt=salt_of(fields.cache_salt),
             )
             for index in range(plan.per_prompt)
         ]
     generations = []
-    for request in requests:
-        generation = services.fleet.submit(request)
+    for one in requests:
+        generation = services.fleet.submit(one)
         live.hold(generation)
         generations.append(generation)
     return Choices(generations)
@@ -155,6 +158,7 @@ def stream_response(
     body = EventStreamBody(
         begin_choices(plan, services),
         form(envelope),
+        own_shortcut(request.scope),
         count=plan.count,
         per_prompt=plan.per_prompt,
         keep_alive_s=services.config.keep_alive_s,

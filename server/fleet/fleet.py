@@ -19,6 +19,7 @@ from triolet.process import process_facts
 
 from .auditor import Auditor
 from .conductor import FAREWELL, Conductor
+from .handout import Handout
 from .observer import SilentObserver
 from .status import FleetStatus, is_ready, present, worker_status
 from .stream import Stream
@@ -76,6 +77,7 @@ class Fleet:
         self._auditor = Auditor(self._me, config, self._workers, self._conductor)
         self._connections: dict[Worker, Connection] = {}
         self._credit_due = trio.Event()
+        self._handout = Handout()
         self._changed = trio.Event()
 
     def submit(self, request: GenerationRequest) -> Stream:
@@ -88,7 +90,7 @@ class Fleet:
         self._conductor.wake(now)
         sequence = self._conductor.submit(request, now)
         self._flush()
-        return Stream(sequence, self._taken, self._cancel)
+        return Stream(sequence, self._taken, self._cancel, self._handout.add)
 
     def status(self) -> FleetStatus:
         """Look at the fleet."""
@@ -128,6 +130,7 @@ class Fleet:
                 nursery.start_soon(self._beat)
                 nursery.start_soon(self._sweep)
                 nursery.start_soon(self._send_credit)
+                nursery.start_soon(self._handout.run)
                 task_status.started()
         finally:
             for worker, connection in self._connections.items():

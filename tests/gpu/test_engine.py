@@ -13,7 +13,7 @@ from engine.batch import StepRow, flatten
 from engine.kv_pool import KVLayout, KVPool
 from engine.load import load_engine
 from tests.engine.checkpoints import VOCAB_SIZE, write_checkpoint
-from tests.engine.driver import GREEDY, Running, decode, generate, ids, prefill
+from tests.engine.driver import GREEDY, Running, decode, exported, generate, ids, prefill
 from tests.engine.kernels import attention_of_one
 from triolet.config import Dtype, EngineConfig
 from triolet.units import MIB
@@ -80,7 +80,7 @@ def test_blocks_travel_between_two_pools_bit_for_bit(tmp_path: Path) -> None:
     sent = Running(source, "sent", PROMPTS[3], 0)
     prefill(source, sent, GREEDY, 512)
     received = Running(target, "received", PROMPTS[3], 16)
-    payload = source.pool.export_blocks(sent.blocks)
+    payload = exported(source.pool, sent.blocks)
     target.pool.import_blocks(received.blocks[: len(sent.blocks)], payload)
     received.results.extend(sent.results)
     decode(target, [received], GREEDY, 16)

@@ -11,6 +11,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from decode.core import DecodeCore
+from decode.drafts import Drafts
 from prefill.core import PrefillCore
 from transport.frames import (
     AttemptRow,
@@ -76,6 +77,8 @@ class Heard:
     num_replayed: int
     tokens: dict[int, int] = field(default_factory=dict)
     granted: bool = False
+    held_blocks: int = 0
+    first: FirstToken | None = None
     refused: Refuse | None = None
     ended: dict[Role, Ended] = field(default_factory=dict)
 
@@ -83,14 +86,19 @@ class Heard:
 class Node:
     """One worker: core, engine, and the step that its device computes."""
 
-    def __init__(self, core: WorkerCore, engine: FakeEngine) -> None:
+    def __init__(self, core: WorkerCore, engine: FakeEngine, drafts: Drafts | None = None) -> None:
         self.core = core
+        self.drafts = drafts
         self.engine = engine
         self.rows: list[object] = []
 
     def begin_step(self, now: float) -> None:
         """Let the device begin, if it is idle and there is something to compute."""
         if not self.rows:
+            if self.drafts is not None and isinstance(self.core, DecodeCore):
+                rows = self.drafts.plan(self.core.stepper.wanted_guesses())
+                if rows:
+                    self.drafts.complete(self.drafts.compute(rows))
             self.rows = list(self.core.stepper.plan(now))
 
     def finish_step(self, now: float, *, fails: bool = False) -> None:
@@ -115,6 +123,7 @@ class Pair:
         link: LinkConfig = LINK,
         source: GuessSource | None = None,
         speculation: SpeculationConfig = OFF,
+        host_blocks: int = 0,
     ) -> None:
         self.now = 100.0
         self.wire: list[Parcel] = []
@@ -124,7 +133,7 @@ class Pair:
         self._numbers = count(1)
         self._dialled: set[KvTarget] = set()
         epochs = count(1000)
-        p_engine, d_engine = FakeEngine(num_blocks), FakeEngine(num_blocks)
+        p_engine, d_engine = (FakeEngine(num_blocks, host_blocks=host_blocks) for _ in range(2))
         self.p_identity = Identity(
             Role.PREFILL,
             "prefill-0",
@@ -142,7 +151,8 @@ class Pair:
             kv_address="ipc:///kv",
             draw_epoch=lambda: next(epochs),
         )
-        self.prefill = PrefillCore(p_engine, self.p_identity, link, self.now)
+        ring = memoryview(bytearray(link.kv_ring_bytes))
+        self.prefill = PrefillCore(p_engine, self.p_identity, link, ring, self.now)
         self.decode = DecodeCore(
             d_engine,
             self.d_identity,
@@ -153,7 +163,9 @@ class Pair:
         )
         self.nodes = {
             Role.PREFILL: Node(self.prefill, p_engine),
-            Role.DECODE: Node(self.decode, d_engine),
+            Role.DECODE: Node(
+                self.decode, d_engine, source if isinstance(source, Drafts) else None
+            ),
         }
         for role in self.nodes:
             self.to_worker(role, make_hello(SERVER))
@@ -182,6 +194,7 @@ class Pair:
         allowed: int = 1_000,
         priority: int = 0,
         remaining_s: float = 60.0,
+        salt: bytes = b"",
         **sampling: object,
     ) -> AttemptKey:
         """Send RESERVE, and PREFILL if that is granted."""
@@ -190,10 +203,13 @@ class Pair:
         self.heard[key] = Heard(tuple(prompt), params, len(replay))
         self.live.add(key)
         packed = pack_tokens(prompt)
-        reserve = Reserve(*key, packed, pack_tokens(replay), params, priority, allowed, remaining_s)
+        shared = (params, priority, allowed, remaining_s)
+        reserve = Reserve(*key, packed, pack_tokens(replay), *shared, salt=salt)
         self.to_worker(Role.DECODE, reserve)
         if self.heard[key].granted:
-            frame = Prefill(*key, packed, self.target, params, priority, remaining_s)
+            held_blocks = self.heard[key].held_blocks
+            shared = (params, priority, remaining_s, held_blocks)
+            frame = Prefill(*key, packed, self.target, *shared, salt=salt)
             self.to_worker(Role.PREFILL, frame)
         else:
             self.live.discard(key)
@@ -258,10 +274,12 @@ class Pair:
 
     def settle(self) -> None:
         """Put on the wire what cores have decided; the server hears at once."""
-        sends = self.prefill.take_kv_sends(self.now)
+        sends = list(self.prefill.take_kv_sends(self.now))
         self._dial()
-        for _, frame, payload in sends:
-            self.wire.append(Parcel(self._to_decode, frame, payload))
+        for send in sends:
+            # A copy, as on any wire: the ring is used again.
+            payload = None if send.payload is None else bytes(send.payload)
+            self.wire.append(Parcel(self._to_decode, send.frame, payload))
         for send in self.decode.outbox.take_for_senders():
             self.wire.append(Parcel(self._to_prefill, send.frame))
         for role, node in self.nodes.items():
@@ -321,9 +339,11 @@ class Pair:
         match frame:
             case Grant():
                 self.heard[frame.key].granted = True
+                self.heard[frame.key].held_blocks = frame.held_blocks
             case Refuse():
                 self.heard[frame.key].refused = frame
             case FirstToken(row=row):
+                self.heard[frame.key].first = frame
                 self._hear_token(row.key, row.position, row.token_id)
             case Tokens(rows=rows):
                 for row in rows:
