@@ -91,13 +91,16 @@ class Stepper:
         for attempt in plan.growing:
             attempt.block_table += ledger.extend(attempt.key, 1)
         self._turns = self._speculation.plan(plan.rows, self._room())
-        for attempt, _, num_blocks in self._turns:
-            if num_blocks:
-                attempt.block_table += ledger.extend(attempt.key, num_blocks)
+        for turn in self._turns:
+            if turn.num_new_blocks:
+                added = ledger.extend(turn.attempt.key, turn.num_new_blocks)
+                turn.attempt.block_table += added
         chunks = self.prompts.plan(len(plan.rows), now)
         in_step = [*plan.rows, *(chunk.attempt for chunk in chunks)]
         self._roster.begin_step(attempt.key for attempt in in_step)
-        rows = [row for turn in self._turns for row in turn.attempt.rows(turn.guesses)]
+        rows = [
+            row for turn in self._turns for row in turn.attempt.rows(turn.guesses, turn.num_more)
+        ]
         return rows + [chunk_row(chunk) for chunk in chunks]
 
     def wanted_guesses(self) -> list[tuple[Attempt, int]]:
@@ -139,7 +142,7 @@ class Stepper:
     ) -> None:
         produced: list[tuple[Attempt, TokenRow]] = []
         for turn in turns:
-            own = list(islice(results, 1 + len(turn.guesses)))
+            own = list(islice(results, turn.num_rows))
             self._counters.computed_tokens += len(own)
             if turn.attempt.key not in self._roster.attempts:
                 self._counters.late_rows += 1
@@ -158,7 +161,7 @@ class Stepper:
         """
         attempt = turn.attempt
         if not attempt.samples_next:
-            attempt.num_computed_tokens += 1
+            attempt.num_computed_tokens += turn.num_rows
             return []
         rows: list[TokenRow] = []
         for sampled in results:
