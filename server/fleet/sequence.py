@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ..generation import Usage
 from .dispatch import Need
 from .phases import Phase, Step, after
+from .prefixes import PrefixChain
 from .suspicion import Suspicion
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class Sequence:
       shunned: addresses of workers where it failed; others are preferred.
       fingerprint: of the model that made its first token.
       cached_tokens: prompt tokens whose KV was there already.
+      chain: names the prompt's blocks.
     """
 
     request: GenerationRequest
@@ -107,6 +109,10 @@ class Sequence:
     shunned: frozenset[str] = frozenset()
     fingerprint: str = ""
     cached_tokens: int = 0
+    chain: PrefixChain = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.chain = PrefixChain(self.request.prompt_ids, self.request.cache_salt)
 
     def step(self, step: Step) -> None:
         """Move on.
@@ -149,7 +155,14 @@ class Sequence:
             self.fingerprint,
             self.shunned,
             self.suspicion.is_on_probation,
+            self.chain,
         )
+
+    @property
+    def whole_chain(self) -> PrefixChain:
+        """Names the blocks of prompt and completion, with which the next turn of a chat begins."""
+        token_ids = (*self.request.prompt_ids, *self.relay.token_ids)
+        return PrefixChain(token_ids, self.request.cache_salt)
 
     def usage(self, now: float) -> Usage:
         """Return counts and times as of now."""

@@ -14,12 +14,15 @@ from transport.frames import Load
 from transport.liveness import PeerMonitor, PeerState
 
 from .breaker import Breaker
+from .prefixes import PrefixIndex
 
 if TYPE_CHECKING:
     from transport.frames import Capacity, Welcome, WorkerHeartbeat
     from triolet.config import LinkConfig
     from triolet.config_recovery import RecoveryConfig
     from triolet.ids import AttemptKey, PeerId, Role
+
+    from .prefixes import PrefixChain
 
 
 @dataclass(slots=True)
@@ -54,6 +57,7 @@ class Worker:
       busy_until: it refused a lease and is not asked again before.
       available_blocks: free or reclaimable, less what was reserved since the last heartbeat.
       shares: this server's attempts there.
+      prefixes: what its prefix cache probably holds.
       missing_since: when it was last seen to be gone; None while it is there.
     """
 
@@ -69,6 +73,7 @@ class Worker:
         self.busy_until = now
         self.available_blocks = 0
         self.shares: dict[AttemptKey, Share] = {}
+        self.prefixes = PrefixIndex()
         self.missing_since: float | None = now
 
     def __str__(self) -> str:
@@ -121,10 +126,23 @@ class Worker:
         if is_another_life:
             self.beat = None
             self.breaker.reset()
+            self.prefixes.clear()
         self.welcome = welcome
         self.busy_until = now
         self.missing_since = None
         return is_another_life
+
+    def held_tokens(self, chain: PrefixChain | None) -> int:
+        """Return how many leading tokens of a prompt it probably need not compute or receive."""
+        if chain is None or self.capacity is None:
+            return 0
+        block_size = self.capacity.block_size
+        return block_size * self.prefixes.num_held(chain.names(block_size))
+
+    def keeps(self, chain: PrefixChain) -> None:
+        """Note that it has the KV of a whole prompt."""
+        if self.capacity is not None:
+            self.prefixes.note(chain.names(self.capacity.block_size), self.capacity.num_blocks)
 
     def heartbeat(self, beat: WorkerHeartbeat, now: float) -> bool:
         """Take in a heartbeat; return False if it is not of the greeted life."""
