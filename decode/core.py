@@ -227,6 +227,7 @@ class DecodeCore:
             is_draining=self.reception.is_draining,
             allowed=lambda key: self.roster.attempts[key].window.allowed,
             process=self._read_process(),
+            draft=self._speculation.ledger,
         )
 
     def _describe(self, server: PeerId) -> WorkerHeartbeat:

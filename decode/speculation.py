@@ -16,6 +16,7 @@ from .scheduler import blocks_for
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from engine.block_ledger import BlockLedger
     from triolet.config_speculation import SpeculationConfig
     from triolet.ids import AttemptKey
     from worker.counters import Counters
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 
 class GuessSource(Protocol):
     """Where guesses come from."""
+
+    @property
+    def ledger(self) -> BlockLedger | None:
+        """Who holds which block of a pool of its own; None if it has none."""
+        ...
 
     def guess(self, attempt: Attempt, most: int) -> Sequence[int]:
         """Return up to `most` tokens that may follow what an attempt has."""
@@ -80,10 +86,14 @@ class Speculation:
         self._counters = counters
         self._paces: dict[AttemptKey, GuessPace] = {}
 
+    @property
+    def ledger(self) -> BlockLedger | None:
+        """Who holds which block of the source's own pool, if it has one."""
+        return None if self._source is None else self._source.ledger
+
     def plan(self, rows: Sequence[Attempt], room: Room) -> list[Turn]:
         """Give rows their guesses, in the order given, as far as the step has room."""
-        left = 0 if self._source is None else self._config.max_step_tokens - len(rows)
-        share = max(1, left // max(1, len(rows)))
+        left, share = self._shares(len(rows))
         turns = []
         for attempt in rows:
             turn = Turn(attempt)
@@ -94,17 +104,15 @@ class Speculation:
             turns.append(turn)
         return turns
 
-    def wanted(self, attempt: Attempt, max_model_len: int) -> int:
-        """Return how many guesses an attempt could use: it may end, or have to wait, before."""
-        if not attempt.samples_next:
-            return 0
-        position = len(attempt.output_ids)
-        return min(
-            self._pace(attempt).length,
-            attempt.window.allowed - position - 1,
-            attempt.sampling.max_tokens - position - 1,
-            max_model_len - attempt.num_tokens - 1,
-        )
+    def wanted(self, rows: Sequence[Attempt], max_model_len: int) -> list[tuple[Attempt, int]]:
+        """Return which of the rows of a step could use guesses, and how many."""
+        left, share = self._shares(len(rows))
+        most = min(left, share)
+        return [
+            (attempt, count)
+            for attempt in rows
+            if (count := min(most, self._most(attempt, max_model_len))) > 0
+        ]
 
     def went(self, turn: Turn, num_tokens: int) -> None:
         """Note how many tokens a turn has brought: one without guesses, and one for each that
@@ -127,9 +135,28 @@ class Speculation:
         if self._source is not None:
             self._source.forget(key)
 
+    def _shares(self, num_rows: int) -> tuple[int, int]:
+        """Return how many guesses a step has room for, and how many of them a row may have."""
+        if self._source is None:
+            return 0, 0
+        left = max(0, self._config.max_step_tokens - num_rows)
+        return left, max(1, left // max(1, num_rows))
+
+    def _most(self, attempt: Attempt, max_model_len: int) -> int:
+        """Return how many guesses an attempt could use: it may end, or have to wait, before."""
+        if not attempt.samples_next:
+            return 0
+        position = len(attempt.output_ids)
+        return min(
+            self._pace(attempt).length,
+            attempt.window.allowed - position - 1,
+            attempt.sampling.max_tokens - position - 1,
+            max_model_len - attempt.num_tokens - 1,
+        )
+
     def _turn(self, attempt: Attempt, most: int, room: Room) -> Turn:
         assert self._source is not None
-        most = min(most, self.wanted(attempt, room.max_model_len))
+        most = min(most, self._most(attempt, room.max_model_len))
         # The row's own token and those of its guesses, all of which are stored.
         held = len(attempt.block_table) * room.block_size - attempt.num_computed_tokens - 1
         most = min(most, held + room.spare_blocks * room.block_size)

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from .speculation import Speculation, Turn
 
 
+_COMPLETE = (LeaseState.READY, LeaseState.RUNNING, LeaseState.PAUSED)
+
+
 class Stepper:
     """Plans steps and takes in their results.
 
@@ -85,6 +88,17 @@ class Stepper:
                 attempt.block_table += ledger.extend(attempt.key, num_blocks)
         self._roster.begin_step(attempt.key for attempt in plan.rows)
         return [row for turn in self._turns for row in turn.attempt.rows(turn.guesses)]
+
+    def wanted_guesses(self) -> list[tuple[Attempt, int]]:
+        """Return who will probably have a row in the next step and could use guesses of what
+        follows, and how many."""
+        rows = [
+            attempt
+            for lease in self._roster.leases.leases()
+            if lease.state in _COMPLETE
+            and not (attempt := self._roster.attempts[lease.key]).is_blocked
+        ]
+        return self._speculation.wanted(rows, self._capacity.max_model_len)
 
     def complete(self, results: Sequence[Sampled | None], now: float) -> None:
         """Take in what the step that `plan` began has computed."""
@@ -198,9 +212,8 @@ class Stepper:
         return runnable
 
     def _room(self) -> Room:
-        # Everybody here may need another block soon: a guess must not make that a preemption, and
-        # is not worth a cached block either.
-        spare_blocks = self._engine.ledger.free_blocks - len(self._roster.leases)
+        # Everybody here may need another block soon: a guess must not make that a preemption.
+        spare_blocks = self._engine.ledger.available_blocks - len(self._roster.leases)
         return Room(max(0, spare_blocks), self._engine.block_size, self._capacity.max_model_len)
 
     def _tell(self, rows: Iterable[tuple[PeerId, TokenRow]]) -> None:

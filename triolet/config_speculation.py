@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from .errors import ConfigError
+from .units import MIB
 
 NO_GUESSES: Final = "off"
 LOOKUP: Final = "lookup"
@@ -23,8 +24,8 @@ class SpeculationConfig:
     """
 
     source: str = NO_GUESSES
-    """`off`, or `lookup`: what followed the last tokens where they occurred before. Off by default:
-    guesses that fail cost time."""
+    """`off`; `lookup`, what followed the last tokens where they occurred before; or the directory
+    of a draft model with the same vocabulary. Off by default: guesses that fail cost time."""
     max_guesses: int = 8
     """Of one sequence in one step: as many as a step has room for beside a few rows. A sequence is
     given so many only while all of them hold."""
@@ -49,18 +50,28 @@ class SpeculationConfig:
     """How many rows a sequence then goes without guesses, before it tries a single one again."""
     max_pause_rows: int = 256
     """The pause doubles with each trial that fails, up to this."""
+    draft_pool_bytes: int = 128 * MIB
+    """KV pool of the draft model, whose tokens are a fraction of the model's. A sequence that does
+    not fit goes without guesses."""
+    draft_chunk_tokens: int = 64
+    """Prompt tokens that the draft model computes before one step: everybody's next token waits
+    for them."""
 
     def __post_init__(self) -> None:
-        if self.source not in (NO_GUESSES, LOOKUP):
-            raise ConfigError(f"speculate is {self.source!r}; allowed: off, lookup")
         for name, value, least, most in (
             ("max_guesses", self.max_guesses, 1, 64),
             ("max_step_tokens", self.max_step_tokens, 2, 4096),
             ("min_ngram", self.min_ngram, 1, self.max_ngram),
             ("pause_rows", self.pause_rows, 1, self.max_pause_rows),
+            ("draft_chunk_tokens", self.draft_chunk_tokens, 1, 65_536),
         ):
             if not least <= value <= most:
                 raise ConfigError(f"{name} is {value}; allowed: {least}…{most}")
+
+    @property
+    def draft_dir(self) -> str | None:
+        """The directory of the draft model, if that is where guesses come from."""
+        return None if self.source in (NO_GUESSES, LOOKUP) else self.source
 
 
 OFF: Final = SpeculationConfig()

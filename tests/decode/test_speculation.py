@@ -25,6 +25,8 @@ ROOM = Room(spare_blocks=100, block_size=BLOCK_SIZE, max_model_len=1000)
 class Counting:
     """A source that guesses 7, 8, 9, … and has as many as are wanted."""
 
+    ledger = None
+
     def __init__(self) -> None:
         self.forgotten: list[AttemptKey] = []
 
