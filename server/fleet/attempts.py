@@ -108,7 +108,7 @@ class Attempts:
                 attempt.pair.prefill.release(attempt.key)
             if not attempt.has_decoded:
                 attempt.has_decoded = True
-                decode.keeps(sequence.chain)
+                decode.prefixes.keep(sequence.chain, decode.capacity)
                 self.recovery.worked(decode, now)
             num_before = len(sequence.relay.token_ids)
             change = take_row(sequence, attempt, row, now)
@@ -155,7 +155,8 @@ class Attempts:
             case Finish(end=end):
                 is_ours = end.stop_string is not None
                 if sequence.attempt is not None:
-                    sequence.attempt.pair.decode.keeps(sequence.whole_chain)
+                    decode = sequence.attempt.pair.decode
+                    decode.prefixes.keep(sequence.whole_chain, decode.capacity)
                 self._leave(sequence, EndReason.STOP_STRING if is_ours else EndReason(end.reason))
                 self._book.finish(sequence, end, now)
             case Fail(error=error, outcome=outcome):
@@ -257,7 +258,9 @@ class Attempts:
         pair.decode.asked(key)
         num_tokens = tokens_to_compute(pair.prefill, need)
         pair.prefill.reserve(key, num_tokens=num_tokens, is_on_probation=is_on_probation)
-        pair.prefill.keeps(sequence.chain)  # soon: whoever comes next finds it there
+        pair.prefill.prefixes.keep(
+            sequence.chain, pair.prefill.capacity
+        )  # soon: whoever comes next finds it there
         self._outbox.send(pair.decode, reserve_frame(sequence, attempt, self._eos_token_ids, now))
 
     def _granted(self, sequence: Sequence, attempt: Attempt, grant: Grant, now: float) -> None:

@@ -96,7 +96,7 @@ def choose_pair(
 
 def tokens_to_compute(worker: Worker, need: Need) -> int:
     """Return how many prompt tokens a worker would probably have to compute."""
-    return max(1, need.prompt_tokens - worker.held_tokens(need.chain))
+    return max(1, need.prompt_tokens - worker.prefixes.held_tokens(need.chain, worker.capacity))
 
 
 def _ranked(decodes: list[Worker], need: Need) -> list[Worker]:
@@ -105,7 +105,7 @@ def _ranked(decodes: list[Worker], need: Need) -> list[Worker]:
 
     def rank(worker: Worker) -> tuple[bool, int, int, str]:
         crowd = TOKENS_PER_STREAM * (len(worker.shares) - fewest)
-        gain = worker.held_tokens(need.chain) - crowd
+        gain = worker.prefixes.held_tokens(need.chain, worker.capacity) - crowd
         gain = gain if gain >= MIN_GAIN_TOKENS else 0
         return worker.address in need.shunned, -gain, -_spare_blocks(worker), worker.address
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from transport.frames import Capacity
+
 
 class PrefixChain:
     """The blocks of one prompt, each named by all tokens up to its end.
@@ -66,6 +68,17 @@ class PrefixIndex:
             self._recent[name] = None
         while len(self._recent) > num_blocks:
             del self._recent[next(iter(self._recent))]
+
+    def held_tokens(self, chain: PrefixChain | None, capacity: Capacity | None) -> int:
+        """Return how many leading tokens of a prompt a worker of that capacity probably holds."""
+        if chain is None or capacity is None:
+            return 0
+        return capacity.block_size * self.num_held(chain.names(capacity.block_size))
+
+    def keep(self, chain: PrefixChain, capacity: Capacity | None) -> None:
+        """Note that a worker of that capacity has the KV of a whole prompt."""
+        if capacity is not None:
+            self.note(chain.names(capacity.block_size), capacity.num_blocks)
 
     def clear(self) -> None:
         """Forget everything: it is another life."""

@@ -90,7 +90,7 @@ class Sequence:
       suspicion: whether it is what workers fail by.
       shunned: addresses of workers where it failed; others are preferred.
       fingerprint: of the model that made its first token.
-      cached_tokens: prompt tokens whose KV was there already.
+      cached_tokens: prompt tokens whose KV was there already; None before anybody has said so.
       chain: names the prompt's blocks.
     """
 
@@ -108,7 +108,7 @@ class Sequence:
     suspicion: Suspicion = field(default_factory=Suspicion)
     shunned: frozenset[str] = frozenset()
     fingerprint: str = ""
-    cached_tokens: int = 0
+    cached_tokens: int | None = None
     chain: PrefixChain = field(init=False)
 
     def __post_init__(self) -> None:
@@ -172,7 +172,7 @@ class Sequence:
         return Usage(
             prompt_tokens=len(self.request.prompt_ids),
             completion_tokens=len(self.relay.token_ids),
-            cached_tokens=self.cached_tokens,
+            cached_tokens=self.cached_tokens or 0,
             queue_s=until - times.submitted_at,
             ttft_s=None if first is None else first - times.submitted_at,
         )

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from triolet.config_recovery import RecoveryConfig
     from triolet.ids import AttemptKey, PeerId, Role
 
-    from .prefixes import PrefixChain
-
 
 @dataclass(slots=True)
 class Share:
@@ -131,18 +129,6 @@ class Worker:
         self.busy_until = now
         self.missing_since = None
         return is_another_life
-
-    def held_tokens(self, chain: PrefixChain | None) -> int:
-        """Return how many leading tokens of a prompt it probably need not compute or receive."""
-        if chain is None or self.capacity is None:
-            return 0
-        block_size = self.capacity.block_size
-        return block_size * self.prefixes.num_held(chain.names(block_size))
-
-    def keeps(self, chain: PrefixChain) -> None:
-        """Note that it has the KV of a whole prompt."""
-        if self.capacity is not None:
-            self.prefixes.note(chain.names(self.capacity.block_size), self.capacity.num_blocks)
 
     def heartbeat(self, beat: WorkerHeartbeat, now: float) -> bool:
         """Take in a heartbeat; return False if it is not of the greeted life."""

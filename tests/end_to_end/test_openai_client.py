@@ -48,7 +48,7 @@ def test_it_streams_and_the_pieces_are_the_answer(client: OpenAI) -> None:
 
 def test_the_next_turn_of_a_chat_is_not_computed_from_its_beginning(client: OpenAI) -> None:
     turns: list[ChatCompletionMessageParam] = [
-        {"role": "user", "content": "Tell me a story about a fox named Mia on the moon."}
+        {"role": "user", "content": "Tell me a story about a fox named Mia on the moon. " * 3}
     ]
     cached = []
     for question in ("And what happened then?", "How did it end?", None):

@@ -80,12 +80,12 @@ def test_a_prompt_goes_where_it_is_known() -> None:
     chain = chain_of(200)
     assert chosen(world, chain, 200) == ("p0", "d0")
     _, p1, d0, d1 = world.workers
-    p1.keeps(chain)
-    d1.keeps(chain)
+    p1.prefixes.keep(chain, p1.capacity)
+    d1.prefixes.keep(chain, d1.capacity)
     assert chosen(world, chain, 200) == ("p1", "d1")
     assert chosen(world, chain_of(200, first=1), 200) == ("p0", "d0")
     d1.prefixes.clear()
-    d0.keeps(chain_of(BLOCK_SIZE))
+    d0.prefixes.keep(chain_of(BLOCK_SIZE), d0.capacity)
     d1.reserve(AttemptKey(b"x" * 16, 0), num_blocks=0)
     assert chosen(world, chain_of(BLOCK_SIZE), 20)[1] == "d0", "a block is not worth a thought"
 
@@ -94,19 +94,19 @@ def test_prefill_is_left_when_others_would_be_done_sooner() -> None:
     world = world_of(2, 1)
     chain = chain_of(200)
     p0, p1, _ = world.workers
-    p1.keeps(chain)
+    p1.prefixes.keep(chain, p1.capacity)
     p1.reserve(AttemptKey(b"x" * 16, 0), num_tokens=190)
     assert chosen(world, chain, 200)[0] == "p1"
     p1.reserve(AttemptKey(b"y" * 16, 0), num_tokens=20)
     assert chosen(world, chain, 200)[0] == "p0"
-    assert p0.held_tokens(chain) == 0
+    assert p0.prefixes.held_tokens(chain, p0.capacity) == 0
 
 
 def test_one_prefix_does_not_pile_everything_on_one_decode_worker() -> None:
     world = world_of(1, 3)
     chain = chain_of(TOKENS_PER_STREAM * 2)
     decodes = world.workers[1:]
-    decodes[2].keeps(chain)
+    decodes[2].prefixes.keep(chain, decodes[2].capacity)
     for number in range(30):
         need = Need(600, 600, chain=chain)
         pair = choose_pair(world.workers, need, BrokenPaths(RecoveryConfig()), world.now)
@@ -121,9 +121,9 @@ def test_another_life_knows_nothing() -> None:
     world = world_of(1, 1)
     chain = chain_of(200)
     decode = world.workers[1]
-    decode.keeps(chain)
-    assert decode.held_tokens(chain) > 0
+    decode.prefixes.keep(chain, decode.capacity)
+    assert decode.prefixes.held_tokens(chain, decode.capacity) > 0
     fake = world.of[decode]
     fake.epoch += 1
     world.greet(decode)
-    assert decode.held_tokens(chain) == 0
+    assert decode.prefixes.held_tokens(chain, decode.capacity) == 0
