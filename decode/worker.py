@@ -16,6 +16,7 @@ import trio
 from engine.load import load_engine
 from engine.vocabulary import check_same_vocabulary
 from transport.link import PeerBusy, PeerGone
+from transport.shared_ring import PeerRings
 from triolet.config import AUTO_BACKEND
 from triolet.config_speculation import LOOKUP
 from triolet.errors import ConfigError
@@ -89,8 +90,9 @@ async def serve(
                 config.kv_address, hwm=link.kv_hwm, max_frame_bytes=link.max_kv_frame_bytes
             )
         ) as kv,
+        closing(PeerRings()) as rings,
     ):
-        core = _core(config, engine, kv.address, draw_epoch, source)
+        core = _core(config, engine, kv.address, draw_epoch, source, rings)
         shell = Shell(
             core,
             engine,
@@ -112,6 +114,7 @@ def _core(
     kv_address: str,
     draw_epoch: Callable[[], int],
     source: GuessSource | None,
+    rings: PeerRings,
 ) -> DecodeCore:
     identity = Identity(
         Role.DECODE,
@@ -132,6 +135,7 @@ def _core(
         read_process,
         source,
         config.speculation,
+        rings if config.link.wire.share_memory else None,
     )
 
 

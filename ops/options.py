@@ -13,6 +13,7 @@ import typer
 
 from triolet.config import DAY_S, Dtype, EngineConfig, LinkConfig, ServerConfig, WorkerConfig
 from triolet.config_speculation import LOOKUP, NO_GUESSES, SpeculationConfig
+from triolet.config_wire import WireConfig
 from triolet.errors import ConfigError
 
 from .quantities import parse_size, show_size
@@ -164,10 +165,19 @@ def link_options(
     lease_ttl: Annotated[
         float, _fleet(help="Seconds until KV is freed that no server names any more.")
     ] = _LINK.lease_ttl_s,
+    share_kv_memory: Annotated[
+        bool,
+        _fleet(
+            "--share-kv-memory", help="Let workers of one host read KV where prefill has put it."
+        ),
+    ] = _LINK.wire.share_memory,
 ) -> LinkConfig:
-    """Return the deadlines between processes."""
+    """Return the deadlines between processes, and how KV travels."""
     return LinkConfig(
-        peer_timeout_s=peer_timeout, progress_timeout_s=progress_timeout, lease_ttl_s=lease_ttl
+        peer_timeout_s=peer_timeout,
+        progress_timeout_s=progress_timeout,
+        lease_ttl_s=lease_ttl,
+        wire=WireConfig(share_memory=share_kv_memory),
     )
 
 

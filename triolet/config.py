@@ -12,6 +12,7 @@ from typing import Final
 
 from .config_recovery import RecoveryConfig
 from .config_speculation import SpeculationConfig
+from .config_wire import WireConfig
 from .errors import ConfigError
 from .loopback import is_loopback
 from .units import KIB, MIB, MILLISECONDS, SECONDS
@@ -104,6 +105,8 @@ class LinkConfig:
     """The largest control frame is a PREFILL of a 1M-token prompt: 4 MiB of ids and some."""
     max_kv_frame_bytes: int = 64 * MIB
     """One block of a very large model still fits."""
+    wire: WireConfig = field(default_factory=WireConfig)
+    """How KV travels."""
 
     def __post_init__(self) -> None:
         require(

@@ -25,6 +25,7 @@ from ops.rolling import Move, Step, restart_steps
 from ops.word_wrap import WordWrap
 from triolet.config import Dtype, EngineConfig, LinkConfig, ServerConfig
 from triolet.config_speculation import SpeculationConfig
+from triolet.config_wire import WireConfig
 from triolet.errors import ConfigError
 from triolet.ids import Role
 from triolet.units import GIB, KIB, MIB
@@ -128,7 +129,8 @@ def test_a_source_of_guesses_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_role_understands_the_links_that_its_supervisor_means() -> None:
-    config = LinkConfig(peer_timeout_s=2.5, progress_timeout_s=9.0, lease_ttl_s=4.0)
+    wire = WireConfig(share_memory=True)
+    config = LinkConfig(peer_timeout_s=2.5, progress_timeout_s=9.0, lease_ttl_s=4.0, wire=wire)
     assert parsed(link_options, "decode", link_arguments(config)) == config
 
 
