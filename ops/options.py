@@ -11,7 +11,15 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from triolet.config import DAY_S, Dtype, EngineConfig, LinkConfig, ServerConfig, WorkerConfig
+from triolet.config import (
+    DAY_S,
+    Dtype,
+    EngineConfig,
+    LinkConfig,
+    ServerConfig,
+    WeightFormat,
+    WorkerConfig,
+)
 from triolet.config_speculation import LOOKUP, NO_GUESSES, SpeculationConfig
 from triolet.config_wire import WireConfig
 from triolet.errors import ConfigError
@@ -69,6 +77,9 @@ WorkerNameOption: TypeAlias = Annotated[
 
 def engine_options(
     dtype: Annotated[Dtype, _compute(help="Weights, activations and KV.")] = _ENGINE.dtype,
+    weights: Annotated[
+        WeightFormat, _compute(help="Kept as dtype, or rounded to int8 (native only).")
+    ] = _ENGINE.weights,
     backend: Annotated[
         str, _compute(help="auto, native (CPU), sdpa, or flash (NVIDIA).")
     ] = _ENGINE.backend,
@@ -108,6 +119,7 @@ def engine_options(
     """Return what a worker computes with."""
     return EngineConfig(
         dtype=dtype,
+        weights=weights,
         backend=backend,
         device=device,
         block_size=block_size,
