@@ -13,6 +13,7 @@ from typing import Final
 from .config_recovery import RecoveryConfig
 from .config_siblings import SiblingConfig  # noqa: TC001 (as its neighbours)
 from .config_speculation import SpeculationConfig
+from .config_wire import WireConfig
 from .errors import ConfigError
 from .loopback import is_loopback
 from .units import KIB, MIB, MILLISECONDS, SECONDS
@@ -105,6 +106,8 @@ class LinkConfig:
     """The largest control frame is a PREFILL of a 1M-token prompt: 4 MiB of ids and some."""
     max_kv_frame_bytes: int = 64 * MIB
     """One block of a very large model still fits."""
+    wire: WireConfig = field(default_factory=WireConfig)
+    """How KV travels."""
 
     def __post_init__(self) -> None:
         require(

@@ -37,6 +37,7 @@ PROMPTS: Final = 12
 """Under way at once: 300 MB of the 150M model, in blocks that are all over the pool."""
 FRAMES: Final = (1 * MIB, 2 * MIB, 4 * MIB)
 KINDS: Final = ("tcp", "ipc")
+SHARED: Final = "shared memory"
 FLOOR: Final = 0.8
 CEILING: Final = 0.1
 ROOT: Final = Path(__file__).parents[2]
@@ -63,9 +64,14 @@ class Throughput:
                 raws = {k: stack.enter_context(RawPair(k, self._socket())) for k in KINDS}
                 pairs = {
                     kind: stack.enter_context(
-                        WorkerPair(self._address(kind), frame_bytes, PROMPTS * PROMPT_TOKENS)
+                        WorkerPair(
+                            self._address(kind),
+                            frame_bytes,
+                            PROMPTS * PROMPT_TOKENS,
+                            is_shared=kind == SHARED,
+                        )
                     )
-                    for kind in KINDS
+                    for kind in (*KINDS, SHARED)
                 }
                 for repetition in range(self._repetitions + 1):
                     for kind in KINDS:
@@ -73,7 +79,8 @@ class Throughput:
                             name = f"raw {kind}" + (", spread" if spread else "")
                             moved = raws[kind].move(num_bytes, frame_bytes, spread=spread)
                             self._note(name, frame_bytes, moved, repetition)
-                        moved = pairs[kind].ship(PROMPTS, PROMPT_TOKENS, num_bytes)
+                    for kind, pair in pairs.items():
+                        moved = pair.ship(PROMPTS, PROMPT_TOKENS, num_bytes)
                         self._note(f"kv path {kind}", frame_bytes, moved, repetition)
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -91,7 +98,7 @@ class Throughput:
         for frame_bytes in FRAMES:
             size = f"{frame_bytes // MIB} MiB"
             raw = self._speed("raw tcp, spread", frame_bytes)
-            for kind, floor in (("tcp", FLOOR), ("ipc", None)):
+            for kind, floor in (("tcp", FLOOR), ("ipc", None), (SHARED, FLOOR)):
                 ours = self._speed(f"kv path {kind}", frame_bytes)
                 yield f"{size}: kv path over {kind} vs raw tcp", Ratio(ours / raw, floor)
 

@@ -147,6 +147,7 @@ class WorkerPair(Pair):
       pool_tokens: what has to fit into both pools.
       size: of the model whose KV travels.
       model: computes it; None if it is there already.
+      is_shared: decode reads prefill's ring.
     """
 
     def __init__(
@@ -157,11 +158,14 @@ class WorkerPair(Pair):
         *,
         size: str = "150m",
         model: Path | None = None,
+        is_shared: bool = False,
     ) -> None:
         common = ["--size", size, "--pool-tokens", str(2 * pool_tokens)]
         if chunk_bytes is not None:
             common += ["--chunk-bytes", str(chunk_bytes)]
             common += ["--window-bytes", str(WINDOW_CHUNKS * chunk_bytes)]
+        if is_shared:
+            common.append("--share-memory")
         computing = [] if model is None else ["--model", str(model)]
         sender = End("wire_worker", "prefill", *common, *computing)
         fingerprint = sender.answer()["fingerprint"]

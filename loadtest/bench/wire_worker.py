@@ -26,6 +26,7 @@ from transport.frames import KvTarget, Peer
 from transport.memory_network import MemoryNetwork
 from transport.zmq_network import ZmqNetwork
 from triolet.config import Dtype, EngineConfig, LinkConfig, WorkerConfig
+from triolet.config_wire import WireConfig
 from triolet.ids import Role
 from triolet.units import MIB
 from worker.local_engine import LocalEngine
@@ -124,7 +125,12 @@ async def serve(arguments: argparse.Namespace) -> None:
 
 def link_of(arguments: argparse.Namespace) -> LinkConfig:
     """Return the bounds that are asked for."""
-    link = LinkConfig(peer_timeout_s=30.0, lease_ttl_s=60.0, progress_timeout_s=60.0)
+    link = LinkConfig(
+        peer_timeout_s=30.0,
+        lease_ttl_s=60.0,
+        progress_timeout_s=60.0,
+        wire=WireConfig(share_memory=arguments.share_memory),
+    )
     chosen = {
         "kv_chunk_bytes": arguments.chunk_bytes,
         "kv_window_bytes": arguments.window_bytes,
@@ -150,6 +156,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--chunk-bytes", type=int)
     parser.add_argument("--window-bytes", type=int)
+    parser.add_argument("--share-memory", action="store_true")
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(30),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

@@ -8,7 +8,7 @@ import pytest
 
 from loadtest.bench.model import SHAPES
 from loadtest.bench.report import Ratio
-from loadtest.bench.wire import FRAMES, KINDS, Throughput
+from loadtest.bench.wire import FRAMES, KINDS, SHARED, Throughput
 from loadtest.bench.wire_costs import measure_costs
 from loadtest.bench.wire_engine import StoredEngine
 from loadtest.bench.wire_pairs import Moved, RawPair, WorkerPair
@@ -32,7 +32,7 @@ def test_a_ratio_is_met_within_its_bounds() -> None:
 def test_our_share_is_of_the_bare_socket_that_fills_as_much_memory(tmp_path: Path) -> None:
     throughput = Throughput(tmp_path, repetitions=1)
     for frame_bytes in FRAMES:
-        for kind in KINDS:
+        for kind in (*KINDS, SHARED):
             for name, seconds in (("raw", 1.0), ("raw spread", 2.0), ("kv path", 2.5)):
                 named = f"raw {kind}, spread" if name == "raw spread" else f"{name} {kind}"
                 throughput.moved[named, frame_bytes] = [Moved(10**9, seconds, 1.0)] * 3
