@@ -18,6 +18,7 @@ def engine_arguments(config: EngineConfig) -> list[str]:
     """Return the options of a worker."""
     arguments = [
         *("--dtype", config.dtype.value),
+        *("--weights", config.weights.value),
         *("--backend", config.backend),
         *("--device", config.device),
         *("--block-size", str(config.block_size)),

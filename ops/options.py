@@ -12,7 +12,15 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 import typer
 
-from triolet.config import DAY_S, Dtype, EngineConfig, LinkConfig, ServerConfig, WorkerConfig
+from triolet.config import (
+    DAY_S,
+    Dtype,
+    EngineConfig,
+    LinkConfig,
+    ServerConfig,
+    WeightFormat,
+    WorkerConfig,
+)
 from triolet.config_siblings import SiblingConfig
 from triolet.config_speculation import LOOKUP, NO_GUESSES, SpeculationConfig
 from triolet.config_wire import WireConfig
@@ -89,6 +97,9 @@ def read_siblings(text: str | None) -> SiblingConfig | None:
 
 def engine_options(
     dtype: Annotated[Dtype, _compute(help="Weights, activations and KV.")] = _ENGINE.dtype,
+    weights: Annotated[
+        WeightFormat, _compute(help="Kept as dtype, or rounded to int8 (native only).")
+    ] = _ENGINE.weights,
     backend: Annotated[
         str, _compute(help="auto, native (CPU), sdpa, or flash (NVIDIA).")
     ] = _ENGINE.backend,
@@ -128,6 +139,7 @@ def engine_options(
     """Return what a worker computes with."""
     return EngineConfig(
         dtype=dtype,
+        weights=weights,
         backend=backend,
         device=device,
         block_size=block_size,
