@@ -41,10 +41,13 @@ class Runner:
     Args:
       model: the forward pass.
       block_size: tokens per block.
+
+    Attributes:
+      model: the same.
     """
 
     def __init__(self, model: StepModel, block_size: int) -> None:
-        self._model = model
+        self.model = model
         self._block_size = block_size
 
     def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
@@ -72,7 +75,7 @@ class Runner:
 
     def _step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
         flat = flatten(rows, self._block_size)
-        logits = self._model.compute(flat)
+        logits = self.model.compute(flat)
         results: list[Sampled | None] = [None] * len(rows)
         if logits is not None:
             specs = [spec for row in rows if (spec := row.sample) is not None]

@@ -31,11 +31,14 @@ from .options import (
     LogLevelOption,
     ModelArgument,
     RolesOption,
+    ServersOption,
+    SiblingsOption,
     SupervisorPidOption,
     WorkerDrainOption,
     WorkerNameOption,
     engine_options,
     link_options,
+    read_siblings,
     server_options,
     speculation_options,
 )
@@ -106,12 +109,9 @@ def serve(
     speculation: SpeculationConfig,
     link: LinkConfig,
     model: ModelArgument = None,
+    servers: ServersOption = 1,
     prefill: Annotated[
-        int,
-        typer.Option(
-            help="Prefill workers; with 0 decode computes prompts itself.",
-            rich_help_panel="Processes and links",
-        ),
+        int, typer.Option(help="Prefill workers, or 0.", rich_help_panel="Processes and links")
     ] = 1,
     decode: Annotated[
         int, typer.Option(help="Decode workers.", rich_help_panel="Processes and links")
@@ -133,6 +133,7 @@ def serve(
             server=server,
             engine=engine,
             link=link,
+            servers=servers,
             prefill=prefill,
             decode=decode,
             log_level=level,
@@ -163,18 +164,20 @@ def server(
     curve: CurveOption = None,
     log_level: LogLevelOption = None,
     listen_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
+    siblings: SiblingsOption = None,
     supervisor_pid: SupervisorPidOption = None,
 ) -> None:
     """Run one server for workers that run elsewhere."""
     from .model_directory import find_model
 
+    own = read_siblings(siblings)
+
     def run() -> None:
-        needs_prefill = config.routing.local_prefill is LocalPrefill.OFF
-        for role, addresses, is_needed in (
-            ("prefill", prefill, needs_prefill),
-            ("decode", decode, True),
-        ):
-            if is_needed and not addresses:
+        named = {"prefill": prefill, "decode": decode}
+        if config.routing.local_prefill is not LocalPrefill.OFF:
+            del named["prefill"]
+        for role, addresses in named.items():
+            if not addresses:
                 raise ConfigError(f"no {role} worker is named; give --{role} ADDRESS at least once")
         model_dir = find_model(model).path
         from server.main import main as run_server
@@ -188,12 +191,13 @@ def server(
                 decode_addresses=(*(decode or ()), *(spare_decode or ())),
                 spare_addresses=(*(spare_prefill or ()), *(spare_decode or ())),
                 listen_fd=listen_fd,
+                siblings=own,
                 link=link,
                 curve_dir=None if curve is None else str(curve),
             )
         )
 
-    _run_role("server", "server", log_level, supervisor_pid, run)
+    _run_role("server", "server" if own is None else own.name, log_level, supervisor_pid, run)
 
 
 @app.command()

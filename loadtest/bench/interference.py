@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rich.console import Console
 
+from .environments import BENCH
 from .fleets import ALL, CO_LOCATED, DISAGGREGATED, VLLM, Arrangement, RunningFleet, running
 from .machine import describe
 from .model import SHAPES, model_directory, write_model
-from .peers import ENVIRONMENTS
 from .report import Ratio, Report
 from .streams import Stream, Streams, prompt_of
 
@@ -230,7 +230,7 @@ def ratios_of(rows: Sequence[dict[str, Any]]) -> dict[str, Ratio]:
 
 def run(arguments: argparse.Namespace, console: Console) -> Report:
     """Measure everything that was asked for."""
-    logs = ENVIRONMENTS / "logs"
+    logs = BENCH / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     machine = describe(2)
     wanted = [a for a in ALL if not arguments.modes or a.name in arguments.modes]
@@ -267,7 +267,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, help="under load; by default 16 and 30")
     console = Console()
     report = run(parser.parse_args(), console)
-    path = report.write(ENVIRONMENTS)
+    path = report.write(BENCH)
     report.show(console)
     console.print(str(path))
     return 0

@@ -14,7 +14,15 @@ from triolet.ids import AttemptKey, Role
 from . import ends
 from .admission import missing_role
 from .asking import prefill_frame, reserve_frame
-from .dispatch import Pair, Route, blocks_needed, choose_route, is_model_gone, needed_roles
+from .dispatch import (
+    Pair,
+    Route,
+    blocks_needed,
+    choose_route,
+    is_model_gone,
+    needed_roles,
+    tokens_to_compute,
+)
 from .phases import Phase, Step
 from .progress import (
     Again,
@@ -117,7 +125,7 @@ class Attempts:
                 attempt.pair.prefill.release(attempt.key)
             if not attempt.has_decoded:
                 attempt.has_decoded = True
-                self._first_decoded(attempt, now)
+                self._first_decoded(sequence, attempt, now)
             num_before = len(sequence.relay.token_ids)
             change = take_row(sequence, attempt, row, now)
             self._note_tokens(sequence, num_before, now)
@@ -163,6 +171,9 @@ class Attempts:
                 return
             case Finish(end=end):
                 is_ours = end.stop_string is not None
+                if sequence.attempt is not None:
+                    decode = sequence.attempt.pair.decode
+                    decode.prefixes.keep(sequence.whole_chain, decode.capacity)
                 self._leave(sequence, EndReason.STOP_STRING if is_ours else EndReason(end.reason))
                 self._book.finish(sequence, end, now)
             case Fail(error=error, outcome=outcome):
@@ -274,9 +285,11 @@ class Attempts:
         sequence.step(Step.DISPATCH)
         num_blocks = blocks_needed(pair.decode, need)
         is_on_probation = need.is_on_probation
-        num_tokens = need.prompt_tokens
+        num_tokens = tokens_to_compute(pair.prefill, need)
         if not pair.is_local:
             pair.prefill.reserve(key, num_tokens=num_tokens, is_on_probation=is_on_probation)
+            # Soon: whoever comes next finds it there.
+            pair.prefill.prefixes.keep(sequence.chain, pair.prefill.capacity)
         pair.decode.reserve(
             key,
             num_blocks=num_blocks,
@@ -317,16 +330,18 @@ class Attempts:
         if prefill is not decode:
             prefill.release(attempt.key)
             attempt.pair = Pair(decode, decode)
-            decode.shares[attempt.key].num_tokens = sequence.need.prompt_tokens
+            num_tokens = tokens_to_compute(decode, sequence.need)
+            decode.shares[attempt.key].num_tokens = num_tokens
         decode.granted(attempt.key)
         attempt.granted_at = now
         attempt.is_handed_over = True  # nobody else has anything of it
         sequence.step(Step.GRANT)
         self._observer.prompt_routed(Role.DECODE, attempt.why[0])
 
-    def _first_decoded(self, attempt: Attempt, now: float) -> None:
+    def _first_decoded(self, sequence: Sequence, attempt: Attempt, now: float) -> None:
         """Take in that decode has the whole prompt, by whose work whatever."""
         decode = attempt.pair.decode
+        decode.prefixes.keep(sequence.chain, decode.capacity)
         self.recovery.worked(decode, now)
         if attempt.pair.is_local:
             decode.computed(attempt.key)

@@ -1,9 +1,11 @@
 """Which decode and which prefill worker a sequence goes to, and which goes without the latter.
 
 Pure functions of the workers' announcements. Decode: most blocks left after what is reserved and
-what running sequences will grow by. Prefill: fewest prompt tokens to compute. Both must hold the
-same model, or the KV of one would mean nothing to the other. Where decode computes the prompt
-itself (routing.py), it is both of the pair.
+what running sequences will grow by, unless another one holds enough of the prompt to make up for
+the streams that it has more. Prefill: fewest prompt tokens to compute until this prompt is done. So
+a prefix draws prompts to where it is until they are sooner done elsewhere. Both must hold the same
+model, or the KV of one would mean nothing to the other. Where decode computes the prompt itself
+(routing.py), it is both of the pair.
 
 Workers whose breakers are open are left out, up to half of a role. Where a sequence failed before,
 and pairs that lost one another, are the last choice: better than to wait.
@@ -11,7 +13,7 @@ and pairs that lost one another, are the last choice: better than to wait.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from triolet.config_routing import LocalPrefill
 from triolet.ids import Role
@@ -25,7 +27,15 @@ if TYPE_CHECKING:
     from triolet.config_routing import RoutingConfig
 
     from .paths import BrokenPaths
+    from .prefixes import PrefixChain
     from .workers import Worker
+
+
+TOKENS_PER_STREAM: Final = 256
+"""Prompt tokens that a decode worker must hold for each stream that it has more than the emptiest
+one: KV that does not travel is worth a little, a slower step for everybody is not."""
+MIN_GAIN_TOKENS: Final = 64
+"""Less is not worth a thought: what a few tokens save is not felt, and where blocks are is."""
 
 
 class Need(NamedTuple):
@@ -38,6 +48,7 @@ class Need(NamedTuple):
       shunned: addresses of workers where it failed.
       is_on_probation: it must not share a worker with another one that is.
       is_suspect: its prompt may be what a worker died of.
+      chain: names the prompt's blocks; None if nobody is asked for them.
     """
 
     prompt_tokens: int
@@ -46,6 +57,7 @@ class Need(NamedTuple):
     shunned: frozenset[str] = frozenset()
     is_on_probation: bool = False
     is_suspect: bool = False
+    chain: PrefixChain | None = None
 
 
 class Pair(NamedTuple):
@@ -118,7 +130,7 @@ def choose_route(
     # Prefill takes nothing more at the moment; what is short need not wait for it.
     least_busy = min(busy, key=lambda worker: worker.waiting_tokens)
     local_tokens = _most_local_tokens(decode_worker, least_busy, config, handover_s)
-    if need.prompt_tokens > local_tokens:
+    if tokens_to_compute(decode_worker, need) > local_tokens:
         return None
     return _local(decode_worker, need, Why.SHORT)
 
@@ -161,9 +173,7 @@ def choose_decode(workers: Iterable[Worker], need: Need, now: float) -> Worker |
     """Return the decode worker for a sequence whose prompt it computes, or None."""
     usable = [w for w in workers if w.is_usable]
     decodes = [w for w in _admitted(usable, Role.DECODE, need) if _has_room(w, need, now)]
-    if not decodes:
-        return None
-    return min(decodes, key=lambda w: (w.address in need.shunned, -_spare_blocks(w), w.address))
+    return next(iter(_ranked(decodes, need)), None)
 
 
 def _over_prefill(
@@ -215,16 +225,13 @@ def choose_pair(
     prefills = [w for w in _admitted(usable, Role.PREFILL, need) if _has_token_credit(w, need)]
     decodes = [w for w in _admitted(usable, Role.DECODE, need) if _has_room(w, need, now)]
     last_choice = None
-
-    def decode_rank(worker: Worker) -> tuple[bool, int, str]:
-        return worker.address in need.shunned, -_spare_blocks(worker), worker.address
-
-    for decode in sorted(decodes, key=decode_rank):
+    for decode in _ranked(decodes, need):
 
         def prefill_rank(worker: Worker, decode: Worker = decode) -> tuple[bool, bool, int, str]:
             is_broken = paths.is_broken(worker, decode, now)
             is_shunned = worker.address in need.shunned
-            return is_broken, is_shunned, worker.waiting_tokens, worker.address
+            tokens = worker.waiting_tokens + tokens_to_compute(worker, need)
+            return is_broken, is_shunned, tokens, worker.address
 
         same_model = [w for w in prefills if w.fingerprint == decode.fingerprint]
         if same_model:
@@ -233,6 +240,24 @@ def choose_pair(
                 return pair
             last_choice = last_choice or pair
     return last_choice
+
+
+def tokens_to_compute(worker: Worker, need: Need) -> int:
+    """Return how many prompt tokens a worker would probably have to compute."""
+    return max(1, need.prompt_tokens - worker.prefixes.held_tokens(need.chain, worker.capacity))
+
+
+def _ranked(decodes: list[Worker], need: Need) -> list[Worker]:
+    """Return decode workers, the best first."""
+    fewest = min((len(worker.shares) for worker in decodes), default=0)
+
+    def rank(worker: Worker) -> tuple[bool, int, int, str]:
+        crowd = TOKENS_PER_STREAM * (len(worker.shares) - fewest)
+        gain = worker.prefixes.held_tokens(need.chain, worker.capacity) - crowd
+        gain = gain if gain >= MIN_GAIN_TOKENS else 0
+        return worker.address in need.shunned, -gain, -_spare_blocks(worker), worker.address
+
+    return sorted(decodes, key=rank)
 
 
 def is_model_gone(workers: Iterable[Worker], need: Need, config: RoutingConfig) -> bool:
