@@ -225,7 +225,7 @@ class DecodeCore:
             cache=cache_load(self._engine.prefix_cache),
             step_s=self.stepper.prompts.rates.step_s,
             prompt_tokens_per_s=self.stepper.prompts.rates.prompt_tokens_per_s,
-            local_tokens=sum(a.num_remaining_tokens for a in self.roster.attempts.values()),
+            local_tokens=self.stepper.prompts.num_tokens,
             local_prompts=counters.local_prompts,
             chunk_tokens=self.stepper.prompts.rates.chunk_tokens(leases.count(LeaseState.RUNNING)),
         )
@@ -352,6 +352,8 @@ class DecodeCore:
             num_computed_tokens=num_held_tokens if is_local else 0,
         )
         self.roster.add(attempt, now, frame.remaining_s)
+        if is_local:
+            self.stepper.prompts.add(attempt)
 
     def _grant_tokens(self, server: PeerId, frame: TokenCredit) -> None:
         for row in frame.rows:

@@ -14,6 +14,7 @@ from worker.rates import StepRates
 
 if TYPE_CHECKING:
     from engine.pace import Pace
+    from triolet.ids import AttemptKey
     from worker.roster import Roster
 
     from .attempt import Attempt
@@ -40,8 +41,18 @@ class Prompts:
         self._roster = roster
         self._most_rows = max(1, max_num_seqs // PROMPT_ROWS)
         self._scheduler: ChunkScheduler[Attempt] = ChunkScheduler()
+        self._open: dict[AttemptKey, Attempt] = {}
         self._chunks: list[Chunk[Attempt]] = []
         self._began_at = 0.0
+
+    def add(self, attempt: Attempt) -> None:
+        """Take an attempt whose prompt is to be computed here."""
+        self._open[attempt.key] = attempt
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt tokens that are still to be computed."""
+        return sum(attempt.num_remaining_tokens for attempt in self._waiting())
 
     @property
     def num_rows(self) -> int:
@@ -69,4 +80,11 @@ class Prompts:
         return chunks
 
     def _waiting(self) -> list[Attempt]:
-        return [a for a in self._roster.attempts.values() if a.num_remaining_tokens]
+        """Return those that live and are not done, and forget the others."""
+        alive = self._roster.attempts
+        self._open = {
+            key: attempt
+            for key, attempt in self._open.items()
+            if key in alive and attempt.num_remaining_tokens
+        }
+        return list(self._open.values())

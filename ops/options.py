@@ -81,6 +81,10 @@ WorkerNameOption: TypeAlias = Annotated[
     str | None, typer.Option(help="Name in the fleet.", show_default="role and process id")
 ]
 
+ThreadsOption: TypeAlias = Annotated[
+    int | None,
+    _compute(help="CPU threads of each worker.", show_default="cores divided among local workers"),
+]
 PromptChunkOption: TypeAlias = Annotated[
     int, _compute(min=1, help="Prompt tokens per decode step, beside running streams.")
 ]
@@ -127,12 +131,7 @@ def engine_options(
     max_model_len: Annotated[
         int | None, _compute(help="Context length.", show_default="the model's own")
     ] = _ENGINE.max_model_len,
-    threads: Annotated[
-        int | None,
-        _compute(
-            help="CPU threads of each worker.", show_default="cores divided among local workers"
-        ),
-    ] = _ENGINE.threads,
+    threads: ThreadsOption = _ENGINE.threads,
     no_prefix_cache: Annotated[
         bool, _compute("--no-prefix-cache", help="Keep no KV for prompts that begin alike.")
     ] = not _ENGINE.prefix_cache,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from .environments import BY_NAME
+from .environment import ENVIRONMENTS, python_of, why_not
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,6 @@ POLL_S: Final = 0.1
 UNBOUNDED_TOKENS: Final = 8192
 PATIENT_STEP_S: Final = 60.0
 """A step's target that no step reaches: chunks are as large as was asked for."""
-VLLM_ENVIRONMENT: Final = BY_NAME["vllm"]
 
 
 class ServerDidNotStartError(Exception):
@@ -51,13 +50,13 @@ class Arrangement:
 
     def why_not(self) -> str | None:
         """Return why it cannot be measured here, or None."""
-        return VLLM_ENVIRONMENT.why_not() if self.is_peer else None
+        return why_not("vllm") if self.is_peer else None
 
     def command(self, model: Path, port: int) -> list[str]:
         """Return what starts it."""
         if self.is_peer:
             return [
-                *(str(VLLM_ENVIRONMENT.python), "-m", "vllm.entrypoints.openai.api_server"),
+                *(str(python_of("vllm")), "-m", "vllm.entrypoints.openai.api_server"),
                 *("--model", str(model), "--served-model-name", model.name),
                 *("--port", str(port), "--host", "127.0.0.1", "--dtype", "bfloat16"),
                 *("--max-model-len", "8192", "--max-num-seqs", "16"),
@@ -139,7 +138,7 @@ def _environment(arrangement: Arrangement) -> dict[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         # Compiled code is kept beside the environment: the second start takes half as long.
-        "VLLM_CACHE_ROOT": str(VLLM_ENVIRONMENT.folder / "cache"),
+        "VLLM_CACHE_ROOT": str(ENVIRONMENTS / "vllm" / "cache"),
     }
 
 

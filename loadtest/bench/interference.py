@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rich.console import Console
 
-from .environments import BENCH
+from .engines import BENCH
 from .fleets import ALL, CO_LOCATED, DISAGGREGATED, VLLM, Arrangement, RunningFleet, running
 from .machine import describe
 from .model import SHAPES, model_directory, write_model
