@@ -18,6 +18,8 @@ import torch
 
 from triolet.errors import ConfigError, RemoteProtocolError
 
+from .gpu.staging import Staging
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -60,12 +62,15 @@ class KVPool:
       layout: the shape of a block.
       num_blocks: blocks, the scratch block 0 included.
       device: where they lie.
+      pinned_bytes: host memory through which blocks leave and enter a GPU.
 
     Raises:
       ConfigError: the device has not that much memory.
     """
 
-    def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
+    def __init__(
+        self, layout: KVLayout, num_blocks: int, device: torch.device, pinned_bytes: int = 0
+    ) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
         num_bytes = num_blocks * layout.bytes_per_block
@@ -82,8 +87,11 @@ class KVPool:
         # [num_blocks, bytes_per_block], the same memory. numpy copies rows with plain memcpy and
         # no thread pool, so importing does not fight the device thread for cores.
         self._rows: npt.NDArray[np.uint8] | None = None
+        self._staging: Staging | None = None
         if device.type == "cpu":
             self._rows = self.blocks.view(num_blocks, -1).view(torch.uint8).numpy()
+        else:
+            self._staging = Staging(self.blocks, max(1, pinned_bytes // layout.bytes_per_block))
 
     @property
     def bytes_per_block(self) -> int:
@@ -96,12 +104,10 @@ class KVPool:
         Returns:
           One contiguous buffer of its own: the blocks may be reused at once.
         """
-        if self._rows is not None:
-            return self._rows[list(block_ids)].reshape(-1).data
-        index = torch.tensor(list(block_ids), device=self.blocks.device)
-        copied = self.blocks.index_select(0, index).view(-1).view(torch.uint8)
-        exported: memoryview = copied.cpu().numpy().data
-        return exported
+        if self._staging is not None:
+            return self._staging.export_blocks(block_ids)
+        assert self._rows is not None
+        return self._rows[list(block_ids)].reshape(-1).data
 
     def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
         """Overwrite some blocks with bytes that `export_blocks` gave, here or elsewhere.
@@ -116,12 +122,21 @@ class KVPool:
             )
         # Copied from the frame's buffer byte by byte: it is not aligned for the cache's dtype.
         received = np.frombuffer(payload, dtype=np.uint8).reshape(len(block_ids), -1)
-        if self._rows is not None:
-            self._rows[list(block_ids)] = received
+        if self._staging is not None:
+            self._staging.import_blocks(block_ids, received)
             return
-        index = torch.tensor(list(block_ids), device=self.blocks.device)
-        tensor = torch.from_numpy(received.copy()).view(self.layout.dtype)
-        self.blocks[index] = tensor.view(-1, *self.layout.shape).to(self.blocks.device)
+        assert self._rows is not None
+        self._rows[list(block_ids)] = received
+
+    def await_imports(self) -> None:
+        """Let the steps that the calling thread launches next see all that was imported so far."""
+        if self._staging is not None:
+            self._staging.await_imports()
+
+    def finish_writes(self) -> None:
+        """Return when the steps that the calling thread has launched are computed."""
+        if self.blocks.is_cuda:
+            torch.cuda.current_stream(self.blocks.device).synchronize()
 
     def poison(self, block_ids: Sequence[int]) -> None:
         """Fill blocks with NaN, so that one read beyond a sequence's length spoils its answer."""

@@ -152,9 +152,9 @@ class EngineConfig:
 
     dtype: Dtype = Dtype.FLOAT32
     backend: str = AUTO_BACKEND
-    """What computes: `native` kernels on a CPU, `sdpa` (torch) anywhere, `flash` on NVIDIA with
-    flash-attn. `auto` is `native` where its kernels were built and fit machine and model, else
-    `sdpa`."""
+    """What computes: `native` kernels on a CPU, `sdpa` (torch) anywhere, `triton` on NVIDIA,
+    `flash` on NVIDIA with flash-attn. `auto` is `native` where its kernels were built and fit
+    machine and model, else `sdpa`."""
     device: str = "cpu"
     block_size: int = 16
     """Tokens per KV block. 16 wastes 8 tokens per sequence on average; `flash` needs 256."""
@@ -179,6 +179,16 @@ class EngineConfig:
     max_waiting_steps: int = 2
     """Calls that may wait for the device thread behind the running one: one step ahead keeps it
     busy, and whatever is decided later is decided better."""
+    cuda_graphs: bool = True
+    """Capture decode steps once for each size of batch and replay them; `triton` and `flash` only.
+    Off, every kernel is launched by itself: slower, and easier to look into."""
+    fixed_batch: bool = False
+    """Pad every decode step on a GPU to `max_num_seqs` rows. Matrix products choose their kernel by
+    the number of rows, so that a token's last bits may depend on how many others are in the step;
+    with one number they cannot. Costs what the padding costs."""
+    pinned_bytes: int = 96 * MIB
+    """Host memory through which KV leaves and enters a GPU's pool: what a prefill worker's ring
+    (`kv_ring_bytes`) may hold, and as much again as one decode worker's window and a half."""
     poison_freed_blocks: bool = False
     """Fill freed blocks with NaN, and let an audit look whether they stay so: how tests find a
     write by somebody who is not the owner, and a read beyond a sequence. Costs a write per freed
@@ -201,6 +211,7 @@ class EngineConfig:
             f">= block_size ({self.block_size})",
         )
         require(self.threads is None or self.threads >= 1, "threads", self.threads, ">= 1")
+        require(self.pinned_bytes >= 1, "pinned_bytes", self.pinned_bytes, ">= 1")
         require(0 <= self.niceness <= 19, "niceness", self.niceness, "0…19")
 
 

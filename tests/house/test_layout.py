@@ -60,6 +60,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "zmq": ("transport/zmq_",),
     "hypercorn": ("server/edge/",),
     "flash_attn": ("engine/attention/flash",),
+    "triton": ("engine/gpu/",),
     "msgpack": ("transport/codec.py",),
     "prometheus_client": ("server/metrics",),
     "locust": ("loadtest/",),
@@ -242,6 +243,9 @@ SANS_IO_FOLDERS: dict[str, tuple[str, ...]] = {
 }
 SANS_IO = (
     "engine/batch.py",
+    "engine/gpu/arena.py",
+    "engine/gpu/buckets.py",
+    "engine/gpu/decode_rows.py",
     "engine/block_ledger.py",
     "engine/pace.py",
     "engine/philox.py",
