@@ -9,11 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine.batch import SampleSpec, StepRow
+from engine.batch import FollowedBy, SampleSpec, StepRow
 from transport.frames import EndReason
 from triolet.sampling import is_end_token
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from transport.frames import TokenRow
     from transport.window import TokenWindow
     from triolet.ids import AttemptKey, PeerId
@@ -44,6 +46,8 @@ class Attempt:
       unheard: rows that were sent and that the server has not said it has; at most what its window
         lets it run ahead.
       kv_sender: routing id of the prefill worker that ships to it, None before the first chunk.
+      salt: whose prefix cache it uses.
+      num_held_blocks: leading blocks of the prompt that were here when it came.
     """
 
     key: AttemptKey
@@ -62,6 +66,8 @@ class Attempt:
     last_turn: int = 0
     unheard: list[TokenRow] = field(default_factory=list)
     kv_sender: bytes | None = None
+    salt: bytes = b""
+    num_held_blocks: int = 0
 
     @property
     def num_output_tokens(self) -> int:
@@ -83,20 +89,26 @@ class Attempt:
         """Whether it may not go on until its client has read more."""
         return self.samples_next and not self.window.may_produce(len(self.output_ids))
 
-    def row(self) -> StepRow:
-        """Return its next decode row: the first token that is not computed yet."""
+    def rows(self, guesses: Sequence[int] = ()) -> list[StepRow]:
+        """Return its next decode row, the first token that is not computed yet, and one for each
+        token that may follow it."""
+        rows = [self._row(self.output_ids[self.num_computed_tokens - len(self.prompt_ids)], 0, ())]
+        rows += [self._row(guesses[i], i + 1, guesses[: i + 1]) for i in range(len(guesses))]
+        return rows
+
+    def _row(self, token_id: int, offset: int, guesses: Sequence[int]) -> StepRow:
         sample = None
         if self.samples_next:
             sample = SampleSpec(
                 params=self.sampling,
-                position=len(self.output_ids),
+                position=len(self.output_ids) + offset,
                 prompt_ids=self.prompt_ids,
-                output_ids=self.output_ids,
+                output_ids=FollowedBy(self.output_ids, guesses) if guesses else self.output_ids,
                 eos_token_ids=self.eos_token_ids,
             )
         return StepRow(
-            token_ids=(self.output_ids[self.num_computed_tokens - len(self.prompt_ids)],),
-            start=self.num_computed_tokens,
+            token_ids=(token_id,),
+            start=self.num_computed_tokens + offset,
             block_table=self.block_table,
             sample=sample,
             is_decode=True,

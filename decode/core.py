@@ -27,9 +27,10 @@ from transport.lease import DECODE_TRANSITIONS, LeaseState, Standing
 from transport.tokens import unpack_tokens
 from transport.window import TokenWindow
 from triolet.audit import ProcessFacts
+from triolet.config_speculation import OFF
 from triolet.errors import RemoteProtocolError, RequestError
 from triolet.ids import Role
-from worker.account import worker_account
+from worker.account import cache_load, worker_account
 from worker.counters import Counters, Drop
 from worker.outbox import Outbox
 from worker.peers import PeerTable
@@ -39,7 +40,9 @@ from worker.roster import Roster
 from .assembly import Assembly
 from .attempt import Attempt
 from .intake import KvIntake
+from .keeping import keep_completion
 from .scheduler import blocks_for
+from .speculation import Speculation
 from .stepper import Stepper
 
 if TYPE_CHECKING:
@@ -48,9 +51,12 @@ if TYPE_CHECKING:
     from transport.frames import AnyFrame
     from triolet.audit import WorkerAudit
     from triolet.config import LinkConfig
+    from triolet.config_speculation import SpeculationConfig
     from triolet.ids import PeerId
     from worker.engine_port import EnginePort
     from worker.identity import Identity
+
+    from .speculation import GuessSource
 
 _HOLDING = (LeaseState.RESERVED, LeaseState.FILLING)
 _WITH_ROW = (LeaseState.READY, LeaseState.RUNNING)
@@ -65,6 +71,8 @@ class DecodeCore:
       link: lifetimes and bounds.
       now: the time at which it begins.
       read_process: what the operating system says of the process; of nobody's by default.
+      source: where guesses of coming tokens come from; None for no guesses.
+      speculation: how many of them.
 
     Attributes:
       outbox: what is to be sent.
@@ -81,6 +89,8 @@ class DecodeCore:
         link: LinkConfig,
         now: float,
         read_process: Callable[[], ProcessFacts] = ProcessFacts,
+        source: GuessSource | None = None,
+        speculation: SpeculationConfig = OFF,
     ) -> None:
         self.outbox = Outbox()
         self.counters = Counters()
@@ -110,7 +120,10 @@ class DecodeCore:
             max_peers=link.max_peers,
             send=self.outbox.to_sender,
         )
-        self.stepper = Stepper(engine, identity, self.roster, self.outbox, self.counters)
+        self._speculation = Speculation(source, speculation, self.counters)
+        self.stepper = Stepper(
+            engine, identity, self.roster, self.outbox, self.counters, self._speculation
+        )
         self._intake = KvIntake(
             engine,
             identity,
@@ -196,6 +209,10 @@ class DecodeCore:
             bad_digests=counters.bad_digests,
             preemptions=counters.preemptions,
             dropped=counters.dropped_by_reason(),
+            speculative_rows=counters.speculative_rows,
+            speculative_proposed=counters.speculative_proposed,
+            speculative_accepted=counters.speculative_accepted,
+            cache=cache_load(self._engine.prefix_cache),
         )
 
     def account(self, now: float) -> WorkerAudit:
@@ -203,7 +220,7 @@ class DecodeCore:
         return worker_account(
             self._identity,
             self._link,
-            self._engine.ledger,
+            self._engine.prefix_cache,
             self.roster,
             self.counters,
             now,
@@ -238,19 +255,22 @@ class DecodeCore:
             check_request(self._engine.vocab_size, prompt_ids + replay_ids, frame.sampling)
             if not prompt_ids:
                 raise RemoteProtocolError("a prompt without tokens")
-            reason = self._refusal(len(prompt_ids), len(replay_ids))
+            reason = self._refusal(frame, len(prompt_ids), len(replay_ids))
             if reason is None:
                 self._admit(server, frame, prompt_ids, replay_ids, now)
         else:
             is_its_own = attempt is not None and attempt.server == server
             reason = None if is_its_own else RefuseReason.ENDED
         if reason is None:
-            answer: Grant | Refuse = Grant(*frame.key, epoch=self._identity.me.epoch)
+            held_blocks = self.roster.attempts[frame.key].num_held_blocks
+            answer: Grant | Refuse = Grant(*frame.key, self._identity.me.epoch, held_blocks)
         else:
             answer = Refuse(*frame.key, reason, retry_after_s=self._link.heartbeat_interval_s)
         self.outbox.to_server(server.identity(), answer)
 
-    def _refusal(self, num_prompt_tokens: int, num_replay_tokens: int) -> RefuseReason | None:
+    def _refusal(
+        self, frame: Reserve, num_prompt_tokens: int, num_replay_tokens: int
+    ) -> RefuseReason | None:
         if self.reception.is_draining:
             return RefuseReason.DRAINING
         num_tokens = num_prompt_tokens + max(1, num_replay_tokens)
@@ -260,8 +280,9 @@ class DecodeCore:
             return RefuseReason.NO_ROWS
         # Everybody here may need another block soon: a new prompt must not make that a preemption.
         growth_blocks = len(self.roster.leases)
-        kv_tokens = num_prompt_tokens + num_replay_tokens
-        needed_blocks = blocks_for(kv_tokens, self._engine.block_size)
+        num_blocks = blocks_for(num_prompt_tokens + num_replay_tokens, self._engine.block_size)
+        prospect = self._engine.prefix_cache.prospect(frame.prompt, frame.salt, num_blocks)
+        needed_blocks = prospect.num_needed_blocks
         if needed_blocks + growth_blocks > self._engine.ledger.available_blocks:
             return RefuseReason.NO_BLOCKS
         return None
@@ -277,6 +298,9 @@ class DecodeCore:
         block_size = self._engine.block_size
         # The replay's blocks at once too: the next step would ask for them anyhow.
         num_blocks = blocks_for(len(prompt_ids) + len(replay_ids), block_size)
+        blocks, num_held_blocks = self._engine.prefix_cache.lease(
+            frame.key, frame.prompt, frame.salt, num_blocks
+        )
         attempt = Attempt(
             key=frame.key,
             server=server,
@@ -288,13 +312,15 @@ class DecodeCore:
             order=next(self._orders),
             window=TokenWindow(frame.allowed),
             assembly=Assembly(
-                first_block=0,
+                first_block=num_held_blocks,
                 num_blocks=blocks_for(len(prompt_ids), block_size),
                 num_tokens=len(prompt_ids),
                 bytes_per_block=self._engine.bytes_per_block,
             ),
-            block_table=self._engine.ledger.lease(frame.key, num_blocks),
+            block_table=blocks,
             output_ids=[],
+            salt=frame.salt,
+            num_held_blocks=num_held_blocks,
         )
         self.roster.add(attempt, now, frame.remaining_s)
 
@@ -305,5 +331,7 @@ class DecodeCore:
                 self.stepper.credit(attempt, row)
 
     def _on_end(self, attempt: Attempt) -> None:
+        self._speculation.forget(attempt.key)
         if not attempt.assembly.is_complete:
             self._intake.abandon(attempt)
+        keep_completion(self._engine.prefix_cache, attempt, self._engine.block_size)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from .attempt import Attempt
 
@@ -50,6 +50,7 @@ def plan_step(
     runnable: Iterable[Attempt],
     *,
     free_blocks: int,
+    num_returned: Callable[[Sequence[Attempt]], int],
     block_size: int,
     max_num_seqs: int,
 ) -> StepPlan:
@@ -59,6 +60,8 @@ def plan_step(
       holders: all that hold blocks, in any state; none of them is inside a running step.
       runnable: those of them whose KV is complete and whose window is open.
       free_blocks: blocks that can be leased now.
+      num_returned: how many more could be if some attempts ended; what they share with others is
+        not among them.
       block_size: tokens per block.
       max_num_seqs: most rows.
 
@@ -71,11 +74,10 @@ def plan_step(
     growing = [attempt for attempt in rows if needs_block(attempt, block_size)]
     candidates = list(holders)
     preempted: list[Attempt] = []
-    while len(growing) > free_blocks:
+    while len(growing) > free_blocks + num_returned(preempted):
         victim = choose_victim(candidates)
         candidates.remove(victim)
         preempted.append(victim)
-        free_blocks += len(victim.block_table)
         rows = [attempt for attempt in rows if attempt is not victim]
         growing = [attempt for attempt in growing if attempt is not victim]
     return StepPlan(preempted, growing, rows)

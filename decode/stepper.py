@@ -6,6 +6,7 @@ Knows attempts, blocks and results; does not know where KV came from or how step
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from transport.frames import MAX_TOKEN_ROWS, EndReason, Tokens
@@ -13,7 +14,9 @@ from transport.lease import LeaseEvent, LeaseState
 from worker.roster import FailedStep
 from worker.rows import token_row
 
+from .keeping import keep_prompt
 from .scheduler import plan_step
+from .speculation import Room
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from worker.roster import Roster
 
     from .attempt import Attempt
+    from .speculation import Speculation, Turn
 
 
 class Stepper:
@@ -39,6 +43,7 @@ class Stepper:
       roster: who holds a lease.
       outbox: takes the TOKENS frames.
       counters: of steps, tokens and preemptions.
+      speculation: chooses guesses.
     """
 
     def __init__(
@@ -48,13 +53,15 @@ class Stepper:
         roster: Roster[Attempt],
         outbox: Outbox,
         counters: Counters,
+        speculation: Speculation,
     ) -> None:
         self._engine = engine
         self._capacity = identity.capacity
         self._roster = roster
         self._outbox = outbox
         self._counters = counters
-        self._rows: list[Attempt] = []
+        self._speculation = speculation
+        self._turns: list[Turn] = []
 
     def plan(self, now: float) -> list[StepRow]:
         """Begin the next step; an empty list means that there is nothing to compute."""
@@ -63,6 +70,7 @@ class Stepper:
             self._roster.attempts.values(),
             self._runnable(),
             free_blocks=ledger.available_blocks,
+            num_returned=lambda leaving: ledger.num_only_of(attempt.key for attempt in leaving),
             block_size=self._engine.block_size,
             max_num_seqs=self._capacity.max_num_seqs,
         )
@@ -71,42 +79,65 @@ class Stepper:
             self._roster.end(attempt.key, EndReason.PREEMPTED, now)
         for attempt in plan.growing:
             attempt.block_table += ledger.extend(attempt.key, 1)
-        self._rows = plan.rows
+        self._turns = self._speculation.plan(plan.rows, self._room())
+        for attempt, _, num_blocks in self._turns:
+            if num_blocks:
+                attempt.block_table += ledger.extend(attempt.key, num_blocks)
         self._roster.begin_step(attempt.key for attempt in plan.rows)
-        return [attempt.row() for attempt in plan.rows]
+        return [row for turn in self._turns for row in turn.attempt.rows(turn.guesses)]
 
     def complete(self, results: Sequence[Sampled | None], now: float) -> None:
         """Take in what the step that `plan` began has computed."""
         self._counters.steps += 1
-        rows, self._rows = self._rows, []
+        turns, self._turns = self._turns, []
         self._roster.finish_step(now)
         produced: list[tuple[Attempt, TokenRow]] = []
-        for attempt, sampled in zip(rows, results, strict=True):
-            self._counters.computed_tokens += 1
-            if attempt.key not in self._roster.attempts:
+        left = iter(results)
+        for turn in turns:
+            own = list(islice(left, 1 + len(turn.guesses)))
+            self._counters.computed_tokens += len(own)
+            if turn.attempt.key not in self._roster.attempts:
                 self._counters.late_rows += 1
-                continue  # it ended meanwhile: its token is never seen
-            is_replay = not attempt.samples_next
-            attempt.num_computed_tokens += 1
-            attempt.last_turn = self._counters.computed_tokens
-            if is_replay:
-                continue
-            assert sampled is not None, "a row that samples has a result"
-            row = token_row(attempt.key, len(attempt.output_ids), sampled)
-            produced.append((attempt, row))
-            attempt.unheard.append(row)
-            attempt.output_ids.append(sampled.token_id)
+                continue  # it ended meanwhile: its tokens are never seen
+            rows = self._decided(turn, own)
+            turn.attempt.last_turn = self._counters.computed_tokens
+            produced += [(turn.attempt, row) for row in rows]
+        assert next(left, None) is None, "results without a row"
         self._tell([(attempt.server, row) for attempt, row in produced])
         self._end_finished((attempt for attempt, _ in produced), now)
+
+    def _decided(self, turn: Turn, results: Sequence[Sampled | None]) -> list[TokenRow]:
+        """Take what an attempt's rows chose, until one is not what was guessed to follow it.
+
+        KV behind that lies beyond `num_computed_tokens`, where nothing is read before the right
+        token's KV has been written over it.
+        """
+        attempt = turn.attempt
+        if not attempt.samples_next:
+            attempt.num_computed_tokens += 1
+            return []
+        rows: list[TokenRow] = []
+        for sampled in results:
+            assert sampled is not None, "a row that samples has a result"
+            rows.append(token_row(attempt.key, len(attempt.output_ids), sampled))
+            attempt.num_computed_tokens += 1
+            attempt.output_ids.append(sampled.token_id)
+            if attempt.finish_reason(self._capacity.max_model_len) is not None:
+                break
+            if turn.guesses[len(rows) - 1 : len(rows)] != (sampled.token_id,):
+                break
+        attempt.unheard += rows
+        self._speculation.went(turn, len(rows))
+        return rows
 
     def fail(self, message: str, now: float) -> None:
         """The step that `plan` began raised: each of its attempts ends, the others go on."""
         self._counters.steps += 1
-        rows, self._rows = self._rows, []
+        turns, self._turns = self._turns, []
         self._roster.finish_step(now)
-        failed = FailedStep(self._counters.steps, len(rows))
-        for attempt in rows:
-            self._roster.end(attempt.key, EndReason.ERROR, now, message, failed)
+        failed = FailedStep(self._counters.steps, len(turns))
+        for turn in turns:
+            self._roster.end(turn.attempt.key, EndReason.ERROR, now, message, failed)
 
     def join(self, attempt: Attempt, now: float) -> None:
         """Take an attempt whose KV is complete; its row comes with the next step.
@@ -135,6 +166,7 @@ class Stepper:
             attempt.output_ids.append(first.token_id)
             attempt.unheard.append(first)
             self._tell([(attempt.server, first)])
+        keep_prompt(self._engine.prefix_cache, attempt, self._engine.block_size)
         self._end_finished((attempt,), now)
 
     def credit(self, attempt: Attempt, row: CreditRow) -> None:
@@ -164,6 +196,12 @@ class Stepper:
             if state is LeaseState.RUNNING:
                 runnable.append(attempt)
         return runnable
+
+    def _room(self) -> Room:
+        # Everybody here may need another block soon: a guess must not make that a preemption, and
+        # is not worth a cached block either.
+        spare_blocks = self._engine.ledger.free_blocks - len(self._roster.leases)
+        return Room(max(0, spare_blocks), self._engine.block_size, self._capacity.max_model_len)
 
     def _tell(self, rows: Iterable[tuple[PeerId, TokenRow]]) -> None:
         """Send each server its rows of this step in one frame."""

@@ -12,6 +12,7 @@ import structlog
 import trio
 
 from transport.link import PeerBusy, PeerGone
+from triolet.config_speculation import LOOKUP
 from triolet.errors import ConfigError
 from triolet.ids import Role, new_epoch
 from worker.entry import run_worker
@@ -19,6 +20,7 @@ from worker.identity import Identity
 from worker.shell import Shell, read_process
 
 from .core import DecodeCore
+from .lookup import Lookup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from triolet.config import WorkerConfig
     from worker.engine_port import EnginePort
     from worker.shell import Device
+
+    from .speculation import GuessSource
 
 log = structlog.get_logger()
 
@@ -42,6 +46,7 @@ async def serve(
     kv_network: Network,
     *,
     draw_epoch: Callable[[], int] = new_epoch,
+    source: GuessSource | None = None,
     task_status: trio.TaskStatus[Shell] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve with an engine that is loaded, until drained.
@@ -54,6 +59,7 @@ async def serve(
       kv_network: makes the listener for prefill workers; another one, so that bulk never stands
         before a heartbeat.
       draw_epoch: where epochs come from; a simulator brings its own.
+      source: where guesses come from, if not from a look-up.
       task_status: started with the shell once everybody can connect.
 
     Raises:
@@ -76,16 +82,7 @@ async def serve(
             )
         ) as kv,
     ):
-        identity = Identity(
-            Role.DECODE,
-            config.name,
-            engine,
-            max_num_seqs=config.engine.max_num_seqs,
-            kv_window_bytes=link.kv_window_bytes,
-            kv_address=kv.address,
-            draw_epoch=draw_epoch,
-        )
-        core = DecodeCore(engine, identity, link, trio.current_time(), read_process)
+        core = _core(config, engine, kv.address, draw_epoch, source)
         shell = Shell(
             core, engine, device, control, config, flush_kv=lambda now: _answer_kv(kv, core)
         )
@@ -93,6 +90,35 @@ async def serve(
             nursery.start_soon(_receive_kv, kv, core, shell)
             await shell.run(task_status=task_status)
             nursery.cancel_scope.cancel()
+
+
+def _core(
+    config: WorkerConfig,
+    engine: EnginePort,
+    kv_address: str,
+    draw_epoch: Callable[[], int],
+    source: GuessSource | None,
+) -> DecodeCore:
+    identity = Identity(
+        Role.DECODE,
+        config.name,
+        engine,
+        max_num_seqs=config.engine.max_num_seqs,
+        kv_window_bytes=config.link.kv_window_bytes,
+        kv_address=kv_address,
+        draw_epoch=draw_epoch,
+    )
+    if config.speculation.source == LOOKUP:
+        source = Lookup(config.speculation)
+    return DecodeCore(
+        engine,
+        identity,
+        config.link,
+        trio.current_time(),
+        read_process,
+        source,
+        config.speculation,
+    )
 
 
 async def _receive_kv(kv: Listener, core: DecodeCore, shell: Shell) -> None:

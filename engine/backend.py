@@ -37,6 +37,7 @@ NATIVE: Final = BackendTraits(
     block_size_multiple=1,
     head_dim_multiple=16,  # a vector of the widest build
     max_head_dim=256,  # rows on the kernels' stack
+    is_path_invariant=True,
 )
 _HIDDEN_SIZE_MULTIPLE: Final = 16
 FUSED: Final = frozenset({"flash", "triton"})

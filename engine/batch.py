@@ -6,13 +6,15 @@ that the workers' schedulers can be tested without either.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from itertools import chain
+from typing import TYPE_CHECKING, Final, overload
 
 from triolet.errors import invalid_request
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator
 
     from triolet.sampling import SamplingParams
 
@@ -62,9 +64,43 @@ def is_plain(params: SamplingParams, position: int) -> bool:
     )
 
 
+class FollowedBy(Sequence[int]):
+    """Tokens and a few more behind them, without a copy of the former.
+
+    Args:
+      tokens: not to be changed meanwhile.
+      more: what follows.
+    """
+
+    __slots__ = ("_more", "_tokens")
+
+    def __init__(self, tokens: Sequence[int], more: Sequence[int]) -> None:
+        self._tokens = tokens
+        self._more = more
+
+    def __len__(self) -> int:
+        return len(self._tokens) + len(self._more)
+
+    def __iter__(self) -> Iterator[int]:
+        return chain(self._tokens, self._more)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
+        return tuple(self)[index]
+
+
 @dataclass(frozen=True, slots=True)
 class StepRow:
     """One sequence's part in a step: one token in decode, a chunk of the prompt in prefill.
+
+    A sequence may have several decode rows, each one token behind the one before it, with the same
+    table: KV of all rows is stored before any of them attends. So is a guess computed beside the
+    token that it follows, and with the bits that it would have alone.
 
     Attributes:
       token_ids: tokens to compute, at least one; their KV is stored.
@@ -112,6 +148,8 @@ class FlatStep:
       seq_lens: tokens of each row's sequence after this step.
       block_tables: of each row, cut to the blocks that `seq_lens` fills.
       is_decode: of each row, whether it is one token of a completion.
+      continues: of each row, whether it is a decode row right behind the row before it, in the same
+        sequence.
       sample_rows: indices into the rows that choose a token.
       sample_tokens: index in `token_ids` of the last token of each such row, padded.
     """
@@ -123,6 +161,7 @@ class FlatStep:
     seq_lens: list[int]
     block_tables: list[Sequence[int]]
     is_decode: list[bool]
+    continues: list[bool]
     sample_rows: list[int]
     sample_tokens: list[int]
 
@@ -134,7 +173,8 @@ def flatten(rows: Sequence[StepRow], block_size: int) -> FlatStep:
       rows: at least one.
       block_size: tokens per block.
     """
-    step = FlatStep([], [], [], [0], [], [], [], [], [])
+    step = FlatStep([], [], [], [0], [], [], [], [], [], [])
+    before: StepRow | None = None
     for index, row in enumerate(rows):
         end = row.start + len(row.token_ids)
         num_blocks = -(-end // block_size)
@@ -151,6 +191,8 @@ def flatten(rows: Sequence[StepRow], block_size: int) -> FlatStep:
         step.seq_lens.append(end)
         step.block_tables.append(row.block_table[:num_blocks])
         step.is_decode.append(row.is_decode)
+        step.continues.append(before is not None and _continues(row, before))
+        before = row
         if row.sample is not None:
             step.sample_rows.append(index)
             step.sample_tokens.append(len(step.token_ids) - 1)
@@ -159,6 +201,15 @@ def flatten(rows: Sequence[StepRow], block_size: int) -> FlatStep:
     if step.sample_tokens:
         _pad(step.sample_tokens)
     return step
+
+
+def _continues(row: StepRow, before: StepRow) -> bool:
+    return (
+        row.is_decode
+        and before.is_decode
+        and row.block_table is before.block_table
+        and row.start == before.start + 1
+    )
 
 
 def check_request(vocab_size: int, token_ids: Sequence[int], params: SamplingParams) -> None:

@@ -4,8 +4,10 @@ Knows block numbers, owners and reference counts; knows no bytes, no tensors, no
 Block 0 is scratch: padding may point at it, so it is never handed out and not counted.
 
 A lease belongs to one owner, who alone may write its own blocks. Blocks that are finished may be
-shared by several leases (reference count > 1) and may outlive them as cached blocks, which still
-hold KV that somebody may share again; they are taken back, oldest first, when free ones run out.
+shared by several leases (reference count > 1). What is *kept* outlives its leases as a cached
+block, which still holds KV that somebody may share again; cached blocks are taken back, the least
+recently used first, when free ones run out. Which KV is in a kept block is prefix_cache.py's
+business.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from triolet.errors import CapacityError, LeaseError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
 SCRATCH_BLOCK: Final = 0
 
@@ -38,34 +40,29 @@ class BlockLedger:
 
     Args:
       num_blocks: blocks of the pool, the scratch block included.
-      on_evict: told of each cached block that is about to hold something else.
       poison: marks free blocks, from the beginning; None to leave in them what was there.
+
+    Attributes:
+      total_blocks: blocks that can be leased at all.
+      kept: blocks, leased or cached, that hold finished KV; changed through `keep` only.
+      on_evict: told of each cached block that is about to hold something else.
     """
 
-    def __init__(
-        self,
-        num_blocks: int,
-        on_evict: Callable[[int], None] | None = None,
-        poison: Poison | None = None,
-    ) -> None:
+    def __init__(self, num_blocks: int, poison: Poison | None = None) -> None:
         if num_blocks < 2:
             raise CapacityError(f"a pool of {num_blocks} blocks has none beside the scratch block")
-        self._total = num_blocks - 1
+        self.total_blocks = num_blocks - 1
+        self.kept: set[int] = set()
+        self.on_evict: Callable[[int], None] | None = None
         # First in, first out: a freed block is reused as late as possible, so that a stray read of
         # it shows as poison in tests instead of plausible KV.
         self._free: deque[int] = deque(range(1, num_blocks))
         self._leases: dict[Hashable, list[int]] = {}
         self._references: Counter[int] = Counter()
-        self._cached: dict[int, None] = {}  # ordered: oldest first
-        self._on_evict = on_evict
+        self._cached: dict[int, None] = {}  # kept and unnamed; ordered: least recently used first
         self._poison = poison
         if poison is not None:
             poison.poison(tuple(self._free))
-
-    @property
-    def total_blocks(self) -> int:
-        """Blocks that can be leased at all."""
-        return self._total
 
     @property
     def free_blocks(self) -> int:
@@ -117,18 +114,22 @@ class BlockLedger:
           CapacityError: fewer blocks are available; nothing has changed.
           LeaseError: the owner has a lease already, or a shared block is neither leased nor cached.
         """
+        self.check_lease(owner, num_blocks, shared)
+        for block in shared:
+            self._cached.pop(block, None)
+        self._references.update(shared)
+        self._leases[owner] = [*shared, *self._take(num_blocks)]
+        return list(self._leases[owner])
+
+    def check_lease(self, owner: Hashable, num_blocks: int, shared: Sequence[int] = ()) -> None:
+        """Raise what `lease` with the same arguments would raise. Changes nothing."""
         if owner in self._leases:
             raise LeaseError(f"{owner} has a lease already")
         for block in shared:
             if block not in self._references and block not in self._cached:
                 raise LeaseError(f"block {block} is free: there is nothing in it to share")
         revived = {block for block in shared if block in self._cached}
-        self._require(num_blocks, self.available_blocks - len(revived))
-        for block in shared:
-            self._cached.pop(block, None)
-        self._references.update(shared)
-        self._leases[owner] = [*shared, *self._take(num_blocks)]
-        return list(self._leases[owner])
+        _require(num_blocks, self.available_blocks - len(revived))
 
     def extend(self, owner: Hashable, num_blocks: int) -> list[int]:
         """Add blocks to a lease and return the new ones.
@@ -138,17 +139,23 @@ class BlockLedger:
           LeaseError: the owner has no lease.
         """
         blocks = self._lease_of(owner)
-        self._require(num_blocks, self.available_blocks)
+        _require(num_blocks, self.available_blocks)
         added = self._take(num_blocks)
         blocks.extend(added)
         return added
 
-    def release(self, owner: Hashable, keep: Collection[int] = ()) -> int:
-        """End a lease. Idempotent: an owner without one releases nothing.
+    def keep(self, block: int) -> None:
+        """Note that a leased block holds finished KV: it is cached once no lease names it.
 
-        Args:
-          owner: whose lease.
-          keep: blocks whose KV is finished and worth caching once no lease names them.
+        Raises:
+          LeaseError: nobody leases it.
+        """
+        if block not in self._references:
+            raise LeaseError(f"block {block} is not leased: nobody vouches for what is in it")
+        self.kept.add(block)
+
+    def release(self, owner: Hashable) -> int:
+        """End a lease. Idempotent: an owner without one releases nothing.
 
         Returns:
           How many blocks no lease names any more.
@@ -159,12 +166,22 @@ class BlockLedger:
             if not self._references[block]:
                 del self._references[block]
                 unnamed.append(block)
-        freed = [block for block in unnamed if block not in keep]
-        self._cached.update((block, None) for block in unnamed if block in keep)
+        freed = [block for block in unnamed if block not in self.kept]
+        # The end of a sequence is pushed out before its beginning, without which it is of no use.
+        self._cached.update((block, None) for block in reversed(unnamed) if block in self.kept)
         self._free += freed
         if freed and self._poison is not None:
             self._poison.poison(freed)
         return len(unnamed)
+
+    def num_only_of(self, owners: Iterable[Hashable]) -> int:
+        """Return how many blocks nobody else names: what ending these leases makes available."""
+        named = Counter(block for owner in owners for block in self._leases.get(owner, ()))
+        return sum(self._references[block] == count for block, count in named.items())
+
+    def num_leases_of(self, block: int) -> int:
+        """Return how many leases name the block."""
+        return self._references[block]
 
     def blocks_of(self, owner: Hashable) -> tuple[int, ...]:
         """Return a lease's blocks in sequence order.
@@ -182,21 +199,20 @@ class BlockLedger:
         """Assert that each block is in one state and each count is the number of its leases."""
         free, cached, leased = set(self._free), set(self._cached), set(self._references)
         assert len(free) == len(self._free), "a block is free twice"
-        assert len(free) + len(cached) + len(leased) == self._total, "a block has no or two states"
-        assert free | cached | leased == set(range(1, self._total + 1)), "a block is lost"
+        assert len(free) + len(cached) + len(leased) == self.total_blocks, (
+            "a block has no or two states"
+        )
+        assert free | cached | leased == set(range(1, self.total_blocks + 1)), "a block is lost"
         named = Counter(block for blocks in self._leases.values() for block in blocks)
         assert named == self._references, "a reference count is not the number of leases"
+        assert cached <= self.kept, "a block is cached that nobody found worth keeping"
+        assert self.kept <= cached | leased, "a block is kept although it is free"
 
     def _lease_of(self, owner: Hashable) -> list[int]:
         try:
             return self._leases[owner]
         except KeyError:
             raise LeaseError(f"{owner} has no lease") from None
-
-    @staticmethod
-    def _require(num_blocks: int, available: int) -> None:
-        if num_blocks > available:
-            raise CapacityError(f"{num_blocks} blocks wanted, {available} available")
 
     def _take(self, num_blocks: int) -> list[int]:
         taken = []
@@ -206,8 +222,14 @@ class BlockLedger:
             else:
                 block = next(iter(self._cached))
                 del self._cached[block]
-                if self._on_evict is not None:
-                    self._on_evict(block)
+                self.kept.remove(block)
+                if self.on_evict is not None:
+                    self.on_evict(block)
             taken.append(block)
         self._references.update(taken)
         return taken
+
+
+def _require(num_blocks: int, available: int) -> None:
+    if num_blocks > available:
+        raise CapacityError(f"{num_blocks} blocks wanted, {available} available")

@@ -17,12 +17,14 @@ from triolet.config import Dtype, EngineConfig, require
 from triolet.errors import CapacityError, ConfigError
 from triolet.sampling import SamplingParams
 
-from .backend import build_runner, choose_backend
+from .backend import ALL_TRAITS, build_runner, choose_backend
 from .batch import SampleSpec, StepRow
 from .block_ledger import BlockLedger
+from .host_tier import HostTier
 from .kv_pool import KVLayout, KVPool
 from .model_config import ModelConfig, load_eos_token_ids, load_model_config
 from .pace import MEASURED_TOKENS, Pace, pace_of
+from .prefix_cache import PrefixCache
 from .weights import Checkpoint, weights_digest
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ class Engine:
       runner: computes steps; device thread only.
       pool: the KV bytes.
       ledger: who holds which block.
+      prefix_cache: what is in those that are kept.
       fingerprint: equal fingerprints mean that KV can be exchanged.
       model_config: the model's shape.
       eos_token_ids: the model's own end tokens.
@@ -53,6 +56,7 @@ class Engine:
     runner: Runner
     pool: KVPool
     ledger: BlockLedger
+    prefix_cache: PrefixCache
     fingerprint: str
     model_config: ModelConfig
     eos_token_ids: tuple[int, ...]
@@ -106,6 +110,7 @@ def load_engine(
         runner,
         pool,
         ledger,
+        _prefix_cache(config, ledger, pool, backend),
         fingerprint,
         model_config,
         eos_token_ids,
@@ -177,6 +182,20 @@ def _layout(config: EngineConfig, model: ModelConfig) -> KVLayout:
         model.num_kv_heads,
         model.head_dim,
         TORCH_DTYPES[config.dtype],
+    )
+
+
+def _prefix_cache(
+    config: EngineConfig, ledger: BlockLedger, pool: KVPool, backend: str
+) -> PrefixCache:
+    has_host_tier = config.prefix_cache and config.host_cache_bytes >= pool.bytes_per_block
+    return PrefixCache(
+        ledger,
+        config.block_size,
+        pool,
+        host=HostTier(config.host_cache_bytes, pool.bytes_per_block) if has_host_tier else None,
+        keeps_completions=ALL_TRAITS[backend].is_path_invariant,
+        is_enabled=config.prefix_cache,
     )
 
 

@@ -28,7 +28,7 @@ SOON_S = 0.3
 EARLY_S = 0.03
 """Of four sockets one is closed within this time and one within SOON_S, to meet queue, prefill and
 transfer; the other two at any time."""
-CONNECT_DEADLINE_S = 10.0
+CONNECT_DEADLINE_S = 60.0
 MAX_TOKENS = 400
 
 

@@ -16,14 +16,14 @@ import time
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 import trio
 from rich.console import Console
 from rich.table import Table
 
-from .campaign.asks import draw_asks
+from .campaign.asks import draw_asks, lengthened
 from .campaign.client import Story, ask_all, tell
 from .campaign.disturbed import wait_whole
 from .campaign.leftovers import blocks_when_settled, violations_now
@@ -94,13 +94,7 @@ def long_asks(number: int, max_tokens: int, seed: int) -> list[Ask]:
     streams = [ask for ask in draw_asks(20 * number, seed) if ask.surface != "plain"]
     sse = [ask for ask in streams if ask.surface == "sse"][: number - number // 2]
     ws = [ask for ask in streams if ask.surface == "ws"][: number // 2]
-    return [_lengthened(ask, max_tokens) for ask in (*sse, *ws)]
-
-
-def _lengthened(ask: Ask, max_tokens: int) -> Ask:
-    limit = "max_output_tokens" if ask.surface == "ws" else "max_tokens"
-    body: dict[str, Any] = {k: v for k, v in ask.body.items() if k != "stop"}
-    return replace(ask, body=body | {limit: max_tokens, "ignore_eos": True})
+    return [lengthened(ask, max_tokens) for ask in (*sse, *ws)]
 
 
 async def restart_under_load(url: str, log: FleetLog, options: argparse.Namespace) -> Outcome:

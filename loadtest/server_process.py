@@ -32,30 +32,27 @@ def running_server(options: Sequence[str], log: Path) -> Iterator[str]:
     Raises:
       ServerDidNotStartError: with the end of its log.
     """
-    port = _free_port()
     program = Path(sys.executable).with_name("triolet")
     if not program.exists():
         raise ServerDidNotStartError(f"{program} is missing: `make install` puts it there")
     command = [str(program), "serve", *options]
-    with log.open("wb") as output:
+    with socket.socket() as kept, log.open("wb") as output:
+        # Bound and never listening: nobody else gets the port, while the server is away either.
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", 0))
+        port: int = kept.getsockname()[1]
         process = subprocess.Popen(
             [*command, "--port", str(port)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
         )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        _wait_ready(process, url, log)
-        yield url
-    finally:
-        _stop(process)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        url = f"http://127.0.0.1:{port}"
+        try:
+            _wait_ready(process, url, log)
+            yield url
+        finally:
+            _stop(process)
 
 
 def _wait_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:

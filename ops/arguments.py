@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from triolet.config import EngineConfig, LinkConfig, ServerConfig
+    from triolet.config_speculation import SpeculationConfig
 
 
 def engine_arguments(config: EngineConfig) -> list[str]:
@@ -21,14 +22,30 @@ def engine_arguments(config: EngineConfig) -> list[str]:
         *("--kv-pool", str(config.kv_pool_bytes)),
         *("--max-num-seqs", str(config.max_num_seqs)),
         *("--max-num-batched-tokens", str(config.max_num_batched_tokens)),
+        *("--pinned-memory", str(config.pinned_bytes)),
+        "--cuda-graphs" if config.cuda_graphs else "--no-cuda-graphs",
+        *("--host-cache", str(config.host_cache_bytes)),
     ]
     if config.max_model_len is not None:
         arguments += ["--max-model-len", str(config.max_model_len)]
     if config.threads is not None:
         arguments += ["--threads", str(config.threads)]
+    if not config.prefix_cache:
+        arguments.append("--no-prefix-cache")
+    if config.fixed_batch:
+        arguments.append("--fixed-batch")
     if config.poison_freed_blocks:
         arguments.append("--poison-freed-blocks")
     return arguments
+
+
+def speculation_arguments(config: SpeculationConfig) -> list[str]:
+    """Return the options of a decode worker that guesses ahead."""
+    return [
+        *("--speculate", config.source),
+        *("--speculate-guesses", str(config.max_guesses)),
+        *("--speculate-step-tokens", str(config.max_step_tokens)),
+    ]
 
 
 def link_arguments(config: LinkConfig) -> list[str]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from triolet.config import EngineConfig, LinkConfig, ServerConfig, WorkerConfig
+from triolet.config_speculation import SpeculationConfig  # noqa: TC001 (typer, too)
 from triolet.errors import ConfigError
 from triolet.status import Failed, report
 
@@ -35,6 +36,7 @@ from .options import (
     engine_options,
     link_options,
     server_options,
+    speculation_options,
 )
 from .plain_text import one_line
 
@@ -91,10 +93,16 @@ def _complain(message: str, exit_code: int) -> int:
 
 
 @app.command()
-@with_groups(server=server_options, engine=engine_options, link=link_options)
+@with_groups(
+    server=server_options,
+    engine=engine_options,
+    speculation=speculation_options,
+    link=link_options,
+)
 def serve(
     server: ServerConfig,
     engine: EngineConfig,
+    speculation: SpeculationConfig,
     link: LinkConfig,
     model: ModelArgument = None,
     prefill: Annotated[
@@ -124,6 +132,7 @@ def serve(
             decode=decode,
             log_level=level,
             worker_drain_timeout_s=worker_drain_timeout,
+            speculation=speculation,
         )
     )
 
@@ -207,9 +216,10 @@ def prefill(
 
 
 @app.command()
-@with_groups(engine=engine_options, link=link_options)
+@with_groups(engine=engine_options, speculation=speculation_options, link=link_options)
 def decode(
     engine: EngineConfig,
+    speculation: SpeculationConfig,
     link: LinkConfig,
     control: Annotated[str, typer.Option(help="Address for servers: ipc://… or tcp://host:port.")],
     kv: Annotated[str, typer.Option(help="Address for prefill workers, which send KV there.")],
@@ -229,7 +239,7 @@ def decode(
         config = _worker_config(name, model, control, kv, engine, link, curve, drain_timeout)
         from decode.worker import main as run_worker
 
-        run_worker(config)
+        run_worker(replace(config, speculation=speculation))
         leave()
 
     _run_role("decode", name, log_level, supervisor_pid, run)

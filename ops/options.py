@@ -12,12 +12,14 @@ from typing import Annotated, Final, TypeAlias
 import typer
 
 from triolet.config import DAY_S, Dtype, EngineConfig, LinkConfig, ServerConfig, WorkerConfig
+from triolet.config_speculation import SpeculationConfig
 
 from .quantities import parse_size, show_size
 
 WORKER_DRAIN_S: Final = WorkerConfig("", "", "").drain_timeout_s
 _ENGINE: Final = EngineConfig()
 _LINK: Final = LinkConfig()
+_GUESSES: Final = SpeculationConfig()
 _SERVER: Final = ServerConfig(
     model_dir="", model_name="", prefill_addresses=(), decode_addresses=()
 )
@@ -66,7 +68,7 @@ WorkerNameOption: TypeAlias = Annotated[
 def engine_options(
     dtype: Annotated[Dtype, _compute(help="Weights, activations and KV.")] = _ENGINE.dtype,
     backend: Annotated[
-        str, _compute(help="auto, native (CPU), sdpa, or flash (NVIDIA).")
+        str, _compute(help="auto, native (CPU), sdpa, or triton or flash (NVIDIA).")
     ] = _ENGINE.backend,
     device: Annotated[str, _compute(help="cpu, cuda or cuda:N.")] = _ENGINE.device,
     block_size: Annotated[int, _compute(help="Tokens per KV block.")] = _ENGINE.block_size,
@@ -88,6 +90,23 @@ def engine_options(
             help="CPU threads of each worker.", show_default="cores divided among local workers"
         ),
     ] = _ENGINE.threads,
+    no_prefix_cache: Annotated[
+        bool, _compute("--no-prefix-cache", help="Keep no KV for prompts that begin alike.")
+    ] = not _ENGINE.prefix_cache,
+    host_cache: Annotated[
+        str, _compute(help="Host memory of each worker for KV that its pool cannot keep.")
+    ] = show_size(_ENGINE.host_cache_bytes).replace(" ", ""),
+    cuda_graphs: Annotated[
+        bool,
+        _compute("--cuda-graphs/--no-cuda-graphs", help="Replay decode steps on a GPU."),
+    ] = _ENGINE.cuda_graphs,
+    fixed_batch: Annotated[
+        bool,
+        _compute("--fixed-batch", help="Pad decode steps on a GPU to one size, for exact answers."),
+    ] = _ENGINE.fixed_batch,
+    pinned_memory: Annotated[
+        str, _compute(help="Host memory through which KV leaves and enters a GPU.")
+    ] = show_size(_ENGINE.pinned_bytes).replace(" ", ""),
     poison_freed_blocks: Annotated[
         bool,
         _compute(
@@ -106,7 +125,30 @@ def engine_options(
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         threads=threads,
+        prefix_cache=not no_prefix_cache,
+        host_cache_bytes=parse_size(host_cache),
+        cuda_graphs=cuda_graphs,
+        fixed_batch=fixed_batch,
+        pinned_bytes=parse_size(pinned_memory),
         poison_freed_blocks=poison_freed_blocks,
+    )
+
+
+def speculation_options(
+    speculate: Annotated[
+        str,
+        _compute(metavar="off|lookup", help="Guess coming tokens from the text so far."),
+    ] = _GUESSES.source,
+    speculate_guesses: Annotated[
+        int, _compute(help="Guesses of one sequence in one step.")
+    ] = _GUESSES.max_guesses,
+    speculate_step_tokens: Annotated[
+        int, _compute(help="Sequences and guesses of a step together; beyond, nobody guesses.")
+    ] = _GUESSES.max_step_tokens,
+) -> SpeculationConfig:
+    """Return how decode guesses ahead."""
+    return SpeculationConfig(
+        source=speculate, max_guesses=speculate_guesses, max_step_tokens=speculate_step_tokens
     )
 
 

@@ -5,14 +5,20 @@ Pure: settings and the machine's size in, command lines out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from triolet.config import WorkerConfig
+from triolet.config_speculation import SpeculationConfig
 from triolet.errors import ConfigError
 from triolet.ids import Role
 
-from .arguments import engine_arguments, link_arguments, server_arguments
+from .arguments import (
+    engine_arguments,
+    link_arguments,
+    server_arguments,
+    speculation_arguments,
+)
 from .process_spec import ProcessSpec
 
 if TYPE_CHECKING:
@@ -40,6 +46,7 @@ class FleetPlan:
       decode: how many decode workers.
       log_level: for every process.
       worker_drain_timeout_s: how long a worker that is restarted may let its sequences finish.
+      speculation: how decode workers guess ahead.
     """
 
     model_dir: Path
@@ -50,6 +57,7 @@ class FleetPlan:
     decode: int
     log_level: str
     worker_drain_timeout_s: float = _WORKER.drain_timeout_s
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self) -> None:
         for name, count in (("--prefill", self.prefill), ("--decode", self.decode)):
@@ -136,6 +144,7 @@ def plan_processes(
         arguments = ["--name", name, "--control", control[name]]
         if role is Role.DECODE:
             arguments += ["--kv", f"ipc://{directory}/{name}.kv"]
+            arguments += speculation_arguments(plan.speculation)
         arguments += ["--drain-timeout", str(plan.worker_drain_timeout_s)]
         arguments += [*engine_arguments(engine), *common]
         argv = (*command, role.value, str(plan.model_dir), *arguments)

@@ -21,6 +21,8 @@ class Attempt:
       key: request and attempt number.
       server: the life of the server that asked.
       prompt_ids: the prompt.
+      packed_ids: the same, packed.
+      salt: whose prefix cache it uses.
       sampling: how the first token is chosen.
       eos_token_ids: the model's end tokens.
       priority: lower is more important.
@@ -29,12 +31,17 @@ class Attempt:
       num_blocks: blocks that the prompt fills.
       started_at: when it first had a row, None while it waits.
       block_table: its blocks, empty while it waits; not its own any more once all is exported.
-      num_computed_tokens: leading tokens whose KV is final.
+      num_needed_blocks: what its start takes of the blocks that are available, as things stand.
+      num_computed_tokens: leading tokens whose KV is final; while it waits, those that the prefix
+        cache has at the moment.
+      num_cached_tokens: of these, not computed for it.
     """
 
     key: AttemptKey
     server: PeerId
     prompt_ids: tuple[int, ...]
+    packed_ids: bytes
+    salt: bytes
     sampling: SamplingParams
     eos_token_ids: tuple[int, ...]
     priority: int
@@ -43,7 +50,9 @@ class Attempt:
     num_blocks: int
     started_at: float | None = None
     block_table: list[int] = field(default_factory=list)
+    num_needed_blocks: int = 0
     num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
 
     @property
     def num_output_tokens(self) -> int:

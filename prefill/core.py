@@ -24,7 +24,7 @@ from transport.lease import PREFILL_TRANSITIONS, LeaseState, Standing
 from transport.tokens import unpack_tokens
 from triolet.audit import ProcessFacts
 from triolet.errors import RemoteProtocolError, RequestError
-from worker.account import worker_account
+from worker.account import cache_load, worker_account
 from worker.counters import Counters, Drop
 from worker.outbox import Outbox
 from worker.reception import Reception
@@ -175,6 +175,7 @@ class PrefillCore:
             stale_frames=counters.stale_frames,
             bad_digests=counters.bad_digests,
             dropped=counters.dropped_by_reason(),
+            cache=cache_load(self._engine.prefix_cache),
         )
 
     def account(self, now: float) -> WorkerAudit:
@@ -182,7 +183,7 @@ class PrefillCore:
         return worker_account(
             self._identity,
             self._link,
-            self._engine.ledger,
+            self._engine.prefix_cache,
             self.roster,
             self.counters,
             now,
@@ -244,12 +245,15 @@ class PrefillCore:
             key=frame.key,
             server=server,
             prompt_ids=prompt_ids,
+            packed_ids=frame.prompt,
+            salt=frame.salt,
             sampling=frame.sampling,
             eos_token_ids=frame.eos_token_ids,
             priority=frame.priority,
             order=next(self._orders),
             arrived_at=now,
             num_blocks=num_blocks,
+            num_needed_blocks=num_blocks,
         )
         self.roster.add(attempt, now, frame.remaining_s)
         self.shipper.begin(

@@ -49,7 +49,8 @@ class ChunkScheduler:
           attempts: all whose prompt is not computed yet.
           max_tokens: the budget of the step.
           free_blocks: blocks that can be leased now; an attempt that has not started needs all of
-            its own at once, so that two half-computed prompts never wait for one another.
+            its own at once (`num_needed_blocks`), so that two half-computed prompts never wait for
+            one another.
 
         Returns:
           At most one chunk per attempt, in all at most the budget.
@@ -75,16 +76,16 @@ class ChunkScheduler:
 
     def _admit(self, waiting: list[Attempt], oldest: Attempt, free_blocks: int) -> list[Attempt]:
         """Return who may have a row, most urgent first; their blocks fit together."""
-        is_oldest_stuck = not oldest.is_started and oldest.num_blocks > free_blocks
+        is_oldest_stuck = not oldest.is_started and oldest.num_needed_blocks > free_blocks
         is_closed = is_oldest_stuck and self._num_overtakes >= MAX_OVERTAKES
         if not (oldest.is_started or is_oldest_stuck):
-            free_blocks -= oldest.num_blocks
+            free_blocks -= oldest.num_needed_blocks
         admitted = []
         for attempt in waiting:
             if attempt.is_started or (attempt is oldest and not is_oldest_stuck):
                 admitted.append(attempt)
-            elif not is_closed and attempt.num_blocks <= free_blocks:
-                free_blocks -= attempt.num_blocks
+            elif not is_closed and attempt.num_needed_blocks <= free_blocks:
+                free_blocks -= attempt.num_needed_blocks
                 admitted.append(attempt)
         return admitted
 

@@ -15,6 +15,7 @@ from worker.roster import FailedStep
 from worker.rows import token_row
 
 from .scheduler import ChunkScheduler
+from .waiting import candidates
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,9 +65,12 @@ class Stepper:
         for what would come of it."""
         if self._shipper.is_full:
             return []
-        waiting = [a for a in self._roster.attempts.values() if not a.is_computed]
+        engine = self._engine
+        waiting = (a for a in self._roster.attempts.values() if not a.is_computed)
         self._chunks = self._scheduler.plan(
-            waiting, self._budget.tokens, self._engine.ledger.available_blocks
+            candidates(waiting, engine.prefix_cache, engine.block_size),
+            self._budget.tokens,
+            engine.ledger.available_blocks,
         )
         self._began_at = now
         for chunk in self._chunks:
@@ -86,12 +90,15 @@ class Stepper:
                 self._counters.late_rows += 1
                 continue  # it ended meanwhile
             attempt.num_computed_tokens += chunk.num_tokens
+            num_full_blocks = attempt.num_computed_tokens // self._engine.block_size
+            self._engine.prefix_cache.insert(
+                attempt.packed_ids, attempt.salt, attempt.block_table[:num_full_blocks]
+            )
             if attempt.is_computed:
                 assert sampled is not None, "the last chunk of a prompt has a result"
                 self._finish(attempt, sampled, now)
             else:
-                num_final_blocks = attempt.num_computed_tokens // self._engine.block_size
-                self._shipper.computed(attempt.key, num_final_blocks, None)
+                self._shipper.computed(attempt.key, num_full_blocks, None)
 
     def fail(self, message: str, now: float) -> None:
         """The step that `plan` began raised: each of its attempts ends, the others go on."""
@@ -107,9 +114,14 @@ class Stepper:
         return chunks
 
     def _start(self, attempt: Attempt, now: float) -> None:
-        attempt.block_table = self._engine.ledger.lease(attempt.key, attempt.num_blocks)
+        attempt.block_table, num_cached_blocks = self._engine.prefix_cache.lease(
+            attempt.key, attempt.packed_ids, attempt.salt, attempt.num_blocks
+        )
+        attempt.num_cached_tokens = num_cached_blocks * self._engine.block_size
+        attempt.num_computed_tokens = attempt.num_cached_tokens
         attempt.started_at = now
         self._roster.leases.step(attempt.key, LeaseEvent.START)
+        self._shipper.computed(attempt.key, num_cached_blocks, None)
 
     def _finish(self, attempt: Attempt, sampled: Sampled, now: float) -> None:
         """Send the first token straight to the server; KV and manifest follow to decode."""
@@ -119,7 +131,7 @@ class Stepper:
         frame = FirstToken(
             *attempt.key,
             row=first,
-            cached_tokens=0,
+            cached_tokens=attempt.num_cached_tokens,
             queue_s=attempt.started_at - attempt.arrived_at,
             compute_s=now - attempt.started_at,
         )

@@ -47,6 +47,7 @@ class GenerationRequest:
       skip_special_tokens: leave special tokens out of the text.
       include_stop: keep the stop string in the text.
       client_request_id: what its client calls it; appears beside `request_id` in the log.
+      cache_salt: whose KV it may share; empty for everybody's.
     """
 
     request_id: bytes
@@ -58,6 +59,7 @@ class GenerationRequest:
     skip_special_tokens: bool = True
     include_stop: bool = False
     client_request_id: str = ""
+    cache_salt: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from prometheus_client.registry import Collector
 
 from triolet.ids import Role
 
+from .metrics_cache import cache_families
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -55,6 +57,8 @@ class FleetCollector(Collector):
         yield _gauge("triolet_quarantined_prompts", "Prompts refused", status.quarantined)
         yield from self._pools(status)
         yield from self._workers(status)
+        yield from _speculation(status)
+        yield from cache_families(status)
 
     def _pools(self, status: FleetView) -> Iterator[Metric]:
         blocks = GaugeMetricFamily(
@@ -182,6 +186,22 @@ class AliasCollector(Collector):
 
 def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value=value)
+
+
+def _speculation(status: FleetView) -> Iterator[Metric]:
+    families = {
+        name: CounterMetricFamily(f"triolet_speculative_{name}", text, labels=("worker",))
+        for name, text in (
+            ("rows", "Rows of decode that carried guesses of coming tokens"),
+            ("proposed", "Guesses that they carried"),
+            ("accepted", "Guesses that were the token that was chosen"),
+        )
+    }
+    for worker in status.workers:
+        if worker.role is Role.DECODE:
+            for name, family in families.items():
+                family.add_metric((worker.name,), getattr(worker.load, f"speculative_{name}"))
+    yield from families.values()
 
 
 def _blocks_by_state(worker: WorkerView) -> tuple[tuple[str, int], ...]:

@@ -11,37 +11,23 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 
 from triolet.audit import WorkerAudit  # noqa: TC001 (msgspec reads the annotations)
-from triolet.config import MAX_NUM_SEQS
 from triolet.ids import AttemptKey, PeerId, Role
 from triolet.sampling import SamplingParams  # noqa: TC001 (msgspec reads the annotations)
 
+from .fields import MAX_ROWS as MAX_ROWS
+from .fields import MAX_SECONDS as MAX_SECONDS
+from .fields import MAX_TEXT as MAX_TEXT
+from .fields import MAX_TOKEN_ROWS as MAX_TOKEN_ROWS
+from .fields import Count, Digest, Name, PackedTokens, RequestIdField, Salt, Seconds, Text
+from .fields import Part as Part
+from .load import CacheLoad as CacheLoad
+from .load import Load as Load  # noqa: TC001
 from .reasons import EndReason as EndReason  # noqa: TC001
 from .reasons import RefuseReason as RefuseReason  # noqa: TC001
 
 PROTOCOL_VERSION: Final = 1
 OLDEST_PROTOCOL_VERSION: Final = 1
 """Peers that speak this version are still understood: one release back, for rolling upgrades."""
-
-MAX_ROWS: Final = 65_536
-MAX_TOKEN_ROWS: Final = MAX_NUM_SEQS
-"""Rows of one step; with 20 alternatives each they take 8 MiB in memory."""
-MAX_TEXT: Final = 4096
-MAX_SECONDS: Final = 1e9
-"""Thirty years: keeps infinity out."""
-MAX_TOKENS_ON_WIRE: Final = 4 * 1024 * 1024
-"""Token ids per frame; ids travel packed, 4 bytes each."""
-
-RequestIdField: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
-Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
-Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
-Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
-PackedTokens: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS_ON_WIRE)]
-Digest: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
-
-
-class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A group of fields inside frames; an array on the wire."""
 
 
 class Peer(Part, frozen=True, array_like=True):
@@ -71,25 +57,6 @@ class Capacity(Part, frozen=True, array_like=True):
     max_waiting_tokens: Count = 0
     kv_window_bytes: Count = 0
     step_s: Seconds = 0.0  # what a full step takes; the server is at least this patient
-
-
-class Load(Part, frozen=True, array_like=True):
-    """What a worker is doing; with every heartbeat. Counters only rise within one epoch."""
-
-    free_blocks: Count = 0
-    cached_blocks: Count = 0
-    leased_blocks: Count = 0
-    running: Count = 0
-    paused: Count = 0
-    waiting: Count = 0
-    waiting_tokens: Count = 0
-    steps: Count = 0
-    computed_tokens: Count = 0
-    kv_bytes: Count = 0  # sent by prefill, received into the pool by decode
-    stale_frames: Count = 0  # not acted upon, for any reason
-    bad_digests: Count = 0
-    preemptions: Count = 0
-    dropped: Annotated[dict[Name, Count], msgspec.Meta(max_length=16)] = {}  # the same, by reason
 
 
 class KvTarget(Part, frozen=True, array_like=True):
@@ -230,10 +197,11 @@ class Reserve(AttemptFrame, frozen=True, array_like=True, tag=6):
     allowed: Count  # the first token window, as in CreditRow
     remaining_s: Seconds
     eos_token_ids: Annotated[tuple[int, ...], msgspec.Meta(max_length=64)] = ()
+    salt: Salt = b""
 
 
 class Grant(AttemptFrame, frozen=True, array_like=True, tag=7):
-    """Decode -> server: the lease. `held_blocks` leading blocks need no shipping."""
+    """Decode -> server: the lease. Its first `held_blocks` hold the prompt's KV already."""
 
     epoch: Count
     held_blocks: Count = 0
@@ -256,6 +224,7 @@ class Prefill(AttemptFrame, frozen=True, array_like=True, tag=9):
     remaining_s: Seconds
     held_blocks: Count = 0
     eos_token_ids: Annotated[tuple[int, ...], msgspec.Meta(max_length=64)] = ()
+    salt: Salt = b""
 
 
 class FirstToken(AttemptFrame, frozen=True, array_like=True, tag=10):

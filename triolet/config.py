@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Final
 
 from .config_recovery import RecoveryConfig
+from .config_speculation import SpeculationConfig
 from .errors import ConfigError
 from .loopback import is_loopback
 from .units import KIB, MIB, MILLISECONDS, SECONDS
@@ -176,6 +177,12 @@ class EngineConfig:
     """Of the device's threads on the CPU: whoever moves bytes (a cancel, a heartbeat, a token) goes
     before whoever computes where both want the same core. It costs no throughput: moving bytes is a
     few per cent of the time."""
+    prefix_cache: bool = True
+    """Keep the KV of finished blocks in memory that nobody leases, for prompts that begin alike. It
+    gives way before anybody is refused or preempted, so it costs nothing."""
+    host_cache_bytes: int = 0
+    """Host memory of each worker for KV that gave way: a hit copies it back into the pool. None by
+    default, because on a CPU the pool itself lies in host memory: raise `kv_pool_bytes` there."""
     max_waiting_steps: int = 2
     """Calls that may wait for the device thread behind the running one: one step ahead keeps it
     busy, and whatever is decided later is decided better."""
@@ -213,6 +220,7 @@ class EngineConfig:
         require(self.threads is None or self.threads >= 1, "threads", self.threads, ">= 1")
         require(self.pinned_bytes >= 1, "pinned_bytes", self.pinned_bytes, ">= 1")
         require(0 <= self.niceness <= 19, "niceness", self.niceness, "0…19")
+        require(self.host_cache_bytes >= 0, "host_cache_bytes", self.host_cache_bytes, ">= 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +235,8 @@ class WorkerConfig:
     """Decode only: where prefill workers reach it."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     link: LinkConfig = field(default_factory=LinkConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    """Decode only: guesses of coming tokens."""
     curve_dir: str | None = None
     """Key directory; required for any address that leaves this host."""
     max_waiting_tokens: int = 32_768

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from transport.frames import CacheLoad
 from transport.lease import LeaseState
 from triolet.audit import LeaseAudit, PoolAudit, ProcessFacts, WindowsAudit, WorkerAudit
 from triolet.config import MAX_AUDIT_LEASES
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from engine.block_ledger import BlockLedger
+    from engine.prefix_cache import PrefixCache
     from transport.lease import Lease
     from triolet.config import LinkConfig
     from triolet.ids import AttemptKey
@@ -34,7 +36,7 @@ _WITH_ROW = (LeaseState.READY, LeaseState.RUNNING)
 def worker_account(
     identity: Identity,
     link: LinkConfig,
-    ledger: BlockLedger,
+    cache: PrefixCache,
     roster: Roster[A],
     counters: Counters,
     now: float,
@@ -49,7 +51,7 @@ def worker_account(
     Args:
       identity: who speaks.
       link: how long leases live.
-      ledger: who holds which block.
+      cache: what is in the blocks, and who holds them.
       roster: which attempts live.
       counters: what was done.
       now: the time.
@@ -58,14 +60,14 @@ def worker_account(
       allowed: how far an attempt may run, where that is known here.
       process: what the operating system says.
     """
-    me, leases = identity.me, roster.leases
+    me, leases, ledger = identity.me, roster.leases, cache.ledger
     return WorkerAudit(
         role=me.role,
         name=me.name,
         epoch=f"{me.epoch:016x}",
         lease_ttl_s=link.lease_ttl_s,
         is_draining=is_draining,
-        pool=_pool(ledger),
+        pool=_pool(cache),
         leases=_listed(roster, ledger, link, allowed, now),
         num_leases=len(leases),
         granted=roster.granted,
@@ -100,14 +102,28 @@ def verdict_of(check: Callable[[], object]) -> str:
     return ""
 
 
-def _pool(ledger: BlockLedger) -> PoolAudit:
+def cache_load(cache: PrefixCache) -> CacheLoad:
+    """Return what a heartbeat says of the prefix cache."""
+    counts = cache.counts
+    return CacheLoad(
+        queried_tokens=counts.queried_tokens,
+        hit_tokens=counts.hit_tokens,
+        evicted_blocks=counts.evicted_blocks,
+        spilled_blocks=counts.spilled_blocks,
+        restored_blocks=counts.restored_blocks,
+        host_bytes=cache.host_bytes,
+    )
+
+
+def _pool(cache: PrefixCache) -> PoolAudit:
+    ledger = cache.ledger
     return PoolAudit(
         total_blocks=ledger.total_blocks,
         free_blocks=ledger.free_blocks,
         leased_blocks=ledger.leased_blocks,
         cached_blocks=ledger.cached_blocks,
         references=ledger.num_references,
-        verdict=verdict_of(ledger.check_invariants),
+        verdict=verdict_of(cache.check_invariants),
         spoiled_blocks=ledger.num_spoiled,
     )
 

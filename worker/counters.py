@@ -23,6 +23,9 @@ class Counters:
 
     Attributes:
       late_rows: rows of steps whose attempt had ended when the step returned.
+      speculative_rows: rows that carried guesses.
+      speculative_proposed: guesses that they carried.
+      speculative_accepted: guesses that were the token that was chosen.
       dropped: frames that were not acted upon.
     """
 
@@ -32,6 +35,9 @@ class Counters:
     bad_digests: int = 0
     preemptions: int = 0
     late_rows: int = 0
+    speculative_rows: int = 0
+    speculative_proposed: int = 0
+    speculative_accepted: int = 0
     dropped: Counter[Drop] = field(default_factory=Counter)
 
     @property

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from engine.batch import Sampled, StepRow
     from engine.block_ledger import BlockLedger
     from engine.pace import Pace
+    from engine.prefix_cache import PrefixCache
 
 
 class EnginePort(Protocol):
@@ -22,6 +23,11 @@ class EnginePort(Protocol):
     @property
     def ledger(self) -> BlockLedger:
         """Who holds which block."""
+        ...
+
+    @property
+    def prefix_cache(self) -> PrefixCache:
+        """What is in the blocks that are kept."""
         ...
 
     @property

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from engine.block_ledger import BlockLedger
     from engine.load import Engine
     from engine.pace import Pace
+    from engine.prefix_cache import PrefixCache
 
 
 class LocalEngine:
@@ -23,6 +24,11 @@ class LocalEngine:
     def ledger(self) -> BlockLedger:
         """Who holds which block."""
         return self._loaded.ledger
+
+    @property
+    def prefix_cache(self) -> PrefixCache:
+        """What is in the blocks that are kept."""
+        return self._loaded.prefix_cache
 
     @property
     def block_size(self) -> int:

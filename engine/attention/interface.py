@@ -34,6 +34,8 @@ class BackendTraits:
       max_head_dim: and at most this.
       is_capturable: its decode steps take everything that changes from tensors, so that a CUDA
         graph of one computes any other of the same number of rows.
+      is_path_invariant: KV of a token has the same bits whether it was computed as a part of a
+        prompt or of a completion.
     """
 
     name: str
@@ -43,6 +45,7 @@ class BackendTraits:
     head_dim_multiple: int
     max_head_dim: int
     is_capturable: bool = False
+    is_path_invariant: bool = False
 
     def check(self, device_type: str, dtype: Dtype, block_size: int, head_dim: int) -> None:
         """Refuse a configuration that this backend cannot serve.

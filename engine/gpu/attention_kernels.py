@@ -12,28 +12,21 @@ Source: FlashAttention's online softmax (Dao et al. 2022) and Flash-Decoding's s
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 import triton
 import triton.language as tl
-
-Pointer: TypeAlias = Any
-"""Of a tensor's first element, as a kernel sees it."""
-Value: TypeAlias = Any
-"""What a kernel computes with: a scalar, or a tile of them."""
 
 
 @triton.jit
 def places_of(
-    table: Pointer,
-    positions: Value,
-    is_key: Value,
-    key_head: Value,
+    table: tl.tensor,
+    positions: tl.tensor,
+    is_key: tl.tensor,
+    key_head: tl.tensor,
     block_stride: int,
     block_size: tl.constexpr,
     num_kv_heads: tl.constexpr,
     head_dim: tl.constexpr,
-) -> Value:
+) -> tl.tensor:
     """Return where in the pool a head's keys of some positions begin."""
     blocks = tl.load(table + positions // block_size, mask=is_key, other=0)
     places = blocks.to(tl.int64) * block_stride
@@ -42,19 +35,19 @@ def places_of(
 
 @triton.jit
 def attend_tile(
-    queries: Value,
-    keys: Pointer,
-    values: Pointer,
-    cells: Value,
-    is_cell: Value,
-    is_seen: Value,
+    queries: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    cells: tl.tensor,
+    is_cell: tl.tensor,
+    is_seen: tl.tensor,
     scale: float,
-    largest: Value,
-    total: Value,
-    weighted: Value,
+    largest: tl.tensor,
+    total: tl.tensor,
+    weighted: tl.tensor,
     precision: tl.constexpr,
     operand: tl.constexpr,
-) -> Value:
+) -> tl.tensor:
     """Add a tile of keys to a running softmax: largest score, sum of weights, weighted values."""
     key = tl.load(keys + cells, mask=is_cell, other=0.0).to(operand)
     scores = tl.dot(queries, tl.trans(key), input_precision=precision) * scale
@@ -70,14 +63,14 @@ def attend_tile(
 
 @triton.jit
 def decode_splits_kernel(
-    query: Pointer,
-    keys: Pointer,
-    values: Pointer,
-    tables: Pointer,
-    seq_lens: Pointer,
-    tokens: Pointer,
-    partial: Pointer,
-    weights: Pointer,
+    query: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    tables: tl.tensor,
+    seq_lens: tl.tensor,
+    tokens: tl.tensor,
+    partial: tl.tensor,
+    weights: tl.tensor,
     scale: float,
     block_stride: int,
     table_stride: int,
@@ -105,8 +98,8 @@ def decode_splits_kernel(
     is_query = (members < group)[:, None] & is_dim
     heads = key_head * group + members
     first = tl.load(tokens + row).to(tl.int64) * (num_kv_heads * group)
-    places = (first + heads)[:, None] * head_dim + dims[None, :]
-    queries = tl.load(query + places, mask=is_query, other=0.0).to(operand)
+    cells = (first + heads)[:, None] * head_dim + dims[None, :]
+    queries = tl.load(query + cells, mask=is_query, other=0.0).to(operand)
     for split in range(tl.program_id(2), tl.cdiv(seq_len, split_tokens), tl.num_programs(2)):
         largest = tl.full([padded_group], float("-inf"), tl.float32)
         total = tl.zeros([padded_group], tl.float32)
@@ -131,11 +124,11 @@ def decode_splits_kernel(
 
 @triton.jit
 def combine_splits_kernel(
-    partial: Pointer,
-    weights: Pointer,
-    seq_lens: Pointer,
-    tokens: Pointer,
-    output: Pointer,
+    partial: tl.tensor,
+    weights: tl.tensor,
+    seq_lens: tl.tensor,
+    tokens: tl.tensor,
+    output: tl.tensor,
     num_heads: tl.constexpr,
     head_dim: tl.constexpr,
     padded_dim: tl.constexpr,
@@ -167,12 +160,12 @@ def combine_splits_kernel(
 
 @triton.jit
 def prefill_kernel(
-    query: Pointer,
-    keys: Pointer,
-    values: Pointer,
-    tables: Pointer,
-    tiles: Pointer,
-    output: Pointer,
+    query: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    tables: tl.tensor,
+    tiles: tl.tensor,
+    output: tl.tensor,
     scale: float,
     block_stride: int,
     table_stride: int,

@@ -6,7 +6,7 @@ torch's own operations would: a row never depends on the others.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import torch
 import triton
@@ -17,20 +17,16 @@ if TYPE_CHECKING:
 
     from ..layers import RMSNorm
 
-Pointer: TypeAlias = Any
-"""Of a tensor's first element, as a kernel sees it."""
-Value: TypeAlias = Any
-"""What a kernel computes with: a scalar, or a tile of them."""
 
 SILU_COLUMNS: Final = 1024
 
 
 @triton.jit
 def add_norm_kernel(
-    delta: Pointer,
-    residual: Pointer,
-    weight: Pointer,
-    output: Pointer,
+    delta: tl.tensor,
+    residual: tl.tensor,
+    weight: tl.tensor,
+    output: tl.tensor,
     eps: float,
     size: tl.constexpr,
     block: tl.constexpr,
@@ -53,7 +49,7 @@ def add_norm_kernel(
 
 @triton.jit
 def silu_mul_kernel(
-    gate_up: Pointer, output: Pointer, size: tl.constexpr, block: tl.constexpr
+    gate_up: tl.tensor, output: tl.tensor, size: tl.constexpr, block: tl.constexpr
 ) -> None:
     """Multiply silu of the gates with the ups. Grid: rows, blocks of columns."""
     row = tl.program_id(0).to(tl.int64)
@@ -69,8 +65,13 @@ def silu_mul_kernel(
 
 @triton.jit
 def norm_halves(
-    first: Value, second: Value, weight: Pointer, columns: Value, eps: float, half: tl.constexpr
-) -> Value:
+    first: tl.tensor,
+    second: tl.tensor,
+    weight: tl.tensor,
+    columns: tl.tensor,
+    eps: float,
+    half: tl.constexpr,
+) -> tl.tensor:
     """Norm one head, given as its two halves; fp32, rounded as the head is stored."""
     inside = columns < half
     dtype = first.dtype
@@ -86,16 +87,16 @@ def norm_halves(
 
 @triton.jit
 def rotate_store_kernel(
-    heads: Pointer,
-    cosines: Pointer,
-    sines: Pointer,
-    positions: Pointer,
-    slots: Pointer,
-    query_norm: Pointer,
-    key_norm: Pointer,
-    query: Pointer,
-    keys: Pointer,
-    values: Pointer,
+    heads: tl.tensor,
+    cosines: tl.tensor,
+    sines: tl.tensor,
+    positions: tl.tensor,
+    slots: tl.tensor,
+    query_norm: tl.tensor,
+    key_norm: tl.tensor,
+    query: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
     eps: float,
     block_stride: int,
     token_stride: int,

@@ -7,7 +7,7 @@ The weights' last bits are the device's own. Rows that ask for more are the host
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import torch
 import triton
@@ -16,17 +16,13 @@ import triton.language as tl
 if TYPE_CHECKING:
     from torch import Tensor
 
-Pointer: TypeAlias = Any
-"""Of a tensor's first element, as a kernel sees it."""
-Value: TypeAlias = Any
-"""What a kernel computes with: a scalar, or a tile of them."""
 
 TILE: Final = 4096
 """Logits per program: a vocabulary of 128k tokens is 32 of them a row."""
 
 
 @triton.jit
-def philox_uniform(seed: Value, position: Value) -> Value:
+def philox_uniform(seed: tl.tensor, position: tl.tensor) -> tl.tensor:
     """Return engine.philox.uniform(seed, position), fp64."""
     c0 = position.to(tl.uint64)
     c1 = tl.zeros_like(c0)
@@ -54,7 +50,7 @@ def philox_uniform(seed: Value, position: Value) -> Value:
 
 @triton.jit
 def uniform_kernel(
-    seeds: Pointer, positions: Pointer, numbers: Pointer, count: int, block: tl.constexpr
+    seeds: tl.tensor, positions: tl.tensor, numbers: tl.tensor, count: int, block: tl.constexpr
 ) -> None:
     """Draw each row's number. Grid: blocks of rows."""
     rows = tl.program_id(0) * block + tl.arange(0, block)
@@ -66,9 +62,9 @@ def uniform_kernel(
 
 @triton.jit
 def best_kernel(
-    logits: Pointer,
-    maxima: Pointer,
-    best: Pointer,
+    logits: tl.tensor,
+    maxima: tl.tensor,
+    best: tl.tensor,
     vocab_size: int,
     num_tiles: int,
     tile: tl.constexpr,
@@ -86,11 +82,11 @@ def best_kernel(
 
 @triton.jit
 def mass_kernel(
-    logits: Pointer,
-    maxima: Pointer,
-    temperatures: Pointer,
-    min_ps: Pointer,
-    masses: Pointer,
+    logits: tl.tensor,
+    maxima: tl.tensor,
+    temperatures: tl.tensor,
+    min_ps: tl.tensor,
+    masses: tl.tensor,
     vocab_size: int,
     num_tiles: int,
     tile: tl.constexpr,
@@ -116,14 +112,14 @@ def mass_kernel(
 
 @triton.jit
 def pick_kernel(
-    logits: Pointer,
-    maxima: Pointer,
-    best: Pointer,
-    masses: Pointer,
-    numbers: Pointer,
-    temperatures: Pointer,
-    min_ps: Pointer,
-    chosen: Pointer,
+    logits: tl.tensor,
+    maxima: tl.tensor,
+    best: tl.tensor,
+    masses: tl.tensor,
+    numbers: tl.tensor,
+    temperatures: tl.tensor,
+    min_ps: tl.tensor,
+    chosen: tl.tensor,
     vocab_size: int,
     num_tiles: int,
     tile: tl.constexpr,

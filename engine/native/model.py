@@ -180,6 +180,8 @@ def plan_tasks(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Part a step into attention's tasks, the longest first so that threads end together.
 
+    Decode rows that continue one another are one row here: the keys are read once for all of them.
+
     Args:
       step: the rows.
       task_tokens: most positions per task.
@@ -190,16 +192,14 @@ def plan_tasks(
     """
     tables: list[int] = []
     tasks = []
-    for table, first, seq_len, end in zip(
-        step.block_tables,
-        step.query_start_loc,
-        step.seq_lens,
-        step.query_start_loc[1:],
-        strict=False,
-    ):
-        for token in range(first, end, task_tokens):
-            count = min(task_tokens, end - token)
-            tasks.append((len(tables), seq_len - (end - token), count, token))
+    num_rows, first = len(step.seq_lens), 0
+    for row, (seq_len, table) in enumerate(zip(step.seq_lens, step.block_tables, strict=True)):
+        if row + 1 == num_rows or not step.continues[row + 1]:
+            end = step.query_start_loc[row + 1]
+            for token in range(first, end, task_tokens):
+                count = min(task_tokens, end - token)
+                tasks.append((len(tables), seq_len - (end - token), count, token))
+            first = end
         tables.extend(table)
     tasks.sort(key=lambda task: -task[1])
     return np.array(tables, dtype=np.int64), np.array(tasks, dtype=np.int64)

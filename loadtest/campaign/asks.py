@@ -6,7 +6,7 @@ asked again in another run, in other company, and must be answered with the same
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Literal, TypeAlias
 
@@ -48,6 +48,13 @@ def draw_asks(count: int, seed: int) -> list[Ask]:
     rng = Random(seed)
     mix = PromptMix(seed)
     return [_draw(number, mix.draw(), rng) for number in range(count)]
+
+
+def lengthened(ask: Ask, max_tokens: int) -> Ask:
+    """Return the same request, with an answer of exactly so many tokens."""
+    limit = "max_output_tokens" if ask.surface == "ws" else "max_tokens"
+    body: dict[str, Any] = {k: v for k, v in ask.body.items() if k != "stop"}
+    return replace(ask, body=body | {limit: max_tokens, "ignore_eos": True})
 
 
 def _draw(number: int, prompt: Prompt, rng: Random) -> Ask:

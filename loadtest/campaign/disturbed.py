@@ -30,7 +30,7 @@ FIRST_MOMENT, LAST_MOMENT = 0.05, 0.85
 on what the fault left behind."""
 MAX_JITTER_S = 0.5
 """After the answer that a fault waits for, so that it does not always meet the same moment."""
-WHOLE_TIMEOUT_S = 30.0
+WHOLE_TIMEOUT_S = 120.0
 POLL_S = 0.1
 
 
@@ -59,6 +59,7 @@ async def ask_under_faults(
     *,
     retries_broken: bool,
     last_moment: float = LAST_MOMENT,
+    max_jitter_s: float = MAX_JITTER_S,
 ) -> Disturbed:
     """Ask everything, and do these faults at random moments meanwhile, one after the other.
 
@@ -71,6 +72,7 @@ async def ask_under_faults(
       rng: decides moments and victims.
       retries_broken: whether a broken connection is tried again; else it is a failure.
       last_moment: the share of answers after which no fault begins.
+      max_jitter_s: between that answer and the fault.
 
     Raises:
       HasNotHappenedError: a fault did not show, or the fleet did not get whole again.
@@ -90,7 +92,7 @@ async def ask_under_faults(
         for moment, fault in zip(moments, faults, strict=True):
             while num_ended < moment * len(asks):
                 await somebody_ended.wait()
-            await trio.sleep(rng.uniform(0, MAX_JITTER_S))
+            await trio.sleep(rng.uniform(0, max_jitter_s))
             if num_ended < len(asks):
                 run.injected.append(await inject(log, fault, rng))
                 await wait_whole(url, log)

@@ -22,7 +22,7 @@ from wsproto.events import (
 from wsproto.utilities import ProtocolError as WsProtocolError
 
 RECEIVE_BYTES = 65536
-CONNECT_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 60.0
 SILENCE_TIMEOUT_S = 60.0
 """A server that keeps its word says something within a recovery and a wait for a worker (30 s)."""
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 STOP_S = 3.0
 """Longer than a lease lives (2 s): the process that wakes is a zombie and must fence itself."""
-PROOF_TIMEOUT_S = 10.0
-RESTART_TIMEOUT_S = 60.0
+PROOF_TIMEOUT_S = 60.0
+RESTART_TIMEOUT_S = 180.0
 """A worker loads its model again; on a busy machine that takes a while."""
 
 

@@ -9,8 +9,9 @@ import trio
 from ..cancel_report import KvBlocks, blocks_of
 from .exchange import get
 
-SETTLE_S = 5.0
-"""After the last answer: leases of the dead run out after 2 s; a heartbeat tells of it."""
+SETTLE_S = 30.0
+"""After the last answer: leases of the dead run out after 2 s and a heartbeat tells of it, if the
+machine lets them."""
 POLL_S = 0.1
 
 

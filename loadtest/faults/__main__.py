@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from .fleet import Fleet
 
 ROOT = Path(__file__).parents[2]
+TRIES = 3
+"""Of a cell whose fault came too late, or in another phase: a machine that is busy elsewhere lets
+an answer end, or a worker fall silent, while it keeps the injector waiting."""
 TABLE_WIDTH = 120
 """Also where the output is no terminal."""
 
@@ -66,8 +69,11 @@ class Run:
     async def _drain(self, fleet: Fleet, todo: list[Cell]) -> None:
         while todo:
             cell = todo.pop()
-            self._number += 1
-            result = await run_cell(fleet, cell, self._references, self._number)
+            for _ in range(TRIES):
+                self._number += 1
+                result = await run_cell(fleet, cell, self._references, self._number)
+                if not result.was_missed:
+                    break
             self.results.append(result)
             verdict = "ok" if not result.complaints else "FAILED"
             times = " ".join(f"{value * 1000:.0f}" for value in sorted(result.free_s))

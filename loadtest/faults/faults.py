@@ -31,7 +31,7 @@ from transport.frames import (
 )
 
 from .client import READ_BYTES, Surface
-from .fleet import SERVER, WORKERS
+from .fleet import SERVER, WORKERS, FleetUnwellError
 from .matches import between, frames
 from .polling import until
 from .processes import FaultNotInjectedError
@@ -56,7 +56,7 @@ LONG_STOP_S: Final = 2.6
 """Above the lease."""
 PARTITION_S: Final = 3.0
 WEDGE_S: Final = 3.0
-PROOF_DEADLINE_S: Final = 10.0
+PROOF_DEADLINE_S: Final = 60.0
 UNANSWERED_S: Final = 0.3
 
 OF_ATTEMPTS: Final = (
@@ -152,7 +152,7 @@ def freeze(role: str, for_s: float) -> Injector:
             with trio.move_on_after(PROOF_DEADLINE_S):
                 await process.wait_line(lambda line: line.event == "fenced")
                 return
-            raise FaultNotInjectedError(f"{process.name} did not notice that it stood still")
+            raise FleetUnwellError(f"{process.name} did not notice that it stood still")
 
     return inject
 

@@ -91,7 +91,11 @@ class Fleet:
     """
 
     def __init__(self, directory: Path, logs: Path, nursery: trio.Nursery) -> None:
-        self.port = _free_port()
+        # Bound and never listening: nobody else gets the port, while the server is away either.
+        self._kept = socket.socket()
+        self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._kept.bind(("127.0.0.1", 0))
+        self.port: int = self._kept.getsockname()[1]
         self._nursery = nursery
         places = [
             Place(name, kind, directory / f"{name}.{kind}", directory / f"{name}.{kind}.real")
@@ -120,6 +124,7 @@ class Fleet:
             async with trio.open_nursery() as nursery:
                 for process in self.processes.values():
                     nursery.start_soon(process.terminate)
+        self._kept.close()
 
     def revive(self) -> None:
         """Start again whatever was killed.
@@ -245,9 +250,3 @@ def _commands(directory: Path, port: int) -> dict[str, list[str]]:
             command += PREFILL_OPTIONS
         commands[name] = command
     return commands
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

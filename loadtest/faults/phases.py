@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .fleet import Fleet
     from .rules import Rule
 
-REACH_DEADLINE_S: Final = 20.0
+REACH_DEADLINE_S: Final = 60.0
 QUIET_S: Final = 0.15
 """Many round trips: credit that were to come would be here."""
 MIN_TOKENS: Final = 4
@@ -62,7 +62,8 @@ QUESTIONS: Final[dict[Phase, Question]] = {
     Phase.RESERVED: Question(SHORT_PROMPT, max_tokens=40, seed=12),
     Phase.PREFILLING: Question(LONG_PROMPT, max_tokens=40, seed=13),
     Phase.TRANSFER: Question(LONG_PROMPT, max_tokens=40, seed=14),
-    Phase.DECODING: Question(SHORT_PROMPT, max_tokens=250, seed=15),
+    # Not held, so that it has to last until its fault comes.
+    Phase.DECODING: Question(SHORT_PROMPT, max_tokens=700, seed=15),
     # With alternatives each token is a kilobyte and more, so that sockets fill soon.
     Phase.PAUSED: Question(SHORT_PROMPT, max_tokens=250, seed=16, top_logprobs=20),
     Phase.FINISHING: Question(SHORT_PROMPT, max_tokens=24, seed=17),

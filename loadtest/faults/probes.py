@@ -9,9 +9,11 @@ import h11
 import trio
 
 READ_BYTES = 65536
+DEADLINE_S = 30.0
+"""A server answers these from memory; the machine may have other things to do."""
 
 
-async def get(port: int, path: str, deadline_s: float = 5.0) -> tuple[int, bytes]:
+async def get(port: int, path: str, deadline_s: float = DEADLINE_S) -> tuple[int, bytes]:
     """Return status and body of a GET.
 
     Raises:

@@ -23,8 +23,10 @@ from .polling import until
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-EXIT_DEADLINE_S = 10.0
-STATE_DEADLINE_S = 5.0
+EXIT_DEADLINE_S = 60.0
+POLITE_S = 2.0
+"""At the very end, until a process that was asked to leave is killed."""
+STATE_DEADLINE_S = 30.0
 READ_BYTES = 65536
 LAST_CHARACTERS = 1500
 
@@ -140,7 +142,7 @@ class RoleProcess:
             return
         os.kill(self.pid, signal.SIGCONT)
         os.kill(self.pid, signal.SIGINT)
-        with trio.move_on_after(EXIT_DEADLINE_S / 5):
+        with trio.move_on_after(POLITE_S):
             await self._wait()
         if self.is_running:
             os.kill(self.pid, signal.SIGKILL)

@@ -60,12 +60,14 @@ class CellResult:
       complaints: empty if it held.
       free_s: per attempt and surviving worker, from the fault until its blocks were free.
       took_s: the whole run.
+      was_missed: the fault did not come, or not in its phase: nothing was shown, for or against.
     """
 
     cell: Cell
     complaints: list[str] = field(default_factory=list)
     free_s: list[float] = field(default_factory=list)
     took_s: float = 0.0
+    was_missed: bool = False
 
 
 class References:
@@ -121,10 +123,12 @@ async def run_cell(fleet: Fleet, cell: Cell, references: References, number: int
             # A cancel is over at once, in the phase in which it came: proof that this was the one.
             seen = {phase for client in clients for phase in phases_of(fleet, client)}
             if not seen <= IN_SERVER_LOG[cell.phase]:
-                result.complaints.append(f"clients left in {sorted(seen)}")
+                raise FaultNotInjectedError(f"clients left in {sorted(seen)}")
         await _check_aftermath(fleet, references, result)
     except* FAILURES as group:
-        result.complaints += [f"{type(error).__name__}: {error}" for error in _leaves(group)]
+        errors = _leaves(group)
+        result.complaints += [f"{type(error).__name__}: {error}" for error in errors]
+        result.was_missed = any(isinstance(error, FaultNotInjectedError) for error in errors)
     result.took_s = time.monotonic() - began
     return result
 

@@ -52,6 +52,8 @@ SIZES: Final = Sizes(
         Role.DECODE: Cost(40 * MILLISECONDS, 2 * MILLISECONDS),
     },
 )
+INSTRUCTIONS: Final = tuple(range(900, 909))
+"""Half of the prompts begin with these."""
 CLIENTS_PER_S: Final = 25.0
 """About what the fleet can just serve: some clients leave while they wait."""
 LONGEST_STAY_S: Final = 1.5 * SECONDS
@@ -140,8 +142,9 @@ class Leavers:
     async def _client(self, number: int) -> None:
         rng = self._rng
         prompt_ids = (
+            *rng.choice(((), INSTRUCTIONS)),
             1 + number % (VOCAB_SIZE - 1),
-            *(rng.randrange(1, VOCAB_SIZE) for _ in range(rng.randint(2, 24))),
+            *(rng.randrange(1, VOCAB_SIZE) for _ in range(rng.randint(2, 24 - len(INSTRUCTIONS)))),
         )
         wish = Wish(
             number,

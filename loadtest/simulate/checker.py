@@ -114,7 +114,8 @@ class Checker:
                 continue
             core = worker.core
             try:
-                core.roster.check_invariants()
+                core.roster.check_agreement()
+                worker.engine.prefix_cache.check_invariants()
                 if isinstance(core, PrefillCore):
                     core.shipper.check_invariants()
             except AssertionError as error:

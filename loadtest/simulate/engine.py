@@ -17,14 +17,16 @@ import xxhash
 
 from engine.batch import Sampled
 from engine.block_ledger import BlockLedger
+from engine.host_tier import HostTier
 from engine.pace import pace_of
+from engine.prefix_cache import Node, PrefixCache
 from triolet.sampling import is_end_token
 
 from .faults import Fault
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable, Collection, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     from engine.batch import SampleSpec, StepRow
     from triolet.config import EngineConfig
@@ -84,24 +86,29 @@ class Cost(NamedTuple):
 
 
 class PoisoningLedger(BlockLedger):
-    """Tells of each block that no lease names any more.
+    """Tells of each lease of blocks that ends.
 
     Attributes:
-      on_freed: told of whose they were and of the blocks, at once.
+      on_freed: told of whose it was and of the blocks that hold nothing of use any more, at once.
     """
 
     on_freed: Callable[[Hashable, Sequence[int]], None]
 
-    def release(self, owner: Hashable, keep: Collection[int] = ()) -> int:
+    def release(self, owner: Hashable) -> int:
         """End a lease."""
         blocks = self.blocks_of(owner) if self.has_lease(owner) else ()
-        num_freed = super().release(owner, keep)
-        self.on_freed(owner, [block for block in blocks if not self.is_leased(block)])
+        num_freed = super().release(owner)
+        if blocks:
+            self.on_freed(owner, [block for block in blocks if self.is_free(block)])
         return num_freed
 
     def is_leased(self, block: int) -> bool:
         """Return whether a lease names the block."""
-        return block in self._references
+        return self.num_leases_of(block) > 0
+
+    def is_free(self, block: int) -> bool:
+        """Return whether it is neither leased nor cached."""
+        return not self.is_leased(block) and block not in self.kept
 
 
 class SimulatedEngine:
@@ -132,6 +139,8 @@ class SimulatedEngine:
         self.ledger.on_freed = self._poison
         self.block_size = config.block_size
         self.bytes_per_block = config.block_size * _KV.size
+        host: HostTier[Node] = HostTier(config.host_cache_bytes, self.bytes_per_block)
+        self.prefix_cache = PrefixCache(self.ledger, config.block_size, self, host=host)
         self.max_model_len = MAX_MODEL_LEN
         self.vocab_size = VOCAB_SIZE
         self.fingerprint = FINGERPRINT
@@ -170,7 +179,7 @@ class SimulatedEngine:
     def check_poison(self) -> None:
         """Report blocks that somebody wrote although nobody leases them."""
         for block in range(1, len(self._pool)):
-            if not self.ledger.is_leased(block) and self._pool[block] != self._poisoned:
+            if self.ledger.is_free(block) and self._pool[block] != self._poisoned:
                 self._report(f"block {block} was written after it was freed")
 
     def _compute(self, row: StepRow) -> Sampled | None:
@@ -190,16 +199,24 @@ class SimulatedEngine:
         return Sampled(token_id)
 
     def _check_owned(self, rows: Sequence[StepRow]) -> None:
-        used = [block for row in rows for block in row.block_table]
-        if len(set(used)) != len(used):
-            self._report("two rows of one step share a block")
-        if not all(self.ledger.is_leased(block) for block in used):
+        # Rows of one sequence bring the same table.
+        written = {(id(row.block_table), block) for row in rows for block in self._written(row)}
+        blocks = [block for _, block in written]
+        if len(set(blocks)) != len(blocks):
+            self._report("two sequences of one step write one block")
+        if any(self.ledger.num_leases_of(b) > 1 or b in self.ledger.kept for b in blocks):
+            self._report("a step writes a block that others read")
+        if not all(self.ledger.is_leased(block) for row in rows for block in row.block_table):
             self._report("a step works on a block that nobody leases")
+
+    def _written(self, row: StepRow) -> Sequence[int]:
+        end = row.start + len(row.token_ids)
+        return row.block_table[row.start // self.block_size : -(-end // self.block_size)]
 
     def _poison(self, owner: Hashable, blocks: Sequence[int]) -> None:
         for block in blocks:
             self._pool[block][:] = self._poisoned
-        if blocks and self.on_freed is not None:
+        if self.on_freed is not None:
             self.on_freed(owner)
 
 

@@ -18,6 +18,7 @@ from triolet.config import WorkerConfig
 from triolet.ids import Role
 
 from .engine import SimulatedDevice, SimulatedEngine
+from .guesses import EAGER, Guesses
 from .overseer import Overseer
 from .process import Process
 from .text import NumberText
@@ -48,6 +49,7 @@ class WorkerProcess(Process):
       config: blocks and rows.
       num_blocks: of its pool.
       cost: of its steps.
+      guesses: whether it guesses coming tokens; decode only.
     """
 
     def __init__(
@@ -58,6 +60,8 @@ class WorkerProcess(Process):
         config: EngineConfig,
         num_blocks: int,
         cost: Cost,
+        *,
+        guesses: bool = False,
     ) -> None:
         super().__init__(role, name, around)
         self.engine: SimulatedEngine | None = None
@@ -65,6 +69,7 @@ class WorkerProcess(Process):
         self.shell: Shell | None = None
         self._num_blocks = num_blocks
         self._cost = cost
+        self._guesses = guesses
         self._config = WorkerConfig(
             name=name,
             model_dir="",
@@ -74,6 +79,7 @@ class WorkerProcess(Process):
             link=around.link,
             max_waiting_tokens=256,
             step_timeout_s=6.0,
+            speculation=EAGER,
         )
 
     @property
@@ -111,6 +117,8 @@ class WorkerProcess(Process):
             self._wiring,
             draw_epoch=self.draw_epoch,
         )
+        if self._guesses:
+            serve = partial(serve, source=Guesses())
         async with trio.open_nursery() as nursery:
             shell = await nursery.start(serve)
             shell.exit_process = lambda _: self.kill()

@@ -21,7 +21,7 @@ from triolet.units import MILLISECONDS, SECONDS
 from .checker import Checker
 from .client import Client, Wish
 from .deterministic import run
-from .engine import VOCAB_SIZE, Cost
+from .engine import VOCAB_SIZE, Cost, reference
 from .faults import Fault, Plan, Tally, draw_plan
 from .injector import Injector
 from .trace import Trace
@@ -52,9 +52,14 @@ COSTS: Final = {
     Role.DECODE: Cost(60 * MILLISECONDS, 5 * MILLISECONDS),
 }
 """Slow, so that few steps fill the time in which faults come."""
+GUESSING_ONE_IN: Final = 3
+"""In so many seeds decode workers guess coming tokens."""
 MIN_CLIENTS, MAX_CLIENTS = 4, 8
 NO_ANSWER: Final = ("no_worker", "quarantined", "reset")
 """Endings that are nobody's wish, and that too many faults may bring about all the same."""
+MAX_BEGINNING: Final = 14
+"""Tokens: three whole blocks and a part of one."""
+INSTRUCTIONS: Final = tuple(range(900, 900 + MAX_BEGINNING))
 STOP_STRINGS: Final = ("77,", "3,4", "9,1")
 
 
@@ -69,6 +74,8 @@ class Report:
       tally: faults.
       endings: how requests ended.
       virtual_s: how long it took in there.
+      proposed: guesses that workers computed which were there at the end.
+      accepted: of these, held.
       lines: the story, if it was asked for.
     """
 
@@ -78,6 +85,8 @@ class Report:
     tally: Tally = field(default_factory=Tally)
     endings: Counter[str] = field(default_factory=Counter)
     virtual_s: float = 0.0
+    proposed: int = 0
+    accepted: int = 0
     lines: Sequence[str] = ()
 
 
@@ -110,7 +119,10 @@ class _Scenario:
         report = self._report
         self._is_mild = plan.is_mild
         report.tally.asked.update(plan.enabled)
-        world = World(self._seed, _sizes(plan, self._rng), self._trace, report.tally)
+        sizes = _sizes(plan, self._rng)._replace(
+            has_guesses=self._seed % GUESSING_ONE_IN == GUESSING_ONE_IN - 2
+        )
+        world = World(self._seed, sizes, self._trace, report.tally)
         checker = Checker(world, plan.latest_s)
         injector = Injector(world, plan, self._rng, report.tally.happened)
         began_at = trio.current_time()
@@ -125,6 +137,7 @@ class _Scenario:
                 healed_at = trio.current_time()
                 clients.cancel_scope.deadline = trio.current_time() + SETTLE_S
             await self._settle(world, checker, healed_at, plan.latest_s)
+            self._count_guesses(world)
             nursery.cancel_scope.cancel()
         report.virtual_s = trio.current_time() - began_at
         report.violations += world.violations
@@ -134,6 +147,13 @@ class _Scenario:
         )
         for client in world.clients:
             report.endings[client.ending or "none"] += 1
+
+    def _count_guesses(self, world: World) -> None:
+        """Count those of the lives that have not ended."""
+        for worker in world.workers:
+            if worker.is_up:
+                self._report.proposed += worker.core.counters.speculative_proposed
+                self._report.accepted += worker.core.counters.speculative_accepted
 
     async def _client(self, world: World, wish: Wish) -> None:
         """Bring one client to a server, and wait until it has its end."""
@@ -191,9 +211,9 @@ class _Scenario:
 
     def _wishes(self, plan: Plan) -> list[Wish]:
         rng = self._rng
-        wishes = []
+        wishes: list[Wish] = []
         for number in range(rng.randint(MIN_CLIENTS, MAX_CLIENTS)):
-            prompt_ids = self._prompt(number)
+            prompt_ids = (*self._beginning(wishes), *self._prompt(number))
             sampling = SamplingParams(
                 max_tokens=rng.randint(2, 28),
                 seed=rng.getrandbits(32),
@@ -216,9 +236,19 @@ class _Scenario:
             )
         return wishes
 
+    def _beginning(self, wishes: list[Wish]) -> tuple[int, ...]:
+        """Return what a prompt has in common with others: instructions, an earlier turn with its
+        answer, or nothing."""
+        kind = self._rng.random()
+        if kind < 0.3 and wishes:
+            earlier = self._rng.choice(wishes)
+            turn = (*earlier.prompt_ids, *reference(earlier.prompt_ids, earlier.sampling))
+            return turn[:MAX_BEGINNING]
+        return INSTRUCTIONS[: self._rng.randint(4, MAX_BEGINNING)] if kind < 0.6 else ()
+
     def _prompt(self, number: int) -> tuple[int, ...]:
-        """Return a prompt that nobody else has: its KV in a wrong place must show."""
-        length = self._rng.randint(0, 24)
+        """Return tokens that nobody else has: their KV in a wrong place must show."""
+        length = self._rng.randint(0, 24 - MAX_BEGINNING)
         return (1 + number, *(self._rng.randrange(1, VOCAB_SIZE) for _ in range(length)))
 
 

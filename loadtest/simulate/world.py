@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 BLOCK_SIZE: Final = 4
 BYTES_PER_BLOCK: Final = BLOCK_SIZE * 4
+HOST_BLOCKS: Final = 6
+"""Few, so that they too give way."""
 SWEEP_S: Final = 250 * MILLISECONDS
 """Five times the product's: a sweep is most of what an idle process costs, and nothing that is
 simulated hangs on its length."""
@@ -39,12 +41,14 @@ class Sizes(NamedTuple):
       num_blocks: of each worker's pool.
       max_num_seqs: rows of a step.
       costs: of steps, by role.
+      has_guesses: whether decode workers guess coming tokens.
     """
 
     num_servers: int
     num_blocks: int
     max_num_seqs: int
     costs: Mapping[Role, Cost]
+    has_guesses: bool = False
 
 
 class World:
@@ -103,9 +107,18 @@ class World:
             max_num_seqs=self._sizes.max_num_seqs,
             max_num_batched_tokens=16,
             target_step_s=100 * MILLISECONDS,
+            host_cache_bytes=HOST_BLOCKS * BYTES_PER_BLOCK,
         )
         sizes = self._sizes
-        return WorkerProcess(role, name, self, config, sizes.num_blocks, sizes.costs[role])
+        return WorkerProcess(
+            role,
+            name,
+            self,
+            config,
+            sizes.num_blocks,
+            sizes.costs[role],
+            guesses=sizes.has_guesses and role is Role.DECODE,
+        )
 
     def _server(self, name: str, prefills: list[str], decodes: list[str]) -> ServerProcess:
         config = ServerConfig(

@@ -21,6 +21,7 @@ from .choices import Choices
 from .chunks import Envelope, total_usage
 from .event_stream import EventStreamBody
 from .intake import check_model, deadline_s, live_request, shown_request_id
+from .salt import salt_of
 from .sampling import check_token_ids, completion_budget, of_choice, sampling_params
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ def begin_choices(plan: Plan, services: Services) -> Choices:
                 skip_special_tokens=fields.skip_special_tokens is not False,
                 include_stop=bool(fields.include_stop_str_in_output),
                 client_request_id=shown_request_id(),
+                cache_salt=salt_of(fields.cache_salt),
             )
             for index in range(plan.per_prompt)
         ]

@@ -14,6 +14,7 @@ from .chat import template_messages
 from .intake import check_model
 from .live import LiveRequest
 from .responses_events import ResponseEvents
+from .salt import salt_of
 from .sampling import check_token_ids, completion_budget, sampling_params
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ class ResponseAnswer:
             stop=create.stop,
             priority=create.priority or 0,
             client_request_id=self._client_request_id,
+            cache_salt=salt_of(create.cache_salt),
         )
 
     def _frames(self, events: ResponseEvents, event: Event) -> list[str]:

@@ -10,7 +10,15 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from triolet.sampling import MAX_TOP_LOGPROBS
 
 from .errors import unsupported
-from .schemas import MAX_INT, MAX_MESSAGES, Message, SamplingFields, StrictModel, TemplateSwitches
+from .schemas import (
+    MAX_INT,
+    MAX_MESSAGES,
+    CacheSalt,
+    Message,
+    SamplingFields,
+    StrictModel,
+    TemplateSwitches,
+)
 
 LANE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 INCLUDE_LOGPROBS: Final = "message.output_text.logprobs"
@@ -55,6 +63,7 @@ class ResponseCreate(SamplingFields):
     text: Annotated[Any, BeforeValidator(_only_text)] = None
     priority: Annotated[int, Field(ge=-100, le=100)] | None = None
     chat_template_kwargs: TemplateSwitches | None = None
+    cache_salt: CacheSalt = None
 
 
 class ResponseCancel(StrictModel):

@@ -60,7 +60,6 @@ UNSUPPORTED: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
     "prompt_logprobs": ("logprobs of the prompt", ()),
     "continue_final_message": ("continuing the last message", (False,)),
     "chat_template": ("a chat template in the request (it comes with the model)", ()),
-    "cache_salt": ("cache_salt", ()),
     "background": ("answering in the background", (False,)),
     "conversation": ("a stored conversation", ()),
     "context_management": ("compaction", ([],)),
@@ -194,6 +193,11 @@ class SamplingFields(StrictModel):
     min_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
 
 
+CacheSalt = Annotated[str, Field(min_length=1, max_length=256)] | None
+"""Requests with different ones share no KV, so that nobody learns from the time of an answer
+whether somebody else has asked the same."""
+
+
 class StreamOptions(StrictModel):
     """How a stream is written."""
 
@@ -213,6 +217,7 @@ class GenerationFields(SamplingFields):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
+    cache_salt: CacheSalt = None
 
 
 class TemplateSwitches(TypedDict, total=False):

@@ -27,6 +27,7 @@ def reserve_frame(
         allowed=attempt.allowed,
         remaining_s=max(sequence.deadline - now, 0.0),
         eos_token_ids=eos_token_ids,
+        salt=sequence.request.cache_salt,
     )
 
 
@@ -49,4 +50,5 @@ def prefill_frame(
         remaining_s=max(sequence.deadline - now, 0.0),
         held_blocks=held_blocks,
         eos_token_ids=eos_token_ids,
+        salt=sequence.request.cache_salt,
     )

@@ -109,7 +109,9 @@ def take_first_token(
     sequence: Sequence, attempt: Attempt, frame: FirstToken, now: float
 ) -> Change | None:
     """Take position 0 as prefill sent it. With a replay it must repeat what the client has."""
-    sequence.cached_tokens = frame.cached_tokens
+    if not sequence.relay.token_ids:
+        # A later attempt finds what this request has left itself.
+        sequence.cached_tokens = frame.cached_tokens
     attempt.pair.prefill.computed(attempt.key)
     if sequence.phase is Phase.PREFILLING and sequence.relay.token_ids:
         sequence.step(Step.TOKEN)

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 import httpx2
 from msgspec.structs import replace
 
+from ops.ports import bind_port
 from triolet.audit import FleetAudit
 from triolet.invariants import check_at_rest
 
@@ -30,26 +30,18 @@ if TYPE_CHECKING:
     from triolet.audit import ProcessFacts
     from triolet.invariants import Violation
 
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 60.0
+PATIENCE_S = 60.0
+"""For what takes a moment on a machine that has nothing else to do."""
 POLL_S = 0.02
-REST_TIMEOUT_S = 15.0
+REST_TIMEOUT_S = 60.0
 """Leases run out after 2 s, lost answers are written off after 2 s, and machines may be slow."""
 CACHED_THREADS = 8
 """Trio keeps threads for ten seconds after their last use."""
-HEARTBEAT_S = 0.5
-"""How often workers tell the server what /metrics says of them."""
 
 METRIC = re.compile(r"^(?P<name>[a-z_:]+)(?:\{(?P<labels>[^}]*)\})? (?P<value>\S+)$", re.MULTILINE)
 LABEL = re.compile(r'(\w+)="([^"]*)"')
-
-
-def free_port() -> int:
-    """Return a port that nobody listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
@@ -87,7 +79,10 @@ class FleetProcess:
     """One `triolet serve` with all its children."""
 
     def __init__(self, log_path: Path, *options: str) -> None:
-        self.port = free_port()
+        # Open for as long as the fleet is there, so that nobody else gets the port, not even while
+        # the fleet is about to begin.
+        self._kept = bind_port("127.0.0.1", 0)
+        self.port: int = self._kept.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_path = log_path
         self._log: IO[bytes] = log_path.open("wb")
@@ -99,7 +94,7 @@ class FleetProcess:
             stderr=self._log,
             start_new_session=True,
         )
-        self.client = httpx2.Client(base_url=self.url, timeout=30.0)
+        self.client = httpx2.Client(base_url=self.url, timeout=PATIENCE_S)
 
     def wait_ready(self) -> None:
         """Wait until requests are taken; show the log if that does not come."""
@@ -129,6 +124,7 @@ class FleetProcess:
             raise
         finally:
             self._log.close()
+            self._kept.close()
 
     def log_text(self) -> str:
         return self.log_path.read_text(errors="replace")
@@ -172,15 +168,6 @@ class FleetProcess:
             if sample.name == name and labels.items() <= sample.labels.items()
         )
 
-    def settled_metric(self, name: str) -> float:
-        """Return a worker's counter once two heartbeats in a row have brought the same value."""
-        value, seen_at = self.metric(name), time.monotonic()
-        while time.monotonic() - seen_at < 2.5 * HEARTBEAT_S:
-            time.sleep(HEARTBEAT_S / 5)
-            if (latest := self.metric(name)) != value:
-                value, seen_at = latest, time.monotonic()
-        return value
-
     def kv_blocks(self, pool: str) -> dict[str, float]:
         """Return blocks by state over all workers of a pool."""
         return {
@@ -190,7 +177,7 @@ class FleetProcess:
 
     def audit(self) -> FleetAudit:
         """Ask the whole fleet for its accounts, on a connection that is gone afterwards."""
-        answer = httpx2.get(f"{self.url}/fleet/audit", timeout=30.0).raise_for_status()
+        answer = httpx2.get(f"{self.url}/fleet/audit", timeout=PATIENCE_S).raise_for_status()
         return FleetAudit.from_json(answer.content)
 
     def warm_up(self) -> FleetAudit:
@@ -224,9 +211,9 @@ class FleetProcess:
     def hang_up(self) -> None:
         """Close the connections that the client keeps alive."""
         self.client.close()
-        self.client = httpx2.Client(base_url=self.url, timeout=30.0)
+        self.client = httpx2.Client(base_url=self.url, timeout=PATIENCE_S)
 
-    def wait_all_blocks_free(self, timeout_s: float = 5.0) -> None:
+    def wait_all_blocks_free(self, timeout_s: float = PATIENCE_S) -> None:
         """Wait until no block of any pool is leased."""
         wait_until(
             lambda: all(self.kv_blocks(pool)["leased"] == 0 for pool in ("prefill", "decode")),

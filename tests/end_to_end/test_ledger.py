@@ -15,7 +15,7 @@ import pytest
 
 from triolet.invariants import check_invariants
 
-from .fleet_process import wait_until
+from .fleet_process import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +35,7 @@ def at_work(fleet: FleetProcess) -> Iterator[None]:
     enough = threading.Event()
 
     def stream(number: int) -> None:
-        body = {"prompt": f"Story {number}:", "max_tokens": 300, "ignore_eos": True, "stream": True}
+        body = {"prompt": f"Story {number}:", "max_tokens": 900, "ignore_eos": True, "stream": True}
         while not enough.is_set():
             with fleet.client.stream("POST", "/v1/completions", json=body) as answer:
                 for _ in answer.iter_lines():
@@ -45,12 +45,14 @@ def at_work(fleet: FleetProcess) -> Iterator[None]:
     with ThreadPoolExecutor(CLIENTS) as threads:
         clients = [threads.submit(stream, number) for number in range(CLIENTS)]
         try:
-            wait_until(lambda: fleet.audit().server.running == CLIENTS, 30.0, "all streams run")
+            wait_until(
+                lambda: fleet.audit().server.running == CLIENTS, PATIENCE_S, "all streams run"
+            )
             yield
         finally:
             enough.set()
         for client in clients:
-            client.result(30)
+            client.result(PATIENCE_S)
 
 
 def test_an_operator_sees_the_leases_of_running_streams(fleet: FleetProcess) -> None:
@@ -58,7 +60,12 @@ def test_an_operator_sees_the_leases_of_running_streams(fleet: FleetProcess) -> 
     environment = {**os.environ, "COLUMNS": "200"}
     with at_work(fleet):
         shown = subprocess.run(
-            command, check=False, capture_output=True, text=True, env=environment, timeout=60
+            command,
+            check=False,
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=PATIENCE_S,
         )
     assert shown.returncode == 0, shown.stdout + shown.stderr
     assert "All blocks, leases and requests add up." in shown.stdout

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .fleet_process import wait_until
+from .fleet_process import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 STREAMS = 6
+NUM_TOKENS = 600
+"""They shall not have been said before the server can be stopped, however fast the model is."""
 STOPPED_S = 3.0
 """Longer than leases last."""
 
@@ -36,7 +38,7 @@ def read_stream(fleet: FleetProcess, number: int) -> tuple[str, list[int], list[
     body = {
         "prompt": f"Tell me a story about {number} dragons.",
         "stream": True,
-        "max_tokens": 150,
+        "max_tokens": NUM_TOKENS,
         "ignore_eos": True,
         "seed": number,
         "return_token_ids": True,
@@ -65,17 +67,19 @@ def test_streams_survive_a_server_that_is_stopped_for_longer_than_its_leases(
     with ThreadPoolExecutor(STREAMS) as threads:
         streams = [threads.submit(read_stream, fleet, number) for number in range(STREAMS)]
         first_tokens = "triolet_time_to_first_token_seconds_count"
-        wait_until(lambda: fleet.metric(first_tokens) >= STREAMS / 2, 30.0, "half of them run")
+        wait_until(
+            lambda: fleet.metric(first_tokens) >= STREAMS / 2, PATIENCE_S, "half of them run"
+        )
         os.kill(server, signal.SIGSTOP)
         try:
-            wait_until(lambda: state_of(server) == "T", 10.0, "the server stands still")
+            wait_until(lambda: state_of(server) == "T", PATIENCE_S, "the server stands still")
             # Not to wait for something: that this time passes is what is tested.
             time.sleep(STOPPED_S)
         finally:
             os.kill(server, signal.SIGCONT)
-        disturbed = [stream.result(90) for stream in streams]
+        disturbed = [stream.result(2 * PATIENCE_S) for stream in streams]
         again = [threads.submit(read_stream, fleet, number) for number in range(STREAMS)]
-        undisturbed = [stream.result(90) for stream in again]
+        undisturbed = [stream.result(2 * PATIENCE_S) for stream in again]
 
     assert disturbed == undisturbed
     assert [ends for _, _, ends in disturbed] == [["length"]] * STREAMS

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 import httpx2
 import pytest
 
-from .fleet_process import START_TIMEOUT_S, STOP_TIMEOUT_S, free_port, wait_until
+from ops.ports import bind_port
+
+from .fleet_process import PATIENCE_S, START_TIMEOUT_S, STOP_TIMEOUT_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,8 +79,11 @@ def children(process: subprocess.Popen[bytes], role: str) -> list[int]:
 
 
 def test_a_fleet_whose_log_nobody_reads_serves_and_mends_itself_and_ends() -> None:
-    port = free_port()
-    with full_pipe() as (readable, writable), mute_fleet(port, writable) as process:
+    with (
+        bind_port("127.0.0.1", 0) as kept,
+        full_pipe() as (readable, writable),
+        mute_fleet(port := kept.getsockname()[1], writable) as process,
+    ):
         filled = unread_bytes(readable)
 
         def answers() -> bool:
@@ -86,7 +91,7 @@ def test_a_fleet_whose_log_nobody_reads_serves_and_mends_itself_and_ends() -> No
                 return client.post("/v1/chat/completions", json=ASK).status_code == 200
             return False
 
-        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=30.0) as client:
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client:
             wait_until(answers, START_TIMEOUT_S, "it takes requests")
             assert all(answers() for _ in range(REQUESTS))
             [decode] = children(process, "decode")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from loadtest.campaign.asks import draw_asks
+from loadtest.campaign.asks import draw_asks, lengthened
 from loadtest.campaign.client import ask_all
 from loadtest.campaign.disturbed import ask_under_faults, wait_whole
 from loadtest.campaign.processes import FleetLog
@@ -28,8 +28,17 @@ pytestmark = pytest.mark.slow
 
 ASKS = 12
 CLIENTS = 12
+LONGEST = 480
 LAST_MOMENT = 0.3
+MAX_JITTER_S = 0.1
 """Faults come early: most requests are still to be answered, in the company of the fault."""
+
+
+def asks_of_all_lengths(seed: int) -> list[Ask]:
+    """Return requests whose answers end one after the other: whenever the first few have ended,
+    the others have long to go, on a fast machine too."""
+    asks = draw_asks(ASKS, seed)
+    return [lengthened(ask, LONGEST * n // ASKS) for n, ask in enumerate(asks, start=1)]
 
 
 async def answers_in_peace(fleet: FleetProcess, asks: list[Ask]) -> dict[int, Answer]:
@@ -55,6 +64,7 @@ async def verdict_under(
         rng,
         retries_broken=is_server,
         last_moment=LAST_MOMENT,
+        max_jitter_s=MAX_JITTER_S,
     )
     assert len(run.injected) == 1
     verdict = Verdict("float32", fault, run.injected, len(asks))
@@ -66,7 +76,7 @@ def test_one_process_after_the_other_is_killed_and_every_answer_stays_the_same(
     start_fleet: Callable[..., FleetProcess],
 ) -> None:
     fleet = start_fleet()
-    asks = draw_asks(ASKS, seed=5)
+    asks = asks_of_all_lengths(seed=5)
     expected = trio.run(answers_in_peace, fleet, asks)
     for fault in ("decode-kill", "prefill-kill", SERVER_KILL):
         verdict = trio.run(verdict_under, fault, fleet, asks, expected)
@@ -78,7 +88,7 @@ def test_one_process_after_the_other_is_killed_and_every_answer_stays_the_same(
 
 def test_a_death_costs_each_stream_one_attempt(start_fleet: Callable[..., FleetProcess]) -> None:
     fleet = start_fleet("--decode", "2")
-    asks = draw_asks(ASKS, seed=6)
+    asks = asks_of_all_lengths(seed=6)
     expected = trio.run(answers_in_peace, fleet, asks)
 
     verdict = trio.run(verdict_under, "decode-kill", fleet, asks, expected)

@@ -78,7 +78,8 @@ def test_free_blocks_are_poisoned_and_their_owners_may_write() -> None:
     kept, written = ledger.lease("a", 2)
     marks.marked -= {kept, written}
     assert ledger.num_spoiled == 0
-    ledger.release("a", keep=[kept])
+    ledger.keep(kept)
+    ledger.release("a")
     assert ledger.num_spoiled == 0
     assert written in marks.marked
     assert kept not in marks.marked
@@ -118,20 +119,62 @@ def test_a_shared_block_is_free_when_its_last_lease_ends() -> None:
     assert counts(ledger) == (4, 0, 0)
 
 
-def test_cached_blocks_are_revived_or_pushed_out_oldest_first() -> None:
+def watched(num_blocks: int) -> tuple[BlockLedger, list[int]]:
+    """Return a ledger and the list of blocks that it evicts."""
     evicted: list[int] = []
-    ledger = BlockLedger(5, evicted.append)
-    old, young = ledger.lease("a", 2)
-    assert ledger.release("a", keep=[old, young]) == 2
+    ledger = BlockLedger(num_blocks)
+    ledger.on_evict = evicted.append
+    return ledger, evicted
+
+
+def test_cached_blocks_are_revived_or_pushed_out_the_end_of_a_sequence_first() -> None:
+    ledger, evicted = watched(5)
+    first, last = ledger.lease("a", 2)
+    ledger.keep(first)
+    ledger.keep(last)
+    assert ledger.release("a") == 2
     assert counts(ledger) == (2, 0, 2)
     assert ledger.available_blocks == 4
-    assert ledger.lease("b", 0, shared=[young]) == [young]
+    assert ledger.lease("b", 0, shared=[first]) == [first]
     assert counts(ledger) == (2, 1, 1)
     with pytest.raises(CapacityError):
-        ledger.lease("c", 3, shared=[old])
-    assert ledger.lease("c", 3)[-1] == old
-    assert evicted == [old]
+        ledger.lease("c", 3, shared=[last])
+    assert ledger.lease("c", 3)[-1] == last
+    assert evicted == [last]
     assert counts(ledger) == (0, 4, 0)
+    assert ledger.kept == {first}
+
+
+def test_what_was_used_last_is_pushed_out_last() -> None:
+    ledger, evicted = watched(4)
+    for owner in ("a", "b", "c"):
+        [block] = ledger.lease(owner, 1)
+        ledger.keep(block)
+        ledger.release(owner)
+    [of_a, of_b, of_c] = sorted(ledger.kept)
+    ledger.lease("reader", 0, shared=[of_a])
+    ledger.release("reader")
+    ledger.lease("d", 3)
+    assert evicted == [of_b, of_c, of_a]
+
+
+def test_only_a_leased_block_can_be_vouched_for() -> None:
+    ledger = BlockLedger(4)
+    with pytest.raises(LeaseError, match="not leased"):
+        ledger.keep(2)
+    assert counts(ledger) == (3, 0, 0)
+
+
+def test_what_leases_share_comes_back_with_the_last_of_them() -> None:
+    ledger = BlockLedger(9)
+    shared = ledger.lease("a", 2)
+    ledger.lease("b", 1, shared=shared)
+    ledger.extend("a", 1)
+    assert ledger.num_only_of(["a"]) == 1
+    assert ledger.num_only_of(["b"]) == 1
+    assert ledger.num_only_of(["a", "b"]) == 4
+    assert ledger.num_only_of(["nobody"]) == 0
+    assert [ledger.num_leases_of(block) for block in (*shared, 8)] == [2, 2, 0]
 
 
 class Owners(RuleBasedStateMachine):
@@ -141,10 +184,14 @@ class Owners(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.evicted: list[int] = []
-        self.ledger = BlockLedger(12, self.evicted.append)
+        self.ledger = BlockLedger(12)
+        self.ledger.on_evict = self.evict
         self.held: dict[int, list[int]] = {}
         self.next_owner = 0
+
+    def evict(self, block: int) -> None:
+        assert all(block not in blocks for blocks in self.held.values()), "it is leased"
+        assert not self.ledger.free_blocks, "a cached block gave way although there was a free one"
 
     @rule(target=leases, num_blocks=st.integers(0, 6), num_shared=st.integers(0, 4))
     def lease(self, num_blocks: int, num_shared: int) -> int:
@@ -180,8 +227,11 @@ class Owners(RuleBasedStateMachine):
     def release(self, owner: int, keep: set[int]) -> None:
         own = set(self.held.pop(owner, []))
         others = {block for blocks in self.held.values() for block in blocks}
-        assert self.ledger.release(owner, keep) == len(own - others)
-        assert self.ledger.release(owner, keep) == 0
+        for block in own & keep:
+            self.ledger.keep(block)
+        assert self.ledger.num_only_of([owner]) == len(own - others)
+        assert self.ledger.release(owner) == len(own - others)
+        assert self.ledger.release(owner) == 0
 
     @invariant()
     def every_block_is_accounted_for(self) -> None:

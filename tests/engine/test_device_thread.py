@@ -29,7 +29,7 @@ class Gate:
 
     def __call__(self) -> str:
         self._token.run_sync_soon(self.entered.set)
-        assert self._may_leave.wait(10.0)
+        assert self._may_leave.wait(60.0)
         return "through"
 
     def open(self) -> None:

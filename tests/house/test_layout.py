@@ -297,7 +297,9 @@ def test_every_channel_and_queue_has_a_bound() -> None:
     assert not wrong
 
 
-CONFIGS = [ROOT / "triolet" / name for name in ("config.py", "config_recovery.py")]
+CONFIGS = [
+    ROOT / "triolet" / name for name in ("config.py", "config_recovery.py", "config_speculation.py")
+]
 SHOWS_DEFAULTS = "ops/options.py"
 
 

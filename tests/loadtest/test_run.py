@@ -66,9 +66,9 @@ def test_one_protocol_can_be_loaded_alone(tmp_path: Path) -> None:
 def test_a_server_that_is_not_there_is_a_failure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        port = unused.getsockname()[1]
-    assert run(f"http://127.0.0.1:{port}", tmp_path) == 1
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        assert run(f"http://127.0.0.1:{unused.getsockname()[1]}", tmp_path) == 1
     assert "locust measured nothing" in capsys.readouterr().out
 
 

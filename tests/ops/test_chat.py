@@ -19,7 +19,7 @@ from ops.exit_codes import CommandFailed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 Script: TypeAlias = list[str] | tuple[int, str]
 
 

@@ -119,4 +119,4 @@ def test_a_reader_that_leaves_gets_no_traceback() -> None:
         assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
-        assert process.wait(10) == 1
+        assert process.wait(60) == 1

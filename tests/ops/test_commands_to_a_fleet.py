@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ops.supervisor_socket import Answer, Tell
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 REQUEST = RestartRequest((Role.DECODE, Role.SERVER))
 
 

@@ -10,15 +10,21 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.arguments import engine_arguments, link_arguments, server_arguments
+from ops.arguments import (
+    engine_arguments,
+    link_arguments,
+    server_arguments,
+    speculation_arguments,
+)
 from ops.option_groups import with_groups
-from ops.options import engine_options, link_options, server_options
+from ops.options import engine_options, link_options, server_options, speculation_options
 from ops.plain_text import one_line, printable
 from ops.plan import FleetPlan, plan_processes
 from ops.quantities import parse_size, show_count, show_size
 from ops.rolling import Move, Step, restart_steps
 from ops.word_wrap import WordWrap
 from triolet.config import Dtype, EngineConfig, LinkConfig, ServerConfig
+from triolet.config_speculation import LOOKUP, SpeculationConfig
 from triolet.errors import ConfigError
 from triolet.ids import Role
 from triolet.units import GIB, KIB, MIB
@@ -77,6 +83,11 @@ CONFIGS = [
         max_num_batched_tokens=4096,
         max_model_len=99,
         threads=3,
+        prefix_cache=False,
+        host_cache_bytes=123,
+        cuda_graphs=False,
+        fixed_batch=True,
+        pinned_bytes=5 * GIB,
         poison_freed_blocks=True,
     ),
 ]
@@ -99,6 +110,13 @@ def parsed(group: object, name: str, arguments: list[str]) -> object:
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_worker_understands_the_engine_that_its_supervisor_means(config: EngineConfig) -> None:
     assert parsed(engine_options, "prefill", engine_arguments(config)) == config
+
+
+def test_decode_understands_the_guessing_that_its_supervisor_means() -> None:
+    config = SpeculationConfig(source=LOOKUP, max_guesses=3, max_step_tokens=7)
+    assert parsed(speculation_options, "decode", speculation_arguments(config)) == config
+    with pytest.raises(ConfigError, match="speculate is 'sideways'; allowed: off, lookup"):
+        SpeculationConfig(source="sideways")
 
 
 def test_every_role_understands_the_links_that_its_supervisor_means() -> None:

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-CONFIG = SupervisorConfig(restart_delay_s=0.01, max_restart_delay_s=0.02, ready_poll_s=0.01)
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
+CONFIG = SupervisorConfig(
+    restart_delay_s=0.01, max_restart_delay_s=0.02, ready_poll_s=0.01, worker_exit_s=PATIENCE_S
+)
 
 
 class Fleet:

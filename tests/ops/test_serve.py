@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 
 
 def serve(*arguments: str) -> subprocess.CompletedProcess[str]:

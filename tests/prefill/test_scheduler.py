@@ -20,12 +20,15 @@ def attempt(order: int, num_tokens: int, priority: int = 0, *, is_started: bool 
         key=AttemptKey(order.to_bytes(16, "big"), 0),
         server=PeerId(Role.SERVER, "s", 1),
         prompt_ids=(0,) * num_tokens,
+        packed_ids=bytes(4 * num_tokens),
+        salt=b"",
         sampling=SamplingParams(),
         eos_token_ids=(),
         priority=priority,
         order=order,
         arrived_at=0.0,
         num_blocks=-(-num_tokens // BLOCK_SIZE),
+        num_needed_blocks=-(-num_tokens // BLOCK_SIZE),
         started_at=0.0 if is_started else None,
     )
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, TypeVarTuple
 
 import trio
 
@@ -22,6 +23,7 @@ from tests.server.fleet.fakes import server_config
 from tests.server.tiny_text import tiny_text
 from transport.memory_network import MemoryConnection, MemoryNetwork
 from triolet.config import EngineConfig, LinkConfig, WorkerConfig
+from triolet.config_speculation import SpeculationConfig
 from triolet.ids import Role
 
 from .story_engine import Deadly, StoryEngine
@@ -29,6 +31,7 @@ from .story_engine import Deadly, StoryEngine
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
+    from decode.speculation import GuessSource
     from server.generation import Finished
     from worker.engine_port import EnginePort
     from worker.shell import Shell
@@ -41,6 +44,13 @@ RESTART_S = 0.3
 LINK = LinkConfig(kv_chunk_bytes=32, kv_window_bytes=64, kv_ring_bytes=512)
 SERVE = {Role.PREFILL: prefill.worker.serve, Role.DECODE: decode.worker.serve}
 TEXT = tiny_text()
+
+
+class Guessing(NamedTuple):
+    """How decode workers guess ahead: not at all by default."""
+
+    source: GuessSource | None = None
+    config: SpeculationConfig = SpeculationConfig()
 
 
 @dataclass
@@ -133,7 +143,12 @@ class Slot:
     """
 
     def __init__(
-        self, role: Role, name: str, network: Network, make_engine: Callable[[], EnginePort]
+        self,
+        role: Role,
+        name: str,
+        network: Network,
+        make_engine: Callable[[], EnginePort],
+        guessing: Guessing,
     ) -> None:
         self.role = role
         self.name = name
@@ -151,7 +166,11 @@ class Slot:
             kv_address=f"mem://{name}-kv" if role is Role.DECODE else None,
             engine=EngineConfig(block_size=4, max_num_seqs=16, max_num_batched_tokens=8),
             link=LINK,
+            speculation=guessing.config,
         )
+        self._serve: Any = SERVE[role]
+        if role is Role.DECODE:
+            self._serve = partial(decode.worker.serve, source=guessing.source)
 
     async def supervise(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Live again and again."""
@@ -161,7 +180,7 @@ class Slot:
             with trio.CancelScope() as self._scope:
                 async with trio.open_nursery() as nursery:
                     self.shell = await nursery.start(
-                        SERVE[self.role],
+                        self._serve,
                         self.config,
                         self.engine,
                         self,
@@ -203,11 +222,15 @@ class House:
         self,
         make_engines: dict[Role, Callable[[], EnginePort]],
         counts: tuple[int, int],
+        guessing: Guessing,
         **config: object,
     ) -> None:
         self.network = Network()
         self.prefills, self.decodes = (
-            [Slot(role, f"{role}-{i}", self.network, make_engines[role]) for i in range(count)]
+            [
+                Slot(role, f"{role}-{i}", self.network, make_engines[role], guessing)
+                for i in range(count)
+            ]
             for role, count in zip((Role.PREFILL, Role.DECODE), counts, strict=True)
         )
         self.seen = Observer()
@@ -256,13 +279,14 @@ async def open_house(
     num_blocks: int = 400,
     make_engines: dict[Role, Callable[[], EnginePort]] | None = None,
     prepare: Callable[[Slot, EnginePort], None] | None = None,
+    guessing: Guessing | None = None,
     **config: object,
 ) -> AsyncIterator[House]:
     """Run a fleet of story engines, or of what `make_engines` makes."""
     roles = (Role.PREFILL, Role.DECODE)
     if make_engines is None:
         make_engines = {role: lambda: StoryEngine(num_blocks) for role in roles}
-    house = House(make_engines, (prefills, decodes), **config)
+    house = House(make_engines, (prefills, decodes), guessing or Guessing(), **config)
     async with trio.open_nursery() as nursery:
         for slot in (*house.prefills, *house.decodes):
             if prepare is not None:

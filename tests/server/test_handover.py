@@ -34,9 +34,11 @@ from server.main import main
 from triolet.config import ServerConfig
 main(ServerConfig(model_dir=sys.argv[1], model_name=sys.argv[4], listen_fd=int(sys.argv[3]),
     prefill_addresses=(f"ipc://{sys.argv[2]}/p",), decode_addresses=(f"ipc://{sys.argv[2]}/d",),
-    drain_timeout_s=float(sys.argv[5]), handover_s=float(sys.argv[6]), exit_grace_s=10.0))
+    drain_timeout_s=float(sys.argv[5]), handover_s=float(sys.argv[6]), exit_grace_s=60.0))
 """
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
+HANDOVER_S = 5.0
+"""Within it this process must have asked once more on a connection that is open already."""
 
 
 @contextmanager
@@ -84,7 +86,7 @@ def test_a_successor_takes_over_the_port_while_streams_go_on(
 ) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
     with (
-        server(tmp_path, port, "old", drain_s=2.0, handover_s=1.0) as old,
+        server(tmp_path, port, "old", drain_s=2.0, handover_s=HANDOVER_S) as old,
         httpx2.Client(base_url=url_of(port), timeout=PATIENCE_S) as known,
         known.stream("POST", "/v1/chat/completions", json=body) as stream,
         httpx2.Client(base_url=url_of(port), timeout=PATIENCE_S) as idle,

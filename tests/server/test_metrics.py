@@ -125,3 +125,18 @@ def test_what_a_worker_s_sequences_do_is_shown() -> None:
         f"triolet_worker_sequences{{{labels.format(state)}}} {count}"
         for state, count in (("running", 3.0), ("paused", 2.0), ("waiting", 1.0))
     } <= lines(subject)
+
+
+def test_guesses_are_counted_by_worker() -> None:
+    fleet = FakeFleet()
+    fleet.status().workers[1].load = Load(
+        speculative_rows=3, speculative_proposed=9, speculative_accepted=4
+    )
+    subject = Metrics("demo", "none")
+    subject.watch(fleet.status, lambda: 0)
+    assert {
+        'triolet_speculative_rows_total{worker="decode-0"} 3.0',
+        'triolet_speculative_proposed_total{worker="decode-0"} 9.0',
+        'triolet_speculative_accepted_total{worker="decode-0"} 4.0',
+    } <= lines(subject)
+    assert not any("speculative" in line and "prefill" in line for line in lines(subject))

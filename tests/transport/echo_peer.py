@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 PATIENT = LinkConfig(zmtp_heartbeat_s=20.0, zmtp_timeout_s=60.0)
 """ZeroMQ itself notices nothing during a test."""
-LIFETIME_S = 60.0
+LIFETIME_S = 120.0
 """The process ends by itself, whatever becomes of the test."""
 
 

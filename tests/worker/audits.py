@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from triolet.audit import WorkerAudit
 
 GRACE_S = 2.0
-CONNECT_S = 5.0
-ANSWER_S = 5.0
+CONNECT_S = 30.0
+ANSWER_S = 30.0
 OPERATOR = PeerId(Role.OPERATOR, "auditor", 99)
 NOBODY = ServerAudit("nobody", "", 0, 0, {}, {}, 0, 0, 0)
 

@@ -158,9 +158,8 @@ class Client:
             welcome = self.links[Role.DECODE].welcome
             assert welcome is not None
             target = KvTarget(welcome.peer, welcome.kv_address)
-            self.send(
-                Role.PREFILL, Prefill(*key, prompt_ids, target, sampling, priority, remaining_s)
-            )
+            shared = (sampling, priority, remaining_s, answer.grant.held_blocks)
+            self.send(Role.PREFILL, Prefill(*key, prompt_ids, target, *shared))
         return answer
 
     async def finish(self, answer: Answer) -> Answer:

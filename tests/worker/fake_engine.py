@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 from engine.batch import Sampled
 from engine.block_ledger import BlockLedger
+from engine.host_tier import HostTier
 from engine.pace import Pace
+from engine.prefix_cache import Node, PrefixCache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,6 +51,7 @@ class FakeEngine:
         block_size: int = 4,
         max_model_len: int = 256,
         fingerprint: str = "fake",
+        host_blocks: int = 0,
     ) -> None:
         self.block_size = block_size
         self.bytes_per_block = block_size * _TOKEN.size
@@ -59,6 +62,10 @@ class FakeEngine:
         self.fail_next_step = False
         self._pool = [bytearray(_POISON * block_size) for _ in range(num_blocks + 1)]
         self.ledger = BlockLedger(num_blocks + 1, poison=self)
+        host: HostTier[Node] = HostTier(host_blocks * self.bytes_per_block, self.bytes_per_block)
+        self.prefix_cache = PrefixCache(
+            self.ledger, block_size, self, host=host if host_blocks else None
+        )
 
     def poison(self, block_ids: Sequence[int]) -> None:
         """See engine.block_ledger.Poison."""

@@ -35,6 +35,7 @@ from transport.frames import (
 from transport.handshake import make_hello
 from transport.tokens import pack_tokens
 from triolet.config import LinkConfig
+from triolet.config_speculation import OFF
 from triolet.ids import AttemptKey, PeerId, Role
 from triolet.invariants import check_at_rest, check_invariants
 from triolet.sampling import SamplingParams
@@ -46,8 +47,10 @@ from .fake_engine import FakeEngine, completion
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from decode.speculation import GuessSource
     from transport.frames import AnyFrame
     from triolet.audit import FleetAudit
+    from triolet.config_speculation import SpeculationConfig
     from worker.core_port import WorkerCore
 
 LINK = LinkConfig(kv_chunk_bytes=32, kv_window_bytes=64, kv_ring_bytes=128)
@@ -73,6 +76,8 @@ class Heard:
     num_replayed: int
     tokens: dict[int, int] = field(default_factory=dict)
     granted: bool = False
+    held_blocks: int = 0
+    first: FirstToken | None = None
     refused: Refuse | None = None
     ended: dict[Role, Ended] = field(default_factory=dict)
 
@@ -106,7 +111,13 @@ class Pair:
     """Two cores, one server's ear, and what is under way between them."""
 
     def __init__(
-        self, num_blocks: int = 24, max_num_seqs: int = 4, link: LinkConfig = LINK
+        self,
+        num_blocks: int = 24,
+        max_num_seqs: int = 4,
+        link: LinkConfig = LINK,
+        source: GuessSource | None = None,
+        speculation: SpeculationConfig = OFF,
+        host_blocks: int = 0,
     ) -> None:
         self.now = 100.0
         self.wire: list[Parcel] = []
@@ -116,7 +127,7 @@ class Pair:
         self._numbers = count(1)
         self._dialled: set[KvTarget] = set()
         epochs = count(1000)
-        p_engine, d_engine = FakeEngine(num_blocks), FakeEngine(num_blocks)
+        p_engine, d_engine = (FakeEngine(num_blocks, host_blocks=host_blocks) for _ in range(2))
         self.p_identity = Identity(
             Role.PREFILL,
             "prefill-0",
@@ -135,7 +146,14 @@ class Pair:
             draw_epoch=lambda: next(epochs),
         )
         self.prefill = PrefillCore(p_engine, self.p_identity, link, self.now)
-        self.decode = DecodeCore(d_engine, self.d_identity, link, self.now)
+        self.decode = DecodeCore(
+            d_engine,
+            self.d_identity,
+            link,
+            self.now,
+            source=source,
+            speculation=speculation,
+        )
         self.nodes = {
             Role.PREFILL: Node(self.prefill, p_engine),
             Role.DECODE: Node(self.decode, d_engine),
@@ -167,6 +185,7 @@ class Pair:
         allowed: int = 1_000,
         priority: int = 0,
         remaining_s: float = 60.0,
+        salt: bytes = b"",
         **sampling: object,
     ) -> AttemptKey:
         """Send RESERVE, and PREFILL if that is granted."""
@@ -175,10 +194,13 @@ class Pair:
         self.heard[key] = Heard(tuple(prompt), params, len(replay))
         self.live.add(key)
         packed = pack_tokens(prompt)
-        reserve = Reserve(*key, packed, pack_tokens(replay), params, priority, allowed, remaining_s)
+        shared = (params, priority, allowed, remaining_s)
+        reserve = Reserve(*key, packed, pack_tokens(replay), *shared, salt=salt)
         self.to_worker(Role.DECODE, reserve)
         if self.heard[key].granted:
-            frame = Prefill(*key, packed, self.target, params, priority, remaining_s)
+            held_blocks = self.heard[key].held_blocks
+            shared = (params, priority, remaining_s, held_blocks)
+            frame = Prefill(*key, packed, self.target, *shared, salt=salt)
             self.to_worker(Role.PREFILL, frame)
         else:
             self.live.discard(key)
@@ -306,9 +328,11 @@ class Pair:
         match frame:
             case Grant():
                 self.heard[frame.key].granted = True
+                self.heard[frame.key].held_blocks = frame.held_blocks
             case Refuse():
                 self.heard[frame.key].refused = frame
             case FirstToken(row=row):
+                self.heard[frame.key].first = frame
                 self._hear_token(row.key, row.position, row.token_id)
             case Tokens(rows=rows):
                 for row in rows:

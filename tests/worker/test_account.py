@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from engine.block_ledger import BlockLedger
+from engine.prefix_cache import PrefixCache
 from transport.frames import Audit, Audited, End, EndReason, Goodbye, Reserve
 from transport.handshake import make_hello
 from transport.lease import DECODE_TRANSITIONS
@@ -20,6 +21,7 @@ from worker.counters import Counters
 from worker.outbox import Outbox
 from worker.roster import Roster
 
+from .fake_engine import FakeEngine
 from .pair import LINK, SERVER, Pair
 from .phases import OTHER_SERVER, PHASES, inside_a_decode_step, paused, prefilling, running
 
@@ -56,7 +58,8 @@ def test_each_phase_is_told_as_it_is(phase: Callable[[Pair], AttemptKey]) -> Non
         assert account.num_leases == len(told)
         assert account.granted == 1
         pool = account.pool
-        assert pool.free_blocks + pool.leased_blocks == pool.total_blocks == NUM_BLOCKS
+        counted = pool.free_blocks + pool.leased_blocks + pool.cached_blocks
+        assert counted == pool.total_blocks == NUM_BLOCKS
         assert pool.references == pool.leased_blocks == sum(x.num_blocks for x in account.leases)
         assert (pool.verdict, pool.spoiled_blocks, account.verdict) == ("", 0, "")
 
@@ -206,7 +209,8 @@ def roster_of(ledger: BlockLedger, count: int) -> Roster[Member]:
 
 def account_of(ledger: BlockLedger, roster: Roster[Member]) -> WorkerAudit:
     identity = Pair().d_identity
-    return worker_account(identity, LINK, ledger, roster, Counters(), 1e5, is_draining=True)
+    cache = PrefixCache(ledger, 4, FakeEngine())
+    return worker_account(identity, LINK, cache, roster, Counters(), 1e5, is_draining=True)
 
 
 def test_a_list_too_long_is_cut_at_the_youngest_and_says_so() -> None:

@@ -9,9 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from transport.frames import EndReason
+from triolet.config_speculation import SpeculationConfig
 from triolet.ids import AttemptKey, Role
 
 from .fake_engine import completion
+from .oracle import Oracle
 from .pair import Pair
 
 if TYPE_CHECKING:
@@ -19,8 +21,9 @@ if TYPE_CHECKING:
 
 
 def ask(pair: Pair, number: int) -> None:
+    start = number if number % 4 == 0 else number % 3  # most begin like some other
     pair.ask(
-        range(number, number + 1 + number % 20),
+        range(start, start + 1 + number % 20),
         allowed=1 + number % 33,
         priority=number % 3,
         max_tokens=1 + number % 30,
@@ -120,11 +123,15 @@ stories = st.lists(
 
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(stories)
+@given(stories, st.integers(0, 5))
 def test_blocks_and_tokens_survive_any_order_of_events(
-    story: list[tuple[Callable[[Pair, int], None], int]],
+    story: list[tuple[Callable[[Pair, int], None], int]], wrong_every: int
 ) -> None:
-    pair = Pair(num_blocks=16, max_num_seqs=6)
+    eager = SpeculationConfig(pause_rows=1, max_pause_rows=1)
+    oracle = Oracle(wrong_every)
+    # One in six without any guesses.
+    source = oracle if wrong_every else None
+    pair = Pair(num_blocks=16, max_num_seqs=6, source=source, speculation=eager, host_blocks=3)
     for event, number in story:
         event(pair, number)
         pair.check()
@@ -136,6 +143,7 @@ def test_blocks_and_tokens_survive_any_order_of_events(
         pair.deliver()
     pair.pass_time(6.0)
     pair.check_empty()
+    assert not oracle.known
     for key, heard in pair.heard.items():
         if heard.granted and heard.refused is None:
             assert Role.DECODE in heard.ended, key

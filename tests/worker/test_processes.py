@@ -65,7 +65,7 @@ class Process:
     def stop(self) -> int:
         """Send SIGTERM and return the exit code."""
         self.popen.send_signal(signal.SIGTERM)
-        self.popen.communicate(timeout=20)
+        self.popen.communicate(timeout=60)
         return self.popen.returncode
 
 

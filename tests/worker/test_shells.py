@@ -64,7 +64,8 @@ async def test_heartbeats_tell_load_and_progress(autojump_clock: MockClock) -> N
         assert beats[Role.DECODE].load.leased_blocks == 10
         assert beats[Role.DECODE].load.kv_bytes == 10 * fleet.engines[Role.DECODE].bytes_per_block
         assert beats[Role.PREFILL].load.computed_tokens == len(PROMPT)
-        assert beats[Role.PREFILL].load.free_blocks == 64
+        prefill = beats[Role.PREFILL].load
+        assert prefill.free_blocks + prefill.cached_blocks == 64
         fleet.client.allow(answer, 10)
         await fleet.client.finish(answer)
         fleet.check_empty()

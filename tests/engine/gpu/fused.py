@@ -10,6 +10,7 @@ from engine.kv_pool import KVLayout, KVPool
 from engine.load import TORCH_DTYPES, Engine
 from engine.model_config import load_eos_token_ids, load_model_config
 from engine.pace import Pace
+from engine.prefix_cache import PrefixCache
 from engine.weights import Checkpoint
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def fused_engine(path: Path, device: torch.device, config: EngineConfig) -> Engi
         TORCH_DTYPES[config.dtype],
     )
     pool = KVPool(layout, NUM_BLOCKS, device)
+    ledger = BlockLedger(NUM_BLOCKS)
     runner = build_runner(
         config.backend,
         model_config,
@@ -46,7 +48,8 @@ def fused_engine(path: Path, device: torch.device, config: EngineConfig) -> Engi
     return Engine(
         runner,
         pool,
-        BlockLedger(NUM_BLOCKS),
+        ledger,
+        PrefixCache(ledger, config.block_size, pool),
         "fingerprint",
         model_config,
         load_eos_token_ids(path),

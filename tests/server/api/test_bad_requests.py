@@ -134,7 +134,6 @@ UNSUPPORTED: list[tuple[str, Any]] = [
     ("suffix", "end"),
     ("chat_template", "{{ messages }}"),
     ("continue_final_message", True),
-    ("cache_salt", "x"),
 ]
 HARMLESS: dict[str, Any] = {
     "metadata": {"a": "b"},

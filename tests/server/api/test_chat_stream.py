@@ -10,7 +10,7 @@ import trio
 
 from server.generation import CancelReason, Delta, FinishReason
 from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand, delta
-from tests.server.support.surface import MODEL, request_bytes, surface
+from tests.server.support.surface import MODEL, PATIENCE_S, request_bytes, surface
 from triolet.errors import no_worker, overloaded
 
 PATH = "/v1/chat/completions"
@@ -198,7 +198,7 @@ async def test_tokens_that_show_nothing_are_silence() -> None:
                     await trio.lowlevel.checkpoint()
 
             nursery.start_soon(say_nothing)
-            with trio.fail_after(5):
+            with trio.fail_after(PATIENCE_S):
                 assert await client.chunk() == b": keep-alive\n\n"
             nursery.cancel_scope.cancel()
 
@@ -223,7 +223,7 @@ async def test_a_client_that_leaves_cancels(
                 await client.stream.send_eof()
             else:
                 await client.stream.aclose()
-            with trio.fail_after(1):
+            with trio.fail_after(PATIENCE_S):
                 await generation.was_cancelled.wait()
     assert generation.cancelled == [CancelReason.CLIENT_GONE]
 
@@ -235,7 +235,7 @@ async def test_a_client_that_leaves_after_stray_bytes_cancels() -> None:
         async with client.stream:
             await client.send(request_bytes_of(chat(stream=False)) + b"\r\nstray")
             generation = await fleet.nth(0)
-        with trio.fail_after(1):
+        with trio.fail_after(PATIENCE_S):
             await generation.was_cancelled.wait()
 
 

@@ -10,7 +10,7 @@ import trio
 from server.api.intake import INLINE_BYTES
 from server.api.json_body import MAX_KEYS, parse_object
 from server.api.schemas import MAX_DETOKENIZED
-from tests.server.support.surface import Answer, surface
+from tests.server.support.surface import PATIENCE_S, Answer, surface
 from triolet.errors import RequestError
 
 SPACE = " " * INLINE_BYTES
@@ -27,7 +27,7 @@ async def test_a_large_body_is_parsed_in_a_thread_and_a_small_one_at_once() -> N
 
         async with threads:  # whoever needs the thread has to wait
             nursery.start_soon(post_large)
-            with trio.fail_after(5):
+            with trio.fail_after(PATIENCE_S):
                 while threads.statistics().tasks_waiting == 0:
                     await trio.lowlevel.checkpoint()
             small = await server.post("/tokenize", {"prompt": "A"})

@@ -14,7 +14,7 @@ from openai.lib.responses_websocket import ResponsesWebSocketLimits, ResponsesWe
 
 from server.generation import CancelReason, FinishReason
 from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand
-from tests.server.support.surface import MODEL, surface
+from tests.server.support.surface import MODEL, PATIENCE_S, surface
 from triolet.errors import deadline_exceeded, no_worker, overloaded
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ async def test_closing_its_stream_cancels() -> None:
 
     async with surface(fleet) as server:
         await with_client(server, use)
-        with trio.fail_after(1):
+        with trio.fail_after(PATIENCE_S):
             await (await fleet.nth(0)).was_cancelled.wait()
     assert fleet.generations[0].cancelled == [CancelReason.CLIENT_GONE]
 

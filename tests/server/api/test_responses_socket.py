@@ -10,7 +10,7 @@ import trio
 from server.api.conversations import TURN_CHARS, Conversations
 from server.generation import CancelReason, FinishReason
 from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand
-from tests.server.support.surface import MODEL, surface
+from tests.server.support.surface import MODEL, PATIENCE_S, surface
 from tests.server.support.websocket import BINARY, PING, TEXT, Socket, frame_bytes, open_socket
 from triolet.errors import RequestError, no_worker, overloaded
 
@@ -277,7 +277,7 @@ async def test_leaving_cancels_every_answer() -> None:
             for lane in "abc":
                 await socket.send(create(stream_id=lane))
             generations = [await fleet.nth(index) for index in range(3)]
-        with trio.fail_after(1):
+        with trio.fail_after(PATIENCE_S):
             for generation in generations:
                 await generation.was_cancelled.wait()
         await server.all_connections_closed()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -14,8 +14,15 @@ import trio.testing
 from server.edge.accept import Edge
 from server.edge.sockets import open_listening_socket
 from server.generation import CancelReason
+from tests.server.support.clock import pass_time
 from tests.server.support.fakes import FakeFleet, by_hand
-from tests.server.support.surface import CONFIG, RawClient, small_window, surface
+from tests.server.support.surface import (
+    CONFIG,
+    PATIENCE_S,
+    RawClient,
+    small_window,
+    surface,
+)
 from tests.server.support.websocket import (
     BINARY,
     CLOSE,
@@ -27,6 +34,9 @@ from tests.server.support.websocket import (
     handshake,
     open_socket,
 )
+
+if TYPE_CHECKING:
+    from trio.testing import MockClock
 
 CREATE = {"type": "response.create", "input": "hi"}
 
@@ -86,10 +96,10 @@ async def test_a_message_beyond_the_bound_is_1009(opcode: int) -> None:
 @pytest.mark.parametrize("kind", ["fragments", "pings", "pongs", "messages"])
 async def test_a_flood_is_1008(kind: str) -> None:
     flood = {
-        "fragments": frame_bytes(TEXT, b"x", fin=False) + frame_bytes(CONTINUATION, fin=False) * 99,
-        "pings": frame_bytes(PING) * 100,
-        "pongs": frame_bytes(PONG) * 100,
-        "messages": frame_bytes(TEXT, b"{}") * 100,
+        "fragments": frame_bytes(TEXT, fin=False) + frame_bytes(CONTINUATION, fin=False) * 1000,
+        "pings": frame_bytes(PING) * 1000,
+        "pongs": frame_bytes(PONG) * 1000,
+        "messages": frame_bytes(TEXT, b"{}") * 1000,
     }[kind]
     frames_per_s = 500 if kind == "messages" else 50
     async with surface(ws_max_frames_per_s=frames_per_s, ws_max_messages_per_s=20) as server:
@@ -109,7 +119,7 @@ async def test_a_close_behind_unread_messages_is_noticed() -> None:
             await socket.send(CREATE)
             generation = await fleet.nth(0)
             await socket.client.send(frame_bytes(TEXT, b"{}") * 30)
-        with trio.fail_after(1):
+        with trio.fail_after(PATIENCE_S):
             await generation.was_cancelled.wait()
         assert generation.cancelled == [CancelReason.CLIENT_GONE]
         await server.all_connections_closed()
@@ -126,7 +136,7 @@ async def test_a_close_of_a_client_that_reads_nothing_is_noticed() -> None:
                 generation.say("x" * 100_000)
             await trio.testing.wait_all_tasks_blocked(0.05)
             await socket.client.send(frame_bytes(CLOSE, struct.pack("!H", 1000)))
-            with trio.fail_after(5):
+            with trio.fail_after(PATIENCE_S):
                 await generation.was_cancelled.wait()
         assert generation.cancelled == [CancelReason.CLIENT_GONE]
 
@@ -152,7 +162,7 @@ async def test_nonsense_from_a_client_that_reads_nothing_ends_its_socket() -> No
                     await client.send(frame_bytes(TEXT, b'{"type": "?"}') * 100)
 
             nursery.start_soon(babble)
-            with trio.fail_after(5):
+            with trio.fail_after(PATIENCE_S):
                 await generation.was_cancelled.wait()
             nursery.cancel_scope.cancel()
             assert generation.cancelled == [CancelReason.CLIENT_GONE]
@@ -166,17 +176,26 @@ async def test_a_peer_without_pongs_is_closed_and_what_it_began_is_freed() -> No
         async with socket.client.stream:
             await socket.send(CREATE)
             generation = await fleet.nth(0)
-            with trio.fail_after(10):
+            with trio.fail_after(PATIENCE_S):
                 while (frame := await socket.frame()).opcode in {TEXT, PING}:
                     pass
             assert frame.close_code == 1001
-            with trio.fail_after(1):
+            with trio.fail_after(PATIENCE_S):
                 await generation.was_cancelled.wait()
 
 
 @pytest.mark.slow
-async def test_a_peer_with_pongs_is_not() -> None:
-    async with surface(ws_ping_s=0.1, ws_pong_timeout_s=1.0) as server:
+async def test_a_peer_with_pongs_is_not(mock_clock: MockClock) -> None:
+    async with (
+        surface(ws_ping_s=0.1, ws_pong_timeout_s=1.0) as server,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def let_time_pass() -> None:
+            while True:
+                await pass_time(mock_clock, 0.05)
+
+        nursery.start_soon(let_time_pass)
         socket = await open_socket(server)
         async with socket.client.stream:
             for _ in range(15):
@@ -185,6 +204,7 @@ async def test_a_peer_with_pongs_is_not() -> None:
                 await socket.client.send(frame_bytes(PONG, frame.payload))
             await socket.send(CREATE)
             await socket.until("response.completed")
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_client_s_close_is_answered() -> None:
@@ -259,7 +279,7 @@ async def test_a_loop_of_sends_into_a_closed_socket_lets_others_run() -> None:
         await client.send(handshake())
         await client.head()
         await client.stream.aclose()
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE_S):
             await has_sent.wait()
         nursery.cancel_scope.cancel()
 
@@ -273,6 +293,6 @@ async def test_an_answer_to_a_socket_that_was_reset_ends() -> None:
         for _ in range(1000):
             generation.say("text")
         await socket.client.stream.aclose()
-        with trio.fail_after(1):
+        with trio.fail_after(PATIENCE_S):
             await generation.was_cancelled.wait()
         assert (await server.request("GET", "/health/live")).status == 200

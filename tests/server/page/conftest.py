@@ -35,7 +35,7 @@ def server() -> Iterator[FakeServer]:
     """A server that says what the test says."""
     server = FakeServer()
     yield server
-    server.stop()
+    server.close()
 
 
 @pytest.fixture(scope="package")

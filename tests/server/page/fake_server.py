@@ -19,11 +19,13 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 from websockets.sync.server import Server, ServerConnection, serve
 
+from ops.ports import bind_port
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 STATIC = Path(__file__).parents[3] / "server" / "static"
-WAIT_S = 10.0
+WAIT_S = 30.0
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -141,7 +143,9 @@ class FakeServer:
         self._exchanges: queue.Queue[Exchange] = queue.Queue(maxsize=16)
         self._by_lane: dict[str, Exchange] = {}
         self._connections: set[ServerConnection] = set()
-        self._port = 0
+        # Open for as long as the server may come back, so that nobody else gets its port.
+        self._kept = bind_port("127.0.0.1", 0)
+        self._port: int = self._kept.getsockname()[1]
         self._server: Server | None = None
         self._thread: threading.Thread | None = None
         self.start()
@@ -156,7 +160,6 @@ class FakeServer:
         server = serve(
             self._converse, "127.0.0.1", self._port, process_request=self._process, compression=None
         )
-        self._port = server.socket.getsockname()[1]
         self._server = server
         self._thread = threading.Thread(target=server.serve_forever)
         self._thread.start()
@@ -169,6 +172,11 @@ class FakeServer:
         self._thread.join(WAIT_S)
         self._server = None
         self.drop()
+
+    def close(self) -> None:
+        """Stop for good."""
+        self.stop()
+        self._kept.close()
 
     def drop(self) -> None:
         """Cut every connection without a word; the page may come again."""

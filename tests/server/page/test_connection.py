@@ -14,15 +14,16 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
+HOUR_S = 3600.0
 AWAY = ("WebSocket connection to", "net::ERR_CONNECTION")
 """How Chromium reports a server that is not there, whatever the page does about it."""
 
 
 def stop_clock(chat: ChatPage) -> None:
     """Let the page's time pass only when told: on a busy machine it would otherwise reconnect
-    before the test has looked."""
+    before the test has looked. Far in the future: a clock that runs can be stopped there only."""
     chat.page.clock.install()
-    chat.page.clock.pause_at(time.time() + 1.0)
+    chat.page.clock.pause_at(time.time() + HOUR_S)
 
 
 def test_an_answer_whose_connection_breaks_says_so_and_can_be_tried_again(

@@ -34,7 +34,7 @@ def evaluate(browser: Browser) -> Iterator[Callable[..., Any]]:
 
     yield call
     page.close()
-    server.stop()
+    server.close()
 
 
 STEPS = {

@@ -15,6 +15,7 @@ from server.text.tokenizer import ChatPrompt, TextModel
 from tests.server.tiny_text import BOS_ID, EOS_ID, tiny_text
 from triolet.errors import RequestError
 
+PATIENCE_S = 60.0
 STORIES = Path(__file__).parents[4] / "shared/data/checkpoints/stories260K"
 
 
@@ -137,7 +138,7 @@ async def test_text_that_takes_too_long_is_given_up_and_holds_its_thread(
 
     class Slow:
         def encode(self, text: str, add_special_tokens: bool) -> object:
-            release.wait(10)
+            release.wait(PATIENCE_S)
             raise AssertionError("nobody waits for this any more")
 
     monkeypatch.setattr(model, "_tokenizer", Slow())
@@ -150,7 +151,7 @@ async def test_text_that_takes_too_long_is_given_up_and_holds_its_thread(
         assert (refusal.value.status, refusal.value.code) == (503, "overloaded")
     finally:
         release.set()
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE_S):
         async with model._limiter:  # the thread gave its place back
             pass
 
@@ -160,7 +161,7 @@ async def test_a_template_that_never_ends_gives_its_thread_back() -> None:
     model = tiny_text(template=nested, tokenize_timeout_s=0.05, tokenize_threads=1)
     with pytest.raises(RequestError, match="shorten"):
         await model.render_chat([{"role": "user", "content": "Hi"}])
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE_S):
         async with model._limiter:  # held by the thread for as long as it runs
             pass
 
@@ -170,7 +171,7 @@ async def test_a_client_that_leaves_ends_its_template() -> None:
     model = tiny_text(template=nested, tokenize_timeout_s=60.0, tokenize_threads=1)
     with trio.move_on_after(0.05):
         await model.render_chat([{"role": "user", "content": "Hi"}])
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE_S):
         async with model._limiter:
             pass
 

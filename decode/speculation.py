@@ -1,0 +1,147 @@
+"""Guesses of coming tokens: which rows of a step carry some, and what became of them.
+
+A guess is a row of its own, computed in the same step right behind the row before it; it is kept if
+its token is the one that this row chose. Knows bounds and sequences; does not know where a guess
+comes from, nor how rows are computed. A guess never costs anybody else anything but time: it takes
+no block that another sequence may need soon, and is no reason to preempt.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from .guess_pace import GuessPace
+from .scheduler import blocks_for
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from triolet.config_speculation import SpeculationConfig
+    from triolet.ids import AttemptKey
+    from worker.counters import Counters
+
+    from .attempt import Attempt
+
+
+class GuessSource(Protocol):
+    """Where guesses come from."""
+
+    def guess(self, attempt: Attempt, most: int) -> Sequence[int]:
+        """Return up to `most` tokens that may follow what an attempt has."""
+        ...
+
+    def forget(self, key: AttemptKey) -> None:
+        """Forget an attempt that has ended, if it was known."""
+        ...
+
+
+class Room(NamedTuple):
+    """What a step may take for guesses.
+
+    Attributes:
+      spare_blocks: that nobody may need soon.
+      block_size: tokens per block.
+      max_model_len: longest sequence.
+    """
+
+    spare_blocks: int
+    block_size: int
+    max_model_len: int
+
+
+class Turn(NamedTuple):
+    """One attempt's part in a step.
+
+    Attributes:
+      attempt: whose.
+      guesses: tokens that may follow its row's; each has a row.
+      num_new_blocks: to be leased for them.
+    """
+
+    attempt: Attempt
+    guesses: tuple[int, ...] = ()
+    num_new_blocks: int = 0
+
+
+class Speculation:
+    """Chooses guesses, and learns for each sequence whether they pay.
+
+    Args:
+      source: where they come from; None for no guesses at all.
+      config: bounds.
+      counters: of guesses and what became of them.
+    """
+
+    def __init__(
+        self, source: GuessSource | None, config: SpeculationConfig, counters: Counters
+    ) -> None:
+        self._source = source
+        self._config = config
+        self._counters = counters
+        self._paces: dict[AttemptKey, GuessPace] = {}
+
+    def plan(self, rows: Sequence[Attempt], room: Room) -> list[Turn]:
+        """Give rows their guesses, in the order given, as far as the step has room."""
+        left = 0 if self._source is None else self._config.max_step_tokens - len(rows)
+        share = max(1, left // max(1, len(rows)))
+        turns = []
+        for attempt in rows:
+            turn = Turn(attempt)
+            if left > 0:
+                turn = self._turn(attempt, min(left, share), room)
+                left -= len(turn.guesses)
+                room = room._replace(spare_blocks=room.spare_blocks - turn.num_new_blocks)
+            turns.append(turn)
+        return turns
+
+    def wanted(self, attempt: Attempt, max_model_len: int) -> int:
+        """Return how many guesses an attempt could use: it may end, or have to wait, before."""
+        if not attempt.samples_next:
+            return 0
+        position = len(attempt.output_ids)
+        return min(
+            self._pace(attempt).length,
+            attempt.window.allowed - position - 1,
+            attempt.sampling.max_tokens - position - 1,
+            max_model_len - attempt.num_tokens - 1,
+        )
+
+    def went(self, turn: Turn, num_tokens: int) -> None:
+        """Note how many tokens a turn has brought: one without guesses, and one for each that
+        held."""
+        if self._source is None:
+            return
+        pace = self._pace(turn.attempt)
+        if not turn.guesses:
+            pace.went_without()
+            return
+        accepted = num_tokens - 1
+        pace.went(len(turn.guesses), accepted)
+        self._counters.speculative_rows += 1
+        self._counters.speculative_proposed += len(turn.guesses)
+        self._counters.speculative_accepted += accepted
+
+    def forget(self, key: AttemptKey) -> None:
+        """Forget an attempt that has ended."""
+        self._paces.pop(key, None)
+        if self._source is not None:
+            self._source.forget(key)
+
+    def _turn(self, attempt: Attempt, most: int, room: Room) -> Turn:
+        assert self._source is not None
+        most = min(most, self.wanted(attempt, room.max_model_len))
+        # The row's own token and those of its guesses, all of which are stored.
+        held = len(attempt.block_table) * room.block_size - attempt.num_computed_tokens - 1
+        most = min(most, held + room.spare_blocks * room.block_size)
+        if most < 1:
+            return Turn(attempt)
+        guesses = tuple(self._source.guess(attempt, most))
+        assert len(guesses) <= most, "more guesses than were asked for"
+        num_new_blocks = blocks_for(max(0, len(guesses) - held), room.block_size)
+        return Turn(attempt, guesses, num_new_blocks)
+
+    def _pace(self, attempt: Attempt) -> GuessPace:
+        pace = self._paces.get(attempt.key)
+        if pace is None:
+            pace = self._paces[attempt.key] = GuessPace(self._config)
+        return pace

@@ -1,0 +1,261 @@
+"""`python -m loadtest.bench.guess`: what guessing ahead brings, over HTTP, and what it costs.
+
+Two whole fleets stand beside one another, one that guesses and one that does not; only one is
+asked at a time, and they take turns at every question, so that whatever else the machine does
+strikes both alike. Both must give the same answers. Knows HTTP only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import sys
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from rich.console import Console
+
+from ..server_process import running_server
+from .machine import describe
+from .peers import ENVIRONMENTS
+from .report import Ratio, Report
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+PLAIN: Final = "off"
+COPY_FLOOR: Final = 1.0
+"""Where text is copied it must not be slower."""
+PLAIN_FLOOR: Final = 0.9
+"""Where hardly anything can be guessed it may cost a little."""
+BEAT_S: Final = 1.2
+"""After which a worker's counters have certainly reached its server."""
+TIMEOUT_S: Final = 120.0
+MAX_TOKENS: Final = 220
+COUNTING: Final = ("Count from 1 to 50.", "Count to 40.", "Count from 1 to 30.", "Count to 50.")
+STORIES: Final = (
+    "Tell me a story about a fox named Mia on the moon.",
+    "Tell me a story about a bear named Tom in a forest.",
+    "Tell me a story about a mouse named Lily at the sea.",
+    "Tell me a story about a cat named Ben in a castle.",
+)
+
+Messages = list[dict[str, str]]
+
+
+class Answer(NamedTuple):
+    """One answer.
+
+    Attributes:
+      text: of it.
+      tokens: that it has.
+      decode_s: from its first piece to its last.
+    """
+
+    text: str
+    tokens: int
+    decode_s: float
+
+
+class Counts(NamedTuple):
+    """What a decode worker has done."""
+
+    steps: float
+    rows: float
+    proposed: float
+    accepted: float
+
+    def since(self, before: Counts) -> Counts:
+        """Return what was added."""
+        return Counts(*(now - then for now, then in zip(self, before, strict=True)))
+
+
+NOTHING: Final = Counts(0, 0, 0, 0)
+
+
+@dataclass(slots=True)
+class Measured:
+    """What came of one task on one fleet.
+
+    Attributes:
+      tokens_per_s: of each round, all streams together.
+      tokens: of all answers.
+      counts: of the worker meanwhile.
+    """
+
+    tokens_per_s: list[float] = field(default_factory=list)
+    tokens: int = 0
+    counts: Counts = NOTHING
+
+
+def ask(url: str, messages: Messages) -> Answer:
+    """Ask greedily, read the stream, note when its pieces come."""
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=TIMEOUT_S)
+    body = {
+        "messages": messages,
+        "max_tokens": MAX_TOKENS,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    try:
+        connection.request(
+            "POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"}
+        )
+        text, tokens, times = "", 0, []
+        for line in connection.getresponse():
+            if not line.startswith(b"data: {"):
+                continue
+            event: dict[str, Any] = json.loads(line[6:])
+            for choice in event["choices"]:
+                if piece := choice["delta"].get("content"):
+                    text += piece
+                    times.append(time.perf_counter())
+            if event.get("usage"):
+                tokens = event["usage"]["completion_tokens"]
+    finally:
+        connection.close()
+    return Answer(text, tokens, times[-1] - times[0])
+
+
+def counts_of(url: str) -> Counts:
+    """Return what the fleet's decode worker has counted."""
+    time.sleep(BEAT_S)
+    with urllib.request.urlopen(f"{url}/metrics", timeout=TIMEOUT_S) as answer:
+        lines = answer.read().decode().splitlines()
+    values = [
+        sum(float(line.split()[-1]) for line in lines if line.startswith(name) and "decode" in line)
+        for name in (
+            "triolet_worker_steps_total{",
+            "triolet_speculative_rows_total{",
+            "triolet_speculative_proposed_total{",
+            "triolet_speculative_accepted_total{",
+        )
+    ]
+    return Counts(*values)
+
+
+def tasks(url: str) -> dict[str, list[Messages]]:
+    """Return conversations by task: those whose next answer stands there already, and others."""
+    asked: list[Messages] = [[{"role": "user", "content": text}] for text in COUNTING]
+    copies = [
+        [*messages, {"role": "assistant", "content": ask(url, messages).text}, *messages]
+        for messages in asked
+    ]
+    return {"copy": copies, "plain": [[{"role": "user", "content": text}] for text in STORIES]}
+
+
+def measure(
+    urls: dict[str, str], batches: Sequence[int], repetitions: int, console: Console
+) -> dict[tuple[str, int, str], Measured]:
+    """Return what was measured by task, streams at once, and fleet.
+
+    Raises:
+      ValueError: two fleets gave different answers.
+    """
+    found: dict[tuple[str, int, str], Measured] = {}
+    names = list(urls)
+    for task, conversations in tasks(urls[PLAIN]).items():
+        for batch in batches:
+            before = {name: counts_of(url) for name, url in urls.items()}
+            for repetition in range(repetitions + 1):
+                turn = names[repetition % len(names) :] + names[: repetition % len(names)]
+                answers = {name: _round(urls[name], conversations[:batch]) for name in turn}
+                texts = {name: [a.text for a in given] for name, given in answers.items()}
+                if any(text != texts[PLAIN] for text in texts.values()):
+                    raise ValueError(f"fleets answer differently: {texts}")
+                for name, given in answers.items():
+                    one = found.setdefault((task, batch, name), Measured())
+                    one.tokens += sum(answer.tokens for answer in given)
+                    if repetition:  # the first one warms up
+                        rates = (answer.tokens / answer.decode_s for answer in given)
+                        one.tokens_per_s.append(sum(rates))
+            for name, url in urls.items():
+                found[task, batch, name].counts = counts_of(url).since(before[name])
+            console.print(f"[dim]{task} b{batch} done[/dim]")
+    return found
+
+
+def _round(url: str, conversations: list[Messages]) -> list[Answer]:
+    with ThreadPoolExecutor(len(conversations)) as pool:
+        return list(pool.map(partial(ask, url), conversations))
+
+
+def report_of(found: dict[tuple[str, int, str], Measured], machine: dict[str, Any]) -> Report:
+    """Return rows and ratios."""
+    rows = []
+    for (task, batch, name), one in found.items():
+        counts = one.counts
+        rows.append(
+            {
+                "task": f"{task} b{batch}",
+                "guesses": name,
+                "tokens_per_s": round(median(one.tokens_per_s), 1),
+                "tokens_per_step": round(one.tokens / max(counts.steps, 1), 2),
+                "accepted_per_row": round(counts.accepted / max(counts.rows, 1), 2),
+                "accepted_share": round(counts.accepted / max(counts.proposed, 1), 3),
+                "samples": len(one.tokens_per_s),
+            }
+        )
+    ratios = {
+        f"{task} b{batch}: {name} vs {PLAIN}": Ratio(
+            median(one.tokens_per_s) / median(found[task, batch, PLAIN].tokens_per_s),
+            COPY_FLOOR if task == "copy" else PLAIN_FLOOR,
+        )
+        for (task, batch, name), one in found.items()
+        if name != PLAIN
+    }
+    return Report("guess", machine, rows, ratios, {}, (("task", "guesses"), "tokens_per_s"))
+
+
+def run(arguments: argparse.Namespace, console: Console) -> Report:
+    """Start the fleets and compare them."""
+    logs = ENVIRONMENTS / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    machine = describe(arguments.threads)
+    with ExitStack() as stack:
+        urls = {
+            name: stack.enter_context(_fleet(name, arguments, logs))
+            for name in (PLAIN, arguments.speculate)
+        }
+        found = measure(urls, arguments.batches, arguments.repetitions, console)
+    return report_of(found, machine | {"dtype": arguments.dtype, "model": arguments.model})
+
+
+def _fleet(name: str, arguments: argparse.Namespace, logs: Path) -> AbstractContextManager[str]:
+    model = [arguments.model] if arguments.model else []
+    options = [*model, "--speculate", name, "--dtype", arguments.dtype]
+    options += ["--threads", str(arguments.threads)]
+    return running_server(options, logs / f"guess-{name.replace('/', '-')}.log")
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="", help="directory (default: the demo model)")
+    parser.add_argument("--speculate", default="lookup", help="as of `triolet serve`")
+    parser.add_argument("--threads", type=int, default=1, help="of each worker")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="float32")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--repetitions", type=int, default=7)
+    console = Console()
+    report = run(parser.parse_args(), console)
+    path = report.write(ENVIRONMENTS)
+    report.show(console)
+    console.print(str(path))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

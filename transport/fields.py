@@ -1,0 +1,35 @@
+"""What the fields of frames may hold: bounds of counts, texts, durations, packed ids.
+
+Knows types and limits; knows no frame.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
+
+from triolet.config import MAX_NUM_SEQS
+
+MAX_ROWS: Final = 65_536
+MAX_TOKEN_ROWS: Final = MAX_NUM_SEQS
+"""Rows of one step; with 20 alternatives each they take 8 MiB in memory."""
+MAX_TEXT: Final = 4096
+MAX_SECONDS: Final = 1e9
+"""Thirty years: keeps infinity out."""
+MAX_TOKENS_ON_WIRE: Final = 4 * 1024 * 1024
+"""Token ids per frame; ids travel packed, 4 bytes each."""
+
+RequestIdField: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
+PackedTokens: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS_ON_WIRE)]
+Salt: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=16)]
+"""Whose prefix cache: KV is found again under the same salt only. Empty for everybody's."""
+Digest: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A group of fields inside frames; an array on the wire."""

@@ -1,0 +1,66 @@
+"""The bounds of guessing ahead in decode, each beside its reason; a part of a worker's config.
+
+It imports nothing of config.py, which holds it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from .errors import ConfigError
+
+NO_GUESSES: Final = "off"
+LOOKUP: Final = "lookup"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationConfig:
+    """Where decode gets guesses of coming tokens from, and how many it makes.
+
+    A guess is computed in the same step as the token before it, and kept if it is the token that
+    would have been chosen anyway. So answers are the same with and without; only speed differs.
+    """
+
+    source: str = NO_GUESSES
+    """`off`, or `lookup`: what followed the last tokens where they occurred before. Off by default:
+    guesses that fail cost time."""
+    max_guesses: int = 8
+    """Of one sequence in one step: as many as a step has room for beside a few rows. A sequence is
+    given so many only while all of them hold."""
+    max_step_tokens: int = 16
+    """Rows and guesses of a step together. Up to about so many tokens a step on a CPU is bound by
+    reading weights and a further token is nearly free; beyond, each costs as much as a row. Steps
+    with as many rows carry no guesses."""
+    min_ngram: int = 2
+    """Lookup: so many last tokens must have occurred before. One alone occurs everywhere."""
+    max_ngram: int = 8
+    """Lookup: of several places, that with the longest common past is taken; a longer one than
+    this says no more."""
+    max_lookback_tokens: int = 16_384
+    """Lookup: older tokens are not looked at, which bounds a search to well below a
+    millisecond."""
+    max_candidates: int = 16
+    """Lookup: places that are compared, the latest first."""
+    min_acceptance: float = 0.2
+    """Share of the guesses of a sequence, as a moving average, below which guessing does not pay
+    for it."""
+    pause_rows: int = 16
+    """How many rows a sequence then goes without guesses, before it tries a single one again."""
+    max_pause_rows: int = 256
+    """The pause doubles with each trial that fails, up to this."""
+
+    def __post_init__(self) -> None:
+        if self.source not in (NO_GUESSES, LOOKUP):
+            raise ConfigError(f"speculate is {self.source!r}; allowed: off, lookup")
+        for name, value, least, most in (
+            ("max_guesses", self.max_guesses, 1, 64),
+            ("max_step_tokens", self.max_step_tokens, 2, 4096),
+            ("min_ngram", self.min_ngram, 1, self.max_ngram),
+            ("pause_rows", self.pause_rows, 1, self.max_pause_rows),
+        ):
+            if not least <= value <= most:
+                raise ConfigError(f"{name} is {value}; allowed: {least}…{most}")
+
+
+OFF: Final = SpeculationConfig()
