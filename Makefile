@@ -16,7 +16,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -c GPU)
 CONSTRAINTS := $(if $(filter-out 0,$(HAS_GPU)),,--constraint constraints.txt)
 
-.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart soak bench-stalled faults simulate simulate-mutants simulate-cancels bench-model bench-engine bench-guess clean
+.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart soak bench-stalled faults simulate simulate-mutants simulate-cancels bench-model bench-engine bench-gpu bench-guess clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
@@ -99,6 +99,9 @@ bench-engine: bench-model  ## prefill and decode tokens/s beside torch, transfor
 
 bench-guess: install-dev  ## what guessing ahead brings where text is copied and where not, two fleets side by side
 	$(BIN)/python -m loadtest.bench.guess $(ARGS)
+
+bench-gpu: install-dev  ## the ten-minute plan on an NVIDIA GPU (docs/gpu.md); says so where there is none
+	$(BIN)/python -m loadtest.bench.gpu $(ARGS)
 
 clean:  ## remove what builds and tests leave behind, not the environment
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

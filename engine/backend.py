@@ -138,7 +138,7 @@ def build_runner(
     dtype, device = pool.layout.dtype, pool.blocks.device
     weights = load_weights(model_config, checkpoint, dtype, device, on_progress)
     parts = build_parts(backend, model_config, weights, pool, config, max_model_len)
-    if config.cuda_graphs and device.type == "cuda":
+    if config.gpu.cuda_graphs and device.type == "cuda":
         with torch.inference_mode():
             capture(backend, parts.decoder)
     return Runner(parts.model, config.block_size, pool, parts.decoder)

@@ -92,7 +92,7 @@ def load_engine(
     on_progress("digest", 0.0)
     fingerprint = _fingerprint(weights_digest(checkpoint.files), config, model_config)
     on_progress("kv_pool", 0.0)
-    pool = KVPool(layout, num_blocks, device, config.pinned_bytes)
+    pool = KVPool(layout, num_blocks, device, config.gpu.pinned_bytes)
     runner = build_runner(
         backend,
         model_config,

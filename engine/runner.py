@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from .batch import FlatStep
     from .gpu.decoder import Decoder
     from .kv_pool import KVPool
+
+
+MAX_UNDER_WAY: Final = 2
+"""Steps that may be launched and not read: one that the device computes, one that waits for it."""
 
 
 class StepModel(Protocol):
@@ -81,7 +85,7 @@ class Runner:
 
         Returns:
           What waits for the step to end and returns its tokens; to be called on this thread, in the
-          order of launching, at most `engine.gpu.decoder.MAX_UNDER_WAY` later.
+          order of launching, before more than `MAX_UNDER_WAY` steps are under way.
 
         Raises:
           CapacityError: the device has no memory for a step of this size.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from triolet.config import EngineConfig, LinkConfig, ServerConfig
+    from triolet.config_gpu import GpuConfig
     from triolet.config_speculation import SpeculationConfig
 
 
@@ -22,8 +23,6 @@ def engine_arguments(config: EngineConfig) -> list[str]:
         *("--kv-pool", str(config.kv_pool_bytes)),
         *("--max-num-seqs", str(config.max_num_seqs)),
         *("--max-num-batched-tokens", str(config.max_num_batched_tokens)),
-        *("--pinned-memory", str(config.pinned_bytes)),
-        "--cuda-graphs" if config.cuda_graphs else "--no-cuda-graphs",
         *("--host-cache", str(config.host_cache_bytes)),
     ]
     if config.max_model_len is not None:
@@ -32,10 +31,18 @@ def engine_arguments(config: EngineConfig) -> list[str]:
         arguments += ["--threads", str(config.threads)]
     if not config.prefix_cache:
         arguments.append("--no-prefix-cache")
-    if config.fixed_batch:
-        arguments.append("--fixed-batch")
     if config.poison_freed_blocks:
         arguments.append("--poison-freed-blocks")
+    return arguments
+
+
+def gpu_arguments(config: GpuConfig) -> list[str]:
+    """Return how a worker uses its GPU."""
+    arguments = ["--pinned-memory", str(config.pinned_bytes)]
+    if not config.cuda_graphs:
+        arguments.append("--no-cuda-graphs")
+    if config.fixed_batch:
+        arguments.append("--fixed-batch")
     return arguments
 
 

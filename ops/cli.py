@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from triolet.config import EngineConfig, LinkConfig, ServerConfig, WorkerConfig
+from triolet.config_gpu import GpuConfig  # noqa: TC001 (typer, too)
 from triolet.config_speculation import SpeculationConfig  # noqa: TC001 (typer, too)
 from triolet.errors import ConfigError
 from triolet.status import Failed, report
@@ -34,6 +35,7 @@ from .options import (
     WorkerDrainOption,
     WorkerNameOption,
     engine_options,
+    gpu_options,
     link_options,
     server_options,
     speculation_options,
@@ -96,12 +98,14 @@ def _complain(message: str, exit_code: int) -> int:
 @with_groups(
     server=server_options,
     engine=engine_options,
+    gpu=gpu_options,
     speculation=speculation_options,
     link=link_options,
 )
 def serve(
     server: ServerConfig,
     engine: EngineConfig,
+    gpu: GpuConfig,
     speculation: SpeculationConfig,
     link: LinkConfig,
     model: ModelArgument = None,
@@ -126,7 +130,7 @@ def serve(
         FleetPlan(
             model_dir=find_model(model).path,
             server=server,
-            engine=engine,
+            engine=replace(engine, gpu=gpu),
             link=link,
             prefill=prefill,
             decode=decode,
@@ -188,9 +192,10 @@ def server(
 
 
 @app.command()
-@with_groups(engine=engine_options, link=link_options)
+@with_groups(engine=engine_options, gpu=gpu_options, link=link_options)
 def prefill(
     engine: EngineConfig,
+    gpu: GpuConfig,
     link: LinkConfig,
     control: Annotated[str, typer.Option(help="Address for servers: ipc://… or tcp://host:port.")],
     model: ModelArgument = None,
@@ -206,7 +211,8 @@ def prefill(
     from .lifeline import leave
 
     def run() -> None:
-        config = _worker_config(name, model, control, None, engine, link, curve, drain_timeout)
+        own = replace(engine, gpu=gpu)
+        config = _worker_config(name, model, control, None, own, link, curve, drain_timeout)
         from prefill.worker import main as run_worker
 
         run_worker(config)
@@ -216,9 +222,12 @@ def prefill(
 
 
 @app.command()
-@with_groups(engine=engine_options, speculation=speculation_options, link=link_options)
+@with_groups(
+    engine=engine_options, gpu=gpu_options, speculation=speculation_options, link=link_options
+)
 def decode(
     engine: EngineConfig,
+    gpu: GpuConfig,
     speculation: SpeculationConfig,
     link: LinkConfig,
     control: Annotated[str, typer.Option(help="Address for servers: ipc://… or tcp://host:port.")],
@@ -236,7 +245,8 @@ def decode(
     from .lifeline import leave
 
     def run() -> None:
-        config = _worker_config(name, model, control, kv, engine, link, curve, drain_timeout)
+        own = replace(engine, gpu=gpu)
+        config = _worker_config(name, model, control, kv, own, link, curve, drain_timeout)
         from decode.worker import main as run_worker
 
         run_worker(replace(config, speculation=speculation))

@@ -12,12 +12,14 @@ from typing import Annotated, Final, TypeAlias
 import typer
 
 from triolet.config import DAY_S, Dtype, EngineConfig, LinkConfig, ServerConfig, WorkerConfig
+from triolet.config_gpu import GpuConfig
 from triolet.config_speculation import SpeculationConfig
 
 from .quantities import parse_size, show_size
 
 WORKER_DRAIN_S: Final = WorkerConfig("", "", "").drain_timeout_s
 _ENGINE: Final = EngineConfig()
+_GPU: Final = GpuConfig()
 _LINK: Final = LinkConfig()
 _GUESSES: Final = SpeculationConfig()
 _SERVER: Final = ServerConfig(
@@ -96,17 +98,6 @@ def engine_options(
     host_cache: Annotated[
         str, _compute(help="Host memory of each worker for KV that its pool cannot keep.")
     ] = show_size(_ENGINE.host_cache_bytes).replace(" ", ""),
-    cuda_graphs: Annotated[
-        bool,
-        _compute("--cuda-graphs/--no-cuda-graphs", help="Replay decode steps on a GPU."),
-    ] = _ENGINE.cuda_graphs,
-    fixed_batch: Annotated[
-        bool,
-        _compute("--fixed-batch", help="Pad decode steps on a GPU to one size, for exact answers."),
-    ] = _ENGINE.fixed_batch,
-    pinned_memory: Annotated[
-        str, _compute(help="Host memory through which KV leaves and enters a GPU.")
-    ] = show_size(_ENGINE.pinned_bytes).replace(" ", ""),
     poison_freed_blocks: Annotated[
         bool,
         _compute(
@@ -127,10 +118,26 @@ def engine_options(
         threads=threads,
         prefix_cache=not no_prefix_cache,
         host_cache_bytes=parse_size(host_cache),
-        cuda_graphs=cuda_graphs,
+        poison_freed_blocks=poison_freed_blocks,
+    )
+
+
+def gpu_options(
+    no_cuda_graphs: Annotated[
+        bool, _compute("--no-cuda-graphs", help="Launch a GPU's decode steps kernel by kernel.")
+    ] = not _GPU.cuda_graphs,
+    fixed_batch: Annotated[
+        bool, _compute("--fixed-batch", help="Pad a GPU's decode steps to one number of rows.")
+    ] = _GPU.fixed_batch,
+    pinned_memory: Annotated[
+        str, _compute(help="Host memory through which KV leaves and enters a GPU.")
+    ] = show_size(_GPU.pinned_bytes).replace(" ", ""),
+) -> GpuConfig:
+    """Return how a worker uses its GPU."""
+    return GpuConfig(
+        cuda_graphs=not no_cuda_graphs,
         fixed_batch=fixed_batch,
         pinned_bytes=parse_size(pinned_memory),
-        poison_freed_blocks=poison_freed_blocks,
     )
 
 

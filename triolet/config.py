@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from .config_gpu import GpuConfig
 from .config_recovery import RecoveryConfig
 from .config_speculation import SpeculationConfig
 from .errors import ConfigError
@@ -186,16 +187,7 @@ class EngineConfig:
     max_waiting_steps: int = 2
     """Calls that may wait for the device thread behind the running one: one step ahead keeps it
     busy, and whatever is decided later is decided better."""
-    cuda_graphs: bool = True
-    """Capture decode steps once for each size of batch and replay them; `triton` and `flash` only.
-    Off, every kernel is launched by itself: slower, and easier to look into."""
-    fixed_batch: bool = False
-    """Pad every decode step on a GPU to `max_num_seqs` rows. Matrix products choose their kernel by
-    the number of rows, so that a token's last bits may depend on how many others are in the step;
-    with one number they cannot. Costs what the padding costs."""
-    pinned_bytes: int = 96 * MIB
-    """Host memory through which KV leaves and enters a GPU's pool: what a prefill worker's ring
-    (`kv_ring_bytes`) may hold, and as much again as one decode worker's window and a half."""
+    gpu: GpuConfig = field(default_factory=GpuConfig)
     poison_freed_blocks: bool = False
     """Fill freed blocks with NaN, and let an audit look whether they stay so: how tests find a
     write by somebody who is not the owner, and a read beyond a sequence. Costs a write per freed
@@ -218,7 +210,6 @@ class EngineConfig:
             f">= block_size ({self.block_size})",
         )
         require(self.threads is None or self.threads >= 1, "threads", self.threads, ">= 1")
-        require(self.pinned_bytes >= 1, "pinned_bytes", self.pinned_bytes, ">= 1")
         require(0 <= self.niceness <= 19, "niceness", self.niceness, "0…19")
         require(self.host_cache_bytes >= 0, "host_cache_bytes", self.host_cache_bytes, ">= 0")
 

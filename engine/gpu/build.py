@@ -58,7 +58,7 @@ def build_parts(
     assert isinstance(attention, PagedAttention), "only paged backends come here"
     transformer = FusedTransformer(model_config, weights, pool, attention, max_model_len)
     model = FusedModel(transformer, pool.layout.block_size, pool.blocks.device)
-    sizes = bucket_sizes(config.max_num_seqs, fixed=config.fixed_batch)
+    sizes = bucket_sizes(config.max_num_seqs, fixed=config.gpu.fixed_batch)
     return GpuParts(model, Decoder(transformer, pool, sizes, max_model_len))
 
 

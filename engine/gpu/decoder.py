@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from ..batch import Sampled, is_plain
+from ..runner import MAX_UNDER_WAY
 from ..sampler import sample
 from .decode_rows import NUM_FIELDS, DecodeRows
 from .decode_step import DecodeState, compute_step
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from .decode_rows import Arrangement
     from .transformer import FusedTransformer
 
-MAX_UNDER_WAY: Final = 2
-"""One that the device computes and one that waits for it to end."""
 _DEPTH: Final = MAX_UNDER_WAY + 1
 _PATCH_FIELDS: Final = 3
 

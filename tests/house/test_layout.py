@@ -297,9 +297,8 @@ def test_every_channel_and_queue_has_a_bound() -> None:
     assert not wrong
 
 
-CONFIGS = [
-    ROOT / "triolet" / name for name in ("config.py", "config_recovery.py", "config_speculation.py")
-]
+CONFIG_NAMES = ("config.py", "config_gpu.py", "config_recovery.py", "config_speculation.py")
+CONFIGS = [ROOT / "triolet" / name for name in CONFIG_NAMES]
 SHOWS_DEFAULTS = "ops/options.py"
 
 

@@ -6,10 +6,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from engine.batch import Sampled, SampleSpec, StepRow
 from tests.engine.checkpoints import VOCAB_SIZE, Checkpoint
-from tests.engine.driver import Running, decode, generate, ids, open_engine, prefill
+from tests.engine.driver import (
+    Running,
+    decode,
+    generate,
+    ids,
+    launched_ahead,
+    open_engine,
+    prefill,
+)
 from triolet.config import EngineConfig
+from triolet.config_gpu import GpuConfig
 from triolet.sampling import SamplingParams
 
 from .fused import fused_engine
@@ -19,7 +27,6 @@ if TYPE_CHECKING:
 
     import torch
 
-    from engine.load import Engine
 
 PROMPTS = [[(7 * i + n) % VOCAB_SIZE for i in range(n)] for n in (1, 5, 18)]
 PLAIN = SamplingParams(temperature=0.0)
@@ -34,41 +41,6 @@ def test_fused_steps_give_the_tokens_of_transformers(
     engine = fused_engine(written.path, device, CONFIG)
     results = generate(engine, PROMPTS, 4, PLAIN, chunk=16)
     assert [ids(one) for one in results] == [written.greedy(prompt, 4) for prompt in PROMPTS]
-
-
-def launched_ahead(
-    engine: Engine, sequences: list[Running], params: SamplingParams, num_tokens: int
-) -> None:
-    """Decode with each step launched before the one before it is read."""
-    under_way: list[tuple[list[Running], Callable[[], list[Sampled | None]]]] = []
-    while True:
-        pending = under_way[-1][0] if under_way else []
-        rows, running = [], []
-        for sequence in sequences:
-            is_pending = sequence in pending
-            position = len(sequence.results) + is_pending
-            if position >= num_tokens:
-                continue
-            rows.append(
-                StepRow(
-                    [0 if is_pending else sequence.results[-1].token_id],
-                    len(sequence.prompt) + position - 1,
-                    sequence.blocks,
-                    SampleSpec(params, position),
-                    is_decode=True,
-                    follows=pending.index(sequence) if is_pending else None,
-                )
-            )
-            running.append(sequence)
-        if rows:
-            under_way.append((running, engine.runner.launch(rows)))
-        if not under_way:
-            return
-        if len(under_way) == 2 or not rows:
-            finished, read = under_way.pop(0)
-            for sequence, sampled in zip(finished, read(), strict=True):
-                assert sampled is not None
-                sequence.results.append(sampled)
 
 
 @pytest.mark.slow
@@ -119,7 +91,7 @@ def test_a_row_has_the_same_bits_whoever_else_is_in_a_fixed_batch(
     device: torch.device, checkpoint: Callable[[str], Checkpoint]
 ) -> None:
     path = checkpoint("qwen3").path
-    config = EngineConfig(backend="triton", max_num_seqs=4, fixed_batch=True)
+    config = EngineConfig(backend="triton", max_num_seqs=4, gpu=GpuConfig(fixed_batch=True))
     params = SamplingParams(temperature=0.0, logprobs=0)
     engine = fused_engine(path, device, config)
     [alone] = generate(engine, PROMPTS[1:2], 3, params)
