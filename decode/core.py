@@ -9,6 +9,8 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from engine.batch import check_request
 from transport.frames import (
     Goodbye,
@@ -48,7 +50,8 @@ from .stepper import Stepper
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from transport.frames import AnyFrame
+    from transport.frames import AnyFrame, Welcome
+    from transport.shared_ring import PeerRings
     from triolet.audit import WorkerAudit
     from triolet.config import LinkConfig
     from triolet.config_speculation import SpeculationConfig
@@ -91,6 +94,7 @@ class DecodeCore:
         read_process: Callable[[], ProcessFacts] = ProcessFacts,
         source: GuessSource | None = None,
         speculation: SpeculationConfig = OFF,
+        rings: PeerRings | None = None,
     ) -> None:
         self.outbox = Outbox()
         self.counters = Counters()
@@ -119,7 +123,9 @@ class DecodeCore:
             silence_s=2 * link.kv_idle_s,
             max_peers=link.max_peers,
             send=self.outbox.to_sender,
+            welcome=self._share_ring,
         )
+        self._rings = rings
         self._speculation = Speculation(source, speculation, self.counters)
         self.stepper = Stepper(
             engine, identity, self.roster, self.outbox, self.counters, self._speculation
@@ -172,6 +178,8 @@ class DecodeCore:
         if self._senders.hear(sender, now) is None:
             self.counters.drop(Drop.STRANGER)
             return
+        if isinstance(frame, KvChunk) and frame.shared is not None and self._rings is not None:
+            payload = self._rings.read(sender, frame.shared)
         match frame:
             case KvChunk() if payload is not None:
                 self._intake.on_chunk(sender, frame, payload, now)
@@ -184,6 +192,8 @@ class DecodeCore:
         """End what is over and forget who is silent."""
         self.reception.sweep(now)
         self._senders.forget_silent(now)
+        if self._rings is not None:
+            self._rings.keep_only({sender for sender, _ in self._senders.known()})
 
     def say_goodbye(self) -> None:
         """Tell everybody that this worker leaves."""
@@ -227,7 +237,14 @@ class DecodeCore:
             is_draining=self.reception.is_draining,
             allowed=lambda key: self.roster.attempts[key].window.allowed,
             process=self._read_process(),
+            draft=self._speculation.ledger,
         )
+
+    def _share_ring(self, sender: bytes, hello: Hello, welcome: Welcome) -> Welcome:
+        if hello.ring is None or self._rings is None:
+            return welcome
+        is_shared = self._rings.attach(sender, hello.ring)
+        return msgspec.structs.replace(welcome, shares_ring=is_shared)
 
     def _describe(self, server: PeerId) -> WorkerHeartbeat:
         own = len(self.roster.leases.owned_by(server))

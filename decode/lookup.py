@@ -63,6 +63,8 @@ class Lookup:
       config: bounds.
     """
 
+    ledger = None
+
     def __init__(self, config: SpeculationConfig) -> None:
         self._config = config
         self._histories: dict[AttemptKey, History] = {}

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from .speculation import Speculation, Turn
 
 
+_COMPLETE = (LeaseState.READY, LeaseState.RUNNING, LeaseState.PAUSED)
+
+
 class Stepper:
     """Plans steps and takes in their results.
 
@@ -80,11 +83,25 @@ class Stepper:
         for attempt in plan.growing:
             attempt.block_table += ledger.extend(attempt.key, 1)
         self._turns = self._speculation.plan(plan.rows, self._room())
-        for attempt, _, num_blocks in self._turns:
-            if num_blocks:
-                attempt.block_table += ledger.extend(attempt.key, num_blocks)
+        for turn in self._turns:
+            if turn.num_new_blocks:
+                added = ledger.extend(turn.attempt.key, turn.num_new_blocks)
+                turn.attempt.block_table += added
         self._roster.begin_step(attempt.key for attempt in plan.rows)
-        return [row for turn in self._turns for row in turn.attempt.rows(turn.guesses)]
+        return [
+            row for turn in self._turns for row in turn.attempt.rows(turn.guesses, turn.num_more)
+        ]
+
+    def wanted_guesses(self) -> list[tuple[Attempt, int]]:
+        """Return who will probably have a row in the next step and could use guesses of what
+        follows, and how many."""
+        rows = [
+            attempt
+            for lease in self._roster.leases.leases()
+            if lease.state in _COMPLETE
+            and not (attempt := self._roster.attempts[lease.key]).is_blocked
+        ]
+        return self._speculation.wanted(rows, self._capacity.max_model_len)
 
     def complete(self, results: Sequence[Sampled | None], now: float) -> None:
         """Take in what the step that `plan` began has computed."""
@@ -94,7 +111,7 @@ class Stepper:
         produced: list[tuple[Attempt, TokenRow]] = []
         left = iter(results)
         for turn in turns:
-            own = list(islice(left, 1 + len(turn.guesses)))
+            own = list(islice(left, turn.num_rows))
             self._counters.computed_tokens += len(own)
             if turn.attempt.key not in self._roster.attempts:
                 self._counters.late_rows += 1
@@ -114,7 +131,7 @@ class Stepper:
         """
         attempt = turn.attempt
         if not attempt.samples_next:
-            attempt.num_computed_tokens += 1
+            attempt.num_computed_tokens += turn.num_rows
             return []
         rows: list[TokenRow] = []
         for sampled in results:
@@ -198,9 +215,8 @@ class Stepper:
         return runnable
 
     def _room(self) -> Room:
-        # Everybody here may need another block soon: a guess must not make that a preemption, and
-        # is not worth a cached block either.
-        spare_blocks = self._engine.ledger.free_blocks - len(self._roster.leases)
+        # Everybody here may need another block soon: a guess must not make that a preemption.
+        spare_blocks = self._engine.ledger.available_blocks - len(self._roster.leases)
         return Room(max(0, spare_blocks), self._engine.block_size, self._capacity.max_model_len)
 
     def _tell(self, rows: Iterable[tuple[PeerId, TokenRow]]) -> None:

@@ -6,24 +6,33 @@ Knows how the parts are put together; decides nothing.
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
 
+from engine.load import load_engine
+from engine.vocabulary import check_same_vocabulary
 from transport.link import PeerBusy, PeerGone
+from transport.shared_ring import PeerRings
+from triolet.config import AUTO_BACKEND
 from triolet.config_speculation import LOOKUP
 from triolet.errors import ConfigError
 from triolet.ids import Role, new_epoch
-from worker.entry import run_worker
+from worker.entry import report_progress, run_worker
 from worker.identity import Identity
+from worker.local_engine import LocalEngine
+from worker.model_size import num_parameters
 from worker.shell import Shell, read_process
 
 from .core import DecodeCore
+from .drafts import Drafts
 from .lookup import Lookup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from transport.link import Listener, Network
     from triolet.config import WorkerConfig
@@ -35,7 +44,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 MAX_KV_MESSAGES: Final = 8
-"""Chunks taken in between two looks at anything else: about 3 ms of copying at 1 MiB each."""
+"""Chunks taken in between two looks at anything else: about 2 ms of copying at 1 MiB each."""
 
 
 async def serve(
@@ -59,7 +68,7 @@ async def serve(
       kv_network: makes the listener for prefill workers; another one, so that bulk never stands
         before a heartbeat.
       draw_epoch: where epochs come from; a simulator brings its own.
-      source: where guesses come from, if not from a look-up.
+      source: where guesses come from, if not from a look-up; drafts are computed before each step.
       task_status: started with the shell once everybody can connect.
 
     Raises:
@@ -81,10 +90,17 @@ async def serve(
                 config.kv_address, hwm=link.kv_hwm, max_frame_bytes=link.max_kv_frame_bytes
             )
         ) as kv,
+        closing(PeerRings()) as rings,
     ):
-        core = _core(config, engine, kv.address, draw_epoch, source)
+        core = _core(config, engine, kv.address, draw_epoch, source, rings)
         shell = Shell(
-            core, engine, device, control, config, flush_kv=lambda now: _answer_kv(kv, core)
+            core,
+            engine,
+            device,
+            control,
+            config,
+            flush_kv=lambda now: _answer_kv(kv, core),
+            before_step=_drafting(core, source, device),
         )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_receive_kv, kv, core, shell)
@@ -98,6 +114,7 @@ def _core(
     kv_address: str,
     draw_epoch: Callable[[], int],
     source: GuessSource | None,
+    rings: PeerRings,
 ) -> DecodeCore:
     identity = Identity(
         Role.DECODE,
@@ -118,7 +135,31 @@ def _core(
         read_process,
         source,
         config.speculation,
+        rings if config.link.wire.share_memory else None,
     )
+
+
+def _drafting(
+    core: DecodeCore, source: GuessSource | None, device: Device
+) -> Callable[[], Awaitable[None]] | None:
+    """Return what computes a round of drafts, if that is where guesses come from."""
+    if not isinstance(source, Drafts):
+        return None
+
+    async def draft() -> None:
+        rows = source.plan(core.stepper.wanted_guesses())
+        if not rows:
+            return
+        try:
+            guesses = await device.run(source.compute, rows)
+        except Exception:
+            # Answers do not depend on guesses: they go on without.
+            log.exception("draft_failed", rows=len(rows))
+            source.fail()
+        else:
+            source.complete(guesses)
+
+    return draft
 
 
 async def _receive_kv(kv: Listener, core: DecodeCore, shell: Shell) -> None:
@@ -128,6 +169,8 @@ async def _receive_kv(kv: Listener, core: DecodeCore, shell: Shell) -> None:
         core.wake(now)
         for message in messages:
             core.on_kv(message.sender, message.frame, message.payload, now)
+            # At once: the sender's next chunk shall be under way while the next is taken in here.
+            _answer_kv(kv, core)
         shell.settle(now)
 
 
@@ -140,10 +183,64 @@ def _answer_kv(kv: Listener, core: DecodeCore) -> None:
             log.warning("kv_answer_unsent", error=str(error))
 
 
+def load_drafts(config: WorkerConfig, draft_dir: Path, vocab_size: int) -> Drafts:
+    """Load a draft model beside the model. Blocking; to be run on the device thread.
+
+    Args:
+      config: the worker's.
+      draft_dir: the draft model's directory.
+      vocab_size: of the model.
+
+    Raises:
+      ConfigError: the draft model cannot be loaded, or has another vocabulary.
+    """
+    check_same_vocabulary(Path(config.model_dir), draft_dir)
+    settings = replace(
+        config.engine,
+        backend=AUTO_BACKEND,
+        kv_pool_bytes=config.speculation.draft_pool_bytes,
+        max_model_len=None,
+    )
+    try:
+        loaded = load_engine(
+            draft_dir, settings, lambda stage, share: report_progress(f"draft_{stage}", share)
+        )
+    except ConfigError as error:
+        raise ConfigError(f"the draft model cannot be used: {error}") from error
+    log.info(
+        "draft_ready", parameters=num_parameters(loaded.model_config), length=loaded.max_model_len
+    )
+    return Drafts(LocalEngine(loaded), config.speculation, vocab_size)
+
+
+async def _load_and_serve(
+    config: WorkerConfig,
+    engine: EnginePort,
+    device: Device,
+    control_network: Network,
+    kv_network: Network,
+    *,
+    task_status: trio.TaskStatus[Shell],
+) -> None:
+    drafts = None
+    if config.speculation.draft_dir is not None:
+        draft_dir = Path(config.speculation.draft_dir)
+        drafts = await device.run(load_drafts, config, draft_dir, engine.vocab_size)
+    await serve(
+        config,
+        engine,
+        device,
+        control_network,
+        kv_network,
+        source=drafts,
+        task_status=task_status,
+    )
+
+
 def main(config: WorkerConfig) -> None:
     """Load the model and serve until SIGTERM. Ends the process's work, not the process.
 
     Raises:
       ConfigError: the model or a setting cannot work.
     """
-    trio.run(run_worker, config, serve)
+    trio.run(run_worker, config, _load_and_serve)

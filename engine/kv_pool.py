@@ -62,7 +62,10 @@ class KVPool:
       layout: the shape of a block.
       num_blocks: blocks, the scratch block 0 included.
       device: where they lie.
-      pinned_bytes: host memory through which blocks leave and enter a GPU.
+      pinned_bytes: host memory through which blocks enter a GPU.
+
+    Attributes:
+      bytes_per_block: of one block with all its layers.
 
     Raises:
       ConfigError: the device has not that much memory.
@@ -73,6 +76,7 @@ class KVPool:
     ) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
+        self.bytes_per_block = layout.bytes_per_block
         num_bytes = num_blocks * layout.bytes_per_block
         try:
             if device.type == "cpu" and num_bytes > _physical_bytes():
@@ -93,21 +97,29 @@ class KVPool:
         else:
             self._staging = Staging(self.blocks, max(1, pinned_bytes // layout.bytes_per_block))
 
-    @property
-    def bytes_per_block(self) -> int:
-        """Bytes of one block with all its layers."""
-        return self.layout.bytes_per_block
+    def export_blocks(self, block_ids: Sequence[int], into: memoryview | None = None) -> memoryview:
+        """Copy some blocks out, in the order given; they may be reused at once.
 
-    def export_blocks(self, block_ids: Sequence[int]) -> memoryview:
-        """Return the bytes of some blocks, in the order given.
+        Args:
+          block_ids: which.
+          into: as many bytes as they have, writable; None for fresh ones, which cost more.
 
         Returns:
-          One contiguous buffer of its own: the blocks may be reused at once.
+          The bytes.
         """
-        if self._staging is not None:
-            return self._staging.export_blocks(block_ids)
-        assert self._rows is not None
-        return self._rows[list(block_ids)].reshape(-1).data
+        num_bytes = len(block_ids) * self.bytes_per_block
+        if into is None:
+            into = np.empty(num_bytes, dtype=np.uint8).data
+        assert len(into) == num_bytes, "a buffer of another size"
+        target = np.frombuffer(into, dtype=np.uint8).reshape(len(block_ids), -1)
+        if self._rows is not None:
+            # One by one: a plain copy of a block, where fancy indexing would build it elsewhere.
+            for place, block in zip(target, block_ids, strict=True):
+                place[:] = self._rows[block]
+            return into
+        assert self._staging is not None
+        self._staging.export_blocks(block_ids, target)
+        return into
 
     def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
         """Overwrite some blocks with bytes that `export_blocks` gave, here or elsewhere.
@@ -122,11 +134,20 @@ class KVPool:
             )
         # Copied from the frame's buffer byte by byte: it is not aligned for the cache's dtype.
         received = np.frombuffer(payload, dtype=np.uint8).reshape(len(block_ids), -1)
-        if self._staging is not None:
-            self._staging.import_blocks(block_ids, received)
+        if self._rows is not None:
+            for block, place in zip(block_ids, received, strict=True):
+                self._rows[block] = place
             return
-        assert self._rows is not None
-        self._rows[list(block_ids)] = received
+        assert self._staging is not None
+        self._staging.import_blocks(block_ids, received)
+
+    def pin(self, memory: memoryview) -> bool:
+        """Note that blocks will be exported into this memory again and again.
+
+        Returns:
+          Whether the device can write it at full speed.
+        """
+        return self._staging is None or self._staging.pin(memory)
 
     def await_imports(self) -> None:
         """Let the steps that the calling thread launches next see all that was imported so far."""

@@ -27,7 +27,7 @@ from .quantities import show_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from triolet.audit import LeaseAudit, ProcessFacts, ServerAudit, WorkerView
+    from triolet.audit import LeaseAudit, ProcessFacts, ServerAudit, WorkerAudit, WorkerView
     from triolet.invariants import Violation
 
 PATH: Final = "/fleet/audit"
@@ -182,7 +182,7 @@ def _workers_table(views: Sequence[WorkerView]) -> Table:
             name,
             state,
             f"{pool.free_blocks} / {pool.total_blocks}",
-            str(pool.leased_blocks),
+            _leased(audit),
             str(audit.num_leases),
             str(audit.rows),
             show_size(audit.windows.kv_under_way_bytes),
@@ -190,6 +190,11 @@ def _workers_table(views: Sequence[WorkerView]) -> Table:
             _process(audit.process),
         )
     return table
+
+
+def _leased(audit: WorkerAudit) -> str:
+    draft = audit.draft_pool
+    return str(audit.pool.leased_blocks) + (f" + {draft.leased_blocks} draft" if draft else "")
 
 
 def _leases_table(leases: Sequence[LeaseAudit]) -> Table:

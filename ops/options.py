@@ -13,7 +13,9 @@ import typer
 
 from triolet.config import DAY_S, Dtype, EngineConfig, LinkConfig, ServerConfig, WorkerConfig
 from triolet.config_gpu import GpuConfig
-from triolet.config_speculation import SpeculationConfig
+from triolet.config_speculation import LOOKUP, NO_GUESSES, SpeculationConfig
+from triolet.config_wire import WireConfig
+from triolet.errors import ConfigError
 
 from .quantities import parse_size, show_size
 
@@ -130,7 +132,7 @@ def gpu_options(
         bool, _compute("--fixed-batch", help="Pad a GPU's decode steps to one number of rows.")
     ] = _GPU.fixed_batch,
     pinned_memory: Annotated[
-        str, _compute(help="Host memory through which KV leaves and enters a GPU.")
+        str, _compute(help="Host memory through which KV enters a GPU.")
     ] = show_size(_GPU.pinned_bytes).replace(" ", ""),
 ) -> GpuConfig:
     """Return how a worker uses its GPU."""
@@ -144,7 +146,10 @@ def gpu_options(
 def speculation_options(
     speculate: Annotated[
         str,
-        _compute(metavar="off|lookup", help="Guess coming tokens from the text so far."),
+        _compute(
+            metavar="off|lookup|DIR",
+            help="Guess coming tokens: from the text so far, or with a draft model.",
+        ),
     ] = _GUESSES.source,
     speculate_guesses: Annotated[
         int, _compute(help="Guesses of one sequence in one step.")
@@ -153,7 +158,18 @@ def speculation_options(
         int, _compute(help="Sequences and guesses of a step together; beyond, nobody guesses.")
     ] = _GUESSES.max_step_tokens,
 ) -> SpeculationConfig:
-    """Return how decode guesses ahead."""
+    """Return how decode guesses ahead.
+
+    Raises:
+      ConfigError: neither a word that is known nor a model's directory.
+    """
+    if speculate not in (NO_GUESSES, LOOKUP):
+        if not (Path(speculate) / "config.json").is_file():
+            raise ConfigError(
+                f"speculate is {speculate!r}; allowed: off, lookup, or the directory of a draft "
+                "model (there is no config.json)"
+            )
+        speculate = str(Path(speculate).resolve())
     return SpeculationConfig(
         source=speculate, max_guesses=speculate_guesses, max_step_tokens=speculate_step_tokens
     )
@@ -170,10 +186,19 @@ def link_options(
     lease_ttl: Annotated[
         float, _fleet(help="Seconds until KV is freed that no server names any more.")
     ] = _LINK.lease_ttl_s,
+    share_kv_memory: Annotated[
+        bool,
+        _fleet(
+            "--share-kv-memory", help="Let workers of one host read KV where prefill has put it."
+        ),
+    ] = _LINK.wire.share_memory,
 ) -> LinkConfig:
-    """Return the deadlines between processes."""
+    """Return the deadlines between processes, and how KV travels."""
     return LinkConfig(
-        peer_timeout_s=peer_timeout, progress_timeout_s=progress_timeout, lease_ttl_s=lease_ttl
+        peer_timeout_s=peer_timeout,
+        progress_timeout_s=progress_timeout,
+        lease_ttl_s=lease_ttl,
+        wire=WireConfig(share_memory=share_kv_memory),
     )
 
 

@@ -35,7 +35,7 @@ from .shipper import KvSend, Shipper
 from .stepper import Stepper
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from transport.frames import AnyFrame, KvTarget
     from triolet.audit import WorkerAudit
@@ -56,6 +56,7 @@ class PrefillCore:
       engine: blocks and their bytes.
       identity: who it is.
       link: lifetimes and bounds.
+      ring: host memory for KV on its way out.
       now: the time at which it begins.
       read_process: what the operating system says of the process; of nobody's by default.
 
@@ -73,6 +74,7 @@ class PrefillCore:
         engine: EnginePort,
         identity: Identity,
         link: LinkConfig,
+        ring: memoryview,
         now: float,
         read_process: Callable[[], ProcessFacts] = ProcessFacts,
     ) -> None:
@@ -81,7 +83,7 @@ class PrefillCore:
         self.roster: Roster[Attempt] = Roster(
             engine.ledger, PREFILL_TRANSITIONS, link, self.outbox, on_end=self._on_end
         )
-        self.shipper = Shipper(link, engine.bytes_per_block, self._export)
+        self.shipper = Shipper(link, ring, engine.bytes_per_block, self._export)
         self._engine = engine
         self._identity = identity
         self._link = link
@@ -141,13 +143,12 @@ class PrefillCore:
         for key in self.shipper.close_lane(target):
             self.roster.end(key, EndReason.PEER_LOST, now, reason)
 
-    def take_kv_sends(self, now: float) -> list[KvSend]:
-        """Export what is final, free blocks that are out, and return what goes to decode now."""
-        sends = self.shipper.pump(now)
+    def take_kv_sends(self, now: float) -> Iterator[KvSend]:
+        """Export what is final, yield what goes to decode now, and free blocks that are out."""
+        yield from self.shipper.pump(now)
         self.counters.kv_bytes = self.shipper.sent_bytes
         for key in self.shipper.exported():
             self._engine.ledger.release(key)
-        return sends
 
     def sweep(self, now: float) -> None:
         """End what is over and give up receivers that have fallen silent."""
@@ -278,6 +279,6 @@ class PrefillCore:
     def _on_end(self, attempt: Attempt) -> None:
         self.shipper.forget(attempt.key)
 
-    def _export(self, key: AttemptKey, blocks: range) -> bytes | memoryview:
+    def _export(self, key: AttemptKey, blocks: range, into: memoryview) -> None:
         table = self.roster.attempts[key].block_table
-        return self._engine.export_blocks(table[blocks.start : blocks.stop])
+        self._engine.export_blocks(table[blocks.start : blocks.stop], into)

@@ -6,27 +6,24 @@ answer is sent again; what it answers twice counts once.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from collections import deque
+from typing import TYPE_CHECKING, TypeAlias
 
 from transport.window import ByteWindow
 
+from .under_way import UnderWay
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from transport.frames import KvChunk, KvManifest
     from triolet.config import LinkConfig
     from triolet.ids import AttemptKey
 
+    from .ring import Ring, Slot
     from .transfer import Chunk, Transfer
 
-Outgoing: TypeAlias = "tuple[KvChunk | KvManifest, bytes | memoryview | None]"
-
-
-class InFlight(NamedTuple):
-    """Window that a sent chunk holds until it is answered."""
-
-    num_bytes: int
-    sent_at: float
+Outgoing: TypeAlias = "tuple[KvChunk | KvManifest, Slot | None]"
 
 
 class Lane:
@@ -34,23 +31,22 @@ class Lane:
 
     Attributes:
       transfers: in the order in which they began.
-      window: what the receiver lets be under way; None until it has said so.
+      under_way: what the receiver has not answered yet.
     """
 
-    def __init__(self, link: LinkConfig, ring: ByteWindow, now: float) -> None:
+    def __init__(self, link: LinkConfig, ring: Ring, now: float) -> None:
         self.transfers: dict[AttemptKey, Transfer] = {}
-        self.window: ByteWindow | None = None
         self._link = link
         self._ring = ring
         self._last_heard = now
-        # An attempt that ended keeps its entries until they are answered: its bytes are on the
-        # wire all the same.
-        self._in_flight: dict[tuple[AttemptKey, int], InFlight] = {}
+        self.under_way = UnderWay()
+        # In the order in which they go; those of ended attempts are passed over.
+        self._unsent: deque[tuple[Transfer, Chunk]] = deque()
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is under way or to come."""
-        return not self.transfers and not self._in_flight
+        return not self.transfers and not self.under_way
 
     def begin(self, transfer: Transfer, now: float) -> None:
         """Add a transfer."""
@@ -60,31 +56,26 @@ class Lane:
 
     def open(self, window_bytes: int, now: float) -> None:
         """Note the receiver's window: it may be sent to."""
-        if self.window is None:
-            self.window = ByteWindow(window_bytes)
+        if self.under_way.window is None:
+            self.under_way.window = ByteWindow(window_bytes)
         self._last_heard = now
 
-    def send_ready(self, now: float) -> Iterator[Outgoing]:
-        """Yield what may be sent now: new chunks, unanswered ones again, manifests."""
-        if self.window is None:
-            return
-        is_blocked = False
-        for transfer in self.transfers.values():
-            for chunk in transfer.chunks.values():
-                if chunk.sent_at is None:
-                    # In order: a small chunk that overtook a large one could do so for ever.
-                    is_blocked = is_blocked or not self.window.try_consume(len(chunk.payload))
-                    if is_blocked:
-                        continue
-                elif not self._is_overdue(chunk.sent_at, now):
-                    continue
-                self._note_sent(transfer.key, chunk, now)
-                yield chunk.frame, chunk.payload
-            sent_at = transfer.manifest_sent_at
-            if transfer.is_all_sent and (sent_at is None or self._is_overdue(sent_at, now)):
-                self._note_busy(now)
-                transfer.manifest_sent_at = now
-                yield transfer.manifest(), None
+    def send(
+        self, now: float, export: Callable[[], tuple[Transfer, Chunk] | None]
+    ) -> Iterator[Outgoing]:
+        """Yield everything that may be sent now.
+
+        Args:
+          now: the time.
+          export: makes the next chunk of this lane, if there is one and room for it. Exports run
+            ahead of the window, so that the pool's blocks are free early.
+        """
+        yield from self._overdue(now)
+        yield from self._ready(now)
+        while (exported := export()) is not None:
+            self._unsent.append(exported)
+            yield from self._ready(now)
+        yield from self._manifests(now)
 
     def on_credit(self, key: AttemptKey, index: int, now: float) -> None:
         """A chunk was taken. Idempotent: what is not under way gives nothing back."""
@@ -101,27 +92,29 @@ class Lane:
         """The receiver wants nothing more of this attempt."""
         self._last_heard = now
         self.forget(key)
-        self._settle_all(key)
+        for index in self.under_way.of(key):
+            self._settle(key, index)
 
     def forget(self, key: AttemptKey) -> None:
         """End a transfer from this side. What is on the wire counts until it is answered."""
         transfer = self.transfers.pop(key, None)
         if transfer is not None:
-            unsent = (c for c in transfer.chunks.values() if c.sent_at is None)
-            self._ring.release(sum(len(chunk.payload) for chunk in unsent))
+            for chunk in transfer.chunks.values():
+                if chunk.sent_at is None:
+                    self._ring.give_back(chunk.slot)
 
     def close(self) -> None:
         """Give everything back: the link is gone."""
         for key in tuple(self.transfers):
             self.forget(key)
-        for key, index in tuple(self._in_flight):
+        for key, index in self.under_way.all():
             self._settle(key, index)
 
     def write_off(self, now: float) -> None:
         """Take back the window of ended attempts whose answer is overdue: the frame or its credit
         was lost, and nobody will send it again."""
-        for (key, index), item in tuple(self._in_flight.items()):
-            if key not in self.transfers and now - item.sent_at > self._link.kv_stall_s:
+        for key, index in self.under_way.unanswered(now, self._link.kv_stall_s):
+            if key not in self.transfers:
                 self._settle(key, index)
 
     def excuse(self, absence_s: float) -> None:
@@ -130,28 +123,64 @@ class Lane:
 
     def is_stalled(self, now: float) -> bool:
         """Return whether the receiver owes an answer for too long."""
-        is_dialling = self.window is None and bool(self.transfers)
+        is_dialling = self.under_way.window is None and bool(self.transfers)
         is_waiting = is_dialling or self._is_unanswered()
         return is_waiting and now - self._last_heard > self._link.kv_stall_s
 
     def check_invariants(self) -> int:
         """Assert that counts agree with contents; return the ring bytes that this lane uses."""
-        in_flight_bytes = sum(item.num_bytes for item in self._in_flight.values())
-        used_bytes = 0 if self.window is None else self.window.used_bytes
-        assert in_flight_bytes == used_bytes, "the window's count drifted"
-        unsent = 0
+        under_way_bytes = self.under_way.num_bytes
+        window = self.under_way.window
+        used_bytes = 0 if window is None else window.used_bytes
+        assert under_way_bytes == used_bytes, "the window's count drifted"
+        unsent_bytes = 0
         for transfer in self.transfers.values():
+            unsent = [chunk for chunk in transfer.chunks.values() if chunk.sent_at is None]
+            assert len(unsent) == transfer.num_unsent, "the count of unsent chunks drifted"
+            unsent_bytes += sum(chunk.num_bytes for chunk in unsent)
             for index, chunk in transfer.chunks.items():
-                is_in_flight = (transfer.key, index) in self._in_flight
-                assert is_in_flight == (chunk.sent_at is not None), "a chunk is half sent"
-                unsent += 0 if is_in_flight else len(chunk.payload)
-        return unsent + in_flight_bytes
+                is_under_way = (transfer.key, index) in self.under_way
+                assert is_under_way == (chunk.sent_at is not None), "a chunk is half sent"
+        return unsent_bytes + under_way_bytes
 
-    def _is_overdue(self, sent_at: float, now: float) -> bool:
-        return now - sent_at > self._link.kv_retry_s
+    def _overdue(self, now: float) -> Iterator[Outgoing]:
+        """Send again what should have been answered by now."""
+        for key, index in self.under_way.unanswered(now, self._link.kv_retry_s):
+            transfer = self.transfers.get(key)
+            if transfer is not None:
+                chunk = transfer.chunks[index]
+                self.under_way.note_sent(key, chunk, now)
+                yield chunk.frame, chunk.slot
+
+    def _ready(self, now: float) -> Iterator[Outgoing]:
+        """Send in order: a small chunk that overtook a large one could do so for ever."""
+        while self._unsent:
+            transfer, chunk = self._unsent[0]
+            is_wanted = self.transfers.get(transfer.key) is transfer
+            if is_wanted:
+                if not self.under_way.has_room(chunk.num_bytes):
+                    return
+                self._note_busy(now)
+                self.under_way.send(transfer.key, chunk, now)
+                transfer.num_unsent -= 1
+            self._unsent.popleft()
+            if is_wanted:
+                yield chunk.frame, chunk.slot
+
+    def _manifests(self, now: float) -> Iterator[Outgoing]:
+        """Say behind the last chunk that nothing follows, and again when that is overdue."""
+        if self.under_way.window is None:
+            return
+        for transfer in self.transfers.values():
+            sent_at = transfer.manifest_sent_at
+            is_due = sent_at is None or now - sent_at > self._link.kv_retry_s
+            if is_due and transfer.is_all_sent:
+                self._note_busy(now)
+                transfer.manifest_sent_at = now
+                yield transfer.manifest(), None
 
     def _is_unanswered(self) -> bool:
-        return bool(self._in_flight) or any(
+        return bool(self.under_way) or any(
             transfer.manifest_sent_at is not None for transfer in self.transfers.values()
         )
 
@@ -159,26 +188,18 @@ class Lane:
         if not self._is_unanswered():
             self._last_heard = now
 
-    def _note_sent(self, key: AttemptKey, chunk: Chunk, now: float) -> None:
-        self._note_busy(now)
-        num_bytes = len(chunk.payload)
-        self._in_flight[key, chunk.frame.index] = InFlight(num_bytes, now)
-        chunk.sent_at = now
-
     def _settle(self, key: AttemptKey, index: int, *, send_again: bool = False) -> None:
-        item = self._in_flight.pop((key, index), None)
-        if item is None or self.window is None:
+        slot = self.under_way.settle(key, index)
+        if slot is None:
             return
-        self.window.release(item.num_bytes)
         transfer = self.transfers.get(key)
-        if transfer is not None and send_again:
-            transfer.chunks[index].sent_at = None
-            return
-        self._ring.release(item.num_bytes)
-        if transfer is not None:
+        if transfer is None:
+            self._ring.give_back(slot)
+        elif send_again:
+            chunk = transfer.chunks[index]
+            chunk.sent_at = None
+            transfer.num_unsent += 1
+            self._unsent.appendleft((transfer, chunk))
+        else:
+            self._ring.give_back(slot)
             del transfer.chunks[index]
-
-    def _settle_all(self, key: AttemptKey) -> None:
-        for owner, index in tuple(self._in_flight):
-            if owner == key:
-                self._settle(owner, index)

@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 import trio
 
-from transport.frames import Goodbye, Welcome
+from transport.frames import Goodbye, KvChunk, SharedRange, Welcome
 from transport.handshake import check_welcome, goodbye, make_hello
 from transport.link import PeerBusy, PeerGone
 from triolet.errors import ConfigError
@@ -20,12 +21,13 @@ from triolet.ids import Role
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from transport.frames import KvTarget
-    from transport.link import Connection, Message, Network
+    from transport.frames import KvTarget, SharedRing
+    from transport.link import Connection, Hold, Message, Network
     from triolet.config import LinkConfig
     from worker.identity import Identity
 
     from .core import PrefillCore
+    from .shipper import KvSend
 
 log = structlog.get_logger()
 
@@ -38,11 +40,21 @@ class _Link:
       connection: the socket.
       scope: cancels its task.
       used_at: when it last had something to do.
+      shares_ring: whether the target reads chunks where they are.
     """
 
     connection: Connection
     scope: trio.CancelScope
     used_at: float
+    shares_ring: bool = False
+
+    def send(self, send: KvSend) -> Hold | None:
+        """Hand over a frame with its bytes, or with the place where they are."""
+        frame, slot = send.frame, send.slot
+        if self.shares_ring and isinstance(frame, KvChunk) and slot and slot.offset is not None:
+            where = SharedRange(slot.offset, len(slot.memory))
+            return self.connection.send_nowait(msgspec.structs.replace(frame, shared=where))
+        return self.connection.send_nowait(frame, send.payload)
 
 
 class KvLinks:
@@ -55,6 +67,7 @@ class KvLinks:
       link: bounds and deadlines.
       nursery: for the lifetime of all links.
       settle: sends what the core has decided after an answer came.
+      ring: how others on this host find the ring; None to send them its bytes.
     """
 
     def __init__(
@@ -65,6 +78,7 @@ class KvLinks:
         link: LinkConfig,
         nursery: trio.Nursery,
         settle: Callable[[float], None],
+        ring: SharedRing | None = None,
     ) -> None:
         self._core = core
         self._identity = identity
@@ -72,6 +86,7 @@ class KvLinks:
         self._config = link
         self._nursery = nursery
         self._settle = settle
+        self._ring = ring
         self._links: dict[KvTarget, _Link] = {}
 
     def flush(self, now: float) -> None:
@@ -82,9 +97,12 @@ class KvLinks:
         for send in self._core.take_kv_sends(now):
             # What does not get through is sent again when its answer is overdue.
             try:
-                self._links[send.target].connection.send_nowait(send.frame, send.payload)
+                hold = self._links[send.target].send(send)
             except (PeerGone, PeerBusy) as error:
                 log.warning("kv_send_failed", target=send.target.peer.name, error=str(error))
+                continue
+            if send.slot is not None and hold is not None:
+                send.slot.hold(hold)
 
     def _hang_up_unwanted(self, now: float) -> None:
         wanted = set(self._core.shipper.targets)
@@ -132,7 +150,7 @@ class KvLinks:
         try:
             with link.scope:
                 # Without an answer the core gives the target up, which cancels this.
-                hello = make_hello(self._identity.me, self._identity.fingerprint)
+                hello = make_hello(self._identity.me, self._identity.fingerprint, self._ring)
                 await link.connection.send(hello)
                 while True:
                     self._take(target, await link.connection.receive_many())
@@ -167,4 +185,6 @@ class KvLinks:
         elif welcome.capacity.kv_window_bytes == 0:
             self._core.on_target_lost(target, f"{target.peer.name} lets no KV be under way", now)
         else:
+            if self._ring is not None and target in self._links:
+                self._links[target].shares_ring = welcome.shares_ring
             self._core.shipper.open_lane(target, welcome.capacity.kv_window_bytes, now)

@@ -7,21 +7,25 @@ out), connections (it is told when a target opens or is lost) nor servers.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from transport.window import ByteWindow
 from triolet.audit import WindowsAudit
 from worker.account import verdict_of
 
 from .lane import Lane
+from .ring import Ring
 from .transfer import Transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from transport.frames import KvChunk, KvCredit, KvManifest, KvResend, KvTarget, TokenRow
     from triolet.config import LinkConfig
     from triolet.ids import AttemptKey
+
+    from .ring import Slot
+    from .transfer import Chunk
 
 
 class KvSend(NamedTuple):
@@ -29,16 +33,22 @@ class KvSend(NamedTuple):
 
     target: KvTarget
     frame: KvChunk | KvManifest
-    payload: bytes | memoryview | None
+    slot: Slot | None
+
+    @property
+    def payload(self) -> memoryview | None:
+        """The bytes that belong to the frame."""
+        return None if self.slot is None else self.slot.memory
 
 
 class Shipper:
     """All transfers of one prefill worker.
 
     Args:
-      link: ring, chunk and stall bounds.
+      link: chunk and stall bounds.
+      memory: the ring's.
       bytes_per_block: of the pool.
-      export: copies some blocks of an attempt's sequence out of the pool.
+      export: copies some blocks of an attempt's sequence out of the pool, into a slot.
 
     Attributes:
       sent_bytes: payload handed to links since the start, repeats included.
@@ -47,24 +57,23 @@ class Shipper:
     def __init__(
         self,
         link: LinkConfig,
+        memory: memoryview,
         bytes_per_block: int,
-        export: Callable[[AttemptKey, range], bytes | memoryview],
+        export: Callable[[AttemptKey, range, memoryview], None],
     ) -> None:
         self.sent_bytes = 0
         self._link = link
         self._export = export
         self._bytes_per_block = bytes_per_block
         self._blocks_per_chunk = max(1, link.kv_chunk_bytes // bytes_per_block)
-        self._ring = ByteWindow(link.kv_ring_bytes)
+        self._ring = Ring(memory)
         self._lanes: dict[KvTarget, Lane] = {}
         self._targets: dict[AttemptKey, KvTarget] = {}
 
     @property
     def is_full(self) -> bool:
         """Whether the ring has no room for another chunk: compute nothing more until it drains."""
-        # Anything fits into an empty ring: one block may be larger than all of it.
-        next_chunk_bytes = self._blocks_per_chunk * self._bytes_per_block
-        return bool(self._ring.used_bytes) and self._ring.available_bytes < next_chunk_bytes
+        return not self._ring.has_room(self._blocks_per_chunk * self._bytes_per_block)
 
     @property
     def ring_bytes(self) -> int:
@@ -108,20 +117,18 @@ class Shipper:
         transfer.num_computed = num_blocks
         transfer.first = first
 
-    def pump(self, now: float) -> list[KvSend]:
+    def pump(self, now: float) -> Iterator[KvSend]:
         """Export and send what ring and windows let go.
 
-        Returns:
-          Frames to hand to the links, in order.
+        Yields:
+          Frames to hand to the links, in order; each as soon as it is there, so that the wire is
+          busy with one chunk while the next is exported.
         """
-        sends = []
-        for target, lane in self._lanes.items():
-            # Exports run ahead of the window, so that the pool's blocks are free early.
-            for transfer in lane.transfers.values():
-                self._export_ready(transfer)
-            sends += [KvSend(target, *outgoing) for outgoing in lane.send_ready(now)]
-        self.sent_bytes += sum(len(s.payload) for s in sends if s.payload is not None)
-        return sends
+        for target, lane in tuple(self._lanes.items()):
+            for frame, slot in lane.send(now, partial(self._export_next, lane)):
+                if slot is not None:
+                    self.sent_bytes += len(slot.memory)
+                yield KvSend(target, frame, slot)
 
     def exported(self) -> list[AttemptKey]:
         """Return the attempts whose blocks in the pool are not needed any more."""
@@ -197,7 +204,7 @@ class Shipper:
 
     def windows(self) -> WindowsAudit:
         """Return how much is under way, of how much that may be."""
-        windows = [lane.window for lane in self._lanes.values() if lane.window is not None]
+        windows = [w for lane in self._lanes.values() if (w := lane.under_way.window) is not None]
         return WindowsAudit(
             kv_under_way_bytes=sum(window.used_bytes for window in windows),
             kv_granted_bytes=sum(window.size_bytes for window in windows),
@@ -208,11 +215,20 @@ class Shipper:
 
     def check_invariants(self) -> None:
         """Assert that the ring is the bytes of all chunks that are kept or on the wire."""
+        self._ring.check_invariants()
         used = sum(lane.check_invariants() for lane in self._lanes.values())
+        used += self._ring.returned_bytes
         assert used == self._ring.used_bytes, "the ring's count drifted"
 
-    def _export_ready(self, transfer: Transfer) -> None:
-        while blocks := transfer.next_export(self._blocks_per_chunk):
-            if not self._ring.try_consume(len(blocks) * self._bytes_per_block):
-                return
-            transfer.add_chunk(blocks, self._export(transfer.key, blocks))
+    def _export_next(self, lane: Lane) -> tuple[Transfer, Chunk] | None:
+        """Export one chunk, if there is one and room for it."""
+        for transfer in lane.transfers.values():
+            blocks = transfer.next_export(self._blocks_per_chunk)
+            if not blocks:
+                continue
+            slot = self._ring.take(len(blocks) * self._bytes_per_block)
+            if slot is None:
+                return None
+            self._export(transfer.key, blocks, slot.memory)
+            return transfer, transfer.add_chunk(blocks, slot)
+        return None

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from transport.frames import TokenRow
     from triolet.ids import AttemptKey
 
+    from .ring import Slot
+
 
 @dataclass(slots=True)
 class Chunk:
@@ -22,13 +24,18 @@ class Chunk:
 
     Attributes:
       frame: address and digest.
-      payload: the bytes, which do not change any more.
+      slot: the bytes, which do not change any more.
       sent_at: when it was last handed to the link, None if it is to be sent.
     """
 
     frame: KvChunk
-    payload: bytes | memoryview
+    slot: Slot
     sent_at: float | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its payload."""
+        return len(self.slot.memory)
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +52,7 @@ class Transfer:
       first: the first completion token, known when the whole prompt is computed.
       chunks: by index, those that the receiver has not taken yet.
       num_chunks: chunks made so far.
+      num_unsent: of `chunks`, those that are to be sent.
       manifest_sent_at: when the manifest was last handed to the link.
     """
 
@@ -57,6 +65,7 @@ class Transfer:
     first: TokenRow | None = None
     chunks: dict[int, Chunk] = field(default_factory=dict)
     num_chunks: int = 0
+    num_unsent: int = 0
     manifest_sent_at: float | None = None
 
     @property
@@ -67,7 +76,7 @@ class Transfer:
     @property
     def is_all_sent(self) -> bool:
         """Whether only the manifest is left to send."""
-        return self.is_exported and all(c.sent_at is not None for c in self.chunks.values())
+        return self.is_exported and not self.num_unsent
 
     def next_export(self, blocks_per_chunk: int) -> range:
         """Return the blocks of the next chunk; empty if more must be computed first.
@@ -81,8 +90,8 @@ class Transfer:
             return range(self.num_exported, self.num_blocks)
         return range(0)
 
-    def add_chunk(self, blocks: range, payload: bytes | memoryview) -> None:
-        """Keep exported blocks for sending."""
+    def add_chunk(self, blocks: range, slot: Slot) -> Chunk:
+        """Keep exported blocks for sending; return them."""
         request_id, attempt = self.key
         frame = KvChunk(
             request_id,
@@ -91,11 +100,13 @@ class Transfer:
             index=self.num_chunks,
             first_block=blocks.start,
             num_blocks=len(blocks),
-            digest=payload_digest(payload),
+            digest=payload_digest(slot.memory),
         )
-        self.chunks[self.num_chunks] = Chunk(frame, payload)
+        chunk = self.chunks[self.num_chunks] = Chunk(frame, slot)
         self.num_chunks += 1
+        self.num_unsent += 1
         self.num_exported = blocks.stop
+        return chunk
 
     def manifest(self) -> KvManifest:
         """Return the frame that says that this is all."""

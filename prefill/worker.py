@@ -5,10 +5,13 @@ Knows how the parts are put together; decides nothing.
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
+import structlog
 import trio
 
+from transport.shared_ring import OwnRing, PrivateRing
 from triolet.ids import Role, new_epoch
 from worker.entry import run_worker
 from worker.identity import Identity
@@ -21,9 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from transport.link import Network
-    from triolet.config import WorkerConfig
+    from triolet.config import LinkConfig, WorkerConfig
     from worker.engine_port import EnginePort
     from worker.shell import Device
+
+log = structlog.get_logger()
 
 
 async def serve(
@@ -58,19 +63,21 @@ async def serve(
         max_waiting_tokens=config.max_waiting_tokens,
         draw_epoch=draw_epoch,
     )
-    core = PrefillCore(
-        engine,
-        identity,
-        config.link,
-        now=trio.current_time(),
-        read_process=read_process,
-    )
-    control = control_network.listen(
-        config.control_address,
-        hwm=config.link.control_hwm,
-        max_frame_bytes=config.link.max_control_frame_bytes,
-    )
-    try:
+    with (
+        closing(_make_ring(config.link)) as ring,
+        closing(
+            control_network.listen(
+                config.control_address,
+                hwm=config.link.control_hwm,
+                max_frame_bytes=config.link.max_control_frame_bytes,
+            )
+        ) as control,
+    ):
+        if not engine.pin(ring.memory):
+            log.warning("ring_not_pinned", bytes=len(ring.memory))
+        core = PrefillCore(
+            engine, identity, config.link, ring.memory, trio.current_time(), read_process
+        )
         async with trio.open_nursery() as links_nursery:
             links = KvLinks(
                 core,
@@ -79,12 +86,21 @@ async def serve(
                 config.link,
                 links_nursery,
                 settle=lambda now: shell.settle(now),
+                ring=ring.offer,
             )
             shell = Shell(core, engine, device, control, config, links.flush)
             await shell.run(task_status=task_status)
             links_nursery.cancel_scope.cancel()
-    finally:
-        control.close()
+
+
+def _make_ring(link: LinkConfig) -> OwnRing | PrivateRing:
+    """Return a ring that others on this host may read, if that is wanted and can be."""
+    if link.wire.share_memory:
+        try:
+            return OwnRing(link.kv_ring_bytes)
+        except (OSError, AttributeError) as error:  # not Linux, or forbidden here
+            log.warning("ring_not_shared", error=str(error))
+    return PrivateRing(link.kv_ring_bytes)
 
 
 def main(config: WorkerConfig) -> None:

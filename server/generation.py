@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from triolet.errors import RequestError
     from triolet.sampling import SamplingParams
@@ -144,6 +144,18 @@ class Generation(Protocol):
         Taking them is what gives the worker credit to go on. The last of the whole stream is a
         Finished or a Failed; after it has been returned, calling again is an error of the caller.
         Cancellation-safe: events that were not returned stay.
+        """
+        ...
+
+    def take_now(self) -> Sequence[Event]:
+        """Return what `next_events` would, without waiting; nothing if there is nothing."""
+        ...
+
+    def listen(self, on_events: Callable[[], None] | None) -> None:
+        """Have this called whenever events are there to be taken; None to stop.
+
+        It is called soon after they came, once for all that came together, by a task that serves
+        every stream: it must neither wait nor raise. While somebody listens nobody else may wait.
         """
         ...
 

@@ -89,7 +89,7 @@ async def serve(
                 count_connections=lambda: edge.connections,
             )
             edge = Edge(build_app(services), config)
-            metrics.watch(fleet.status, lambda: edge.connections)
+            metrics.watch(fleet.status, lambda: edge.connections, lambda: edge.writes.by_way)
             async with trio.open_nursery() as nursery:
                 await nursery.start(fleet.run)
                 await nursery.start(edge.run, listening)

@@ -22,7 +22,7 @@ from .metrics_collectors import AliasCollector, FleetCollector
 from .metrics_faults import FaultMetrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from prometheus_client.metrics_core import Metric
 
@@ -110,9 +110,14 @@ class Metrics:
             for name, text, buckets in HISTOGRAMS
         }
 
-    def watch(self, status: Callable[[], FleetView], connections: Callable[[], int]) -> None:
+    def watch(
+        self,
+        status: Callable[[], FleetView],
+        connections: Callable[[], int],
+        writes: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
         """Read these whenever the metrics are."""
-        self._registry.register(FleetCollector(status, connections))
+        self._registry.register(FleetCollector(status, connections, writes))
         if self._compat == "vllm":
             aliases = AliasCollector(self._own_families, status, self._model_name)
             self._registry.register(aliases)

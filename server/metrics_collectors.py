@@ -18,7 +18,7 @@ from triolet.ids import Role
 from .metrics_cache import cache_families
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from .api.ports import FleetView, WorkerView
 
@@ -43,9 +43,15 @@ ALIASES: Final = {
 class FleetCollector(Collector):
     """What the fleet and the surface look like at the moment of the scrape."""
 
-    def __init__(self, status: Callable[[], FleetView], connections: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        status: Callable[[], FleetView],
+        connections: Callable[[], int],
+        writes: Callable[[], Mapping[str, int]],
+    ) -> None:
         self._status = status
         self._connections = connections
+        self._writes = writes
 
     def collect(self) -> Iterable[Metric]:
         """Yield one family after the other."""
@@ -53,6 +59,12 @@ class FleetCollector(Collector):
         yield _gauge("triolet_requests_queued", "Requests that wait for a worker", status.queued)
         yield _gauge("triolet_requests_running", "Requests that workers serve", status.running)
         yield _gauge("triolet_connections", "Open client connections", self._connections())
+        writes = CounterMetricFamily(
+            "triolet_client_writes", "Writes to clients by their way", labels=("way",)
+        )
+        for way, count in self._writes().items():
+            writes.add_metric((way,), count)
+        yield writes
         yield _gauge("triolet_retries_left", "Retries that can be paid for", status.retries_left)
         yield _gauge("triolet_quarantined_prompts", "Prompts refused", status.quarantined)
         yield from self._pools(status)

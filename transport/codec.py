@@ -64,7 +64,7 @@ def encode_message(frame: AnyFrame, payload: bytes | memoryview | None) -> list[
     Raises:
       LocalProtocolError: a payload where none belongs, or none where one does.
     """
-    if (payload is not None) != isinstance(frame, KvChunk):
+    if (payload is not None) != _has_payload(frame):
         raise LocalProtocolError(f"{type(frame).__name__}: only a KvChunk has a payload")
     return [encode(frame)] if payload is None else [encode(frame), payload]
 
@@ -81,8 +81,12 @@ def decode_message(
         raise RemoteProtocolError(f"a message has a frame and at most a payload, not {len(parts)}")
     frame = decode(parts[0], max_bytes)
     payload = memoryview(parts[1]) if len(parts) == 2 else None
-    if (payload is not None) != isinstance(frame, KvChunk):
+    if (payload is not None) != _has_payload(frame):
         raise RemoteProtocolError(f"{type(frame).__name__}: only a KvChunk has a payload")
     if payload is not None and payload.nbytes > max_bytes:
         raise RemoteProtocolError(f"payload of {payload.nbytes} bytes; at most {max_bytes}")
     return frame, payload
+
+
+def _has_payload(frame: AnyFrame) -> bool:
+    return isinstance(frame, KvChunk) and frame.shared is None

@@ -114,6 +114,23 @@ class AttemptRow(Part, frozen=True, array_like=True):
         return AttemptKey(self.request_id, self.attempt)
 
 
+class SharedRing(Part, frozen=True, array_like=True):
+    """A sender's ring, as another process of its host finds it: descriptor `fd` of process `pid`.
+    `token` is in it, which proves that both mean the same memory."""
+
+    pid: Annotated[int, msgspec.Meta(ge=1)]
+    fd: Count
+    num_bytes: Count
+    token: Digest
+
+
+class SharedRange(Part, frozen=True, array_like=True):
+    """Where in the sender's ring a chunk's bytes are, instead of a payload."""
+
+    offset: Count
+    num_bytes: Count
+
+
 class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Anything that is a message of its own."""
 
@@ -139,6 +156,7 @@ class Hello(Frame, frozen=True, array_like=True, tag=1):
     version: Count
     oldest_version: Count
     fingerprint: Text = ""
+    ring: SharedRing | None = None  # prefill -> decode: read chunks there, if it is your host
 
 
 class Welcome(Frame, frozen=True, array_like=True, tag=2):
@@ -149,6 +167,7 @@ class Welcome(Frame, frozen=True, array_like=True, tag=2):
     fingerprint: Text
     capacity: Capacity
     kv_address: Text = ""
+    shares_ring: bool = False  # the ring of the Hello is mapped here: chunks need no payload
 
 
 class Goodbye(Frame, frozen=True, array_like=True, tag=3):
@@ -237,7 +256,7 @@ class FirstToken(AttemptFrame, frozen=True, array_like=True, tag=10):
 
 
 class KvChunk(AttemptFrame, frozen=True, array_like=True, tag=11):
-    """Prefill -> decode, with a payload part: whole blocks, in sequence order.
+    """Prefill -> decode: whole blocks in sequence order, in a payload part or where `shared` says.
 
     `target_epoch` fences: a chunk meant for another life of the receiver is dropped and counted.
     """
@@ -247,6 +266,7 @@ class KvChunk(AttemptFrame, frozen=True, array_like=True, tag=11):
     first_block: Count  # block of the sequence, not of the pool
     num_blocks: Count
     digest: Digest
+    shared: SharedRange | None = None
 
 
 class KvManifest(AttemptFrame, frozen=True, array_like=True, tag=12):

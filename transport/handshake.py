@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 
     from triolet.ids import PeerId
 
+    from .frames import SharedRing
+
 _WITHOUT_MODEL: Final = (Role.SERVER, Role.OPERATOR)
 
 
-def make_hello(me: PeerId, fingerprint: str = "") -> Hello:
+def make_hello(me: PeerId, fingerprint: str = "", ring: SharedRing | None = None) -> Hello:
     """Return our HELLO; servers and operators compute nothing and have no fingerprint."""
-    return Hello(Peer.of(me), PROTOCOL_VERSION, OLDEST_PROTOCOL_VERSION, fingerprint)
+    return Hello(Peer.of(me), PROTOCOL_VERSION, OLDEST_PROTOCOL_VERSION, fingerprint, ring)
 
 
 def answer_hello(

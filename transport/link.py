@@ -29,6 +29,15 @@ class PeerBusy(TrioletError):
     this is never waited for; the caller treats the peer as failing."""
 
 
+class Hold(Protocol):
+    """A network's claim on the payload of a frame that it was handed."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the network reads the payload no more, so that it may change."""
+        ...
+
+
 class Message(NamedTuple):
     """One received frame.
 
@@ -102,8 +111,14 @@ class Connection(Protocol):
         """Wait for one message, then take what else is there. Cancellation loses nothing."""
         ...
 
-    def send_nowait(self, frame: AnyFrame, payload: bytes | memoryview | None = None) -> None:
-        """Hand a frame to the pipe. The payload is not copied: it must not change any more.
+    def send_nowait(
+        self, frame: AnyFrame, payload: bytes | memoryview | None = None
+    ) -> Hold | None:
+        """Hand a frame to the pipe. The payload is not copied.
+
+        Returns:
+          The claim on the payload: it must not change before that is done. None where nothing is
+          claimed.
 
         Raises:
           PeerGone: not connected at present.

@@ -239,7 +239,7 @@ class MemoryConnection:
                 return
 
     def send_nowait(self, frame: AnyFrame, payload: bytes | memoryview | None = None) -> None:
-        """Hand a frame to the pipe."""
+        """Hand a frame to the pipe, which keeps a copy of the payload: nothing is claimed."""
         self.send_parts_nowait(encode_message(frame, payload))
         self._sent_frames += 1
 

@@ -96,7 +96,7 @@ class Parcel(NamedTuple):
 
     due: float
     order: int
-    parts: tuple[bytes | memoryview, ...]
+    parts: tuple[bytes, ...]
 
 
 class Pipe:
@@ -169,7 +169,8 @@ class Pipe:
         self._inbox.expect(self._parcels[0].due)
 
     def _insert(self, due: float, parts: Sequence[bytes | memoryview]) -> None:
-        parcel = Parcel(due, self._conditions.next_order(), tuple(parts))
+        # Copies: what is under way does not change with the memory that it was sent from.
+        parcel = Parcel(due, self._conditions.next_order(), tuple(map(bytes, parts)))
         index = len(self._parcels)
         while index > 0 and self._parcels[index - 1].due > due:
             index -= 1

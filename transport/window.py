@@ -38,6 +38,10 @@ class ByteWindow:
         """What may still be sent; 0 also while one oversized message is under way."""
         return max(0, self._size_bytes - self._used_bytes)
 
+    def has_room(self, num_bytes: int) -> bool:
+        """Return whether `try_consume` would take that much."""
+        return not self._used_bytes or self._used_bytes + num_bytes <= self._size_bytes
+
     def try_consume(self, num_bytes: int) -> bool:
         """Take room for a message if there is room.
 
@@ -46,7 +50,7 @@ class ByteWindow:
         """
         if num_bytes < 0:
             raise LocalProtocolError(f"cannot send {num_bytes} bytes")
-        if self._used_bytes and self._used_bytes + num_bytes > self._size_bytes:
+        if not self.has_room(num_bytes):
             return False
         self._used_bytes += num_bytes
         return True

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from triolet.config import LinkConfig
 
     from .frames import AnyFrame
+    from .link import Hold
 
 MAX_SOCKETS: Final = 16_384
 """A connection takes three of them (its own, and two for its monitor); ZeroMQ's default of 1023
@@ -244,17 +245,20 @@ class ZmqConnection:
         await self._socket.send(parts)
         self._sent_frames += 1
 
-    def send_nowait(self, frame: AnyFrame, payload: bytes | memoryview | None = None) -> None:
+    def send_nowait(
+        self, frame: AnyFrame, payload: bytes | memoryview | None = None
+    ) -> Hold | None:
         """Hand a frame to the pipe."""
         parts = encode_message(frame, payload)
         self._require_trust()
         try:
-            self._socket.send_nowait(parts)
+            hold = self._socket.send_nowait(parts)
         except trio.WouldBlock:
             if self._is_connected:
                 raise PeerBusy(f"the pipe to {self._address} is full") from None
             raise PeerGone(f"{self._address} is not connected") from None
         self._sent_frames += 1
+        return None if payload is None else hold
 
     def statistics(self) -> LinkStatistics:
         """Return the counters."""

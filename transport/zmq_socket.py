@@ -20,14 +20,22 @@ import trio
 import zmq
 from trio.lowlevel import ParkingLot
 
+from triolet.units import KIB
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from .link import Hold
 
 READABLE: Final = int(zmq.POLLIN)
 WRITABLE: Final = int(zmq.POLLOUT)
 MAX_PARTS: Final = 4
 """Parts of a message that are kept: routing id, frame, payload, and one more that shows that there
 were too many."""
+
+
+MIN_SHARED_BYTES: Final = 64 * KIB
+"""Below it a part is copied: sharing costs a message to another thread, which frees it."""
 
 
 class ZmqSocket:
@@ -74,8 +82,11 @@ class ZmqSocket:
             else:
                 return
 
-    def send_nowait(self, parts: Sequence[bytes | memoryview]) -> None:
+    def send_nowait(self, parts: Sequence[bytes | memoryview]) -> Hold | None:
         """Hand over all parts or none. Large ones are not copied.
+
+        Returns:
+          Whether libzmq still reads the last part; None if it was copied.
 
         Raises:
           trio.WouldBlock: no pipe, or it is full.
@@ -83,12 +94,14 @@ class ZmqSocket:
           trio.ClosedResourceError: `close` was called.
         """
         self._check_open()
-        last = len(parts) - 1
+        *first, last = parts
         try:
-            for index, part in enumerate(parts):
-                more = zmq.SNDMORE if index < last else 0
-                # Below 64 KiB, where sharing costs more than it saves, pyzmq copies all the same.
-                self._raw.send(part, zmq.NOBLOCK | more, copy=False)
+            for part in first:
+                self._raw.send(part, zmq.NOBLOCK | zmq.SNDMORE)
+            if len(last) < MIN_SHARED_BYTES:
+                self._raw.send(last, zmq.NOBLOCK)
+                return None
+            return self._raw.send(last, zmq.NOBLOCK, copy=False, track=True)
         except zmq.Again:
             # Can come at the first part only, or when the pipe breaks between two parts; libzmq
             # then takes back what it had of the message.

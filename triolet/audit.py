@@ -145,6 +145,7 @@ class WorkerAudit(msgspec.Struct, frozen=True):
       bad_digests: chunks that came damaged.
       preemptions: attempts that lost their blocks to others.
       process: of the operating system.
+      draft_pool: blocks of the draft model, if there is one.
     """
 
     role: Role
@@ -175,6 +176,7 @@ class WorkerAudit(msgspec.Struct, frozen=True):
     bad_digests: Count = 0
     preemptions: Count = 0
     process: ProcessFacts = ProcessFacts()
+    draft_pool: PoolAudit | None = None
 
     @property
     def is_cut(self) -> bool:

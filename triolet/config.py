@@ -13,6 +13,7 @@ from typing import Final
 from .config_gpu import GpuConfig
 from .config_recovery import RecoveryConfig
 from .config_speculation import SpeculationConfig
+from .config_wire import WireConfig
 from .errors import ConfigError
 from .loopback import is_loopback
 from .units import KIB, MIB, MILLISECONDS, SECONDS
@@ -105,6 +106,8 @@ class LinkConfig:
     """The largest control frame is a PREFILL of a 1M-token prompt: 4 MiB of ids and some."""
     max_kv_frame_bytes: int = 64 * MIB
     """One block of a very large model still fits."""
+    wire: WireConfig = field(default_factory=WireConfig)
+    """How KV travels."""
 
     def __post_init__(self) -> None:
         require(
@@ -317,9 +320,10 @@ class ServerConfig:
     """Answers at once on one WebSocket."""
     ws_max_queued: int = 32
     """Questions that wait on one WebSocket behind the answers under way."""
-    ws_outbox_frames: int = 16
+    ws_outbox_bytes: int = 64 * KIB
     """Frames that wait for a WebSocket's writer; at the bound the answers wait, and with them the
-    tokens' credit."""
+    tokens' credit. Bytes, because a token with 20 alternatives takes 2 KiB; at half of what the
+    kernel holds, a client that reads is never kept waiting by it."""
     audit_timeout_s: float = 1.0 * SECONDS
     """An audit waits for its workers this long. A live one answers between two frames; below
     `peer_timeout_s`, so that a worker which is listed as silent is not simply dead."""

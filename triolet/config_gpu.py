@@ -19,9 +19,9 @@ class GpuConfig:
     """Pad every decode step to `max_num_seqs` rows. Matrix products choose their kernel by the
     number of rows, so that a token's last bits may depend on how many others are in the step; with
     one number they cannot. Costs what the padding costs."""
-    pinned_bytes: int = 96 * MIB
-    """Host memory through which KV leaves and enters the pool: what a prefill worker's ring
-    (`kv_ring_bytes`) may hold, and as much again as two windows of a decode worker."""
+    pinned_bytes: int = 32 * MIB
+    """Host memory through which KV enters the pool: two windows (`kv_window_bytes`) of chunks whose
+    copies may be under way. What leaves goes straight into a prefill worker's ring."""
 
     def __post_init__(self) -> None:
         if self.pinned_bytes < 1:

@@ -285,6 +285,14 @@ def _bounds(worker: WorkerAudit) -> Iterator[Violation]:
             "the window shrinks or grows with each transfer, until nothing or anything goes",
             _RESTART,
         )
+    if worker.draft_pool is not None and worker.draft_pool.verdict:
+        yield Violation(
+            "I1",
+            worker.name,
+            f"the draft model's ledger says: {worker.draft_pool.verdict}",
+            "guesses fail more often than they should; answers stay right",
+            _RESTART,
+        )
     if worker.role is Role.DECODE and worker.rows > worker.max_num_seqs:
         yield Violation(
             "I7",
@@ -309,6 +317,7 @@ def _still_held(view: WorkerView, worker: WorkerAudit) -> Iterator[Violation]:
         (worker.num_leases, "leases"),
         (worker.leaving, "attempts on their way out"),
         (pool.leased_blocks, "leased blocks"),
+        (0 if worker.draft_pool is None else worker.draft_pool.leased_blocks, "draft blocks"),
         (worker.rows, "rows in a step"),
         (windows.kv_under_way_bytes, "bytes of KV under way"),
         (windows.ring_bytes, "bytes in the ring"),

@@ -45,6 +45,7 @@ def worker_account(
     windows: WindowsAudit | None = None,
     allowed: Callable[[AttemptKey], int | None] = lambda _: None,
     process: ProcessFacts | None = None,
+    draft: BlockLedger | None = None,
 ) -> WorkerAudit:
     """Return everything that a fleet's invariants are checked with.
 
@@ -59,28 +60,28 @@ def worker_account(
       windows: KV on its way out.
       allowed: how far an attempt may run, where that is known here.
       process: what the operating system says.
+      draft: who holds which block of a draft model's pool.
     """
-    me, leases, ledger = identity.me, roster.leases, cache.ledger
     return WorkerAudit(
-        role=me.role,
-        name=me.name,
-        epoch=f"{me.epoch:016x}",
+        role=identity.me.role,
+        name=identity.me.name,
+        epoch=f"{identity.me.epoch:016x}",
         lease_ttl_s=link.lease_ttl_s,
         is_draining=is_draining,
-        pool=_pool(cache),
-        leases=_listed(roster, ledger, link, allowed, now),
-        num_leases=len(leases),
+        pool=_pool(cache.ledger, cache.check_invariants),
+        leases=_listed(roster, cache.ledger, link, allowed, now),
+        num_leases=len(roster.leases),
         granted=roster.granted,
         ended={reason.value: count for reason, count in roster.ended.items()},
         verdict=verdict_of(roster.check_agreement),
         leaving=len(roster.leaving),
-        leaving_blocks=sum(_held(ledger, key) for key in roster.leaving),
+        leaving_blocks=sum(_held(cache.ledger, key) for key in roster.leaving),
         late_rows=counters.late_rows,
-        tombstones=leases.num_tombstones,
+        tombstones=roster.leases.num_tombstones,
         max_tombstones=link.max_tombstones,
         rows=roster.num_rows,
-        running=sum(leases.count(state) for state in _WITH_ROW),
-        paused=leases.count(LeaseState.PAUSED),
+        running=sum(roster.leases.count(state) for state in _WITH_ROW),
+        paused=roster.leases.count(LeaseState.PAUSED),
         max_num_seqs=identity.capacity.max_num_seqs,
         windows=windows or WindowsAudit(),
         steps=counters.steps,
@@ -90,6 +91,7 @@ def worker_account(
         bad_digests=counters.bad_digests,
         preemptions=counters.preemptions,
         process=process or ProcessFacts(),
+        draft_pool=None if draft is None else _pool(draft, draft.check_invariants),
     )
 
 
@@ -115,15 +117,14 @@ def cache_load(cache: PrefixCache) -> CacheLoad:
     )
 
 
-def _pool(cache: PrefixCache) -> PoolAudit:
-    ledger = cache.ledger
+def _pool(ledger: BlockLedger, check: Callable[[], object]) -> PoolAudit:
     return PoolAudit(
         total_blocks=ledger.total_blocks,
         free_blocks=ledger.free_blocks,
         leased_blocks=ledger.leased_blocks,
         cached_blocks=ledger.cached_blocks,
         references=ledger.num_references,
-        verdict=verdict_of(cache.check_invariants),
+        verdict=verdict_of(check),
         spoiled_blocks=ledger.num_spoiled,
     )
 

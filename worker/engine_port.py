@@ -64,8 +64,15 @@ class EnginePort(Protocol):
         """Compute one step, on the device's thread; one result per row."""
         ...
 
-    def export_blocks(self, block_ids: Sequence[int]) -> bytes | memoryview:
-        """Copy blocks out; the pool's blocks may be reused at once."""
+    def export_blocks(
+        self, block_ids: Sequence[int], into: memoryview | None = None
+    ) -> bytes | memoryview:
+        """Copy blocks out, into as many bytes; the pool's blocks may be reused at once."""
+        ...
+
+    def pin(self, memory: memoryview) -> bool:
+        """Note that blocks will be exported into this memory again and again; return whether the
+        device can write it at full speed."""
         ...
 
     def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:

@@ -72,7 +72,7 @@ async def run_worker(
     async with DeviceThread(
         settings.max_waiting_steps, settings.threads, settings.close_timeout_s, niceness
     ) as device:
-        loaded = await device.run(load_engine, Path(config.model_dir), settings, _report_progress)
+        loaded = await device.run(load_engine, Path(config.model_dir), settings, report_progress)
         with (
             closing(ZmqNetwork(config.link, config.curve_dir)) as control_network,
             closing(ZmqNetwork(config.link, config.curve_dir)) as kv_network,
@@ -110,7 +110,8 @@ async def _heed_signals(signals: AsyncIterator[int], shell: Shell, drain_timeout
         shell.drain(drain_timeout_s)
 
 
-def _report_progress(stage: str, share: float) -> None:
+def report_progress(stage: str, share: float) -> None:
+    """Say how far a stage of the start is."""
     report(Progress(stage, round(share * PROGRESS_UNITS), PROGRESS_UNITS))
 
 

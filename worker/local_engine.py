@@ -64,9 +64,13 @@ class LocalEngine:
         """Compute one step, on the device's thread."""
         return self._loaded.runner.step(rows)
 
-    def export_blocks(self, block_ids: Sequence[int]) -> memoryview:
+    def export_blocks(self, block_ids: Sequence[int], into: memoryview | None = None) -> memoryview:
         """Copy blocks out."""
-        return self._loaded.pool.export_blocks(block_ids)
+        return self._loaded.pool.export_blocks(block_ids, into)
+
+    def pin(self, memory: memoryview) -> bool:
+        """Note that blocks will be exported into this memory again and again."""
+        return self._loaded.pool.pin(memory)
 
     def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
         """Overwrite blocks that no running step reads."""

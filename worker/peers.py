@@ -33,6 +33,7 @@ class PeerTable:
       silence_s: a peer that says nothing for this long is forgotten.
       max_peers: at this many a new HELLO is turned away.
       send: takes a routing id and a frame.
+      welcome: adds to the WELCOME of a peer that is let in.
     """
 
     def __init__(
@@ -43,12 +44,14 @@ class PeerTable:
         silence_s: float,
         max_peers: int,
         send: Callable[[bytes, AnyFrame], None],
+        welcome: Callable[[bytes, Hello, Welcome], Welcome] = lambda _sender, _hello, plain: plain,
     ) -> None:
         self._identity = identity
         self._expected = expected
         self._silence_s = silence_s
         self._max_peers = max_peers
         self._send = send
+        self._welcome = welcome
         self._known: dict[bytes, _Known] = {}
 
     def __len__(self) -> int:
@@ -75,6 +78,7 @@ class PeerTable:
         if isinstance(answer, Welcome):
             if sender in self._known or len(self._known) < self._max_peers:
                 self._known[sender] = _Known(hello.peer.peer_id, now)
+                answer = self._welcome(sender, hello, answer)
             else:
                 answer = goodbye(f"{self._identity.me} knows {self._max_peers} peers already")
         self._send(sender, answer)

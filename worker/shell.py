@@ -16,7 +16,7 @@ from transport.link import PeerBusy, PeerGone
 from triolet.process import process_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from transport.link import Listener
     from triolet.audit import ProcessFacts
@@ -57,6 +57,7 @@ class Shell:
       control: the listener for servers.
       config: intervals and bounds.
       flush_kv: sends what the core has decided for the other side of the KV path.
+      before_step: what is to be done on the device before each step is planned, if anything.
 
     Attributes:
       exit_process: leaves at once with a code, whatever still runs; for a device that is wedged.
@@ -70,6 +71,7 @@ class Shell:
         control: Listener,
         config: WorkerConfig,
         flush_kv: Callable[[float], None],
+        before_step: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.exit_process: Callable[[int], object] = os._exit
         self._core = core
@@ -78,6 +80,7 @@ class Shell:
         self._control = control
         self._config = config
         self._flush_kv = flush_kv
+        self._before_step = before_step
         self._work = trio.Event()
         self._drained = trio.Event()
         self._step_began_at: float | None = None
@@ -130,6 +133,11 @@ class Shell:
         while True:
             self._work = trio.Event()
             self._core.wake(trio.current_time())
+            if self._before_step is not None:
+                self._step_began_at = trio.current_time()
+                await self._before_step()
+                self._step_began_at = None
+                self._core.wake(trio.current_time())
             rows = self._core.stepper.plan(trio.current_time())
             self._flush(trio.current_time())
             if not rows:

@@ -1,4 +1,4 @@
-"""How KV leaves and enters a GPU's pool: through pinned host memory, on a stream of its own.
+"""How KV leaves and enters a GPU's pool: by way of pinned host memory, on streams of its own.
 
 Copies run beside the steps and wait for none that they have nothing to do with. A block is one
 contiguous piece, so a copy of it is one call and needs no kernel.
@@ -12,11 +12,11 @@ changed hands meanwhile are written in the order in which they were leased.
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from .arena import Arena
@@ -24,7 +24,6 @@ from .arena import Arena
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     import numpy.typing as npt
     from torch import Tensor
 
@@ -34,7 +33,7 @@ class Staging:
 
     Args:
       blocks: the pool on the device, [num_blocks, …].
-      num_units: blocks that the pinned memory holds, at least one.
+      num_units: blocks that may be on their way in, at least one.
     """
 
     def __init__(self, blocks: Tensor, num_units: int) -> None:
@@ -51,28 +50,30 @@ class Staging:
         self._last_import: torch.cuda.Event | None = None
         self.unpinned_copies = 0
 
-    def export_blocks(self, block_ids: Sequence[int]) -> memoryview:
-        """Return the bytes of some blocks. The memory is reused when nobody refers to it any more.
+    def pin(self, memory: memoryview) -> bool:
+        """Lock memory into which blocks will be exported, so that the device writes it by itself.
 
-        Resource handling: what is returned keeps a piece of the pinned memory; if all of it is held
-        elsewhere, ordinary memory is used, which is slower.
+        Returns:
+          Whether that was possible; if not, copies into it are slower.
         """
-        count = len(block_ids)
-        first = self._arena.take(count)
-        if first is None:
-            self.unpinned_copies += 1
-            target = torch.empty(count, self._pool.shape[1], dtype=torch.uint8)
-        else:
-            target = self._pinned[first : first + count]
+        if self._out is None:
+            return True
+        with torch.cuda.device(self._device):
+            address = np.frombuffer(memory, dtype=np.uint8).ctypes.data
+            return not int(torch.cuda.cudart().cudaHostRegister(address, len(memory), 0))
+
+    def export_blocks(self, block_ids: Sequence[int], target: npt.NDArray[np.uint8]) -> None:
+        """Copy some blocks out and wait for it.
+
+        Args:
+          block_ids: which.
+          target: [len(block_ids), bytes per block]; fastest where it is pinned.
+        """
         with _on(self._out):
-            for index, block in enumerate(block_ids):
-                target[index].copy_(self._pool[block], non_blocking=True)
+            for place, block in zip(torch.from_numpy(target), block_ids, strict=True):
+                place.copy_(self._pool[block], non_blocking=True)
         if self._out is not None:
             self._out.synchronize()
-        exported: npt.NDArray[np.uint8] = target.view(-1).numpy()
-        if first is not None:
-            weakref.finalize(exported, self._arena.give, first, count).atexit = False
-        return exported.data
 
     def import_blocks(self, block_ids: Sequence[int], payload: npt.NDArray[np.uint8]) -> None:
         """Overwrite some blocks; steps launched from now on see it once they `await_imports`.

@@ -26,16 +26,31 @@ class Ratio:
 
     Attributes:
       value: what was measured.
-      floor: it should be at least this.
+      floor: it should be at least this; None if that is no goal.
+      ceiling: it should be at most this; None if that is no goal.
     """
 
     value: float
-    floor: float
+    floor: float | None = None
+    ceiling: float | None = None
 
     @property
     def is_met(self) -> bool:
         """Whether it is."""
-        return self.value >= self.floor
+        return (self.floor is None or self.value >= self.floor) and (
+            self.ceiling is None or self.value <= self.ceiling
+        )
+
+    @property
+    def goal(self) -> str:
+        """In words."""
+        bounds = {"at least": self.floor, "at most": self.ceiling}
+        return " and ".join(f"{word} {b}" for word, b in bounds.items() if b is not None)
+
+    def fields(self) -> dict[str, float]:
+        """As it is written."""
+        bounds = {"floor": self.floor, "ceiling": self.ceiling}
+        return {"value": round(self.value, 3)} | {k: v for k, v in bounds.items() if v is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +80,7 @@ class Report:
         fields = {
             "machine": self.machine,
             "rows": self.rows,
-            "ratios": {
-                name: {"value": round(ratio.value, 3), "floor": ratio.floor}
-                for name, ratio in self.ratios.items()
-            },
+            "ratios": {name: ratio.fields() for name, ratio in self.ratios.items()},
             "skipped": self.skipped,
         }
         path.write_text(json.dumps(fields, indent=1) + "\n")
@@ -89,8 +101,9 @@ class Report:
             table.add_row(*(f"{v:,.1f}" if isinstance(v, float) else str(v) for v in row.values()))
         console.print(table)
         for name, ratio in self.ratios.items():
-            verdict = "met" if ratio.is_met else "not met"
-            console.print(f"{name}: {ratio.value:.2f} (at least {ratio.floor}: {verdict})")
+            verdict = "met" if ratio.is_met else "[red]missed[/red]"
+            goal = f" ({ratio.goal}: {verdict})" if ratio.goal else ""
+            console.print(f"{name}: {ratio.value:.2f}{goal}")
         for name, reason in self.skipped.items():
             console.print(f"{name} skipped: {reason}")
 

@@ -164,9 +164,16 @@ class SimulatedEngine:
         self._check_owned(rows)
         return [self._compute(row) for row in rows]
 
-    def export_blocks(self, block_ids: Sequence[int]) -> bytes:
+    def export_blocks(self, block_ids: Sequence[int], into: memoryview | None = None) -> bytes:
         """Copy blocks out."""
-        return b"".join(self._pool[block] for block in block_ids)
+        payload = b"".join(self._pool[block] for block in block_ids)
+        if into is not None:
+            into[:] = payload
+        return payload
+
+    def pin(self, memory: memoryview) -> bool:
+        """Do nothing: there is no device."""
+        return True
 
     def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
         """Overwrite blocks."""

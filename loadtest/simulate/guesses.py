@@ -23,6 +23,8 @@ WRONG_ONE_IN: Final = 4
 class Guesses:
     """Knows every completion before it is computed."""
 
+    ledger = None
+
     def __init__(self) -> None:
         self._completions: dict[AttemptKey, tuple[int, ...]] = {}
 

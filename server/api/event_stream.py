@@ -1,7 +1,9 @@
 """The body of a streamed answer. Knows what comes in which order, and when silence needs a comment.
 
 It owns nothing: it reads generations that belong to the request, so a client may drop it at any
-point. One write carries all that is there.
+point. One write carries all that is there. Between two writes of the usual kind it listens, and
+what comes meanwhile goes the short way; its task sleeps until that is blocked, or until the answer
+ends, or until there was silence for too long.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from quart.wrappers.response import ResponseBody
 
 from ..generation import Delta, Failed, Finished
 from .chunks import DONE, KEEP_ALIVE, error_event, total_usage
+from .listening import listen_until
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from ..generation import Event, Usage
     from .choices import Choices
     from .chunks import ChunkWriter
+    from .shortcut import Shortcut
 
 
 class EventStreamBody(ResponseBody):
@@ -28,6 +32,7 @@ class EventStreamBody(ResponseBody):
     Args:
       choices: what to read.
       writer: the form of the chunks.
+      shortcut: of the connection.
       count: number of choices.
       per_prompt: choices that share one prompt.
       keep_alive_s: silence after which a comment is sent, which also finds out whether the client
@@ -38,6 +43,7 @@ class EventStreamBody(ResponseBody):
         self,
         choices: Choices,
         writer: ChunkWriter,
+        shortcut: Shortcut,
         *,
         count: int,
         per_prompt: int,
@@ -45,11 +51,14 @@ class EventStreamBody(ResponseBody):
     ) -> None:
         self._choices = choices
         self._writer = writer
+        self._shortcut = shortcut
         self._per_prompt = per_prompt
         self._keep_alive_s = keep_alive_s
         self._usages: list[Usage | None] = [None] * count
         self._opening = b"".join(writer.first(index) for index in range(count))
         self._is_over = False
+        self._shown_at = trio.current_time()
+        self._unsent = b""
 
     async def __aenter__(self) -> EventStreamBody:
         return self
@@ -66,25 +75,47 @@ class EventStreamBody(ResponseBody):
         return self
 
     async def __anext__(self) -> bytes:
-        """Return the next write."""
+        """Return the next write that does not go the short way."""
         if self._opening:
             opening, self._opening = self._opening, b""
             return opening
+        if self._is_over:
+            raise StopAsyncIteration
         # Tokens that show nothing, such as special ones, are silence too.
-        silent_until = trio.current_time() + self._keep_alive_s
-        while not self._is_over:
-            taken = await self._choices.next_events(silent_until)
-            if not taken:
+        self._shown_at = trio.current_time()
+        if written := self._take():
+            await trio.lowlevel.checkpoint()
+            return written
+        while not await listen_until(self._choices.listen, self._is_blocked, self._silent_until):
+            if trio.current_time() >= self._silent_until:
                 return KEEP_ALIVE
-            written = bytearray()
-            for index, events in taken:
-                for event in events:
-                    written += self._write(index, event)
-            if not self._is_over and self._choices.are_over:
-                written += self._ending()
-            if written:
-                return bytes(written)
-        raise StopAsyncIteration
+        unsent, self._unsent = self._unsent, b""
+        return unsent
+
+    @property
+    def _silent_until(self) -> float:
+        return self._shown_at + self._keep_alive_s
+
+    def _is_blocked(self) -> bool:
+        """Send what there is the short way; return whether something is left for the usual one."""
+        written = self._take()
+        if not written:
+            return False
+        if not self._is_over and self._shortcut.try_send(written):
+            self._shown_at = trio.current_time()
+            return False
+        self._unsent = written
+        return True
+
+    def _take(self) -> bytes:
+        """Return as bytes what the choices have by now."""
+        written = b""
+        for index, events in self._choices.take_now():
+            for event in events:
+                written += self._write(index, event)
+        if not self._is_over and self._choices.are_over:
+            written += self._ending()
+        return written
 
     def _write(self, index: int, event: Event) -> bytes:
         if self._is_over:

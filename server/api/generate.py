@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from quart import Response
+from quart import Response, request
 
 from triolet.errors import draining, invalid_request
 from triolet.ids import new_request_id
@@ -21,6 +21,7 @@ from .choices import Choices
 from .chunks import Envelope, total_usage
 from .event_stream import EventStreamBody
 from .intake import check_model, deadline_s, live_request, shown_request_id
+from .live import own_shortcut
 from .salt import salt_of
 from .sampling import check_token_ids, completion_budget, of_choice, sampling_params
 
@@ -124,8 +125,8 @@ def begin_choices(plan: Plan, services: Services) -> Choices:
             for index in range(plan.per_prompt)
         ]
     generations = []
-    for request in requests:
-        generation = services.fleet.submit(request)
+    for one in requests:
+        generation = services.fleet.submit(one)
         live.hold(generation)
         generations.append(generation)
     return Choices(generations)
@@ -157,6 +158,7 @@ def stream_response(
     body = EventStreamBody(
         begin_choices(plan, services),
         form(envelope),
+        own_shortcut(request.scope),
         count=plan.count,
         per_prompt=plan.per_prompt,
         keep_alive_s=services.config.keep_alive_s,

@@ -6,18 +6,20 @@ its response, because a response that a client drops is finalised at a time of n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
 from triolet.ids import new_request_id
 
 from ..generation import CancelReason
+from .shortcut import NoShortcut
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from ..generation import Generation
+    from .shortcut import Shortcut
 
 SCOPE_KEY: Final = "triolet.live"
 """Where a request's scope holds its LiveRequest."""
@@ -25,6 +27,16 @@ SCOPE_KEY: Final = "triolet.live"
 
 DEPARTURE_KEY: Final = "triolet.departure"
 """Where the scopes of a connection's requests hold its Departure."""
+
+
+SHORTCUT_KEY: Final = "triolet.shortcut"
+"""Where the scopes of a connection's requests hold its Shortcut, if the connection has one."""
+
+
+def own_shortcut(scope: Any) -> Shortcut:  # noqa: ANN401 (ASGI's, of either kind)
+    """Return the short way to the client of a request, which may be none at all."""
+    shortcut: Shortcut = scope["state"].get(SHORTCUT_KEY) or NoShortcut()
+    return shortcut
 
 
 class Departure:

@@ -12,19 +12,19 @@ from triolet.ids import new_request_id
 from ..generation import CancelReason, Delta, Failed, Finished, GenerationRequest
 from .chat import template_messages
 from .intake import check_model
+from .listening import listen_until
 from .live import LiveRequest
 from .responses_events import ResponseEvents
 from .salt import salt_of
 from .sampling import check_token_ids, completion_budget, sampling_params
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from ..generation import Event, Generation
     from .conversations import Conversations, Turns
     from .live import Departure
     from .ports import Services
     from .responses_schema import ResponseCreate
+    from .ws_outbox import WsOutbox
 
 
 class ResponseAnswer:
@@ -70,7 +70,7 @@ class ResponseAnswer:
         if self._generation is not None:
             self._generation.cancel(CancelReason.STOPPED)
 
-    async def run(self, send: Callable[[str], Awaitable[None]]) -> None:
+    async def run(self, outbox: WsOutbox) -> None:
         """Generate, and send every event.
 
         Raises:
@@ -85,15 +85,30 @@ class ResponseAnswer:
                 self._generation.cancel(CancelReason.STOPPED)
             events = ResponseEvents(self.id, self._create, request, self._services.config)
             for frame in events.begin():
-                await send(frame)
+                await outbox.put(frame)
             while not events.are_over:
-                for event in await self._generation.next_events():
-                    for frame in self._frames(events, event):
-                        await send(frame)
+                for frame in await self._next_frames(events, self._generation, outbox):
+                    await outbox.put(frame)
         if not events.have_failed:
             self._conversations.remember(
                 self.id, (*turns, {"role": "assistant", "content": events.text})
             )
+
+    async def _next_frames(
+        self, events: ResponseEvents, generation: Generation, outbox: WsOutbox
+    ) -> list[bytes]:
+        """Send what can be sent at once, until something cannot, and return that."""
+        unsent: list[bytes] = []
+
+        def is_blocked() -> bool:
+            for event in generation.take_now():
+                for frame in self._frames(events, event):
+                    if unsent or not outbox.try_send(frame):
+                        unsent.append(frame)
+            return bool(unsent) or events.are_over
+
+        await listen_until(generation.listen, is_blocked)
+        return unsent
 
     def _turns(self) -> Turns:
         create = self._create
@@ -133,7 +148,7 @@ class ResponseAnswer:
             cache_salt=salt_of(create.cache_salt),
         )
 
-    def _frames(self, events: ResponseEvents, event: Event) -> list[str]:
+    def _frames(self, events: ResponseEvents, event: Event) -> list[bytes]:
         match event:
             case Delta():
                 return events.delta(event)

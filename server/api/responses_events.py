@@ -7,7 +7,7 @@ its part added, deltas, the same closed from the inside out, and one terminal ev
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -22,18 +22,20 @@ if TYPE_CHECKING:
     from ..generation import Delta, GenerationRequest, Usage
     from .responses_schema import ResponseCreate
 
+LOGPROBS: Final = b',"logprobs":'
+
 _encode = msgspec.json.Encoder().encode
 
 
-def error_frame(error: RequestError, stream_id: str | None = None) -> str:
+def error_frame(error: RequestError, stream_id: str | None = None) -> bytes:
     """Return the event for a message that began no answer."""
     event = {"type": "error", "status": error.status, "error": error_object(error)}
     if stream_id is not None:
         event["stream_id"] = stream_id
-    return _encode(event).decode()
+    return _encode(event)
 
 
-def notice_frame(finish_within_s: float) -> str:
+def notice_frame(finish_within_s: float) -> bytes:
     """Return the event that says that this process leaves: answers under way go on, the next
     question needs another connection."""
     event = {
@@ -42,7 +44,7 @@ def notice_frame(finish_within_s: float) -> str:
         "message": "this server leaves: answers under way may finish; connect again for the next",
         "finish_within_s": finish_within_s,
     }
-    return _encode(event).decode()
+    return _encode(event)
 
 
 def response_usage(usage: Usage) -> dict[str, Any]:
@@ -87,6 +89,12 @@ class ResponseEvents:
         self._sequence = 0
         self._lane = {} if create.stream_id is None else {"stream_id": create.stream_id}
         self._place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        # Most events are deltas, which differ in little: what is around that is encoded once.
+        self._delta_form = (
+            b'{"type":"response.output_text.delta","sequence_number":',
+            b',%b,"delta":' % _encode(self._place)[1:-1],
+            b"," + _encode(self._lane)[1:] if self._lane else b"}",
+        )
         self._response: dict[str, Any] = {
             "id": response_id,
             "object": "response",
@@ -112,7 +120,7 @@ class ResponseEvents:
             "usage": None,
         }
 
-    def begin(self) -> list[str]:
+    def begin(self) -> list[bytes]:
         """Return what comes before the text."""
         return [
             self._event("response.created", response=self._response),
@@ -121,20 +129,20 @@ class ResponseEvents:
             self._event("response.content_part.added", **self._place, part=self._part()),
         ]
 
-    def delta(self, delta: Delta) -> list[str]:
+    def delta(self, delta: Delta) -> list[bytes]:
         """Return what new text looks like; nothing for part of a character."""
         if not (delta.text or delta.logprobs):
             return []
         scored = chat_logprobs(delta.logprobs) if self._wants_logprobs else []
         self.text += delta.text
         self._logprobs += scored
-        return [
-            self._event(
-                "response.output_text.delta", **self._place, delta=delta.text, logprobs=scored
-            )
-        ]
+        before, between, after = self._delta_form
+        logprobs = _encode(scored) if scored else b"[]"
+        sequence, self._sequence = self._sequence, self._sequence + 1
+        text = _encode(delta.text)
+        return [b"%b%d%b%b%b%b%b" % (before, sequence, between, text, LOGPROBS, logprobs, after)]
 
-    def finish(self, reason: FinishReason, usage: Usage) -> list[str]:
+    def finish(self, reason: FinishReason, usage: Usage) -> list[bytes]:
         """Return the good end."""
         if reason is FinishReason.STOP:
             return self._close("response.completed", "completed", usage)
@@ -142,11 +150,11 @@ class ResponseEvents:
             "response.incomplete", "incomplete", usage, {"reason": "max_output_tokens"}
         )
 
-    def cancelled(self, usage: Usage) -> list[str]:
+    def cancelled(self, usage: Usage) -> list[bytes]:
         """Return the end that the client asked for; what was said so far stands."""
         return self._close("response.incomplete", "cancelled", usage, {"reason": "cancelled"})
 
-    def fail(self, error: RequestError, usage: Usage) -> list[str]:
+    def fail(self, error: RequestError, usage: Usage) -> list[bytes]:
         """Return the bad end."""
         self.are_over = self.have_failed = True
         response = self._response | {
@@ -158,7 +166,7 @@ class ResponseEvents:
 
     def _close(
         self, kind: str, status: str, usage: Usage, details: dict[str, str] | None = None
-    ) -> list[str]:
+    ) -> list[bytes]:
         self.are_over = True
         item = self._item("completed" if status == "completed" else "incomplete")
         response = self._response | {
@@ -196,7 +204,7 @@ class ResponseEvents:
             "logprobs": self._logprobs,
         }
 
-    def _event(self, kind: str, **fields: object) -> str:
+    def _event(self, kind: str, **fields: object) -> bytes:
         event = {"type": kind, "sequence_number": self._sequence, **fields, **self._lane}
         self._sequence += 1
-        return _encode(event).decode()
+        return _encode(event)

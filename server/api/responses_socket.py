@@ -21,11 +21,12 @@ from .conversations import Conversations
 from .errors import echo, http_error, unsupported
 from .intake import own_request_id
 from .json_body import parse_object
-from .live import DEPARTURE_KEY
+from .live import DEPARTURE_KEY, own_shortcut
 from .responses_answer import ResponseAnswer
 from .responses_events import error_frame, notice_frame
 from .responses_schema import LANE, ResponseCancel, ResponseCreate
 from .schemas import read_request
+from .ws_outbox import WsOutbox
 
 if TYPE_CHECKING:
     from quart.wrappers import Websocket
@@ -61,9 +62,7 @@ class ResponsesSession:
         self._lanes: dict[str | None, deque[ResponseAnswer]] = {}
         self._lane_ended = trio.Event()
         self._slots = trio.Semaphore(services.config.ws_max_streams)
-        self._outbox, self._to_send = trio.open_memory_channel[str](
-            services.config.ws_outbox_frames
-        )
+        self._outbox = WsOutbox(services.config.ws_outbox_bytes, own_shortcut(socket.scope))
         self._close_code = POLICY_VIOLATION
 
     async def run(self) -> int:
@@ -91,9 +90,7 @@ class ResponsesSession:
                 self._handle(body, nursery)
             except RequestError as error:
                 self._services.metrics.http_error(error.status)
-                try:
-                    self._outbox.send_nowait(error_frame(error, stream_id))
-                except (trio.WouldBlock, trio.ClosedResourceError):
+                if not self._outbox.put_nowait(error_frame(error, stream_id)):
                     # It does not read what we say to its nonsense, or we are leaving anyway.
                     return
 
@@ -155,29 +152,28 @@ class ResponsesSession:
         while answers:
             async with self._slots:
                 try:
-                    await answers[0].run(self._outbox.send)
+                    await answers[0].run(self._outbox)
                 except RequestError as error:
                     self._services.metrics.http_error(error.status)
-                    await self._outbox.send(error_frame(error, stream_id))
+                    await self._outbox.put(error_frame(error, stream_id))
             answers.popleft()
         del self._lanes[stream_id]
         self._lane_ended.set()
 
     async def _write(self, everything: trio.CancelScope) -> None:
-        async for frame in self._to_send:
-            await self._socket.send(frame)
+        await self._outbox.write(self._socket.send)
         everything.cancel()
 
     async def _close_when_drained(self) -> None:
         await self._services.lifecycle.leaving.wait()
-        await self._outbox.send(notice_frame(self._services.config.drain_timeout_s))
+        await self._outbox.put(notice_frame(self._services.config.drain_timeout_s))
         await self._services.lifecycle.draining.wait()
         while self._lanes:
             self._lane_ended = trio.Event()
             await self._lane_ended.wait()
         self._close_code = GOING_AWAY
         # The writer sends what is left and ends.
-        await self._outbox.aclose()
+        self._outbox.close()
 
 
 def _parse(message: str | bytes | None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from hypercorn.trio.worker_context import WorkerContext
 
 from triolet.errors import overloaded
 
-from .cures_tcp import CuredTCPServer
+from .cures_tcp import CuredTCPServer, WriteCounts
 from .refusal import refusal_bytes
 
 if TYPE_CHECKING:
@@ -64,10 +64,12 @@ class Edge:
 
     Attributes:
       connections: open at present.
+      writes: to all clients so far.
     """
 
     def __init__(self, app: ASGIFramework, bounds: ServerConfig) -> None:
         self.connections = 0
+        self.writes = WriteCounts()
         self._app = ASGIWrapper(app)
         self._bounds = bounds
         self._config = edge_config(bounds)
@@ -116,7 +118,9 @@ class Edge:
             return
         self.connections += 1
         try:
-            await CuredTCPServer(self._app, self._config, self._bounds, self._context, stream).run()
+            await CuredTCPServer(
+                self._app, self._config, self._bounds, self._context, stream, self.writes
+            ).run()
         finally:
             self.connections -= 1
 

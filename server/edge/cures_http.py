@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Final, cast
 
 import h11
 from hypercorn.events import Closed, RawData, Updated
-from hypercorn.protocol.events import Body, Data, EndBody, Request
+from hypercorn.protocol.events import Body, Data, EndBody, Request, Response
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol, H11WSConnection
 from hypercorn.protocol.http_stream import HTTPStream
 
 from triolet.errors import RequestError
 
 from ..api.errors import http_error
-from ..api.live import DEPARTURE_KEY, Departure
+from ..api.live import DEPARTURE_KEY, SHORTCUT_KEY, Departure
 from .cures_inbox import AppInbox
 from .cures_websocket import CuredWSStream
 from .head_guard import HeadGuard
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from triolet.config import ServerConfig
 
+NO_BODY: Final = frozenset({204, 304})
 MAX_HELD_BYTES: Final = 64 * 1024
 """Of following requests, while an answer is under way; beyond, the connection is cut."""
 
@@ -55,9 +56,11 @@ class CuredHTTPStream(HTTPStream):
 
     Attributes:
       inbox: set by the protocol before the first event.
+      send_chunk: as well.
     """
 
     inbox: AppInbox
+    send_chunk: Callable[[bytes], Awaitable[bool]]
 
     async def handle(self, event: StreamEvent) -> None:
         """Take in what the client sends."""
@@ -69,6 +72,12 @@ class CuredHTTPStream(HTTPStream):
         """Take what the application answers."""
         if message is None:
             self.inbox.close()
+        elif (
+            message["type"] == "http.response.body"
+            and message.get("more_body", False)
+            and await self.send_chunk(message.get("body", b""))
+        ):
+            return
         await super().app_send(message)
 
 
@@ -88,10 +97,11 @@ class CuredH11Protocol(H11Protocol):
         task_group: TaskGroup,
         addresses: tuple[tuple[str, int] | None, tuple[str, int] | None],
         send: Callable[[Event], Awaitable[None]],
+        try_write: Callable[[bytes], bool],
     ) -> None:
         client, server = addresses
         self.departure = Departure()
-        state = {DEPARTURE_KEY: self.departure}
+        state = {DEPARTURE_KEY: self.departure, SHORTCUT_KEY: self}
         super().__init__(
             app, config, context, task_group, state, False, client, server, send  # type: ignore[arg-type]
         )  # fmt: skip
@@ -100,6 +110,8 @@ class CuredH11Protocol(H11Protocol):
             bounds.max_header_bytes, bounds.max_header_fields, bounds.max_body_bytes
         )
         self._held = bytearray()
+        self._try_write = try_write
+        self._is_chunked = False
 
     @property
     def awaits_head(self) -> bool:
@@ -130,6 +142,41 @@ class CuredH11Protocol(H11Protocol):
             self._held += event.data
             if len(self._held) > MAX_HELD_BYTES:
                 await self.send(Closed())
+
+    def try_send(self, data: bytes) -> bool:
+        """See Shortcut."""
+        if isinstance(self.stream, CuredWSStream):
+            frame = self.stream.text_frame(data)
+            return frame is not None and self._try_write(frame)
+        if not self._is_in_chunks:
+            return False
+        return self._try_write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    async def send_chunk(self, data: bytes) -> bool:
+        """Send a piece of a body whose length is not known; return False for any other.
+
+        One write, and none of h11's events, of which each costs more than the write.
+        """
+        if not (data and self._is_in_chunks):
+            return False
+        await self.send(RawData(data=b"%x\r\n%b\r\n" % (len(data), data)))
+        return True
+
+    async def stream_send(self, event: StreamEvent) -> None:
+        """Take what the stream wants said."""
+        if isinstance(event, Response) and isinstance(self.stream, HTTPStream):
+            # As h11 decides it: RFC 9112, 6.3.
+            self._is_chunked = (
+                self.stream.scope["http_version"] == "1.1"
+                and self.stream.scope["method"] != "HEAD"
+                and event.status_code not in NO_BODY
+                and not any(name.lower() == b"content-length" for name, _ in event.headers)
+            )
+        await super().stream_send(event)
+
+    @property
+    def _is_in_chunks(self) -> bool:
+        return self._is_chunked and self.connection.our_state is h11.SEND_BODY
 
     async def refuse(self, error: RequestError) -> None:
         """Answer with an error, if an answer is possible, and close."""
@@ -188,6 +235,7 @@ class CuredH11Protocol(H11Protocol):
             upgrades and names.get(b"upgrade", b"").lower() == b"websocket"
         ) and request.method == b"GET"
         kind = CuredWSStream if is_websocket else CuredHTTPStream
+        self._is_chunked = False
         self.stream = kind(
             self.app,
             self.config,
@@ -200,6 +248,8 @@ class CuredH11Protocol(H11Protocol):
             STREAM_ID,
         )
         self.stream.inbox = AppInbox()
+        if isinstance(self.stream, CuredHTTPStream):
+            self.stream.send_chunk = self.send_chunk
         if isinstance(self.stream, CuredWSStream):
             self.stream.bounds = self._bounds
             self.connection = H11WSConnection(cast("h11.Connection", self.connection))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import trio
 from hypercorn.protocol.events import Body, EndBody, Request, Response, StreamClosed
-from hypercorn.protocol.ws_stream import FrameTooLargeError, WSStream
+from hypercorn.protocol.ws_stream import ASGIWebsocketState, FrameTooLargeError, WSStream
 from wsproto.connection import ConnectionState
 from wsproto.events import CloseConnection, Message, Ping
 from wsproto.frame_protocol import CloseReason
@@ -62,6 +62,19 @@ class CuredWSStream(WSStream):
         if self.closed:
             await trio.lowlevel.checkpoint()
         await super().app_send(message)
+
+    def text_frame(self, data: bytes) -> bytes | None:
+        """Return a text message as a frame, or None if there is no sending one now."""
+        if self.state is not ASGIWebsocketState.CONNECTED or self.closed:
+            return None
+        if self.connection.state is not ConnectionState.OPEN:
+            return None
+        length = len(data)
+        if length < 126:
+            return b"\x81%c%b" % (length, data)
+        if length < 65_536:
+            return b"\x81\x7e%b%b" % (length.to_bytes(2, "big"), data)
+        return b"\x81\x7f%b%b" % (length.to_bytes(8, "big"), data)
 
     async def _send_error_response(self, status_code: int) -> None:
         error = http_error(status_code, "the WebSocket handshake is refused")

@@ -19,6 +19,7 @@ from triolet.process import process_facts
 
 from .auditor import Auditor
 from .conductor import FAREWELL, Conductor
+from .handout import Handout
 from .observer import SilentObserver
 from .status import FleetStatus, is_ready, present, worker_status
 from .stream import Stream
@@ -76,6 +77,7 @@ class Fleet:
         self._auditor = Auditor(self._me, config, self._workers, self._conductor)
         self._connections: dict[Worker, Connection] = {}
         self._credit_due = trio.Event()
+        self._handout = Handout()
         self._changed = trio.Event()
 
     def submit(self, request: GenerationRequest) -> Stream:
@@ -88,7 +90,7 @@ class Fleet:
         self._conductor.wake(now)
         sequence = self._conductor.submit(request, now)
         self._flush()
-        return Stream(sequence, self._taken, self._cancel)
+        return Stream(sequence, self._taken, self._cancel, self._handout.add)
 
     def status(self) -> FleetStatus:
         """Look at the fleet."""
@@ -128,6 +130,7 @@ class Fleet:
                 nursery.start_soon(self._beat)
                 nursery.start_soon(self._sweep)
                 nursery.start_soon(self._send_credit)
+                nursery.start_soon(self._handout.run)
                 task_status.started()
         finally:
             for worker, connection in self._connections.items():
@@ -144,6 +147,7 @@ class Fleet:
     def begin_drain(self) -> None:
         """Refuse new requests from now on; running ones may finish until `drain_timeout_s`, then
         each gets its terminal event. Idempotent."""
+        self._conductor.wake(trio.current_time())
         self._conductor.begin_drain(trio.current_time())
         self._notify()
 
@@ -162,6 +166,7 @@ class Fleet:
         Raises:
           RequestError: too many audits at once.
         """
+        self._conductor.wake(trio.current_time())
         self._flush()  # what is counted from here on has been sent before the question
         survey = self._auditor.begin()
         try:
@@ -189,6 +194,7 @@ class Fleet:
         self._credit_due.set()
 
     def _cancel(self, sequence: Sequence, reason: CancelReason) -> None:
+        self._conductor.wake(trio.current_time())
         self._conductor.cancel(sequence, reason, trio.current_time())
         self._flush()
 
@@ -261,6 +267,8 @@ class Fleet:
         while True:
             await self._credit_due.wait()
             self._credit_due = trio.Event()
+            # A link that broke while this server stood still is noticed by the first who sends.
+            self._conductor.wake(trio.current_time())
             for worker, frame in self._conductor.outbox.drain_credit():
                 self._send(worker, frame)
             self._flush()

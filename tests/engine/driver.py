@@ -14,12 +14,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
     from pathlib import Path
 
+    from engine.kv_pool import KVPool
+
 GREEDY = SamplingParams(temperature=0.0, logprobs=20)
 
 
 def open_engine(path: Path, config: EngineConfig | None = None) -> Engine:
     """Load an engine with a pool that a test fits into."""
     return load_engine(path, config or EngineConfig(kv_pool_bytes=4 * MIB), lambda *_: None)
+
+
+def exported(pool: KVPool, block_ids: Sequence[int]) -> memoryview:
+    """Return the bytes of some blocks."""
+    payload = memoryview(bytearray(len(block_ids) * pool.bytes_per_block))
+    pool.export_blocks(block_ids, payload)
+    return payload
 
 
 class Running:

@@ -21,7 +21,7 @@ from triolet.sampling import SamplingParams
 from triolet.units import MIB
 
 from .checkpoints import FAMILIES, VOCAB_SIZE, Checkpoint
-from .driver import GREEDY, Running, decode, generate, ids, open_engine, prefill
+from .driver import GREEDY, Running, decode, exported, generate, ids, open_engine, prefill
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,7 +135,7 @@ def test_decode_of_imported_blocks_continues_bit_for_bit(
     for index, prompt in enumerate(PROMPTS):
         sequence = Running(source, index, prompt, 0)
         prefill(source, sequence, GREEDY, 64)
-        payload = source.pool.export_blocks(sequence.blocks)
+        payload = exported(source.pool, sequence.blocks)
         copy = Running(target, index, prompt, 16)
         target.pool.import_blocks(copy.blocks[: len(sequence.blocks)], payload)
         copy.results.extend(sequence.results)

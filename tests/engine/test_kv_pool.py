@@ -8,6 +8,8 @@ import torch
 from engine.kv_pool import KVLayout, KVPool
 from triolet.errors import ConfigError, RemoteProtocolError
 
+from .driver import exported
+
 CPU = torch.device("cpu")
 
 
@@ -21,7 +23,7 @@ def random_pool(dtype: torch.dtype, num_blocks: int = 6) -> KVPool:
 def test_exported_blocks_come_back_bit_for_bit(dtype: torch.dtype) -> None:
     source, target = random_pool(dtype), random_pool(dtype)
     before = target.blocks.clone()
-    payload = source.export_blocks([5, 1, 3])
+    payload = exported(source, [5, 1, 3])
     assert len(payload) == 3 * source.bytes_per_block == 3 * 3 * 2 * 4 * 2 * 8 * dtype.itemsize
     target.import_blocks([2, 4, 1], payload)
     assert torch.equal(target.blocks[[2, 4, 1]], source.blocks[[5, 1, 3]])
@@ -30,7 +32,7 @@ def test_exported_blocks_come_back_bit_for_bit(dtype: torch.dtype) -> None:
 
 def test_an_exported_block_is_a_copy() -> None:
     pool = random_pool(torch.float32)
-    payload = pool.export_blocks([2])
+    payload = exported(pool, [2])
     expected = bytes(payload)
     pool.poison([2])
     assert bytes(payload) == expected
@@ -51,7 +53,7 @@ def test_a_write_into_a_poisoned_block_shows(dtype: torch.dtype) -> None:
 
 def test_a_payload_that_is_not_aligned_is_taken() -> None:
     source, target = random_pool(torch.float32), random_pool(torch.float32)
-    frame = memoryview(b"\0" + bytes(source.export_blocks([1])))[1:]
+    frame = memoryview(b"\0" + bytes(exported(source, [1])))[1:]
     target.import_blocks([1], frame)
     assert torch.equal(target.blocks[1], source.blocks[1])
 

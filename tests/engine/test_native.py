@@ -30,7 +30,7 @@ from triolet.errors import ConfigError
 from triolet.units import MIB
 
 from .checkpoints import FAMILIES, VOCAB_SIZE
-from .driver import GREEDY, Running, decode, generate, open_engine, prefill
+from .driver import GREEDY, Running, decode, exported, generate, open_engine, prefill
 from .kernels import attention_of_one
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def test_decode_and_prefill_of_the_same_token_agree_bit_for_bit(
     # What prefill computes of the completion's tokens is what decode wrote, also in the KV.
     num_whole = len(again.prompt) // 16
     first, second = (
-        bytes(engine.pool.export_blocks(blocks[:num_whole]))
+        bytes(exported(engine.pool, blocks[:num_whole]))
         for blocks in (again.blocks, sequence.blocks)
     )
     assert first == second

@@ -14,7 +14,16 @@ from engine.batch import StepRow, flatten
 from engine.kv_pool import KVLayout, KVPool
 from engine.load import load_engine
 from tests.engine.checkpoints import VOCAB_SIZE, write_checkpoint
-from tests.engine.driver import GREEDY, Running, decode, generate, ids, launched_ahead, prefill
+from tests.engine.driver import (
+    GREEDY,
+    Running,
+    decode,
+    exported,
+    generate,
+    ids,
+    launched_ahead,
+    prefill,
+)
 from tests.engine.kernels import attention_of_one
 from triolet.config import Dtype, EngineConfig
 from triolet.config_gpu import GpuConfig
@@ -150,7 +159,7 @@ def test_blocks_travel_between_two_pools_bit_for_bit(tmp_path: Path, backend: st
     sent = Running(source, "sent", PROMPTS[3], 0)
     prefill(source, sent, GREEDY, 512)
     received = Running(target, "received", PROMPTS[3], 16)
-    payload = source.pool.export_blocks(sent.blocks)
+    payload = exported(source.pool, sent.blocks)
     target.pool.import_blocks(received.blocks[: len(sent.blocks)], payload)
     received.results.extend(sent.results)
     decode(target, [received], GREEDY, 16)

@@ -44,8 +44,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # The CLI starts each role's entry point, inside the command that is that role.
     "ops": frozenset({"triolet", "transport"}),
     "loadtest": frozenset(),
-    # The benchmark of the engine runs the engine.
-    "loadtest/bench": frozenset({"triolet", "engine"}),
+    # Benchmarks of engine and wire run engine and workers; that of the front speaks as workers do.
+    "loadtest/bench": frozenset({"triolet", "transport", "engine", "worker", "prefill", "decode"}),
     # The fault matrix reads frames on their way, and starts workers with a gate before the device.
     "loadtest/faults": frozenset({"triolet", "transport", "engine", "worker", "ops"}),
     # The simulator runs the production logic of every room.
@@ -239,7 +239,7 @@ SANS_IO_FOLDERS: dict[str, tuple[str, ...]] = {
     "worker": ("entry.py", "shell.py", "local_engine.py"),
     "prefill": ("links.py", "worker.py"),
     "decode": ("worker.py",),
-    "server/fleet": ("fleet.py", "stream.py"),
+    "server/fleet": ("fleet.py", "handout.py", "stream.py"),
 }
 SANS_IO = (
     "engine/batch.py",

@@ -32,7 +32,8 @@ from ops.rolling import Move, Step, restart_steps
 from ops.word_wrap import WordWrap
 from triolet.config import Dtype, EngineConfig, LinkConfig, ServerConfig
 from triolet.config_gpu import GpuConfig
-from triolet.config_speculation import LOOKUP, SpeculationConfig
+from triolet.config_speculation import SpeculationConfig
+from triolet.config_wire import WireConfig
 from triolet.errors import ConfigError
 from triolet.ids import Role
 from triolet.units import GIB, KIB, MIB
@@ -124,15 +125,27 @@ def test_a_worker_understands_the_gpu_that_its_supervisor_means(config: GpuConfi
         GpuConfig(pinned_bytes=0)
 
 
-def test_decode_understands_the_guessing_that_its_supervisor_means() -> None:
-    config = SpeculationConfig(source=LOOKUP, max_guesses=3, max_step_tokens=7)
+@pytest.mark.parametrize("source", ["off", "lookup", "draft"])
+def test_decode_understands_the_guessing_that_its_supervisor_means(
+    source: str, tmp_path: Path
+) -> None:
+    if source == "draft":
+        (tmp_path / "config.json").touch()
+        source = str(tmp_path)
+    config = SpeculationConfig(source=source, max_guesses=3, max_step_tokens=7)
     assert parsed(speculation_options, "decode", speculation_arguments(config)) == config
-    with pytest.raises(ConfigError, match="speculate is 'sideways'; allowed: off, lookup"):
-        SpeculationConfig(source="sideways")
+    assert config.draft_dir == (source if "/" in source else None)
+
+
+def test_a_source_of_guesses_that_is_none_is_refused(tmp_path: Path) -> None:
+    for source in ("sideways", "", str(tmp_path)):
+        with pytest.raises(ConfigError, match="off, lookup, or the directory of a draft model"):
+            speculation_options(speculate=source)
 
 
 def test_every_role_understands_the_links_that_its_supervisor_means() -> None:
-    config = LinkConfig(peer_timeout_s=2.5, progress_timeout_s=9.0, lease_ttl_s=4.0)
+    wire = WireConfig(share_memory=True)
+    config = LinkConfig(peer_timeout_s=2.5, progress_timeout_s=9.0, lease_ttl_s=4.0, wire=wire)
     assert parsed(link_options, "decode", link_arguments(config)) == config
 
 

@@ -97,7 +97,9 @@ async def open_sender() -> AsyncIterator[Sender]:
     listener = network.listen(ADDRESS, hwm=100, max_frame_bytes=10_000)
     engine = FakeEngine()
     identity = Identity(Role.PREFILL, "prefill-0", engine, max_num_seqs=4, max_waiting_tokens=200)
-    core = PrefillCore(engine, identity, LINK, trio.current_time())
+    core = PrefillCore(
+        engine, identity, LINK, memoryview(bytearray(LINK.kv_ring_bytes)), trio.current_time()
+    )
     core.on_control(SERVER.identity(), make_hello(SERVER), trio.current_time())
     async with trio.open_nursery() as nursery:
         links = KvLinks(core, identity, network, LINK, nursery, settle=lambda now: links.flush(now))

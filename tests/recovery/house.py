@@ -42,14 +42,13 @@ Ts = TypeVarTuple("Ts")
 STEP_S = 0.01
 RESTART_S = 0.3
 LINK = LinkConfig(kv_chunk_bytes=32, kv_window_bytes=64, kv_ring_bytes=512)
-SERVE = {Role.PREFILL: prefill.worker.serve, Role.DECODE: decode.worker.serve}
 TEXT = tiny_text()
 
 
 class Guessing(NamedTuple):
-    """How decode workers guess ahead: not at all by default."""
+    """How each life of a decode worker guesses ahead: not at all by default."""
 
-    source: GuessSource | None = None
+    make_source: Callable[[], GuessSource | None] = lambda: None
     config: SpeculationConfig = SpeculationConfig()
 
 
@@ -168,9 +167,7 @@ class Slot:
             link=LINK,
             speculation=guessing.config,
         )
-        self._serve: Any = SERVE[role]
-        if role is Role.DECODE:
-            self._serve = partial(decode.worker.serve, source=guessing.source)
+        self._make_source = guessing.make_source
 
     async def supervise(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Live again and again."""
@@ -180,7 +177,7 @@ class Slot:
             with trio.CancelScope() as self._scope:
                 async with trio.open_nursery() as nursery:
                     self.shell = await nursery.start(
-                        self._serve,
+                        self._serve(),
                         self.config,
                         self.engine,
                         self,
@@ -191,6 +188,11 @@ class Slot:
                     task_status.started()
                     task_status = trio.TASK_STATUS_IGNORED
             await trio.sleep(RESTART_S)
+
+    def _serve(self) -> Any:  # noqa: ANN401 (two functions of different signatures)
+        if self.role is Role.PREFILL:
+            return prefill.worker.serve
+        return partial(decode.worker.serve, source=self._make_source())
 
     async def run(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
         """Compute a step; see worker.shell.Device."""

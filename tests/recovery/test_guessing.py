@@ -3,11 +3,14 @@ without guesses in which nothing died. A real model, both backends of the CPU, f
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
 
+from decode.drafts import Drafts
 from engine.native.library import load_library
 from tests.engine.checkpoints import write_checkpoint
 from tests.engine.driver import open_engine
@@ -44,6 +47,8 @@ class Recall:
       num_guesses: given out.
     """
 
+    ledger = None
+
     def __init__(self, records: Sequence[Record]) -> None:
         self.num_guesses = 0
         self._records = records
@@ -77,24 +82,53 @@ def test_a_client_cannot_tell(model: Path, dtype: Dtype, backend: str) -> None:
         kv_pool_bytes=512 * KIB,
         max_num_batched_tokens=16,
     )
-    make = lambda: LocalEngine(open_engine(model, config))  # noqa: E731 (one line, used twice)
-    expected = _run(make, None)
+    expected = _run(model, config, Guessing())
     assert all(record.end is not None and record.end[0] == "length" for record in expected)
     for disturb, num_tokens in ((None, 0), *CUTS):
         recall = Recall(expected)
-        assert _run(make, recall, disturb, num_tokens) == expected, (disturb, num_tokens)
+        guessing = Guessing(partial(_same, recall), EAGER)
+        records = _run(model, config, guessing, disturb, num_tokens)
+        assert records == expected, (disturb, num_tokens)
         assert recall.num_guesses > len(expected) * NUM_TOKENS / 2
 
 
+def test_neither_can_it_tell_whose_drafts_they_were(model: Path) -> None:
+    config = EngineConfig(
+        dtype=Dtype.BFLOAT16, block_size=4, kv_pool_bytes=512 * KIB, max_num_batched_tokens=16
+    )
+    # Nearly the same model: most of its guesses hold.
+    exact = replace(config, dtype=Dtype.FLOAT32, block_size=16)
+    made: list[Drafts] = []
+
+    def make() -> Drafts:
+        engine = LocalEngine(open_engine(model, exact))
+        made.append(Drafts(engine, EAGER, engine.vocab_size))
+        return made[-1]
+
+    expected = _run(model, config, Guessing())
+    for disturb, num_tokens in ((None, 0), *CUTS):
+        records = _run(model, config, Guessing(make, EAGER), disturb, num_tokens)
+        assert records == expected, (disturb, num_tokens)
+    # Those of a life that was killed went with it.
+    assert sum(drafts.ledger.leased_blocks == 0 for drafts in made) >= len(made) - 1
+
+
+def _same(recall: Recall) -> Recall:
+    return recall
+
+
 def _run(
-    make: Callable[[], EnginePort],
-    recall: Recall | None,
+    model: Path,
+    config: EngineConfig,
+    guessing: Guessing,
     disturb: Callable[[House], None] | None = None,
     num_tokens: int = 0,
 ) -> list[Record]:
+    def make() -> EnginePort:
+        return LocalEngine(open_engine(model, config))
+
     async def run() -> list[Record]:
         engines = dict.fromkeys((Role.PREFILL, Role.DECODE), make)
-        guessing = Guessing(recall, EAGER)
         async with open_house(1, 2, make_engines=engines, guessing=guessing) as house:
             async with trio.open_nursery() as nursery:
                 if disturb is not None:

@@ -21,6 +21,8 @@ class Oracle:
       known: attempts that it was asked for and that have not ended.
     """
 
+    ledger = None
+
     def __init__(self, wrong_every: int = 0) -> None:
         self.known: set[AttemptKey] = set()
         self._wrong_every = wrong_every

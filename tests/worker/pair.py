@@ -11,6 +11,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from decode.core import DecodeCore
+from decode.drafts import Drafts
 from prefill.core import PrefillCore
 from transport.frames import (
     AttemptRow,
@@ -85,14 +86,19 @@ class Heard:
 class Node:
     """One worker: core, engine, and the step that its device computes."""
 
-    def __init__(self, core: WorkerCore, engine: FakeEngine) -> None:
+    def __init__(self, core: WorkerCore, engine: FakeEngine, drafts: Drafts | None = None) -> None:
         self.core = core
+        self.drafts = drafts
         self.engine = engine
         self.rows: list[object] = []
 
     def begin_step(self, now: float) -> None:
         """Let the device begin, if it is idle and there is something to compute."""
         if not self.rows:
+            if self.drafts is not None and isinstance(self.core, DecodeCore):
+                rows = self.drafts.plan(self.core.stepper.wanted_guesses())
+                if rows:
+                    self.drafts.complete(self.drafts.compute(rows))
             self.rows = list(self.core.stepper.plan(now))
 
     def finish_step(self, now: float, *, fails: bool = False) -> None:
@@ -145,7 +151,8 @@ class Pair:
             kv_address="ipc:///kv",
             draw_epoch=lambda: next(epochs),
         )
-        self.prefill = PrefillCore(p_engine, self.p_identity, link, self.now)
+        ring = memoryview(bytearray(link.kv_ring_bytes))
+        self.prefill = PrefillCore(p_engine, self.p_identity, link, ring, self.now)
         self.decode = DecodeCore(
             d_engine,
             self.d_identity,
@@ -156,7 +163,9 @@ class Pair:
         )
         self.nodes = {
             Role.PREFILL: Node(self.prefill, p_engine),
-            Role.DECODE: Node(self.decode, d_engine),
+            Role.DECODE: Node(
+                self.decode, d_engine, source if isinstance(source, Drafts) else None
+            ),
         }
         for role in self.nodes:
             self.to_worker(role, make_hello(SERVER))
@@ -265,10 +274,12 @@ class Pair:
 
     def settle(self) -> None:
         """Put on the wire what cores have decided; the server hears at once."""
-        sends = self.prefill.take_kv_sends(self.now)
+        sends = list(self.prefill.take_kv_sends(self.now))
         self._dial()
-        for _, frame, payload in sends:
-            self.wire.append(Parcel(self._to_decode, frame, payload))
+        for send in sends:
+            # A copy, as on any wire: the ring is used again.
+            payload = None if send.payload is None else bytes(send.payload)
+            self.wire.append(Parcel(self._to_decode, send.frame, payload))
         for send in self.decode.outbox.take_for_senders():
             self.wire.append(Parcel(self._to_prefill, send.frame))
         for role, node in self.nodes.items():

@@ -69,10 +69,16 @@ def test_kv_in_another_order_changes_the_token() -> None:
     assert right.step((9,), len(PROMPT)) != wrong.step((9,), len(PROMPT))
 
 
+def exported(bench: Bench, num_blocks: int) -> memoryview:
+    payload = memoryview(bytearray(num_blocks * bench.engine.bytes_per_block))
+    bench.engine.export_blocks(bench.table[:num_blocks], payload)
+    return payload
+
+
 def test_blocks_that_travel_hold_the_same() -> None:
     here, there = Bench(), Bench()
     here.step(PROMPT, 0)
-    there.engine.import_blocks(there.table[:4], here.engine.export_blocks(here.table[:4]))
+    there.engine.import_blocks(there.table[:4], exported(here, 4))
     there.token_ids = list(here.token_ids)
     assert here.step((9,), len(PROMPT)) == there.step((9,), len(PROMPT))
     assert there.complaints == []
@@ -80,7 +86,7 @@ def test_blocks_that_travel_hold_the_same() -> None:
 
 def test_writing_into_freed_blocks_is_told_on() -> None:
     bench = Bench()
-    payload = bench.engine.export_blocks(bench.table[:1])
+    payload = exported(bench, 1)
     assert bench.engine.ledger.release("a") == 6
     bench.engine.check_poison()
     assert bench.complaints == []

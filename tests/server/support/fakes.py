@@ -63,6 +63,7 @@ class FakeGeneration:
         self._request = request
         self._events: list[Event] = []
         self._has_events = trio.Event()
+        self._on_events: Callable[[], None] | None = None
         self._num_tokens = 0
         self.cancelled: list[CancelReason] = []
         self.was_cancelled = trio.Event()
@@ -83,6 +84,7 @@ class FakeGeneration:
                 self._num_tokens += len(event.token_ids)
         self._events.extend(events)
         self._has_events.set()
+        self._call_listener_soon()
 
     def say(self, *texts: str) -> None:
         """Push texts."""
@@ -103,6 +105,25 @@ class FakeGeneration:
         events, self._events = self._events, []
         self._has_events = trio.Event()
         return events
+
+    def take_now(self) -> Sequence[Event]:
+        events, self._events = self._events, []
+        if events:
+            self.was_read.set()
+            self._has_events = trio.Event()
+        return events
+
+    def listen(self, on_events: Callable[[], None] | None) -> None:
+        self._on_events = on_events
+        self._call_listener_soon()
+
+    def _call_listener_soon(self) -> None:
+        if self._on_events is not None and self._events:
+            trio.lowlevel.current_trio_token().run_sync_soon(self._call_listener, idempotent=True)
+
+    def _call_listener(self) -> None:
+        if self._on_events is not None and self._events:
+            self._on_events()
 
     def cancel(self, reason: CancelReason) -> None:
         self.cancelled.append(reason)

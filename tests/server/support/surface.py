@@ -223,7 +223,7 @@ async def surface(
         count_connections=lambda: edge.connections,
     )
     edge = Edge(build_app(services), config)
-    metrics.watch(fleet.status, lambda: edge.connections)
+    metrics.watch(fleet.status, lambda: edge.connections, lambda: edge.writes.by_way)
     listening = open_listening_socket(config)
     url, port = base_url(listening), listening.getsockname()[1]
     async with trio.open_nursery() as nursery:

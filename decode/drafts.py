@@ -1,0 +1,239 @@
+"""Guesses of a small model of the same vocabulary, which runs beside the large one.
+
+Plans what the draft model computes before a step, and holds its blocks: a pool and a ledger of
+their own, so that no guess costs the large model a block. Knows sequences, blocks and tokens; knows
+no device. A guess is drawn with the very parameters, seed and position of the token that it stands
+for: where both models think alike, they then choose alike, also where chance has a part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from engine.batch import FollowedBy, SampleSpec, StepRow
+
+from .scheduler import blocks_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from engine.batch import Sampled
+    from engine.block_ledger import BlockLedger
+    from triolet.config_speculation import SpeculationConfig
+    from triolet.ids import AttemptKey
+    from worker.engine_port import EnginePort
+
+    from .attempt import Attempt
+
+
+class DraftRow(NamedTuple):
+    """What the draft model does for one sequence before a step.
+
+    Attributes:
+      token_ids: of the sequence, not computed by it yet.
+      start: position of the first.
+      block_table: in its own pool, with room for the guesses too.
+      sample: how to choose the first guess; None where the sequence is not caught up with yet.
+      num_guesses: how many to make, one after the other.
+    """
+
+    token_ids: Sequence[int]
+    start: int
+    block_table: Sequence[int]
+    sample: SampleSpec | None
+    num_guesses: int
+
+
+def compute_drafts(
+    step: Callable[[Sequence[StepRow]], list[Sampled | None]], rows: Sequence[DraftRow]
+) -> list[tuple[int, ...]]:
+    """Catch up with sequences and guess on, all of them together. Runs on the device thread.
+
+    Args:
+      step: computes a step of the draft model.
+      rows: at least one.
+
+    Returns:
+      The guesses of each row.
+    """
+    first = step(
+        [
+            StepRow(
+                row.token_ids,
+                row.start,
+                row.block_table,
+                row.sample,
+                is_decode=len(row.token_ids) == 1,
+            )
+            for row in rows
+        ]
+    )
+    guesses = [[] if sampled is None else [sampled.token_id] for sampled in first]
+    for done in range(1, max(row.num_guesses for row in rows)):
+        going_on = [i for i, row in enumerate(rows) if row.num_guesses > done]
+        results = step([_next_row(rows[i], guesses[i]) for i in going_on])
+        for i, sampled in zip(going_on, results, strict=True):
+            assert sampled is not None, "a row that samples has a result"
+            guesses[i].append(sampled.token_id)
+    return [tuple(own) for own in guesses]
+
+
+def _next_row(row: DraftRow, guesses: Sequence[int]) -> StepRow:
+    assert row.sample is not None
+    sample = replace(
+        row.sample,
+        position=row.sample.position + len(guesses),
+        output_ids=FollowedBy(row.sample.output_ids, tuple(guesses)),
+    )
+    start = row.start + len(row.token_ids) + len(guesses) - 1
+    return StepRow((guesses[-1],), start, row.block_table, sample, is_decode=True)
+
+
+@dataclass(slots=True)
+class _Draft:
+    """What the draft model has of one sequence.
+
+    Attributes:
+      block_table: leased from the draft pool.
+      num_computed_tokens: leading tokens of the sequence whose KV is there.
+      guesses: tokens that may follow the first `guessed_at` ones.
+      guessed_at: see there.
+    """
+
+    block_table: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    guesses: tuple[int, ...] = ()
+    guessed_at: int = 0
+
+
+class Drafts:
+    """Guesses for many sequences; see speculation.GuessSource.
+
+    Args:
+      engine: the draft model with its pool.
+      config: bounds.
+      vocab_size: of the large model; what lies beyond is no guess.
+    """
+
+    def __init__(self, engine: EnginePort, config: SpeculationConfig, vocab_size: int) -> None:
+        self._engine = engine
+        self._config = config
+        self._vocab_size = vocab_size
+        self._drafts: dict[AttemptKey, _Draft] = {}
+        self._rows: list[tuple[Attempt, int]] = []
+        self._leaving: list[AttemptKey] = []
+        self._has_failed = False
+
+    @property
+    def ledger(self) -> BlockLedger:
+        """Who holds which block of the draft pool."""
+        return self._engine.ledger
+
+    def plan(self, wanted: Iterable[tuple[Attempt, int]]) -> list[DraftRow]:
+        """Begin a round of guesses; an empty list means that there is none to make.
+
+        Args:
+          wanted: sequences that will have a row, and how many guesses each could use.
+        """
+        assert not self._rows, "one round at a time"
+        rows: list[DraftRow] = []
+        budget = 0 if self._has_failed else self._config.draft_chunk_tokens
+        for attempt, most in wanted:
+            draft = self._settled(attempt)
+            if budget and draft.guessed_at < attempt.num_tokens:
+                row = self._row(attempt, draft, most, budget)
+                if row is not None:
+                    budget -= len(row.token_ids)
+                    self._rows.append((attempt, len(row.token_ids)))
+                    rows.append(row)
+        return rows
+
+    def compute(self, rows: Sequence[DraftRow]) -> list[tuple[int, ...]]:
+        """Compute what `plan` gave out; the one method that runs on the device thread."""
+        return compute_drafts(self._engine.step, rows)
+
+    def complete(self, guesses: Sequence[tuple[int, ...]]) -> None:
+        """Take in what the round that `plan` began has computed."""
+        for (attempt, num_tokens), own in zip(self._rows, guesses, strict=True):
+            draft = self._drafts[attempt.key]
+            draft.num_computed_tokens += num_tokens
+            if own:
+                draft.guesses, draft.guessed_at = own, attempt.num_tokens
+        self._end_round()
+
+    def fail(self) -> None:
+        """The round that `plan` began raised: there will be no guesses any more."""
+        self._has_failed = True
+        self._end_round()
+
+    def guess(self, attempt: Attempt, most: int) -> Sequence[int]:
+        """Return what was guessed to follow what an attempt has; nothing if it was not its turn."""
+        draft = self._drafts.get(attempt.key)
+        if draft is None or draft.guessed_at != attempt.num_tokens:
+            return ()
+        guesses = draft.guesses[:most]
+        unknown = (i for i, token_id in enumerate(guesses) if token_id >= self._vocab_size)
+        return guesses[: next(unknown, most)]
+
+    def forget(self, key: AttemptKey) -> None:
+        """Give back the blocks of an attempt that has ended, as soon as nobody writes them."""
+        if any(attempt.key == key for attempt, _ in self._rows):
+            self._leaving.append(key)
+        elif self._drafts.pop(key, None) is not None:
+            self.ledger.release(key)
+
+    def _end_round(self) -> None:
+        self._rows = []
+        leaving, self._leaving = self._leaving, []
+        for key in leaving:
+            self.forget(key)
+
+    def _settled(self, attempt: Attempt) -> _Draft:
+        """Return a sequence's draft; of the guesses whose KV is there, those that held count."""
+        draft = self._drafts.setdefault(attempt.key, _Draft())
+        if draft.guesses and draft.guessed_at < attempt.num_tokens:
+            decided = attempt.output_ids[draft.guessed_at - len(attempt.prompt_ids) :]
+            # The last guess was made and not computed.
+            for token_id, guess in zip(decided, draft.guesses[:-1], strict=False):
+                if token_id != guess:
+                    break
+                draft.num_computed_tokens += 1
+            draft.guesses = ()
+        return draft
+
+    def _row(self, attempt: Attempt, draft: _Draft, most: int, budget: int) -> DraftRow | None:
+        start = draft.num_computed_tokens
+        count = min(budget, attempt.num_tokens - start)
+        is_caught_up = start + count == attempt.num_tokens
+        num_guesses = most if is_caught_up else 0
+        # The last guess needs no room.
+        end = start + count + max(0, num_guesses - 1)
+        if end > self._engine.max_model_len or not self._lease(attempt.key, draft, end):
+            return None
+        prompt_ids = attempt.prompt_ids
+        behind = max(0, start - len(prompt_ids))
+        token_ids = [*prompt_ids[start:], *attempt.output_ids[behind:]][:count]
+        if max(token_ids) >= self._engine.vocab_size:
+            return None
+        sample = SampleSpec(
+            params=replace(attempt.sampling, logprobs=None),
+            position=len(attempt.output_ids),
+            prompt_ids=prompt_ids,
+            output_ids=attempt.output_ids,
+            eos_token_ids=attempt.eos_token_ids,
+        )
+        return DraftRow(
+            token_ids, start, draft.block_table, sample if is_caught_up else None, num_guesses
+        )
+
+    def _lease(self, key: AttemptKey, draft: _Draft, num_tokens: int) -> bool:
+        """See that a sequence has blocks for so many tokens; return whether it has."""
+        missing = blocks_for(num_tokens, self._engine.block_size) - len(draft.block_table)
+        if missing > self.ledger.available_blocks:
+            return False
+        if not self.ledger.has_lease(key):
+            self.ledger.lease(key, 0)
+        if missing > 0:
+            draft.block_table += self.ledger.extend(key, missing)
+        return True

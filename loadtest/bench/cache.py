@@ -1,0 +1,207 @@
+"""`python -m loadtest.bench.cache`: what the prefix cache finds of real conversations.
+
+Replays chats of the Mooncake trace, scaled to the small model, against a whole fleet over HTTP;
+once with the prefix cache and once without. What prefill and decode say that they have found is
+compared with the best that a cache of their pools' size could find, and every answer of one run
+with that of the other. Needs the trace: `--trace`, or beside the repository.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import urllib.request
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+from rich.console import Console
+
+from ..server_process import running_server
+from .conversations import Turn, ideal_hit_rate, read_turns
+from .machine import describe
+from .model import SHAPES, model_directory, write_model
+from .peers import ENVIRONMENTS
+from .report import Ratio, Report
+
+ROOT: Final = Path(__file__).parents[2]
+TRACE: Final = ROOT.parent / "shared" / "data" / "traces" / "mooncake_conversation.jsonl"
+FLOOR: Final = 0.9
+BLOCK_SIZE: Final = 16
+BEAT_S: Final = 1.2
+"""After which what workers count has certainly reached their server."""
+TIMEOUT_S: Final = 300.0
+_SAMPLE: Final = re.compile(r"^(triolet_\w+)(?:\{(.*)\})? ([0-9.e+-]+)$", re.MULTILINE)
+CACHED, PLAIN = "cache", "no cache"
+
+
+@dataclass
+class Replay:
+    """What came of one run.
+
+    Attributes:
+      answers: token ids, by turn.
+      seconds: that it took.
+      metrics: of the server at its end, by name and role or pool.
+    """
+
+    answers: dict[int, list[int]] = field(default_factory=dict)
+    seconds: float = 0.0
+    metrics: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    def count(self, name: str, role: str = "") -> float:
+        """Return a number of the server, summed over its workers."""
+        return self.metrics.get((f"triolet_{name}", role), 0.0)
+
+    def hit_rate(self, role: str) -> float:
+        """Return which share of prompt tokens the workers of a role found."""
+        queried = self.count("prefix_cache_queried_tokens_total", role)
+        return self.count("prefix_cache_hit_tokens_total", role) / queried if queried else 0.0
+
+    @property
+    def ttft_ms(self) -> float:
+        """Mean time to the first token."""
+        name = "time_to_first_token_seconds"
+        return 1e3 * self.count(f"{name}_sum") / max(1.0, self.count(f"{name}_count"))
+
+
+def read_metrics(url: str) -> dict[tuple[str, str], float]:
+    """Return the server's numbers, summed over workers and states."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=TIMEOUT_S) as answer:
+        text = answer.read().decode()
+    numbers: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for name, labels, value in _SAMPLE.findall(text):
+        found = re.search(r'(?:role|pool)="(\w+)"', labels)
+        numbers[name, found[1] if found else ""] += float(value)
+    return numbers
+
+
+def ask(url: str, prompt: list[int], max_tokens: int) -> list[int]:
+    """Return the tokens of one completion."""
+    fields = {
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    request = urllib.request.Request(
+        f"{url}/v1/completions",
+        json.dumps(fields).encode(),
+        {"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+        document = json.loads(answer.read())
+    token_ids: list[int] = document["choices"][0]["token_ids"]
+    return token_ids
+
+
+async def replay(url: str, turns: list[Turn], vocab_size: int, at_once: int) -> Replay:
+    """Ask everything in order, `at_once` at a time; a turn waits for the one before it."""
+    result = Replay()
+    ended: dict[int, trio.Event] = {}
+    seats = trio.CapacityLimiter(at_once)
+
+    async def one(number: int, turn: Turn, before: trio.Event | None, end: trio.Event) -> None:
+        try:
+            if before is not None:
+                await before.wait()
+            prompt = turn.prompt(BLOCK_SIZE, vocab_size)
+            result.answers[number] = await trio.to_thread.run_sync(
+                ask, url, prompt, turn.output_tokens
+            )
+        finally:
+            end.set()
+            seats.release_on_behalf_of(number)
+
+    began_at = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for number, turn in enumerate(turns):
+            await seats.acquire_on_behalf_of(number)
+            before = ended.get(turn.conversation)
+            end = ended[turn.conversation] = trio.Event()
+            nursery.start_soon(one, number, turn, before, end)
+    result.seconds = trio.current_time() - began_at
+    await trio.sleep(BEAT_S)
+    result.metrics = await trio.to_thread.run_sync(read_metrics, url)
+    return result
+
+
+def run(arguments: argparse.Namespace, console: Console) -> Report:
+    """Replay with and without the cache."""
+    model = model_directory("15m")
+    if not (model / "tokenizer.json").exists():
+        write_model(model, SHAPES["15m"])
+    logs = ENVIRONMENTS / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    turns = read_turns(arguments.trace, BLOCK_SIZE, arguments.every)
+    machine = describe(2)
+    options = [str(model), "--dtype", "bfloat16", "--kv-pool", arguments.kv_pool]
+    options += ["--block-size", str(BLOCK_SIZE), "--host-cache", arguments.host_cache]
+    replays: dict[str, Replay] = {}
+    for name, more in ((CACHED, []), (PLAIN, ["--no-prefix-cache"])):
+        log = logs / f"cache-{name.replace(' ', '-')}.log"
+        with running_server([*options, *more], log) as url:
+            vocab_size = SHAPES["15m"].vocab_size
+            replays[name] = trio.run(replay, url, turns, vocab_size, arguments.at_once)
+        console.print(f"[dim]{name}: {replays[name].seconds:.0f} s[/dim]")
+    return report_of(turns, replays, machine | {"model": "15m", "pool": arguments.kv_pool})
+
+
+def report_of(turns: list[Turn], replays: dict[str, Replay], machine: dict[str, Any]) -> Report:
+    """Return rows and ratios."""
+    cached, plain = replays[CACHED], replays[PLAIN]
+    num_blocks = round(cached.count("kv_blocks", "prefill"))
+    ideal = ideal_hit_rate(turns, num_blocks, BLOCK_SIZE)
+    rows = [
+        {
+            "run": name,
+            "requests": len(turns),
+            "prompt_tokens": round(result.count("prompt_tokens_total")),
+            "prefill_hit_%": 100 * result.hit_rate("prefill"),
+            "decode_hit_%": 100 * result.hit_rate("decode"),
+            "ideal_hit_%": 100 * ideal if result is cached else 0.0,
+            "computed_tokens": round(result.count("worker_computed_tokens_total", "prefill")),
+            "kv_mib_received": result.count("kv_bytes_received_total") / 2**20,
+            "ttft_ms": result.ttft_ms,
+            "seconds": result.seconds,
+        }
+        for name, result in replays.items()
+    ]
+    saved = 1 - cached.count("kv_bytes_received_total") / plain.count("kv_bytes_received_total")
+    same = sum(cached.answers[n] == answer for n, answer in plain.answers.items())
+    ratios = {
+        "prefill hit rate of ideal": Ratio(cached.hit_rate("prefill") / ideal, FLOOR),
+        "decode hit rate of ideal": Ratio(cached.hit_rate("decode") / ideal, FLOOR),
+        "KV bytes saved of ideal": Ratio(saved / ideal, FLOOR),
+        "answers equal to those without": Ratio(same / len(turns), 1.0),
+    }
+    machine |= {"pool_blocks": num_blocks}
+    return Report("cache", machine, rows, ratios, {}, (("run",), "kv_mib_received"))
+
+
+def main() -> int:
+    """Measure, print, write; exit code 0 unless something broke."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trace", type=Path, default=TRACE)
+    parser.add_argument("--every", type=int, default=24, help="one conversation in so many")
+    parser.add_argument("--kv-pool", default="48MiB", help="of each worker: 1,024 blocks")
+    parser.add_argument("--host-cache", default="0", help="of each worker")
+    parser.add_argument("--at-once", type=int, default=4, help="requests at the same time")
+    arguments = parser.parse_args()
+    console = Console()
+    if not arguments.trace.exists():
+        console.print(f"skipped: no trace at {arguments.trace}; --trace names one")
+        return 0
+    report = run(arguments, console)
+    report.show(console)
+    console.print(str(report.write(ROOT / "build" / "bench")))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

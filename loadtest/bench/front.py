@@ -1,0 +1,323 @@
+"""`python -m loadtest.bench.front`: what a streamed token costs a server's process, beside others.
+
+Every front has the same workers, which compute nothing and run in a process of their own
+(front_source), and the same clients; it has a core for itself, on which nothing else of this runs.
+They take turns, and medians over rounds are compared. In each round a front holds idle streams
+first, then some streams, then many, each of which gets a token ten times a second.
+
+CPU is that of the whole process, whatever it does meanwhile. Who falls behind may write several
+tokens as one event, which costs less: `tokens_per_event` says so. A token's relay delay is the time
+from its worker's send to its client's read. Memory is what the process grows by per idle stream.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from bisect import bisect_left
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from rich.console import Console
+
+from .front_clients import Clients
+from .front_servers import DEMO, FASTAPI, FRONTS, OURS, ROOT, Front, OnCore, RunningFront
+from .front_source import IDLE_SEED
+from .machine import describe
+from .report import Ratio, Report
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .front_clients import ClientStream
+
+FOLDER: Final = ROOT / "build" / "bench"
+MAX_TOKENS: Final = 900
+"""Within the demo model's context, and more than any stream gets here."""
+WARM_UP_STREAMS: Final = 16
+WARM_UP_S: Final = 1.0
+BEGIN_DEADLINE_S: Final = 60.0
+"""Until every stream has its first token."""
+CPU_CEILING: Final = 1.0
+DELAY_CEILING_MS: Final = 50.0
+IDLE_CEILING_KIB: Final = 50.0
+
+
+class Case(NamedTuple):
+    """How many streams, and how long they are watched."""
+
+    streams: int
+    seconds: float
+
+
+class Figures(NamedTuple):
+    """What one front did in one case of one round."""
+
+    tokens_per_s: float
+    cpu_us_per_token: float
+    tokens_per_event: float
+    delay_p50_ms: float
+    delay_p99_ms: float
+
+
+class Source:
+    """The workers' process.
+
+    Args:
+      sockets: directory for their sockets.
+      workers: how many decode.
+      rate: tokens per second of each stream.
+    """
+
+    def __init__(self, sockets: Path, workers: int, rate: float) -> None:
+        self._sockets = sockets
+        command = [sys.executable, "-m", "loadtest.bench.front_source", str(DEMO), str(sockets)]
+        self._process = subprocess.Popen(
+            [*command, "--workers", str(workers), "--rate", str(rate)],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._read_line()
+
+    def clear(self) -> None:
+        """Forget the times of earlier streams."""
+        self._ask("clear")
+
+    def times(self) -> dict[int, list[float]]:
+        """Return when each token of each stream was sent."""
+        path = self._sockets / "times.json"
+        self._ask(f"dump {path}")
+        return {int(seed): sent for seed, sent in json.loads(path.read_text()).items()}
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.terminate()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+    def _ask(self, command: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(command + "\n")
+        self._process.stdin.flush()
+        self._read_line()
+
+    def _read_line(self) -> None:
+        assert self._process.stdout is not None
+        if not self._process.stdout.readline():
+            raise RuntimeError("the workers' process has ended; see above")
+
+
+def delays_ms(
+    streams: list[ClientStream], sent: dict[int, list[float]], begin: float, end: float
+) -> list[float]:
+    """Return the relay delays of all tokens that were sent in a span, sorted.
+
+    A token that has not arrived at all counts as having taken until the end of the reading.
+    """
+    last = max((stream.arrivals[-1] for stream in streams if stream.arrivals), default=end)
+    found = []
+    for stream in streams:
+        times = sent.get(stream.seed, [])
+        for index in range(bisect_left(times, begin), bisect_left(times, end)):
+            has_come = index < len(stream.arrivals)
+            found.append(1000 * ((stream.arrivals[index] if has_come else last) - times[index]))
+    return sorted(found)
+
+
+@contextmanager
+def streaming(running: RunningFront, seeds: range) -> Iterator[Clients]:
+    """Open streams, and leave them at the end.
+
+    Raises:
+      RuntimeError: not all of them got a token.
+    """
+    clients = Clients(running.port)
+    try:
+        clients.open(seeds, MAX_TOKENS)
+        deadline = time.monotonic() + BEGIN_DEADLINE_S
+        if not clients.read_until(lambda: all(s.arrivals for s in clients.streams), deadline):
+            missing = sum(not stream.arrivals for stream in clients.streams)
+            raise RuntimeError(f"{missing} of {len(seeds)} streams did not begin")
+        yield clients
+    finally:
+        clients.close()
+
+
+def measure_idle_kib(running: RunningFront, count: int) -> float:
+    """Return what a stream without tokens takes of the server's memory."""
+    with streaming(running, range(WARM_UP_STREAMS)) as clients:
+        clients.read_for(WARM_UP_S)
+    before = running.cost()
+    with streaming(running, range(IDLE_SEED, IDLE_SEED + count)) as clients:
+        clients.read_for(WARM_UP_S)
+        after = running.cost()
+    return (after.resident_bytes - before.resident_bytes) / count / 1024
+
+
+def measure(running: RunningFront, source: Source, case: Case) -> Figures:
+    """Return what a front does with some streams."""
+    source.clear()
+    with streaming(running, range(case.streams)) as clients:
+        clients.read_for(WARM_UP_S)
+        before, begin = running.cost(), time.monotonic()
+        tokens_before, events_before = clients.num_tokens, clients.num_events
+        clients.read_for(case.seconds)
+        after, end = running.cost(), time.monotonic()
+        num_tokens = clients.num_tokens - tokens_before
+        num_events = clients.num_events - events_before
+        clients.read_for(WARM_UP_S)  # what is still under way
+        delays = delays_ms(clients.streams, source.times(), begin, end)
+        if clients.broken:
+            raise RuntimeError(f"{clients.broken} streams broke")
+    return Figures(
+        num_tokens / (end - begin),
+        1e6 * (after.cpu_s - before.cpu_s) / max(num_tokens, 1),
+        num_tokens / max(num_events, 1),
+        delays[len(delays) // 2],
+        delays[len(delays) * 99 // 100],
+    )
+
+
+class Rounds:
+    """All measurements.
+
+    Args:
+      fronts: that can run.
+      cases: what is measured of each.
+      arguments: of the command line.
+      console: for progress.
+    """
+
+    def __init__(
+        self,
+        fronts: list[Front],
+        cases: tuple[Case, ...],
+        arguments: argparse.Namespace,
+        console: Console,
+    ) -> None:
+        self.figures: dict[tuple[Front, Case], list[Figures]] = {}
+        self.idle_kib: dict[Front, list[float]] = {}
+        self._fronts = fronts
+        self._cases = cases
+        self._arguments = arguments
+        self._console = console
+
+    def run(self, folder: Path) -> None:
+        """Measure every front in every round."""
+        cores = sorted(os.sched_getaffinity(0))
+        own_core, their_core = (cores[1], cores[0]) if len(cores) > 1 else (None, None)
+        workers = self._arguments.workers
+        with OnCore(own_core):
+            source = Source(folder, workers, self._arguments.rate)
+            try:
+                for number in range(self._arguments.rounds):
+                    turn = number % len(self._fronts)
+                    for front in self._fronts[turn:] + self._fronts[:turn]:
+                        log = FOLDER / "logs" / f"front-{front.name.split()[0]}.log"
+                        with RunningFront(front, folder, workers, their_core, log) as running:
+                            self._one(front, running, source)
+                        self._console.print(f"[dim]round {number + 1}: {front.name}[/dim]")
+            finally:
+                source.close()
+
+    def _one(self, front: Front, running: RunningFront, source: Source) -> None:
+        idle = measure_idle_kib(running, max(case.streams for case in self._cases))
+        self.idle_kib.setdefault(front, []).append(idle)
+        for case in self._cases:
+            self.figures.setdefault((front, case), []).append(measure(running, source, case))
+
+
+def rows_of(rounds: Rounds) -> list[dict[str, Any]]:
+    """Return one row per front and case, medians of the rounds."""
+    rows = []
+    for (front, case), figures in rounds.figures.items():
+        middle = Figures(*(median(values) for values in zip(*figures, strict=True)))
+        rows.append(
+            {
+                "server": front.name,
+                "streams": case.streams,
+                "tokens_per_s": round(middle.tokens_per_s, 1),
+                "cpu_us_per_token": round(middle.cpu_us_per_token, 1),
+                "tokens_per_event": round(middle.tokens_per_event, 2),
+                "tokens_per_core_s": round(1e6 / middle.cpu_us_per_token),
+                "delay_p50_ms": round(middle.delay_p50_ms, 1),
+                "delay_p99_ms": round(middle.delay_p99_ms, 1),
+                "idle_stream_kib": round(median(rounds.idle_kib[front]), 1),
+                "rounds": len(figures),
+            }
+        )
+    return rows
+
+
+def ratios_of(rows: list[dict[str, Any]]) -> dict[str, Ratio]:
+    """Return what the rows say of our own server."""
+    ratios = {}
+    by_name = {(row["server"], row["streams"]): row for row in rows}
+    for row in rows:
+        streams = row["streams"]
+        ours = by_name[OURS.name, streams]
+        if row is not ours:
+            value = ours["cpu_us_per_token"] / row["cpu_us_per_token"]
+            # Only one of the others is the yardstick; the rest is there to be seen.
+            ceiling = CPU_CEILING if row["server"] == FASTAPI.name else None
+            ratios[f"CPU per token vs {row['server']}, {streams} streams"] = Ratio(
+                value, ceiling=ceiling
+            )
+    most = max((row for row in rows if row["server"] == OURS.name), key=lambda row: row["streams"])
+    ratios[f"relay delay p99 in ms, {most['streams']} streams"] = Ratio(
+        most["delay_p99_ms"], ceiling=DELAY_CEILING_MS
+    )
+    ratios["idle stream in KiB"] = Ratio(most["idle_stream_kib"], ceiling=IDLE_CEILING_KIB)
+    return ratios
+
+
+def run(arguments: argparse.Namespace, console: Console) -> Report:
+    """Run all fronts that can be run."""
+    (FOLDER / "logs").mkdir(parents=True, exist_ok=True)
+    wanted = [front for front in FRONTS if not arguments.fronts or front.name in arguments.fronts]
+    skipped = {front.name: reason for front in wanted if (reason := front.why_not())}
+    cases = (Case(arguments.few, arguments.seconds / 2), Case(arguments.streams, arguments.seconds))
+    machine = describe(1) | {"workers": arguments.workers, "tokens_per_s": arguments.rate}
+    fronts = [front for front in wanted if front.name not in skipped]
+    rounds = Rounds(fronts, cases, arguments, console)
+    with tempfile.TemporaryDirectory() as folder:
+        rounds.run(Path(folder))
+    rows = rows_of(rounds)
+    plotted = (("server", "streams"), "cpu_us_per_token")
+    return Report("front", machine, rows, ratios_of(rows), skipped, plotted)
+
+
+def main() -> int:
+    """Measure, print, write; a bound that is missed is shown as such."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.front", description=__doc__)
+    parser.add_argument("--streams", type=int, default=1000, help="many (1000)")
+    parser.add_argument("--few", type=int, default=100, help="some (100)")
+    parser.add_argument("--rate", type=float, default=10.0, help="tokens/s of a stream (10)")
+    parser.add_argument("--workers", type=int, default=4, help="decode workers (4)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=6.0, help="of a measurement (6)")
+    parser.add_argument(
+        "--fronts", nargs="*", help="only these: " + ", ".join(front.name for front in FRONTS)
+    )
+    console = Console()
+    report = run(parser.parse_args(), console)
+    path = report.write(FOLDER)
+    report.show(console)
+    console.print(str(path))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,283 @@
+"""`python -m loadtest.bench.front_source`: workers that compute nothing, for the benchmark of the
+front.
+
+They speak the real protocol over ZeroMQ, so that a server has to do all that it does for real ones:
+leases, first tokens from prefill, positions that come twice, credit, heartbeats. Each decode worker
+steps at a fixed rate, not in step with the others, and sends one frame with the next word of every
+stream that has credit; when it did is remembered, for the delays. A server that calls itself `peer`
+is a simpler one: for it the first frame begins a stream, and there is no prefill.
+
+Knows the protocol and the clock; measures nothing. Reads commands from stdin: `clear`, `dump PATH`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import sys
+import time
+from array import array
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from transport.frames import (
+    Capacity,
+    End,
+    Ended,
+    EndReason,
+    FirstToken,
+    Grant,
+    Hello,
+    Load,
+    Peer,
+    Prefill,
+    Reserve,
+    TokenCredit,
+    TokenRow,
+    Tokens,
+    Welcome,
+    WorkerHeartbeat,
+)
+from transport.link import PeerBusy, PeerGone
+from transport.zmq_network import ZmqNetwork
+from triolet.config import LinkConfig
+from triolet.ids import AttemptKey, PeerId, Role, new_epoch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from transport.frames import AnyFrame
+
+IDLE_SEED: Final = 1_000_000
+"""Streams from this seed on get one token and then none."""
+WORD: Final = re.compile("\u0120[a-z]{2,12}")
+"""A space and a word: so tokens can be counted in a text."""
+PLENTY: Final = 1 << 20
+
+
+@dataclass(slots=True)
+class Row:
+    """One stream on a decode worker.
+
+    Attributes:
+      key: its attempt.
+      server: routing id.
+      seed: its number.
+      words: ids, one after the other and again from the first.
+      allowed: positions below this may be sent.
+      position: the next one.
+      is_running: its prefill is done.
+    """
+
+    key: AttemptKey
+    server: bytes
+    seed: int
+    words: Sequence[int]
+    allowed: int
+    position: int = 0
+    is_running: bool = False
+
+
+@dataclass(slots=True)
+class Times:
+    """When each position of each stream was sent first, by the system's monotonic clock."""
+
+    of_stream: dict[int, array[float]] = field(default_factory=dict)
+
+    def note(self, seed: int, position: int) -> None:
+        """Take the time of a position, unless it is known."""
+        times = self.of_stream.setdefault(seed, array("d"))
+        if position == len(times):
+            times.append(time.monotonic())
+
+
+class FakeWorker:
+    """One role at one address.
+
+    Args:
+      role: prefill or decode.
+      name: in the fleet.
+      network: where it binds.
+      address: where.
+      times: notes what is sent.
+      vocabulary: ids of words.
+    """
+
+    def __init__(
+        self,
+        role: Role,
+        name: str,
+        network: ZmqNetwork,
+        address: str,
+        times: Times,
+        vocabulary: Sequence[int],
+    ) -> None:
+        self.rows: dict[AttemptKey, Row] = {}
+        self._me = PeerId(role, name, new_epoch())
+        link = LinkConfig()
+        self._listener = network.listen(
+            address, hwm=link.control_hwm, max_frame_bytes=link.max_control_frame_bytes
+        )
+        self._times = times
+        self._vocabulary = vocabulary
+        self._servers: dict[bytes, bool] = {}
+        self._steps = 0
+        self._decodes: Sequence[FakeWorker] = ()
+
+    def feed(self, decodes: Sequence[FakeWorker]) -> None:
+        """Tell a prefill worker whose streams begin when it is done."""
+        self._decodes = decodes
+
+    async def receive(self) -> None:
+        """Answer until cancelled."""
+        while True:
+            for message in await self._listener.receive_many():
+                self._take(message.sender, message.frame)
+
+    async def beat(self) -> None:
+        """Say that it lives."""
+        while True:
+            for server in tuple(self._servers):
+                self._send(server, self._heartbeat())
+            await trio.sleep(LinkConfig().heartbeat_interval_s)
+
+    async def step(self, rate: float, phase: float) -> None:
+        """Send every stream its next word, at a fixed rate."""
+        due = trio.current_time() + phase / rate
+        while True:
+            await trio.sleep_until(due)
+            due += 1 / rate
+            self._steps += 1
+            by_server: dict[bytes, list[TokenRow]] = {}
+            for row in self.rows.values():
+                if row.is_running and row.position < row.allowed and row.seed < IDLE_SEED:
+                    by_server.setdefault(row.server, []).append(self._next(row))
+            for server, rows in by_server.items():
+                self._send(server, Tokens(self._steps, tuple(rows)))
+
+    def _next(self, row: Row) -> TokenRow:
+        position, row.position = row.position, row.position + 1
+        self._times.note(row.seed, position)
+        return TokenRow(*row.key, position, row.words[position % len(row.words)])
+
+    def _take(self, sender: bytes, frame: AnyFrame) -> None:
+        match frame:
+            case Hello():
+                self._servers[sender] = frame.peer.name.startswith("peer")
+                capacity = Capacity(PLENTY, 16, 1024, 4096, PLENTY, PLENTY, PLENTY)
+                self._send(sender, Welcome(Peer.of(self._me), 1, "fake", capacity, "ipc://none"))
+                self._send(sender, self._heartbeat())
+            case Reserve():
+                self._reserve(sender, frame)
+            case Prefill():
+                self._prefill(sender, frame)
+            case TokenCredit():
+                for credit in frame.rows:
+                    row = self.rows.get(credit.key)
+                    if row is not None:
+                        row.allowed = max(row.allowed, credit.allowed)
+            case End():
+                row = self.rows.pop(frame.key, None)
+                num_tokens = 0 if row is None else row.position
+                self._send(sender, Ended(*frame.key, frame.reason, num_tokens, 0))
+
+    def _reserve(self, sender: bytes, frame: Reserve) -> None:
+        words = random.Random(frame.sampling.seed).sample(self._vocabulary, 64)
+        row = Row(frame.key, sender, frame.sampling.seed, words, frame.allowed)
+        self.rows[frame.key] = row
+        self._send(sender, Grant(*frame.key, self._me.epoch))
+        if self._servers[sender]:
+            row.is_running = True
+            self._send(sender, Tokens(self._steps, (self._next(row),)))
+
+    def _prefill(self, sender: bytes, frame: Prefill) -> None:
+        decode = next(d for d in self._decodes if d._me == frame.target.peer.peer_id)
+        row = decode.rows.get(frame.key)
+        if row is None:
+            return
+        first = self._next(row)
+        self._send(sender, FirstToken(*frame.key, first, 0, 0.0, 0.0))
+        self._send(sender, Ended(*frame.key, EndReason.HANDED_OVER, 1, 0))
+        decode._send(sender, Tokens(decode._steps, (first,)))
+        row.is_running = True
+
+    def _heartbeat(self) -> WorkerHeartbeat:
+        self._steps += 1
+        load = Load(free_blocks=PLENTY, running=len(self.rows), steps=self._steps)
+        return WorkerHeartbeat(self._me.epoch, self._steps, False, False, load, PLENTY, PLENTY)
+
+    def _send(self, server: bytes, frame: AnyFrame) -> None:
+        try:
+            self._listener.send_nowait(server, frame)
+        except (PeerGone, PeerBusy):
+            self._servers.pop(server, None)
+            self.rows = {key: row for key, row in self.rows.items() if row.server != server}
+
+
+def word_ids(tokenizer: Path) -> list[int]:
+    """Return the ids of all words in a vocabulary, sorted."""
+    vocabulary: dict[str, int] = json.loads(tokenizer.read_text())["model"]["vocab"]
+    return sorted(token_id for piece, token_id in vocabulary.items() if WORD.fullmatch(piece))
+
+
+async def run(arguments: argparse.Namespace) -> None:
+    """Serve until stdin ends."""
+    times = Times()
+    vocabulary = word_ids(arguments.model / "tokenizer.json")
+    network = ZmqNetwork(LinkConfig())
+    folder = arguments.sockets
+
+    def worker(role: Role, number: int) -> FakeWorker:
+        name = f"{role}-{number}"
+        return FakeWorker(role, name, network, f"ipc://{folder}/{name}", times, vocabulary)
+
+    decodes = [worker(Role.DECODE, number) for number in range(arguments.workers)]
+    prefill = worker(Role.PREFILL, 0)
+    prefill.feed(decodes)
+    try:
+        async with trio.open_nursery() as nursery:
+            for one in (*decodes, prefill):
+                nursery.start_soon(one.receive)
+                nursery.start_soon(one.beat)
+            for number, decode in enumerate(decodes):
+                nursery.start_soon(decode.step, arguments.rate, number / len(decodes))
+            await _obey(times)
+            nursery.cancel_scope.cancel()
+    finally:
+        network.close()
+
+
+async def _obey(times: Times) -> None:
+    _answer("ready")
+    while line := await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
+        command, _, path = line.strip().partition(" ")
+        if command == "clear":
+            times.of_stream.clear()
+        else:
+            known = {seed: sent.tolist() for seed, sent in times.of_stream.items()}
+            await trio.Path(path).write_text(json.dumps(known))
+        _answer(command)
+
+
+def _answer(word: str) -> None:
+    sys.stdout.write(word + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Serve."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path, help="directory with a tokenizer.json")
+    parser.add_argument("sockets", type=Path, help="directory for ipc sockets, of mode 0700")
+    parser.add_argument("--workers", type=int, default=4, help="that decode (4)")
+    parser.add_argument("--rate", type=float, default=10.0, help="steps per second (10)")
+    trio.run(run, parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

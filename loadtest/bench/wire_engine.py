@@ -1,0 +1,91 @@
+"""Engines for the benchmark of the wire: a pool with bytes in it, and steps that cost nothing.
+
+What is shipped does not depend on who wrote it, so the wire is measured without computing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+
+from engine.batch import Sampled
+from engine.block_ledger import BlockLedger
+from engine.kv_pool import KVLayout, KVPool
+from engine.pace import Pace
+from engine.prefix_cache import PrefixCache
+from triolet.units import MIB
+
+from .model import SHAPES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import TypeVar, TypeVarTuple
+
+    from engine.batch import StepRow
+
+    T = TypeVar("T")
+    Ts = TypeVarTuple("Ts")
+
+BLOCK_SIZE: Final = 16
+TOKEN: Final = 7
+MAX_MODEL_LEN: Final = 8192
+_PATTERN_BYTES: Final = 8 * MIB
+
+
+class StoredEngine:
+    """See worker.engine_port.EnginePort. Its pool is full of noise, and its steps write nothing.
+
+    Args:
+      size: a shape of `model.SHAPES`, whose KV it has, in bf16.
+      num_tokens: that the pool holds.
+      fingerprint: what it claims to be.
+    """
+
+    def __init__(self, size: str, num_tokens: int, fingerprint: str) -> None:
+        shape = SHAPES[size]
+        layout = KVLayout(
+            shape.num_layers, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim, torch.bfloat16
+        )
+        num_blocks = 1 + num_tokens // BLOCK_SIZE
+        self.pool = KVPool(layout, num_blocks, torch.device("cpu"))
+        # Pages that nobody wrote would all be one page of zeros, which costs nothing to read.
+        flat = self.pool.blocks.view(-1).view(torch.uint8).numpy()
+        noise = np.random.default_rng(0).integers(0, 256, _PATTERN_BYTES, dtype=np.uint8)
+        for begin in range(0, len(flat), len(noise)):
+            part = flat[begin : begin + len(noise)]
+            part[:] = noise[: len(part)]
+        self.ledger = BlockLedger(num_blocks)
+        self.prefix_cache = PrefixCache(self.ledger, BLOCK_SIZE, self.pool, is_enabled=False)
+        self.block_size = BLOCK_SIZE
+        self.bytes_per_block = layout.bytes_per_block
+        self.max_model_len = MAX_MODEL_LEN
+        self.vocab_size = shape.vocab_size
+        self.fingerprint = fingerprint
+        # A whole prompt in one step: all of its KV is there at once.
+        self.pace = Pace(MAX_MODEL_LEN, 0.0, 1.0, MAX_MODEL_LEN, MAX_MODEL_LEN)
+
+    def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
+        """Choose the same token for every row that asks for one."""
+        return [None if row.sample is None else Sampled(TOKEN) for row in rows]
+
+    def export_blocks(self, block_ids: Sequence[int], into: memoryview | None = None) -> memoryview:
+        """Copy blocks out."""
+        return self.pool.export_blocks(block_ids, into)
+
+    def pin(self, memory: memoryview) -> bool:
+        """Note that blocks will be exported into this memory again and again."""
+        return self.pool.pin(memory)
+
+    def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
+        """Overwrite blocks."""
+        self.pool.import_blocks(block_ids, payload)
+
+
+class NoDevice:
+    """Runs steps where they are asked for."""
+
+    async def run(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
+        """Run a call."""
+        return fn(*args)

@@ -1,0 +1,78 @@
+"""The benchmark of the wire moves real bytes between real processes, and judges rightly."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from loadtest.bench.model import SHAPES
+from loadtest.bench.report import Ratio
+from loadtest.bench.wire import FRAMES, KINDS, SHARED, Throughput
+from loadtest.bench.wire_costs import measure_costs
+from loadtest.bench.wire_engine import StoredEngine
+from loadtest.bench.wire_pairs import Moved, RawPair, WorkerPair
+from loadtest.bench.wire_raw import SOURCE_BYTES, frames
+from triolet.units import KIB, MIB
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_ratio_is_met_within_its_bounds() -> None:
+    assert Ratio(0.8, 0.8).is_met
+    assert not Ratio(0.79, 0.8).is_met
+    assert Ratio(0.1, ceiling=0.1).is_met
+    assert not Ratio(0.11, ceiling=0.1).is_met
+    assert Ratio(5.0).is_met
+    assert Ratio(0.1234, ceiling=0.1).fields() == {"value": 0.123, "ceiling": 0.1}
+    assert Ratio(1.0, 0.5, 2.0).goal == "at least 0.5 and at most 2.0"
+
+
+def test_our_share_is_of_the_bare_socket_that_fills_as_much_memory(tmp_path: Path) -> None:
+    throughput = Throughput(tmp_path, repetitions=1)
+    for frame_bytes in FRAMES:
+        for kind in (*KINDS, SHARED):
+            for name, seconds in (("raw", 1.0), ("raw spread", 2.0), ("kv path", 2.5)):
+                named = f"raw {kind}, spread" if name == "raw spread" else f"{name} {kind}"
+                throughput.moved[named, frame_bytes] = [Moved(10**9, seconds, 1.0)] * 3
+    ratios = dict(throughput.ratios())
+    assert ratios["1 MiB: kv path over tcp vs raw tcp"] == Ratio(0.8, 0.8)
+    assert ratios["4 MiB: kv path over ipc vs raw tcp"] == Ratio(0.8)
+    assert {row["gb_per_s"] for row in throughput.rows()} == {1.0, 0.5, 0.4}
+
+
+def test_frames_go_round_the_memory() -> None:
+    places = frames(SOURCE_BYTES + 3 * MIB, MIB)
+    assert len(places) == SOURCE_BYTES // MIB + 3
+    assert places[:2] == [0, MIB] == places[-3:-1]
+    assert max(places) + MIB <= SOURCE_BYTES
+
+
+@pytest.mark.slow
+def test_prompts_really_arrive_and_bare_sockets_really_carry(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    num_tokens, num_bytes = 96, 3 * 96 * SHAPES["15m"].kv_bytes_per_token
+    with (
+        WorkerPair(f"ipc://{tmp_path}/kv", 64 * KIB, 3 * num_tokens, size="15m") as pair,
+        RawPair("ipc", str(tmp_path / "raw")) as raw,
+    ):
+        for _ in range(2):
+            assert pair.ship(3, num_tokens, num_bytes).num_bytes == num_bytes
+            assert raw.move(4 * 64 * KIB, 64 * KIB, spread=True).seconds > 0
+        seconds, first_token_s = pair.compute(num_tokens, is_held=True)
+        assert 0 < first_token_s <= seconds
+
+
+@pytest.mark.slow
+def test_every_part_of_the_path_has_its_cost() -> None:
+    rows = measure_costs("15m", 256 * KIB)
+    parts = ["memcpy", "export", "digest", "import", "frame"]
+    assert [row["path"] for row in rows] == [f"cost of {part}" for part in parts]
+    assert all(row["gb_per_s"] > 0 for row in rows)
+
+
+def test_a_stored_pool_holds_noise_and_no_shared_page_of_zeros() -> None:
+    engine = StoredEngine("15m", 64, "noise")
+    assert engine.pool.blocks.view(-1).count_nonzero() > 0.9 * engine.pool.blocks.numel()
+    assert engine.bytes_per_block == 16 * SHAPES["15m"].kv_bytes_per_token

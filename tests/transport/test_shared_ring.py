@@ -1,0 +1,139 @@
+"""A ring is read by whoever sees the same host, and gone with those who held it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from transport.frames import SharedRange, SharedRing
+from transport.shared_ring import HEADER_BYTES, OwnRing, PeerRings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd is Linux's")
+
+SENDER = b"prefill:p:1"
+OWNER = """
+import sys
+from transport.shared_ring import OwnRing
+ring = OwnRing(64)
+ring.memory[:5] = b"there"
+print(ring.offer.pid, ring.offer.fd, ring.offer.token.hex(), flush=True)
+sys.stdin.read()
+"""
+
+
+def mappings() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:triolet-kv")
+
+
+def named() -> list[str]:
+    return [name for name in os.listdir("/dev/shm") if "triolet" in name]
+
+
+@pytest.fixture
+def own() -> Iterator[OwnRing]:
+    with closing(OwnRing(64)) as ring:
+        yield ring
+
+
+@pytest.fixture
+def rings() -> Iterator[PeerRings]:
+    with closing(PeerRings()) as mapped:
+        yield mapped
+
+
+def offer_of(ring: OwnRing) -> SharedRing:
+    assert ring.offer is not None
+    return ring.offer
+
+
+def test_what_is_written_is_read_and_nothing_beyond(own: OwnRing, rings: PeerRings) -> None:
+    own.memory[8:13] = b"hello"
+    assert rings.attach(SENDER, offer_of(own))
+    assert rings.read(SENDER, SharedRange(8, 5)) == b"hello"
+    assert rings.read(SENDER, SharedRange(60, 5)) is None
+    assert rings.read(SENDER, SharedRange(2**62, 2**62)) is None
+    assert rings.read(b"somebody else", SharedRange(0, 1)) is None
+    assert rings.read(SENDER, SharedRange(0, 64)) == bytes(own.memory)
+
+
+def test_what_was_read_does_not_change_any_more(own: OwnRing, rings: PeerRings) -> None:
+    own.memory[:3] = b"old"
+    assert rings.attach(SENDER, offer_of(own))
+    read = rings.read(SENDER, SharedRange(0, 3))
+    own.memory[:3] = b"new"
+    assert read == b"old"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"token": bytes(16)},
+        {"num_bytes": 63},
+        {"num_bytes": 2**62},
+        {"fd": 999},
+        {"pid": 2**31 - 2},
+        {"pid": 2**70},
+    ],
+)
+def test_an_offer_that_means_something_else_is_declined(
+    own: OwnRing, rings: PeerRings, wrong: dict[str, object]
+) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    assert not rings.attach(SENDER, msgspec.structs.replace(offer_of(own), **wrong))
+    assert len(rings) == 0
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_that_its_owner_could_cut_off_is_never_mapped(
+    tmp_path: Path, rings: PeerRings
+) -> None:
+    path, token = tmp_path / "file", bytes(range(16))
+    path.write_bytes(token + bytes(HEADER_BYTES + 64 - 16))
+    with path.open("rb") as file:
+        assert not rings.attach(SENDER, SharedRing(os.getpid(), file.fileno(), 64, token))
+    pipe, end = os.pipe()
+    assert not rings.attach(SENDER, SharedRing(os.getpid(), pipe, 64, token))
+    os.close(pipe)
+    os.close(end)
+
+
+def test_who_is_not_known_any_more_is_let_go(own: OwnRing, rings: PeerRings) -> None:
+    before, files = mappings(), len(os.listdir("/proc/self/fd"))
+    assert rings.attach(SENDER, offer_of(own))
+    assert rings.attach(SENDER, offer_of(own))
+    assert mappings() <= before + 1
+    rings.keep_only({SENDER})
+    assert len(rings) == 1
+    rings.keep_only(set())
+    assert mappings() <= before
+    assert len(os.listdir("/proc/self/fd")) <= files
+
+
+@pytest.mark.slow
+def test_the_ring_of_a_process_that_was_killed_is_gone(rings: PeerRings) -> None:
+    before = mappings()
+    process = subprocess.Popen(
+        [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout is not None
+        pid, fd, token = process.stdout.readline().split()
+        assert rings.attach(SENDER, SharedRing(int(pid), int(fd), 64, bytes.fromhex(token)))
+        assert rings.read(SENDER, SharedRange(0, 5)) == b"there"
+        rings.keep_only({SENDER})
+        assert len(rings) == 1
+        process.kill()
+        process.wait()
+    rings.keep_only({SENDER})
+    assert (len(rings), named()) == (0, [])
+    assert mappings() <= before  # less if older ones of this process were collected meanwhile
