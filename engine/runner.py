@@ -51,12 +51,15 @@ class Runner:
       block_size: tokens per block.
       pool: where KV goes.
       decoder: launches steps of decode rows alone, where there is a GPU for it.
+
+    Attributes:
+      model: the same.
     """
 
     def __init__(
         self, model: StepModel, block_size: int, pool: KVPool, decoder: Decoder | None = None
     ) -> None:
-        self._model = model
+        self.model = model
         self._block_size = block_size
         self._pool = pool
         self._decoder = decoder
@@ -124,7 +127,7 @@ class Runner:
 
     def _step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
         flat = flatten(rows, self._block_size)
-        logits = self._model.compute(flat)
+        logits = self.model.compute(flat)
         results: list[Sampled | None] = [None] * len(rows)
         if logits is not None:
             specs = [spec for row in rows if (spec := row.sample) is not None]

@@ -104,7 +104,8 @@ def doubtful_for_s(audit: FleetAudit) -> float:
     return max(
         (
             view.audit.lease_ttl_s + audit.grace_s + MARGIN_S
-            for view in audit.workers
+            for each in (audit, *audit.siblings)
+            for view in each.workers
             if view.audit is not None and (view.unknown or view.missing)
         ),
         default=0.0,
@@ -114,7 +115,8 @@ def doubtful_for_s(audit: FleetAudit) -> float:
 def show_ledger(audit: FleetAudit, violations: Sequence[Violation], console: Console) -> None:
     """Print the accounts of the server, of each worker, every lease, and what is wrong."""
     console.print()
-    console.print(_server_line(audit.server))
+    for each in (audit, *audit.siblings):
+        console.print(_server_line(each.server))
     console.print()
     console.print(_workers_table(audit.workers))
     for view in audit.workers:

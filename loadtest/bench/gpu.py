@@ -19,12 +19,12 @@ import torch
 from rich.console import Console
 
 from . import gpu_work
+from .engines import BENCH, ROOT
+from .gpu_roofline import Peaks, decode_ceiling, peaks_of, prefill_ceiling
 from .gpu_stages import STAGES, TOTAL_S, Stage, refusal
 from .machine import describe
 from .model import SHAPES, model_directory, write_model
-from .peers import ENVIRONMENTS, ROOT
 from .report import Ratio, Report
-from .roofline import Peaks, decode_ceiling, peaks_of, prefill_ceiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -243,7 +243,7 @@ def main() -> int:
             findings.skipped,
             (("case", "engine"), "value"),
         )
-        path = report.write(ENVIRONMENTS)
+        path = report.write(BENCH)
         report.show(console)
         console.print(str(path))
     return 1 if findings.failed else 0

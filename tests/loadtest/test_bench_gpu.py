@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from loadtest.bench import gpu
-from loadtest.bench.gpu_stages import STAGES, TOTAL_S, refusal
-from loadtest.bench.model import SHAPES
-from loadtest.bench.report import Ratio
-from loadtest.bench.roofline import (
+from loadtest.bench.gpu_roofline import (
     KNOWN,
     decode_ceiling,
     num_parameters,
     peaks_of,
     prefill_ceiling,
 )
+from loadtest.bench.gpu_stages import STAGES, TOTAL_S, refusal
+from loadtest.bench.model import SHAPES
+from loadtest.bench.report import Ratio
 
 
 def test_the_plan_fits_into_its_time_and_every_stage_is_there() -> None:
