@@ -168,7 +168,15 @@ def _server_line(server: ServerAudit) -> Text:
 
 def _workers_table(views: Sequence[WorkerView]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for heading in ("worker", "state", "free / total blocks", "leased", "leases", "in step"):
+    for heading in (
+        "worker",
+        "state",
+        "free / total blocks",
+        "cached",
+        "leased",
+        "leases",
+        "in step",
+    ):
         table.add_column(heading, no_wrap=True)
     for heading in ("KV under way", "dropped frames", "process"):
         table.add_column(heading, overflow="fold")
@@ -176,7 +184,7 @@ def _workers_table(views: Sequence[WorkerView]) -> Table:
         audit = view.audit
         name, state = Text(one_line(view.name), style="bold"), Text(one_line(view.state))
         if audit is None:
-            table.add_row(name, state, *["?"] * 6, Text(one_line(view.silence)))
+            table.add_row(name, state, *["?"] * 7, Text(one_line(view.silence)))
             continue
         pool = audit.pool
         dropped = ", ".join(f"{count} {reason}" for reason, count in audit.dropped.items())
@@ -184,6 +192,7 @@ def _workers_table(views: Sequence[WorkerView]) -> Table:
             name,
             state,
             f"{pool.free_blocks} / {pool.total_blocks}",
+            str(pool.cached_blocks),
             _leased(audit),
             str(audit.num_leases),
             str(audit.rows),
