@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from triolet.config import EngineConfig, LinkConfig, ServerConfig, WorkerConfig
+from triolet.config import EngineConfig, LinkConfig, ServerConfig
 from triolet.config_gpu import GpuConfig  # noqa: TC001 (typer, too)
 from triolet.config_speculation import SpeculationConfig  # noqa: TC001 (typer, too)
 from triolet.errors import ConfigError
@@ -44,6 +44,7 @@ from .options import (
     speculation_options,
 )
 from .plain_text import one_line
+from .worker_options import worker_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -220,8 +221,8 @@ def prefill(
     from .lifeline import leave
 
     def run() -> None:
-        own = replace(engine, gpu=gpu)
-        config = _worker_config(name, model, control, None, own, link, curve, drain_timeout)
+        compute = replace(engine, gpu=gpu)
+        config = worker_config(name, model, control, None, compute, link, curve, drain_timeout)
         from prefill.worker import main as run_worker
 
         run_worker(config)
@@ -254,38 +255,14 @@ def decode(
     from .lifeline import leave
 
     def run() -> None:
-        own = replace(engine, gpu=gpu)
-        config = _worker_config(name, model, control, kv, own, link, curve, drain_timeout)
+        compute = replace(engine, gpu=gpu)
+        config = worker_config(name, model, control, kv, compute, link, curve, drain_timeout)
         from decode.worker import main as run_worker
 
         run_worker(replace(config, speculation=speculation))
         leave()
 
     _run_role("decode", name, log_level, supervisor_pid, run)
-
-
-def _worker_config(
-    name: str,
-    model: Path | None,
-    control: str,
-    kv: str | None,
-    engine: EngineConfig,
-    link: LinkConfig,
-    curve: Path | None,
-    drain_timeout_s: float,
-) -> WorkerConfig:
-    from .model_directory import find_model
-
-    return WorkerConfig(
-        name=name,
-        model_dir=str(find_model(model).path),
-        control_address=control,
-        kv_address=kv,
-        engine=engine,
-        link=link,
-        curve_dir=None if curve is None else str(curve),
-        drain_timeout_s=drain_timeout_s,
-    )
 
 
 def _run_role(
