@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from triolet.config import EngineConfig, LinkConfig, ServerConfig
+from triolet.config import EngineConfig, LinkConfig, ServerConfig  # noqa: TC001 (typer, too)
 from triolet.config_gpu import GpuConfig  # noqa: TC001 (typer, too)
 from triolet.config_speculation import SpeculationConfig  # noqa: TC001 (typer, too)
 from triolet.errors import ConfigError
