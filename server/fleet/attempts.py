@@ -19,6 +19,7 @@ from .dispatch import (
     Route,
     blocks_needed,
     choose_route,
+    counted_tokens,
     is_model_gone,
     needed_roles,
     tokens_to_compute,
@@ -285,7 +286,7 @@ class Attempts:
         sequence.step(Step.DISPATCH)
         num_blocks = blocks_needed(pair.decode, need)
         is_on_probation = need.is_on_probation
-        num_tokens = tokens_to_compute(pair.prefill, need)
+        num_tokens = counted_tokens(pair.prefill, need)
         if not pair.is_local:
             pair.prefill.reserve(key, num_tokens=num_tokens, is_on_probation=is_on_probation)
             # Soon: whoever comes next finds it there.
