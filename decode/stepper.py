@@ -138,7 +138,7 @@ class Stepper:
             attempt.output_ids.append(sampled.token_id)
             if attempt.finish_reason(self._capacity.max_model_len) is not None:
                 break
-            if turn.guesses[len(rows) - 1 : len(rows)] != (sampled.token_id,):
+            if not turn.holds(len(rows) - 1, sampled.token_id):
                 break
         attempt.unheard += rows
         self._speculation.went(turn, len(rows))
