@@ -225,7 +225,7 @@ class Conductor:
         for worker in self._workers:
             if worker.monitor.check(now) is PeerState.DEAD:
                 self.lost(worker, worker.monitor.reason.value, now)
-        for sequence in self._book:
+        for sequence in self._book.next_swept():
             self._attempts.sweep(sequence, self._drain_until, now)
         self._attempts.end_hopeless(now)
         self._attempts.dispatch(now)
