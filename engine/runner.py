@@ -20,14 +20,18 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from .batch import FlatStep
+    from .batch import FlatStep, LayerWatch
 
 
 class StepModel(Protocol):
     """A model with its KV pool. Used by the device thread only."""
 
-    def compute(self, step: FlatStep) -> Tensor | None:
+    def compute(self, step: FlatStep, watch: LayerWatch | None = None) -> Tensor | None:
         """Store the KV of a step's tokens and compute the logits of its sampled ones.
+
+        Args:
+          step: the rows.
+          watch: told how far it is.
 
         Returns:
           fp32 [at least len(sample_rows), vocab_size]; None where no row samples.
@@ -47,7 +51,9 @@ class Runner:
         self._model = model
         self._block_size = block_size
 
-    def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
+    def step(
+        self, rows: Sequence[StepRow], watch: LayerWatch | None = None
+    ) -> list[Sampled | None]:
         """Compute decode rows and chunks of prompts together.
 
         Every token id must be in the vocabulary: `engine.batch.check_request` sees to that when a
@@ -63,16 +69,16 @@ class Runner:
             return []
         try:
             with torch.inference_mode():
-                return self._step(rows)
+                return self._step(rows, watch)
         except torch.OutOfMemoryError as error:
             raise CapacityError(
                 f"no device memory for a step of {sum(len(r.token_ids) for r in rows)} tokens: "
                 "lower kv_pool_bytes or max_num_batched_tokens"
             ) from error
 
-    def _step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
+    def _step(self, rows: Sequence[StepRow], watch: LayerWatch | None) -> list[Sampled | None]:
         flat = flatten(rows, self._block_size)
-        logits = self._model.compute(flat)
+        logits = self._model.compute(flat, watch)
         results: list[Sampled | None] = [None] * len(rows)
         if logits is not None:
             specs = [spec for row in rows if (spec := row.sample) is not None]

@@ -8,6 +8,7 @@ import pytest
 
 from decode.assembly import Assembly, Verdict
 from prefill.shipper import KvSend, Shipper
+from prefill.transfer import Piece
 from transport.frames import (
     KvChunk,
     KvCredit,
@@ -40,12 +41,12 @@ def kv(owner: AttemptKey, blocks: range) -> bytes:
     return b"".join(bytes([owner.request_id[-1], block]) * 4 for block in blocks)
 
 
-def export(owner: AttemptKey, blocks: range, into: memoryview) -> None:
-    into[:] = kv(owner, blocks)
+def export(owner: AttemptKey, piece: Piece, into: memoryview) -> None:
+    into[:] = kv(owner, piece.blocks)
 
 
 def shipper(link: LinkConfig = LINK) -> Shipper:
-    return Shipper(link, memoryview(bytearray(link.kv_ring_bytes)), BYTES_PER_BLOCK, export)
+    return Shipper(link, memoryview(bytearray(link.kv_ring_bytes)), BYTES_PER_BLOCK, 1, export)
 
 
 def pump(ship: Shipper, now: float) -> list[KvSend]:
