@@ -16,7 +16,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -c GPU)
 CONSTRAINTS := $(if $(filter-out 0,$(HAS_GPU)),,--constraint constraints.txt)
 
-.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart soak bench-stalled faults simulate simulate-mutants simulate-cancels bench-model bench-engine bench-guess bench-cache bench-wire bench-front clean
+.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart soak bench-stalled faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-guess bench-cache bench-wire bench-front sanitize clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
@@ -94,11 +94,17 @@ soak: install-dev  ## everything at once while workers die, with audits all alon
 bench-model: install-dev  ## write the random-weight model of the benchmarks, into build/bench/ (ARGS=15m for the small one)
 	$(BIN)/python -m loadtest.bench.model $(ARGS)
 
+bench-peers: install-dev  ## install the engines that benchmarks compare with, into build/bench/peers/ (ARGS=vllm for one)
+	$(BIN)/python -m loadtest.bench.engines $(ARGS)
+
+bench-engine: bench-model  ## prefill and decode tokens/s beside other engines (ARGS=--full, ARGS="--peers vllm")
+	$(BIN)/python -m loadtest.bench.engine $(ARGS)
+
+sanitize: install-dev  ## the kernels under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(BIN)/python -m tests.engine.sanitizing
+
 bench-front: install-dev  ## CPU, delay and memory of streamed tokens beside uvicorn with FastAPI and Starlette
 	$(BIN)/python -m loadtest.bench.front $(ARGS)
-
-bench-engine: bench-model  ## prefill and decode tokens/s beside torch, transformers and other engines
-	$(BIN)/python -m loadtest.bench.engine $(ARGS)
 
 bench-wire: install-dev  ## the KV path beside bare sockets, and its share of a prompt's time
 	$(BIN)/python -m loadtest.bench.wire $(ARGS)

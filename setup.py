@@ -6,17 +6,14 @@ succeeds without, and the engine computes with torch alone. Everything else is i
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 
 from setuptools import Extension, setup
 
-SOURCES = Path("engine") / "native" / "source"
-AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mfma"]
-BUILDS = {
-    "avx512bf16": [*AVX512, "-mavx512bf16"],
-    "avx512": AVX512,
-    "avx2": ["-mavx2", "-mfma"],
-}
+NATIVE = Path("engine") / "native"
+SOURCES = NATIVE / "source"
+FLAGS = runpy.run_path(str(NATIVE / "builds.py"))
 
 setup(
     ext_modules=[
@@ -24,10 +21,9 @@ setup(
             f"engine.native._{build}",
             [str(SOURCES / "forward.c")],
             depends=[str(path) for path in sorted(SOURCES.glob("*.h"))],
-            # OpenMP's calls, but no runtime: see engine/native/library.py.
-            extra_compile_args=["-O3", "-std=c11", "-fopenmp", "-fvisibility=hidden", *flags],
+            extra_compile_args=[*FLAGS["COMMON"], *flags],
             optional=True,
         )
-        for build, flags in BUILDS.items()
+        for build, flags in FLAGS["BUILDS"].items()
     ]
 )

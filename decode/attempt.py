@@ -85,14 +85,26 @@ class Attempt:
         return self.num_computed_tokens == self.num_tokens - 1
 
     @property
+    def num_to_replay(self) -> int:
+        """Tokens that are known and whose rows decide nothing."""
+        return max(0, self.num_tokens - 1 - self.num_computed_tokens)
+
+    @property
     def is_blocked(self) -> bool:
         """Whether it may not go on until its client has read more."""
         return self.samples_next and not self.window.may_produce(len(self.output_ids))
 
-    def rows(self, guesses: Sequence[int] = ()) -> list[StepRow]:
-        """Return its next decode row, the first token that is not computed yet, and one for each
-        token that may follow it."""
-        rows = [self._row(self.output_ids[self.num_computed_tokens - len(self.prompt_ids)], 0, ())]
+    def rows(self, guesses: Sequence[int] = (), num_more: int = 0) -> list[StepRow]:
+        """Return its next decode rows: the first token that is not computed yet, then those behind
+        it that are known, or that are guessed to follow.
+
+        Args:
+          guesses: only where the first row decides a token.
+          num_more: only where it does not: known tokens behind the first.
+        """
+        first = self.num_computed_tokens - len(self.prompt_ids)
+        known = self.output_ids[first : first + 1 + num_more]
+        rows = [self._row(token_id, offset, ()) for offset, token_id in enumerate(known)]
         rows += [self._row(guesses[i], i + 1, guesses[: i + 1]) for i in range(len(guesses))]
         return rows
 

@@ -62,11 +62,18 @@ class Turn(NamedTuple):
       attempt: whose.
       guesses: tokens that may follow its row's; each has a row.
       num_new_blocks: to be leased for them.
+      num_more: tokens of a replay behind its row's; each has a row.
     """
 
     attempt: Attempt
     guesses: tuple[int, ...] = ()
     num_new_blocks: int = 0
+    num_more: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the step that are this attempt's."""
+        return 1 + len(self.guesses) + self.num_more
 
 
 class Speculation:
@@ -92,14 +99,15 @@ class Speculation:
         return None if self._source is None else self._source.ledger
 
     def plan(self, rows: Sequence[Attempt], room: Room) -> list[Turn]:
-        """Give rows their guesses, in the order given, as far as the step has room."""
+        """Give rows their guesses, in the order given, as far as the step has room; and replays
+        more tokens at once, which are known and are computed in the same way."""
         left, share = self._shares(len(rows))
         turns = []
         for attempt in rows:
             turn = Turn(attempt)
             if left > 0:
                 turn = self._turn(attempt, min(left, share), room)
-                left -= len(turn.guesses)
+                left -= turn.num_rows - 1
                 room = room._replace(spare_blocks=room.spare_blocks - turn.num_new_blocks)
             turns.append(turn)
         return turns
@@ -111,7 +119,7 @@ class Speculation:
         return [
             (attempt, count)
             for attempt in rows
-            if (count := min(most, self._most(attempt, max_model_len))) > 0
+            if attempt.samples_next and (count := min(most, self._most(attempt, max_model_len))) > 0
         ]
 
     def went(self, turn: Turn, num_tokens: int) -> None:
@@ -136,16 +144,12 @@ class Speculation:
             self._source.forget(key)
 
     def _shares(self, num_rows: int) -> tuple[int, int]:
-        """Return how many guesses a step has room for, and how many of them a row may have."""
-        if self._source is None:
-            return 0, 0
+        """Return how many more rows a step has room for, and how many of them one attempt's."""
         left = max(0, self._config.max_step_tokens - num_rows)
         return left, max(1, left // max(1, num_rows))
 
     def _most(self, attempt: Attempt, max_model_len: int) -> int:
         """Return how many guesses an attempt could use: it may end, or have to wait, before."""
-        if not attempt.samples_next:
-            return 0
         position = len(attempt.output_ids)
         return min(
             self._pace(attempt).length,
@@ -155,10 +159,13 @@ class Speculation:
         )
 
     def _turn(self, attempt: Attempt, most: int, room: Room) -> Turn:
-        assert self._source is not None
-        most = min(most, self._most(attempt, room.max_model_len))
-        # The row's own token and those of its guesses, all of which are stored.
+        # The row's own token and those behind it are all stored.
         held = len(attempt.block_table) * room.block_size - attempt.num_computed_tokens - 1
+        if not attempt.samples_next:
+            return Turn(attempt, num_more=min(most, held, attempt.num_to_replay - 1))
+        if self._source is None:
+            return Turn(attempt)
+        most = min(most, self._most(attempt, room.max_model_len))
         most = min(most, held + room.spare_blocks * room.block_size)
         if most < 1:
             return Turn(attempt)

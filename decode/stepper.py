@@ -83,11 +83,14 @@ class Stepper:
         for attempt in plan.growing:
             attempt.block_table += ledger.extend(attempt.key, 1)
         self._turns = self._speculation.plan(plan.rows, self._room())
-        for attempt, _, num_blocks in self._turns:
-            if num_blocks:
-                attempt.block_table += ledger.extend(attempt.key, num_blocks)
+        for turn in self._turns:
+            if turn.num_new_blocks:
+                added = ledger.extend(turn.attempt.key, turn.num_new_blocks)
+                turn.attempt.block_table += added
         self._roster.begin_step(attempt.key for attempt in plan.rows)
-        return [row for turn in self._turns for row in turn.attempt.rows(turn.guesses)]
+        return [
+            row for turn in self._turns for row in turn.attempt.rows(turn.guesses, turn.num_more)
+        ]
 
     def wanted_guesses(self) -> list[tuple[Attempt, int]]:
         """Return who will probably have a row in the next step and could use guesses of what
@@ -108,7 +111,7 @@ class Stepper:
         produced: list[tuple[Attempt, TokenRow]] = []
         left = iter(results)
         for turn in turns:
-            own = list(islice(left, 1 + len(turn.guesses)))
+            own = list(islice(left, turn.num_rows))
             self._counters.computed_tokens += len(own)
             if turn.attempt.key not in self._roster.attempts:
                 self._counters.late_rows += 1
@@ -128,7 +131,7 @@ class Stepper:
         """
         attempt = turn.attempt
         if not attempt.samples_next:
-            attempt.num_computed_tokens += 1
+            attempt.num_computed_tokens += turn.num_rows
             return []
         rows: list[TokenRow] = []
         for sampled in results:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from triolet.config import AUTO_BACKEND, Dtype, EngineConfig, require
+from triolet.config import AUTO_BACKEND, Dtype, EngineConfig, WeightFormat, require
 from triolet.errors import ConfigError
 
 from .attention.interface import BackendTraits
@@ -45,14 +45,24 @@ def choose_backend(config: EngineConfig, model: ModelConfig, device_type: str) -
     Raises:
       ConfigError: the one that the config names does not exist, or cannot serve this model here.
     """
+    is_int8 = config.weights is WeightFormat.INT8
     if config.backend == AUTO_BACKEND:
-        return "sdpa" if _why_not_native(config, model, device_type) else NATIVE.name
+        reason = _why_not_native(config, model, device_type)
+        if reason and is_int8:
+            raise ConfigError(f"weights is 'int8', for which backend 'native' is needed: {reason}")
+        return "sdpa" if reason else NATIVE.name
     allowed = ", ".join(sorted((AUTO_BACKEND, *ALL_TRAITS)))
     require(config.backend in ALL_TRAITS, "backend", config.backend, allowed)
     traits = ALL_TRAITS[config.backend]
     traits.check(device_type, config.dtype, config.block_size, model.head_dim)
     if config.backend == NATIVE.name and (reason := _why_not_native(config, model, device_type)):
         raise ConfigError(f"backend is 'native', but {reason}; use backend 'sdpa'")
+    require(
+        config.backend == NATIVE.name or not is_int8,
+        "weights",
+        config.weights.value,
+        f"dtype with backend {config.backend!r}; int8 with 'native'",
+    )
     return config.backend
 
 
@@ -74,6 +84,7 @@ def _why_not_native(config: EngineConfig, model: ModelConfig, device_type: str) 
 
 def build_model(
     backend: str,
+    weights: WeightFormat,
     model_config: ModelConfig,
     checkpoint: Checkpoint,
     pool: KVPool,
@@ -84,6 +95,7 @@ def build_model(
 
     Args:
       backend: as `choose_backend` returned it.
+      weights: what they are kept in; int8 only with `native`.
       model_config: the model's shape.
       checkpoint: its tensors.
       pool: where its KV goes; gives the dtype and the device too.
@@ -96,10 +108,11 @@ def build_model(
     """
     dtype, device = pool.layout.dtype, pool.blocks.device
     if backend == NATIVE.name:
-        return _native(model_config, checkpoint, pool, max_model_len, on_progress)
-    weights = load_weights(model_config, checkpoint, dtype, device, on_progress)
+        is_int8 = weights is WeightFormat.INT8
+        return _native(model_config, checkpoint, pool, max_model_len, is_int8, on_progress)
+    tensors = load_weights(model_config, checkpoint, dtype, device, on_progress)
     attention = create_attention(backend, pool, model_config.num_heads, max_model_len)
-    return TorchModel(Transformer(model_config, weights, max_model_len), attention)
+    return TorchModel(Transformer(model_config, tensors, max_model_len), attention)
 
 
 def _native(
@@ -107,6 +120,7 @@ def _native(
     checkpoint: Checkpoint,
     pool: KVPool,
     max_model_len: int,
+    is_int8: bool,
     on_progress: Callable[[float], None],
 ) -> StepModel:
     library = load_library()
@@ -114,5 +128,5 @@ def _native(
     device = pool.blocks.device
     reader = WeightReader(model_config, checkpoint, pool.layout.dtype, device)
     rotary = RotaryTable(model_config.rope, model_config.head_dim, max_model_len, device)
-    packed = PackedModel(model_config, reader, rotary, pool, library, on_progress)
+    packed = PackedModel(model_config, reader, rotary, pool, library, is_int8, on_progress)
     return NativeModel(packed, library, model_config.vocab_size)

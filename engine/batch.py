@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, overload
 from triolet.errors import invalid_request
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from triolet.sampling import SamplingParams
 

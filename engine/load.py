@@ -17,6 +17,7 @@ from triolet.config import Dtype, EngineConfig, require
 from triolet.errors import CapacityError, ConfigError
 from triolet.sampling import SamplingParams
 
+from .arithmetic import arithmetic
 from .backend import ALL_TRAITS, build_model, choose_backend
 from .batch import SampleSpec, StepRow
 from .block_ledger import BlockLedger
@@ -44,7 +45,7 @@ class Engine:
       pool: the KV bytes.
       ledger: who holds which block.
       prefix_cache: what is in those that are kept.
-      fingerprint: equal fingerprints mean that KV can be exchanged.
+      fingerprint: equal fingerprints mean that KV can be exchanged, and has the same bits.
       model_config: the model's shape.
       eos_token_ids: the model's own end tokens.
       max_model_len: longest sequence, prompt and completion together.
@@ -89,11 +90,17 @@ def load_engine(
     max_model_len, reason = fit_model_len(config, model_config, num_blocks, layout.bytes_per_block)
     checkpoint = Checkpoint(model_dir)
     on_progress("digest", 0.0)
-    fingerprint = _fingerprint(weights_digest(checkpoint.files), config, model_config)
+    fingerprint = _fingerprint(
+        weights_digest(checkpoint.files),
+        config,
+        model_config,
+        arithmetic(backend, device, model_config),
+    )
     on_progress("kv_pool", 0.0)
     pool = KVPool(layout, num_blocks, device)
     model = build_model(
         backend,
+        config.weights,
         model_config,
         checkpoint,
         pool,
@@ -165,12 +172,17 @@ def _device(config: EngineConfig) -> torch.device:
     return device
 
 
-def _fingerprint(digest: str, config: EngineConfig, model: ModelConfig) -> str:
-    """Name everything that two workers must agree on before KV passes between them."""
+def _fingerprint(digest: str, config: EngineConfig, model: ModelConfig, who_computes: str) -> str:
+    """Name everything that two workers must agree on before KV passes between them.
+
+    Weights and layout, or it would mean nothing; and what its bits depend on, or a sequence that
+    goes on elsewhere, or upon somebody else's cached prefix, would not be the same sequence.
+    """
     shape = xxhash.xxh3_64(repr(model).encode()).hexdigest()  # norms, rotary scaling and so on
     return (
-        f"{digest}:{shape}:{config.dtype}:layers={model.num_layers}"
+        f"{digest}:{shape}:{config.dtype}:weights={config.weights}:layers={model.num_layers}"
         f":kv_heads={model.num_kv_heads}:head_dim={model.head_dim}:block_size={config.block_size}"
+        f":by={who_computes}"
     )
 
 

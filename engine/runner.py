@@ -45,10 +45,13 @@ class Runner:
     Args:
       model: the forward pass.
       block_size: tokens per block.
+
+    Attributes:
+      model: the same.
     """
 
     def __init__(self, model: StepModel, block_size: int) -> None:
-        self._model = model
+        self.model = model
         self._block_size = block_size
 
     def step(
@@ -78,7 +81,7 @@ class Runner:
 
     def _step(self, rows: Sequence[StepRow], watch: LayerWatch | None) -> list[Sampled | None]:
         flat = flatten(rows, self._block_size)
-        logits = self._model.compute(flat, watch)
+        logits = self.model.compute(flat, watch)
         results: list[Sampled | None] = [None] * len(rows)
         if logits is not None:
             specs = [spec for row in rows if (spec := row.sample) is not None]

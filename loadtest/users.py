@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import websocket
 from locust import HttpUser, between, events, task
+from locust.user.task import LOCUST_STATE_STOPPING
 
 from .prompts import Prompt, PromptMix
 from .readers import End, Part, Piece, StreamFailedError, read_chat_sse, read_response_events
@@ -105,6 +106,28 @@ class ChatUser(HttpUser):
 
     abstract = True
     wait_time = between(*THINKING_S)
+    _has_asked = False
+    _is_last = False
+
+    def stop(self, force: bool = False) -> bool:
+        """End after the stream that is under way, or after the first.
+
+        Locust would kill a user that waits: one whose wait was just over would be killed within its
+        next stream, which nobody would then know of.
+        """
+        if force:
+            return bool(super().stop(force))
+        self._is_last = True
+        if self._has_asked:
+            self._state = LOCUST_STATE_STOPPING
+        return False
+
+    def _note(self, record: StreamRecord) -> None:
+        """Report a stream; it may have been the last."""
+        _report(self.environment, record)
+        self._has_asked = True
+        if self._is_last:
+            self._state = LOCUST_STATE_STOPPING
 
     def on_start(self) -> None:
         """Learn the model's name."""
@@ -149,7 +172,7 @@ class ChatOverSSE(ChatUser):
                 response.failure(failure)
             # Locust would stop its own clock at the headers.
             response.request_meta["response_time"] = (perf_counter() - began_s) * 1000
-        _report(self.environment, clock.record("SSE", prompt.kind, tokens, failure))
+        self._note(clock.record("SSE", prompt.kind, tokens, failure))
 
 
 class ChatOverWebSocket(ChatUser):
@@ -178,7 +201,7 @@ class ChatOverWebSocket(ChatUser):
         record = clock.record("WS", prompt.kind, tokens, failure)
         took_ms = (perf_counter() - began_s) * 1000
         _fire(self.environment, "WS", f"WS {prompt.kind}", took_ms, tokens, failure)
-        _report(self.environment, record)
+        self._note(record)
 
     def _connected(self) -> websocket.WebSocket:
         if self.socket is None:

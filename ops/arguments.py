@@ -16,6 +16,7 @@ def engine_arguments(config: EngineConfig) -> list[str]:
     """Return the options of a worker."""
     arguments = [
         *("--dtype", config.dtype.value),
+        *("--weights", config.weights.value),
         *("--backend", config.backend),
         *("--device", config.device),
         *("--block-size", str(config.block_size)),
@@ -50,6 +51,8 @@ def link_arguments(config: LinkConfig) -> list[str]:
         *("--peer-timeout", str(config.peer_timeout_s)),
         *("--progress-timeout", str(config.progress_timeout_s)),
         *("--lease-ttl", str(config.lease_ttl_s)),
+        *("--kv-layer-groups", str(config.wire.layer_groups)),
+        *("--kv-layer-group-min-tokens", str(config.wire.layer_group_min_tokens)),
     ]
     if config.wire.share_memory:
         arguments.append("--share-kv-memory")

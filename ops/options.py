@@ -11,7 +11,15 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from triolet.config import DAY_S, Dtype, EngineConfig, LinkConfig, ServerConfig, WorkerConfig
+from triolet.config import (
+    DAY_S,
+    Dtype,
+    EngineConfig,
+    LinkConfig,
+    ServerConfig,
+    WeightFormat,
+    WorkerConfig,
+)
 from triolet.config_speculation import LOOKUP, NO_GUESSES, SpeculationConfig
 from triolet.config_wire import WireConfig
 from triolet.errors import ConfigError
@@ -69,6 +77,9 @@ WorkerNameOption: TypeAlias = Annotated[
 
 def engine_options(
     dtype: Annotated[Dtype, _compute(help="Weights, activations and KV.")] = _ENGINE.dtype,
+    weights: Annotated[
+        WeightFormat, _compute(help="Kept as dtype, or rounded to int8 (native only).")
+    ] = _ENGINE.weights,
     backend: Annotated[
         str, _compute(help="auto, native (CPU), sdpa, or flash (NVIDIA).")
     ] = _ENGINE.backend,
@@ -108,6 +119,7 @@ def engine_options(
     """Return what a worker computes with."""
     return EngineConfig(
         dtype=dtype,
+        weights=weights,
         backend=backend,
         device=device,
         block_size=block_size,
@@ -171,13 +183,19 @@ def link_options(
             "--share-kv-memory", help="Let workers of one host read KV where prefill has put it."
         ),
     ] = _LINK.wire.share_memory,
+    kv_layer_groups: Annotated[
+        int, _fleet(min=1, help="Parts of a prefill step whose KV leaves while it runs.")
+    ] = _LINK.wire.layer_groups,
+    kv_layer_group_min_tokens: Annotated[
+        int, _fleet(min=1, help="Only chunks of prompts with so many tokens go by parts.")
+    ] = _LINK.wire.layer_group_min_tokens,
 ) -> LinkConfig:
     """Return the deadlines between processes, and how KV travels."""
     return LinkConfig(
         peer_timeout_s=peer_timeout,
         progress_timeout_s=progress_timeout,
         lease_ttl_s=lease_ttl,
-        wire=WireConfig(share_memory=share_kv_memory),
+        wire=WireConfig(share_kv_memory, kv_layer_groups, kv_layer_group_min_tokens),
     )
 
 

@@ -17,7 +17,7 @@ import httpx2
 import structlog
 import trio
 
-from triolet.config import SupervisorConfig
+from triolet.config_supervisor import SupervisorConfig
 
 from .exit_codes import EXIT_FAILED, CommandFailed
 from .json_view import JsonView

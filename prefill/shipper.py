@@ -108,22 +108,27 @@ class Shipper:
         lane.begin(Transfer(key, target.peer.epoch, num_blocks, num_tokens, held_blocks), now)
         self._targets[key] = target
 
-    def computed(self, key: AttemptKey, num_blocks: int, first: TokenRow | None) -> None:
+    def computed(
+        self,
+        key: AttemptKey,
+        num_blocks: int,
+        first: TokenRow | None,
+        num_layers: int | None = None,
+    ) -> None:
         """Note that the leading `num_blocks` of the sequence are final.
 
         Args:
           key: the attempt.
           num_blocks: counted from the start of the sequence.
           first: the first completion token, with the last blocks.
+          num_layers: only so many leading layers are, of blocks that the running step completes.
         """
         transfer = self._lanes[self._targets[key]].transfers[key]
+        if num_layers is not None:
+            transfer.note_layers(num_blocks, num_layers, self._frames)
+            return
         transfer.note_blocks(num_blocks, self._frames.num_layers)
         transfer.first = first
-
-    def layers_computed(self, key: AttemptKey, num_blocks: int, num_layers: int) -> None:
-        """Note that the running step is through with the first layers of the leading blocks."""
-        transfer = self._lanes[self._targets[key]].transfers[key]
-        transfer.note_layers(num_blocks, num_layers, self._frames)
 
     def pump(self, now: float) -> Iterator[KvSend]:
         """Export and send what ring and windows let go.

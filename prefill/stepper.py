@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.batch import Sampled
+    from triolet.config_wire import WireConfig
     from worker.counters import Counters
     from worker.engine_port import EnginePort
     from worker.outbox import Outbox
-    from triolet.config_wire import WireConfig
     from worker.roster import Roster
 
     from .attempt import Attempt
@@ -95,7 +95,7 @@ class Stepper:
             is_last = end == len(attempt.prompt_ids)
             num_blocks = attempt.num_blocks if is_last else end // self._engine.block_size
             if attempt.key in self._roster.attempts:
-                self._shipper.layers_computed(attempt.key, num_blocks, num_layers)
+                self._shipper.computed(attempt.key, num_blocks, None, num_layers)
 
     def _long_chunks(self) -> list[Chunk]:
         least_tokens = self._wire.layer_group_min_tokens

@@ -112,5 +112,5 @@ def _versions_apart(peer: PeerId, oldest: int, newest: int, me: PeerId) -> str:
 def _models_apart(peer: PeerId, theirs: str, me: PeerId, ours: str) -> str:
     return (
         f"{peer} has model {theirs or '(none)'} and {me} has {ours}: KV of one means nothing to "
-        "the other; start both with the same model directory, dtype and block size"
+        "the other; start both with the same model directory, dtype, weights, block size, backend"
     )

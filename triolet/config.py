@@ -31,6 +31,13 @@ class Dtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class WeightFormat(StrEnum):
+    """What weights are kept in."""
+
+    DTYPE = "dtype"
+    INT8 = "int8"
+
+
 DAY_S = 86_400.0 * SECONDS
 
 
@@ -155,6 +162,10 @@ class EngineConfig:
     """What a worker computes with."""
 
     dtype: Dtype = Dtype.FLOAT32
+    weights: WeightFormat = WeightFormat.DTYPE
+    """`int8`: rounded when they are loaded, each output by a scale of its own: half of bfloat16's
+    memory, which decode of few sequences waits for. Logits are then off by up to 6 % of their
+    spread (root mean square; bfloat16 alone: 2 %). Only `native` computes it."""
     backend: str = AUTO_BACKEND
     """What computes: `native` kernels on a CPU, `sdpa` (torch) anywhere, `flash` on NVIDIA with
     flash-attn. `auto` is `native` where its kernels were built and fit machine and model, else
@@ -363,32 +374,3 @@ class ServerConfig:
                 "keys yet: bind 127.0.0.1 (and put a proxy with authentication in front), or give "
                 "--allow-remote-clients"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class SupervisorConfig:
-    """How `triolet serve` keeps its processes alive on one machine."""
-
-    restart_delay_s: float = 100 * MILLISECONDS
-    """Before the first restart: a worker that was killed should be back before its clients notice,
-    and its sockets are gone by then."""
-    max_restart_delay_s: float = 10.0 * SECONDS
-    """The delay doubles with each death in a row up to this, so that a worker that keeps dying
-    does not eat the machine."""
-    stable_s: float = 30.0 * SECONDS
-    """A process that was ready for this long starts with a clean record."""
-    max_failed_starts: int = 3
-    """Deaths in a row before ready, after which trying again is no answer."""
-    start_silence_s: float = 120.0 * SECONDS
-    """A process that starts and reports nothing for this long is wedged. Reading one shard of a
-    large model from a slow disk takes less."""
-    ready_timeout_s: float = 60.0 * SECONDS
-    """From the last process's ready to the first 200 of /health/ready: they only have to meet."""
-    ready_poll_s: float = 50 * MILLISECONDS
-    worker_exit_s: float = 5.0 * SECONDS
-    """A worker that has not left this long after SIGTERM is killed: its streams are over."""
-    output_drain_s: float = 1.0 * SECONDS
-    """What a dead process wrote is read for this long; more can only come from a process that it
-    left behind."""
-    max_line_bytes: int = 64 * KIB
-    """Longest line of a child's output that is read; the rest of a longer one is dropped."""

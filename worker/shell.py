@@ -178,22 +178,26 @@ class Shell:
     async def _run_step(self, rows: list[StepRow]) -> list[Sampled | None]:
         if self._layers is None or self._layers.num_layer_groups == 1:
             return await self._device.run(self._engine.step, rows)
-        token = trio.lowlevel.current_trio_token()
+        layers, token = self._layers, trio.lowlevel.current_trio_token()
+        is_running = True
+
+        def hear(num_layers: int) -> None:
+            if is_running:  # what comes late would be taken for the next step's
+                now = trio.current_time()
+                self._core.wake(now)
+                layers.layers_done(num_layers)
+                self._flush(now)
 
         def tell(num_layers: int) -> None:
-            # From the device's thread. In order: the step's own end comes this way, too.
+            """Pass on what the device's thread says."""
             with suppress(trio.RunFinishedError):
-                token.run_sync_soon(self._on_layers, num_layers)
+                token.run_sync_soon(hear, num_layers)
 
-        watch = LayerWatch(self._layers.num_layer_groups, tell)
-        return await self._device.run(self._engine.step, rows, watch)
-
-    def _on_layers(self, num_layers: int) -> None:
-        assert self._layers is not None, "told of layers that nobody asked for"
-        now = trio.current_time()
-        self._core.wake(now)
-        self._layers.layers_done(num_layers)
-        self._flush(now)
+        try:
+            watch = LayerWatch(layers.num_layer_groups, tell)
+            return await self._device.run(self._engine.step, rows, watch)
+        finally:
+            is_running = False
 
     async def _beat(self) -> None:
         while True:

@@ -13,10 +13,9 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Final
 
-from .structs import ModelFields, StepFields
+from .builds import BUILDS
+from .structs import ModelFields, PackingFields, StepFields
 
-BUILDS: Final = ("avx512bf16", "avx512", "avx2")
-"""Best first; each is the same source for other instructions."""
 _FOLDER: Final = Path(__file__).parent
 _MAPS: Final = Path("/proc/self/maps")
 _RUNTIMES: Final = ("libgomp", "libiomp5", "libomp")
@@ -30,6 +29,7 @@ class Library:
       path: its shared library.
 
     Attributes:
+      arithmetic: equal numbers, equal bits, whatever the build.
       panel: outputs per panel of a weight.
       rows_per_task: query rows that attention takes together.
     """
@@ -37,7 +37,9 @@ class Library:
     def __init__(self, build: str, path: Path) -> None:
         self.build = build
         loaded = ctypes.CDLL(str(path))
-        for function in ("panel", "runs_here", "rows_per_task", "workspace_bytes"):
+        for function in (
+            *("panel", "runs_here", "rows_per_task", "workspace_bytes", "arithmetic"),
+        ):
             getattr(loaded, f"triolet_{function}").restype = c_int64
         self._workspace_bytes = loaded.triolet_workspace_bytes
         self._workspace_bytes.argtypes = (POINTER(ModelFields), c_int64, c_int64)
@@ -53,7 +55,11 @@ class Library:
             c_void_p,
         )
         self._attend.restype = None
+        self._pack = loaded.triolet_pack
+        self._pack.argtypes = (POINTER(PackingFields), c_int64)
+        self._pack.restype = None
         self.runs_here = bool(loaded.triolet_runs_here())
+        self.arithmetic = int(loaded.triolet_arithmetic())
         self.panel = int(loaded.triolet_panel())
         self.rows_per_task = int(loaded.triolet_rows_per_task())
 
@@ -64,6 +70,10 @@ class Library:
     def compute(self, model: ModelFields, step: StepFields, num_threads: int) -> None:
         """Compute a step. Python's lock is released meanwhile."""
         self._compute(model, step, num_threads)
+
+    def pack(self, packing: PackingFields, num_threads: int) -> None:
+        """Cut a weight into panels. Python's lock is released meanwhile."""
+        self._pack(packing, num_threads)
 
     def attend(
         self, model: ModelFields, step: StepFields, layer: int, queries: int, output: int

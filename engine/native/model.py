@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from .packing import join_gate_up, pack, widen
-from .structs import LayerFields, LinearFields, ModelFields, StepFields
+from .packing import pack, pack_bias
+from .structs import PARTS, LayerFields, LinearFields, ModelFields, StepFields
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from ..batch import FlatStep
+    from ..batch import FlatStep, LayerWatch
     from ..kv_pool import KVPool
     from ..layers import DecoderLayer, Linear, RMSNorm
     from ..model_config import ModelConfig
@@ -41,7 +41,8 @@ class PackedModel:
       reader: reads the tensors.
       rotary: cosines and sines.
       pool: where KV lies.
-      library: says how wide a panel is.
+      library: packs.
+      is_int8: round weights to int8, those of norms and biases excepted.
       on_progress: told the share of layers that are packed.
     """
 
@@ -52,12 +53,12 @@ class PackedModel:
         rotary: RotaryTable,
         pool: KVPool,
         library: Library,
+        is_int8: bool,
         on_progress: Callable[[float], None],
     ) -> None:
-        self._panel = library.panel
+        self._library = library
+        self._is_int8 = is_int8
         self._kept: list[Tensor] = [pool.blocks]
-        embedding = reader.embedding()
-        lm_head = reader.lm_head(embedding)
         fields = ModelFields(
             is_bf16=pool.layout.dtype is torch.bfloat16,
             num_layers=config.num_layers,
@@ -68,12 +69,10 @@ class PackedModel:
             block_size=pool.layout.block_size,
             eps=config.rms_norm_eps,
             scale=1.0 / math.sqrt(config.head_dim),
-            # A tied model has one table: the kernels take a token's row out of the packed one.
-            embedding=None if config.is_tied else self._address(embedding),
             norm=self._norm(reader.norm()),
-            lm_head=self._linear(lm_head),
             pool=pool.blocks.data_ptr(),
         )
+        self._vocabulary(config, reader, fields)
         fields.cosines, fields.sines = (self._address(table) for table in rotary.tables)
         self._layers = (LayerFields * config.num_layers)()
         for index in range(config.num_layers):
@@ -83,36 +82,39 @@ class PackedModel:
         reader.finish()
         self.fields = fields
 
+    def _vocabulary(self, config: ModelConfig, reader: WeightReader, to: ModelFields) -> None:
+        """Fill in the embedding and the output layer. A tied model has one table: the kernels take
+        a token's row out of the packed one."""
+        embedding = reader.embedding()
+        to.lm_head = self._linear(reader.lm_head(embedding))
+        to.embedding = None if config.is_tied else self._address(embedding)
+
     def _layer(self, layer: DecoderLayer) -> LayerFields:
         query_norm, key_norm = layer.query_norm, layer.key_norm
-        gate_up = self._gate_up(layer.gate_up)
-        down = type(layer.down)(
-            widen(layer.down.weight, gate_up.panels * self._panel // 2), layer.down.bias
-        )
+        gate_up = self._linear(layer.gate_up, is_gate_up=True)
         return LayerFields(
             qkv=self._linear(layer.qkv),
             output=self._linear(layer.output),
             gate_up=gate_up,
-            down=self._linear(down),
+            down=self._linear(layer.down, inputs=gate_up.panels * self._library.panel // 2),
             attention_norm=self._norm(layer.attention_norm),
             query_norm=None if query_norm is None else self._norm(query_norm),
             key_norm=None if key_norm is None else self._norm(key_norm),
             mlp_norm=self._norm(layer.mlp_norm),
         )
 
-    def _gate_up(self, layer: Linear) -> LinearFields:
-        bias = None if layer.bias is None else join_gate_up(layer.bias, self._panel)
-        return self._linear(type(layer)(join_gate_up(layer.weight, self._panel), bias))
-
-    def _linear(self, layer: Linear) -> LinearFields:
-        packed = pack(layer.weight, self._panel)
-        panels, steps, panel = packed.shape
-        bias = None
+    def _linear(self, layer: Linear, is_gate_up: bool = False, inputs: int = 0) -> LinearFields:
+        library = self._library
+        packed = pack(
+            library, layer.weight, is_int8=self._is_int8, is_gate_up=is_gate_up, inputs=inputs
+        )
+        bias = scales = None
         if layer.bias is not None:
-            padded = torch.zeros(panels * panel)
-            padded[: len(layer.bias)] = layer.bias
-            bias = self._address(padded)
-        return LinearFields(self._address(packed), bias, panels, steps)
+            bias = self._address(pack_bias(layer.bias, library.panel, is_gate_up=is_gate_up))
+        if packed.scales is not None:
+            scales = self._address(packed.scales)
+        address = self._address(packed.weight)
+        return LinearFields(address, scales, bias, packed.panels, packed.steps)
 
     def _norm(self, norm: RMSNorm) -> int:
         return self._address(norm.weight.float())
@@ -142,8 +144,9 @@ class NativeModel:
         group = fields.num_heads // fields.num_kv_heads
         self._task_tokens = max(1, library.rows_per_task // group)
         self._workspace = torch.empty(0, dtype=torch.uint8)
+        self._part_s: npt.NDArray[np.float64] | None = None
 
-    def compute(self, step: FlatStep) -> Tensor | None:
+    def compute(self, step: FlatStep, watch: LayerWatch | None = None) -> Tensor | None:
         """See engine.runner.StepModel."""
         num_tokens, num_sampled = step.query_start_loc[-1], len(step.sample_rows)
         num_threads = torch.get_num_threads()
@@ -164,8 +167,29 @@ class NativeModel:
         logits = torch.empty(num_sampled, width)
         fields.logits = logits.data_ptr()
         fields.workspace = self._room(num_tokens, num_threads)
-        self._library.compute(self._packed.fields, fields, num_threads)
+        if self._part_s is not None:
+            fields.part_s = self._part_s.ctypes.data
+        self._compute_layers(fields, num_threads, watch)
         return logits[:, : self._vocab_size] if num_sampled else None
+
+    def _compute_layers(
+        self, fields: StepFields, num_threads: int, watch: LayerWatch | None
+    ) -> None:
+        """Compute a step, in parts where somebody wants to know how far it is."""
+        num_layers = self._packed.fields.num_layers
+        for end in [num_layers] if watch is None else watch.ends(num_layers):
+            fields.first_layer, fields.end_layer = fields.end_layer, end
+            self._library.compute(self._packed.fields, fields, num_threads)
+            if watch is not None and end < num_layers:
+                watch.tell(end)
+
+    def take_part_s(self) -> dict[str, float]:
+        """Return the seconds that each part of steps has taken since this was last asked.
+
+        The first answer is empty: until somebody asks, no clock is read.
+        """
+        before, self._part_s = self._part_s, np.zeros(len(PARTS))
+        return {} if before is None else dict(zip(PARTS, before.tolist(), strict=True))
 
     def _room(self, num_tokens: int, num_threads: int) -> int:
         """Return the address of a workspace that is large enough."""

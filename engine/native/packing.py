@@ -2,75 +2,106 @@
 
 A panel holds some outputs' weights, interleaved: first their first word each, then their second.
 A word is four bytes: one float, or two bf16 that are neighbours along the input. One walk through
-memory from beginning to end is then a whole product.
+memory from beginning to end is then a whole product. In int8 a word holds as many numbers, of one
+byte each, and every output has a scale.
 """
 
 from __future__ import annotations
 
 import mmap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
+from .structs import PackingFields
+
 if TYPE_CHECKING:
     from torch import Tensor
 
-WORD_BYTES = 4
+    from .library import Library
+
+WORD_BYTES: Final = 4
 
 
-def pack(weight: Tensor, panel: int) -> Tensor:
-    """Cut a weight into panels.
+class Packed(NamedTuple):
+    """A weight in panels.
+
+    Attributes:
+      weight: bytes [panels, steps, panel * numbers per word * bytes of a number].
+      scales: fp32 [panels * panel] of an int8 weight, else None.
+      panels: how many.
+      steps: words of an output.
+    """
+
+    weight: Tensor
+    scales: Tensor | None
+    panels: int
+    steps: int
+
+
+def pack(
+    library: Library,
+    weight: Tensor,
+    *,
+    is_int8: bool = False,
+    is_gate_up: bool = False,
+    inputs: int = 0,
+) -> Packed:
+    """Cut a weight into panels; what is missing in the last one is zero.
 
     Args:
+      library: knows how wide a panel is, and does it, with all of torch's threads.
       weight: [out, in], fp32 or bf16.
-      panel: outputs per panel.
-
-    Returns:
-      int32 [panels, words of a row, panel]; outputs and inputs that are missing are zero.
+      is_int8: round each output to int8, by a scale of its own.
+      is_gate_up: the first half of the outputs are gates; each panel gets some of them and, after
+        them, the ups that they belong to.
+      inputs: inputs to have at least; weights that this adds are zero.
     """
     per_word = WORD_BYTES // weight.element_size()
-    inputs = -weight.shape[1] % per_word
-    outputs = -weight.shape[0] % panel
-    if inputs or outputs:
-        weight = F.pad(weight, (0, inputs, 0, outputs))
-    words = weight.contiguous().view(torch.int32)
-    packed = _pages(words.numel()).view(-1, words.shape[1], panel)
-    return packed.copy_(words.view(-1, panel, words.shape[1]).transpose(1, 2))
+    if weight.shape[1] % per_word:
+        weight = F.pad(weight, (0, 1))
+    weight = weight.contiguous()
+    halves = 2 if is_gate_up else 1
+    panels = -(-(len(weight) // halves) // (library.panel // halves))
+    steps = -(-max(weight.shape[1], inputs) // per_word)
+    width = library.panel * (per_word if is_int8 else WORD_BYTES)
+    packed = _pages(panels * steps * width).view(panels, steps, width)
+    scales = torch.empty(panels * library.panel) if is_int8 else None
+    nothing = torch.zeros_like(weight[0])
+    fields = PackingFields(
+        is_bf16=weight.dtype is torch.bfloat16,
+        outputs=len(weight),
+        inputs=weight.shape[1],
+        is_gate_up=is_gate_up,
+        weight=weight.data_ptr(),
+        nothing=nothing.data_ptr(),
+        panels=panels,
+        steps=steps,
+        packed=packed.data_ptr(),
+        scales=None if scales is None else scales.data_ptr(),
+    )
+    library.pack(fields, torch.get_num_threads())
+    return Packed(packed, scales, panels, steps)
 
 
-def join_gate_up(weight: Tensor, panel: int) -> Tensor:
-    """Reorder gates and ups so that each panel holds as many of both, and they belong together.
-
-    Args:
-      weight: [2 * intermediate_size, ...], gates first.
-      panel: outputs per panel.
-
-    Returns:
-      [2 * intermediate_size rounded up to whole panels, ...].
-    """
+def pack_bias(bias: Tensor, panel: int, *, is_gate_up: bool = False) -> Tensor:
+    """Return a bias in the order of its packed weight's outputs: fp32, whole panels of it."""
+    if not is_gate_up:
+        return F.pad(bias.float(), (0, -len(bias) % panel))
     half = panel // 2
-    gate, up = weight.chunk(2)
-    missing = -len(gate) % half
-    if missing:
-        padding = (0, 0) * (weight.dim() - 1) + (0, missing)
-        gate, up = F.pad(gate, padding), F.pad(up, padding)
-    rest = weight.shape[1:]
-    return torch.stack((gate.view(-1, half, *rest), up.view(-1, half, *rest)), 1).view(-1, *rest)
+    missing = -(len(bias) // 2) % half
+    gate, up = (F.pad(part.float(), (0, missing)).view(-1, half) for part in bias.chunk(2))
+    return torch.stack((gate, up), 1).flatten()
 
 
-def widen(weight: Tensor, inputs: int) -> Tensor:
-    """Give a weight [out, in] more inputs, with weights of zero."""
-    return F.pad(weight, (0, inputs - weight.shape[1]))
-
-
-def _pages(num_words: int) -> Tensor:
-    """Return int32 memory on large pages where the system has them.
+def _pages(num_bytes: int) -> Tensor:
+    """Return memory on large pages where the system has them.
 
     A decode step walks through all weights once; with pages of 4 KiB the walk waits for page tables
     as well.
     """
-    memory = mmap.mmap(-1, num_words * WORD_BYTES)
+    memory = mmap.mmap(-1, num_bytes)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.int32)
+    return torch.frombuffer(memory, dtype=torch.uint8)

@@ -9,10 +9,11 @@ from ctypes import POINTER, Structure, c_double, c_int64, c_void_p
 
 
 class LinearFields(Structure):
-    """`Linear`: a weight in panels, its bias, and their extent."""
+    """`Linear`: a weight in panels, its scales and bias, and their extent."""
 
     _fields_ = (
         ("weight", c_void_p),
+        ("scales", c_void_p),
         ("bias", c_void_p),
         ("panels", c_int64),
         ("steps", c_int64),
@@ -74,4 +75,28 @@ class StepFields(Structure):
         ("sampled", c_void_p),
         ("logits", c_void_p),
         ("workspace", c_void_p),
+        ("part_s", c_void_p),
+        ("first_layer", c_int64),
+        ("end_layer", c_int64),
     )
+
+
+class PackingFields(Structure):
+    """`Packing`: a weight as a checkpoint has it, and where it goes."""
+
+    _fields_ = (
+        ("is_bf16", c_int64),
+        ("outputs", c_int64),
+        ("inputs", c_int64),
+        ("is_gate_up", c_int64),
+        ("weight", c_void_p),
+        ("nothing", c_void_p),
+        ("panels", c_int64),
+        ("steps", c_int64),
+        ("packed", c_void_p),
+        ("scales", c_void_p),
+    )
+
+
+PARTS = ("products", "attention", "head", "rest")
+"""What a step's time is told apart by, as `source/model.h` numbers it."""

@@ -23,9 +23,9 @@ from rich.console import Console
 
 from ..server_process import running_server
 from .conversations import Turn, ideal_hit_rate, read_turns
+from .engines import BENCH
 from .machine import describe
 from .model import SHAPES, model_directory, write_model
-from .peers import ENVIRONMENTS
 from .report import Ratio, Report
 
 ROOT: Final = Path(__file__).parents[2]
@@ -136,7 +136,7 @@ def run(arguments: argparse.Namespace, console: Console) -> Report:
     model = model_directory("15m")
     if not (model / "tokenizer.json").exists():
         write_model(model, SHAPES["15m"])
-    logs = ENVIRONMENTS / "logs"
+    logs = BENCH / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     turns = read_turns(arguments.trace, BLOCK_SIZE, arguments.every)
     machine = describe(2)

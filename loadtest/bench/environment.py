@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 ENVIRONMENTS: Final = Path(__file__).parents[2] / "build" / "bench" / "peers"
 INSTALL_TIMEOUT_S: Final = 600.0
+_PIP: Final = ("-m", "pip", "--disable-pip-version-check", "--quiet")
 
 
 def python_of(name: str) -> Path:
@@ -19,30 +20,65 @@ def python_of(name: str) -> Path:
     return ENVIRONMENTS / name / "bin" / "python"
 
 
-def install(name: str, packages: Sequence[str]) -> str | None:
+def why_not(name: str) -> str | None:
+    """Return why an environment is not there, or None if it is."""
+    if (ENVIRONMENTS / name / "complete").exists():
+        return None
+    failed = ENVIRONMENTS / name / "failed"
+    if failed.exists():
+        return failed.read_text()
+    return f"not installed: make bench-peers (no {ENVIRONMENTS.name}/{name})"
+
+
+def install(
+    name: str,
+    packages: Sequence[str],
+    *,
+    unwanted: Sequence[str] = (),
+    timeout_s: float = INSTALL_TIMEOUT_S,
+) -> str | None:
     """Make an environment unless it is complete already.
+
+    Args:
+      name: of its folder.
+      packages: what pip is to install, its options included.
+      unwanted: packages that come along and are taken out again.
+      timeout_s: of each step.
 
     Returns:
       Why it cannot be had; None if it is there.
     """
-    complete = ENVIRONMENTS / name / "complete"
+    complete, failed = (ENVIRONMENTS / name / file for file in ("complete", "failed"))
     wanted = "\n".join(packages)
     if complete.exists() and complete.read_text() == wanted:
         return None
     python = str(python_of(name))
-    for command in (
+    commands = [
         [sys.executable, "-m", "venv", str(ENVIRONMENTS / name)],
-        [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages],
-    ):
-        try:
-            ENVIRONMENTS.mkdir(parents=True, exist_ok=True)
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return f"its environment cannot be made: {error}"
-        if done.returncode:
-            last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
-            return f"its environment cannot be made: {' '.join(last)}"
+        [python, *_PIP, "install", *packages],
+        *([[python, *_PIP, "uninstall", "--yes", *unwanted]] if unwanted else []),
+    ]
+    for command in commands:
+        reason = _run(command, timeout_s)
+        if reason is not None:
+            if failed.parent.is_dir():
+                failed.write_text(reason)
+            return reason
+    failed.unlink(missing_ok=True)
     complete.write_text(wanted)
     return None
+
+
+def _run(command: list[str], timeout_s: float) -> str | None:
+    try:
+        ENVIRONMENTS.mkdir(parents=True, exist_ok=True)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"its environment cannot be made: {error}"
+    if done.returncode == 0:
+        return None
+    lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    errors = [line for line in lines if line.startswith("ERROR")] or lines
+    return f"its environment cannot be made: {' '.join(errors[-1:])}"

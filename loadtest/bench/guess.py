@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 from rich.console import Console
 
 from ..server_process import running_server
+from .engines import BENCH
 from .machine import describe
-from .peers import ENVIRONMENTS
 from .report import Ratio, Report
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def report_of(found: dict[tuple[str, int, str], Measured], machine: dict[str, An
 
 def run(arguments: argparse.Namespace, console: Console) -> Report:
     """Start the fleets and compare them."""
-    logs = ENVIRONMENTS / "logs"
+    logs = BENCH / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     machine = describe(arguments.threads)
     with ExitStack() as stack:
@@ -251,7 +251,7 @@ def main() -> int:
     parser.add_argument("--repetitions", type=int, default=7)
     console = Console()
     report = run(parser.parse_args(), console)
-    path = report.write(ENVIRONMENTS)
+    path = report.write(BENCH)
     report.show(console)
     console.print(str(path))
     return 0

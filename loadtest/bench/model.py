@@ -42,7 +42,12 @@ class Shape:
     @property
     def kv_bytes_per_token(self) -> int:
         """In bf16."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * 2
+        return 2 * self.kv_numbers_per_token
+
+    @property
+    def kv_numbers_per_token(self) -> int:
+        """Keys and values of all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all tensors by their names."""

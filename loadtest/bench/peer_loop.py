@@ -1,8 +1,9 @@
 """The peers' side of a benchmark: one process per engine, asked by lines of JSON on stdin.
 
 Only the standard library is used, for a peer may live in an environment of its own. The asker says
-{"batch", "context", "steps"}; the peer computes prompts of that many tokens and then that many
-decode steps, and says how long the prompts and each step took.
+{"begin": {"batch", "context", "most_steps"}}, then any number of {"steps": n}, then {"end": true}:
+so engines take turns at decoding, each with its sequences kept, and no prompt is computed twice.
+{"parts": true} asks at any time what the time of steps consisted of.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import json
 import os
 import random
 import sys
-from typing import TYPE_CHECKING, Protocol
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,12 +25,28 @@ FIRST_TOKEN, LAST_TOKEN = 10, 2000
 class Session(Protocol):
     """A loaded engine."""
 
-    def run(self, prompts: list[list[int]], steps: int) -> tuple[float, list[float]]:
-        """Compute prompts with their first tokens, then decode steps of all of them, greedily.
+    def begin(self, prompts: list[list[int]], most_steps: int) -> None:
+        """Compute prompts, all of the same length, until each has its first token, greedily.
 
-        Returns:
-          Seconds that the prompts took, and each step.
+        `most_steps` decode steps at most will follow.
         """
+        ...
+
+    def step(self) -> None:
+        """Compute the next token of each."""
+        ...
+
+    def end(self) -> None:
+        """Forget them."""
+        ...
+
+
+@runtime_checkable
+class TimedSession(Session, Protocol):
+    """One that knows what its steps consist of."""
+
+    def parts(self) -> dict[str, float]:
+        """Return the seconds that each part has taken since this was last asked."""
         ...
 
 
@@ -40,21 +58,36 @@ def prompts_of(batch: int, context: int) -> list[list[int]]:
     ]
 
 
-def answer_requests(open_session: Callable[[], Session]) -> None:
-    """Load an engine, say so, and answer until stdin ends.
+def answer_requests(open_session: Callable[[], tuple[Session, str]]) -> None:
+    """Load an engine, say so with its version, and answer until stdin ends.
 
     Whatever the engine itself prints goes to stderr.
     """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    session = open_session()
-    _say(answers, {"ready": True})
+    session, version = open_session()
+    _say(answers, {"version": version})
     for line in sys.stdin:
-        request = json.loads(line)
-        prefill_s, step_s = session.run(
-            prompts_of(request["batch"], request["context"]), request["steps"]
-        )
-        _say(answers, {"prefill_s": prefill_s, "step_s": step_s})
+        _say(answers, _answer(session, json.loads(line)))
+
+
+def _answer(session: Session, request: dict[str, Any]) -> dict[str, object]:
+    if "begin" in request:
+        asked = request["begin"]
+        prompts = prompts_of(asked["batch"], asked["context"])
+        return {"prefill_s": _timed(lambda: session.begin(prompts, asked["most_steps"]))}
+    if "parts" in request:
+        return {"parts": session.parts() if isinstance(session, TimedSession) else {}}
+    if "steps" in request:
+        return {"step_s": [_timed(session.step) for _ in range(request["steps"])]}
+    session.end()
+    return {}
+
+
+def _timed(call: Callable[[], None]) -> float:
+    began_at = perf_counter()
+    call()
+    return perf_counter() - began_at
 
 
 def _say(answers: object, message: dict[str, object]) -> None:

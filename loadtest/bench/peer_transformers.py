@@ -1,30 +1,18 @@
-"""transformers' `generate`: `python -m loadtest.bench.peer_transformers`.
+"""transformers: `python -m loadtest.bench.peer_transformers`.
 
-Runs where torch and transformers are installed, and uses nothing of Triolet.
+What its `generate` does step by step, without what `generate` does besides: forward passes over a
+cache that grows. Runs where torch and transformers are installed, and uses nothing of Triolet.
 """
 
 from __future__ import annotations
 
 import argparse
-from itertools import pairwise
-from time import perf_counter
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList
+import transformers
 
 from .peer_loop import answer_requests
-
-
-class _Clock(LogitsProcessor):
-    """Notes when each step's logits are there."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.times.append(perf_counter())
-        return scores
 
 
 class TransformersSession:
@@ -32,25 +20,28 @@ class TransformersSession:
 
     def __init__(self, model: Any) -> None:  # noqa: ANN401 - transformers has no type for it
         self._model = model
+        self._cache: Any = None
+        self._last = torch.empty(0)
 
-    def run(self, prompts: list[list[int]], steps: int) -> tuple[float, list[float]]:
+    def begin(self, prompts: list[list[int]], most_steps: int) -> None:
         """See peer_loop.Session."""
-        clock = _Clock()
-        input_ids = torch.tensor(prompts)
-        began_at = perf_counter()
+        self._cache = transformers.DynamicCache()
+        self._forward(torch.tensor(prompts))
+
+    def step(self) -> None:
+        """See peer_loop.Session."""
+        self._forward(self._last)
+
+    def end(self) -> None:
+        """See peer_loop.Session."""
+        self._cache = None
+
+    def _forward(self, input_ids: torch.Tensor) -> None:
         with torch.inference_mode():
-            self._model.generate(
-                input_ids,
-                attention_mask=torch.ones_like(input_ids),
-                max_new_tokens=steps + 1,
-                min_new_tokens=steps + 1,
-                do_sample=False,
-                temperature=None,
-                top_p=None,
-                logits_processor=LogitsProcessorList([clock]),
+            output = self._model(
+                input_ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1
             )
-        ends = clock.times
-        return ends[0] - began_at, [b - a for a, b in pairwise(ends)]
+            self._last = output.logits[:, -1:].argmax(-1)
 
 
 def main() -> None:
@@ -61,12 +52,15 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    dtype = getattr(torch, arguments.dtype)
-    answer_requests(
-        lambda: TransformersSession(
-            AutoModelForCausalLM.from_pretrained(arguments.model, dtype=dtype)
+
+    def open_session() -> tuple[TransformersSession, str]:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            arguments.model, dtype=getattr(torch, arguments.dtype)
         )
-    )
+        version = f"transformers {transformers.__version__}, torch {torch.__version__}"
+        return TransformersSession(model), version
+
+    answer_requests(open_session)
 
 
 if __name__ == "__main__":

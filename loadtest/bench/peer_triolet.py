@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from importlib.metadata import version
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 from engine.batch import SampleSpec, StepRow
 from engine.load import load_engine
-from triolet.config import Dtype, EngineConfig
+from engine.native.model import NativeModel
+from triolet.config import AUTO_BACKEND, Dtype, EngineConfig, WeightFormat
 from triolet.sampling import SamplingParams
 from triolet.units import MIB
 
@@ -31,25 +32,35 @@ class TrioletSession:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._tables: list[list[int]] = []
+        self._last: list[int] = []
+        self._position = 0
+        self._done = 0
 
-    def run(self, prompts: list[list[int]], steps: int) -> tuple[float, list[float]]:
+    def begin(self, prompts: list[list[int]], most_steps: int) -> None:
         """See peer_loop.Session."""
         ledger, block_size = self._engine.ledger, self._engine.pool.layout.block_size
-        num_blocks = -(-(len(prompts[0]) + steps + 1) // block_size)
-        tables = [ledger.lease(index, num_blocks) for index in range(len(prompts))]
-        try:
-            began_at = perf_counter()
-            last = self._prefill(prompts, tables)
-            prefill_s = perf_counter() - began_at
-            step_s = []
-            for step in range(steps):
-                began_at = perf_counter()
-                last = self._decode(last, len(prompts[0]) + step, step + 1, tables)
-                step_s.append(perf_counter() - began_at)
-        finally:
-            for index in range(len(prompts)):
-                ledger.release(index)
-        return prefill_s, step_s
+        num_blocks = -(-(len(prompts[0]) + most_steps + 1) // block_size)
+        self._tables = [ledger.lease(index, num_blocks) for index in range(len(prompts))]
+        self._last = self._prefill(prompts, self._tables)
+        self._position, self._done = len(prompts[0]), 0
+
+    def step(self) -> None:
+        """See peer_loop.Session."""
+        self._done += 1
+        self._last = self._decode(self._last, self._position, self._done, self._tables)
+        self._position += 1
+
+    def end(self) -> None:
+        """See peer_loop.Session."""
+        for index in range(len(self._tables)):
+            self._engine.ledger.release(index)
+        self._tables = []
+
+    def parts(self) -> dict[str, float]:
+        """See peer_loop.Session."""
+        model = self._engine.runner.model
+        return model.take_part_s() if isinstance(model, NativeModel) else {}
 
     def _prefill(self, prompts: list[list[int]], tables: list[list[int]]) -> list[int]:
         """Compute prompts in steps of CHUNK tokens, as many prompts in one as fit."""
@@ -90,17 +101,24 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", type=Dtype, default=Dtype.BFLOAT16)
-    parser.add_argument("--backend", default="native")
+    parser.add_argument("--backend", default=AUTO_BACKEND)
+    parser.add_argument("--weights", type=WeightFormat, default=WeightFormat.DTYPE)
     parser.add_argument("--kv-pool-mib", type=int, default=1024)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     config = EngineConfig(
         dtype=arguments.dtype,
         backend=arguments.backend,
+        weights=arguments.weights,
         kv_pool_bytes=arguments.kv_pool_mib * MIB,
         max_num_batched_tokens=CHUNK,
     )
-    answer_requests(lambda: TrioletSession(load_engine(arguments.model, config, lambda *_: None)))
+
+    def open_session() -> tuple[TrioletSession, str]:
+        engine = load_engine(arguments.model, config, lambda *_: None)
+        return TrioletSession(engine), f"triolet {version('triolet')}, torch {torch.__version__}"
+
+    answer_requests(open_session)
 
 
 if __name__ == "__main__":

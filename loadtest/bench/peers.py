@@ -6,14 +6,19 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Self
+
+from . import environment
+from .engines import ROOT
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-ROOT: Final = Path(__file__).parents[2]
-ENVIRONMENTS: Final = ROOT / "build" / "bench"
+OURS: Final = "triolet"
+LEAVE_S: Final = 5.0
+"""An engine that has not left this long after it was told to is killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +29,9 @@ class Peer:
       name: in tables.
       module: what speaks for it (see peer_loop).
       arguments: beside model, threads and dtype.
-      environment: whose Python runs it: `build/bench/env-NAME`, or None for this one.
-      package: what must be importable there.
+      environment: whose Python runs it (see engines.py), or None for this one.
+      package: what must be importable in this one.
+      is_usual: whether it takes part unless others are asked for.
     """
 
     name: str
@@ -33,32 +39,42 @@ class Peer:
     arguments: tuple[str, ...] = ()
     environment: str | None = None
     package: str = "torch"
+    is_usual: bool = True
 
     @property
     def python(self) -> Path:
         """The interpreter."""
         if self.environment is None:
             return Path(sys.executable)
-        return ENVIRONMENTS / f"env-{self.environment}" / "bin" / "python"
+        return environment.python_of(self.environment)
 
     def why_not(self) -> str | None:
         """Return why it cannot run here, or None if it can."""
-        if not self.python.exists():
-            return f"no environment at {self.python.parents[1]}"
-        found = subprocess.run(
-            [self.python, "-c", f"import importlib.util as u; u.find_spec({self.package!r}).name"],
-            capture_output=True,
-            check=False,
-        )
-        return None if found.returncode == 0 else f"{self.package} is not installed"
+        if self.environment is not None:
+            return environment.why_not(self.environment)
+        return None if find_spec(self.package) else f"{self.package} is not installed"
 
 
 PEERS: Final = (
-    Peer("triolet native", "loadtest.bench.peer_triolet", ("--backend", "native")),
+    Peer(OURS, "loadtest.bench.peer_triolet"),
+    Peer("triolet int8", "loadtest.bench.peer_triolet", ("--weights", "int8")),
     Peer("triolet sdpa", "loadtest.bench.peer_triolet", ("--backend", "sdpa")),
+    Peer("vllm", "loadtest.bench.peer_vllm", environment="vllm"),
+    Peer("llama.cpp", "loadtest.bench.peer_llama", environment="llama"),
+    Peer(
+        "llama.cpp q8",
+        "loadtest.bench.peer_llama",
+        ("--file", "q8_0"),
+        environment="llama",
+        is_usual=False,
+    ),
+    Peer("openvino", "loadtest.bench.peer_openvino", environment="openvino"),
     Peer("transformers", "loadtest.bench.peer_transformers", package="transformers"),
-    Peer("vllm", "loadtest.bench.peer_vllm", environment="vllm", package="vllm"),
 )
+
+
+class PeerLost(Exception):
+    """An engine's process has ended by itself."""
 
 
 class RunningPeer:
@@ -102,30 +118,61 @@ class RunningPeer:
         assert self._process is not None
         self._pipe(self._process.stdin).close()
         self._process.terminate()
-        self._process.wait()
+        try:
+            self._process.wait(LEAVE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         self._pipe(self._process.stdout).close()
 
-    def wait_until_ready(self) -> None:
-        """Return when the model is loaded."""
-        self._answer()
+    def wait_until_ready(self) -> str:
+        """Return the engine's version when the model is loaded.
 
-    def run(self, batch: int, context: int, steps: int) -> tuple[float, list[float]]:
-        """Return seconds of the prompts, and of each decode step."""
+        Raises:
+          PeerLost: it ended instead.
+        """
+        return str(self._answer()["version"])
+
+    def begin(self, batch: int, context: int, most_steps: int) -> float:
+        """Return the seconds that so many prompts took until each had a token."""
+        asked = {"batch": batch, "context": context, "most_steps": most_steps}
+        return float(self._ask({"begin": asked})["prefill_s"])
+
+    def decode(self, steps: int) -> list[float]:
+        """Return the seconds of each step of all sequences."""
+        seconds: list[float] = self._ask({"steps": steps})["step_s"]
+        return seconds
+
+    def parts(self) -> dict[str, float]:
+        """Return the seconds of each part of its steps since this was last asked; empty at first,
+        and always where an engine does not tell."""
+        seconds: dict[str, float] = self._ask({"parts": True})["parts"]
+        return seconds
+
+    def end(self) -> None:
+        """Let it forget its sequences."""
+        self._ask({"end": True})
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._process is not None
-        request = {"batch": batch, "context": context, "steps": steps}
         pipe = self._pipe(self._process.stdin)
-        pipe.write(json.dumps(request) + "\n")
-        pipe.flush()
-        answer = self._answer()
-        return answer["prefill_s"], answer["step_s"]
+        try:
+            pipe.write(json.dumps(request) + "\n")
+            pipe.flush()
+        except BrokenPipeError:
+            raise self._lost() from None
+        return self._answer()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process is not None
         line = self._pipe(self._process.stdout).readline()
         if not line:
-            raise RuntimeError(f"{self.peer.name} has ended; it says why in {self._log}")
+            raise self._lost()
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+    def _lost(self) -> PeerLost:
+        return PeerLost(f"it ended; {self._log.relative_to(ROOT)} says why")
 
     @staticmethod
     def _pipe(pipe: IO[str] | None) -> IO[str]:

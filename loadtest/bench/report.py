@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
@@ -64,6 +64,7 @@ class Report:
       ratios: by name.
       skipped: peers that did not run, and why.
       plotted: the fields of a row that label its bar, and the one that is its length.
+      more: further tables by name; written under their names.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Report:
     ratios: dict[str, Ratio]
     skipped: dict[str, str]
     plotted: tuple[tuple[str, ...], str]
+    more: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def write(self, folder: Path) -> Path:
         """Write NAME.json and NAME.svg; return the former's path."""
@@ -82,6 +84,7 @@ class Report:
             "rows": self.rows,
             "ratios": {name: ratio.fields() for name, ratio in self.ratios.items()},
             "skipped": self.skipped,
+            **self.more,
         }
         path.write_text(json.dumps(fields, indent=1) + "\n")
         labels, length = self.plotted
@@ -96,16 +99,26 @@ class Report:
             f"{machine['cpu']}, {machine['threads']} of {machine['cores']} cores, "
             f"{' '.join(machine['instructions'])}, load {machine['load_average']:.1f}"
         )
-        table = Table(*self.rows[0])
-        for row in self.rows:
-            table.add_row(*(f"{v:,.1f}" if isinstance(v, float) else str(v) for v in row.values()))
-        console.print(table)
+        for name, rows in {self.name: self.rows, **self.more}.items():
+            table = Table(*rows[0], title=name.replace("_", " "), title_justify="left")
+            for row in rows:
+                table.add_row(*(show_value(value) for value in row.values()))
+            console.print(table)
         for name, ratio in self.ratios.items():
             verdict = "met" if ratio.is_met else "[red]missed[/red]"
             goal = f" ({ratio.goal}: {verdict})" if ratio.goal else ""
             console.print(f"{name}: {ratio.value:.2f}{goal}")
         for name, reason in self.skipped.items():
-            console.print(f"{name} skipped: {reason}")
+            console.print(f"{name} skipped: {reason}", markup=False)
+
+
+def show_value(value: object) -> str:
+    """Return a cell of the table."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    return str(value)
 
 
 def plot(title: str, bars: Sequence[tuple[str, float]]) -> str:

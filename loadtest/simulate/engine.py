@@ -127,6 +127,8 @@ class SimulatedEngine:
       on_freed: told of each attempt whose blocks go back.
     """
 
+    num_layers = 1
+
     def __init__(
         self,
         num_blocks: int,
@@ -139,7 +141,6 @@ class SimulatedEngine:
         self.ledger.on_freed = self._poison
         self.block_size = config.block_size
         self.bytes_per_block = config.block_size * _KV.size
-        self.num_layers = 1
         host: HostTier[Node] = HostTier(config.host_cache_bytes, self.bytes_per_block)
         self.prefix_cache = PrefixCache(self.ledger, config.block_size, self, host=host)
         self.max_model_len = MAX_MODEL_LEN

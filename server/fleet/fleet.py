@@ -147,6 +147,7 @@ class Fleet:
     def begin_drain(self) -> None:
         """Refuse new requests from now on; running ones may finish until `drain_timeout_s`, then
         each gets its terminal event. Idempotent."""
+        self._conductor.wake(trio.current_time())
         self._conductor.begin_drain(trio.current_time())
         self._notify()
 
@@ -165,6 +166,7 @@ class Fleet:
         Raises:
           RequestError: too many audits at once.
         """
+        self._conductor.wake(trio.current_time())
         self._flush()  # what is counted from here on has been sent before the question
         survey = self._auditor.begin()
         try:
@@ -192,6 +194,7 @@ class Fleet:
         self._credit_due.set()
 
     def _cancel(self, sequence: Sequence, reason: CancelReason) -> None:
+        self._conductor.wake(trio.current_time())
         self._conductor.cancel(sequence, reason, trio.current_time())
         self._flush()
 
@@ -264,6 +267,8 @@ class Fleet:
         while True:
             await self._credit_due.wait()
             self._credit_due = trio.Event()
+            # A link that broke while this server stood still is noticed by the first who sends.
+            self._conductor.wake(trio.current_time())
             for worker, frame in self._conductor.outbox.drain_credit():
                 self._send(worker, frame)
             self._flush()

@@ -122,11 +122,42 @@ def test_blocks_that_one_row_takes_are_not_given_to_the_next() -> None:
     assert lengths(turns) == [7, 3, 3]
 
 
-def test_a_replay_carries_no_guesses() -> None:
-    subject, row = speculation(), attempt(1, num_blocks=9)
-    warm(subject, row)
-    row.output_ids += [1, 1, 1]
-    assert lengths(subject.plan([row], ROOM)) == [0]
+@pytest.mark.parametrize("has_source", [True, False])
+def test_a_replay_carries_no_guesses_but_known_tokens_up_to_the_last(has_source: bool) -> None:
+    subject = speculation(max_step_tokens=9)
+    if not has_source:
+        subject = Speculation(None, SpeculationConfig(max_step_tokens=9), Counters())
+    row = attempt(1, num_blocks=9)
+    assert row.num_to_replay == 0
+    counts = []
+    row.output_ids += [1] * 20
+    while not row.samples_next:
+        [turn] = subject.plan([row], ROOM)
+        assert (turn.guesses, turn.num_new_blocks) == ((), 0)
+        step = row.rows(turn.guesses, turn.num_more)
+        assert len(step) == turn.num_rows
+        assert all(one.sample is None for one in step)
+        assert [one.start for one in step] == [
+            row.num_computed_tokens + i for i in range(len(step))
+        ]
+        counts.append(turn.num_rows)
+        row.num_computed_tokens += turn.num_rows
+    assert counts == [9, 9, 2]
+
+
+def test_a_replay_stays_within_its_blocks() -> None:
+    row = attempt(1, num_tokens=6, num_blocks=2)
+    row.output_ids += [1] * 9
+    [turn] = speculation().plan([row], ROOM)
+    assert turn.num_rows == 3
+
+
+def test_replays_share_the_room_of_a_step() -> None:
+    rows = [attempt(order, num_blocks=20) for order in range(3)]
+    for row in rows:
+        row.output_ids += [1] * 50
+    turns = speculation(max_step_tokens=16).plan(rows, ROOM)
+    assert [turn.num_rows for turn in turns] == [5, 5, 5]
 
 
 def test_what_became_of_guesses_is_counted_and_an_end_forgets_it() -> None:

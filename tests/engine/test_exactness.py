@@ -16,7 +16,7 @@ from engine.batch import SampleSpec, StepRow, flatten
 from engine.kv_pool import KVLayout, KVPool
 from engine.model_config import load_model_config
 from engine.weights import Checkpoint as WeightFiles
-from triolet.config import Dtype, EngineConfig
+from triolet.config import Dtype, EngineConfig, WeightFormat
 from triolet.sampling import SamplingParams
 from triolet.units import MIB
 
@@ -168,14 +168,20 @@ def test_a_small_trained_model_tells_its_published_story() -> None:
     assert prompt + ids(results) == expected
 
 
-def teacher_forced(path: Path, token_ids: list[int], dtype: torch.dtype, backend: str) -> Tensor:
+def teacher_forced(
+    path: Path,
+    token_ids: list[int],
+    dtype: torch.dtype,
+    backend: str,
+    weights: WeightFormat = WeightFormat.DTYPE,
+) -> Tensor:
     """Return our logits at every position of a sequence: [T, vocab_size]."""
     config = load_model_config(path)
     layout = KVLayout(config.num_layers, 16, config.num_kv_heads, config.head_dim, dtype)
     num_blocks = 1 + -(-len(token_ids) // 16)
     pool = KVPool(layout, num_blocks, torch.device("cpu"))
     files = WeightFiles(path)
-    model = build_model(backend, config, files, pool, len(token_ids), lambda share: None)
+    model = build_model(backend, weights, config, files, pool, len(token_ids), lambda share: None)
     spec = SampleSpec(GREEDY, 0)
     rows = [
         StepRow([token_id], position, range(1, num_blocks), spec)

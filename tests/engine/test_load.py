@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,9 @@ import pytest
 import torch
 
 from engine.load import load_engine
-from triolet.config import Dtype, EngineConfig
+from engine.native.builds import BUILDS
+from engine.native.library import load_build, load_library
+from triolet.config import Dtype, EngineConfig, WeightFormat
 from triolet.errors import ConfigError
 from triolet.units import KIB, MIB
 
@@ -113,11 +116,38 @@ def test_fingerprints_tell_apart_what_must_not_exchange_kv(
         fingerprint(path, block_size=32),
         fingerprint(checkpoint("llama3-tied").path),
         fingerprint(other_rope),
+        fingerprint(path, backend="sdpa"),
+        *([fingerprint(path, weights=WeightFormat.INT8)] if load_library() else []),
     }
-    assert len(prints) == 5
+    assert len(prints) == (7 if load_library() else 5)
     copied = shutil.copytree(path, tmp_path / "copy")
     assert fingerprint(copied, kv_pool_bytes=2 * MIB, max_model_len=64) in prints
     assert "layers=2:kv_heads=2:head_dim=16:block_size=16" in fingerprint(copied)
+
+
+def test_whose_bits_are_equal_has_one_fingerprint_and_nobody_else(
+    checkpoint: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = checkpoint("llama").path
+
+    def fingerprint(backend: str) -> str:
+        return open_engine(path, EngineConfig(backend=backend, kv_pool_bytes=1 * MIB)).fingerprint
+
+    assert f":by=sdpa,torch-{torch.__version__}," in fingerprint("sdpa")
+    assert fingerprint("sdpa").endswith("-1-threads")
+    monkeypatch.setattr("engine.arithmetic._CPUINFO", path / "nowhere")
+    assert fingerprint("sdpa").endswith(f"{platform.machine()}-1-threads")
+    builds = [loaded for build in BUILDS if (loaded := load_build(build)) is not None]
+    prints = set()
+    for build in builds:
+        monkeypatch.setattr("engine.backend.load_library", lambda build=build: build)
+        torch.set_num_threads(1 + len(prints))
+        prints.add(fingerprint("native"))
+    torch.set_num_threads(1)
+    assert len(prints) == bool(builds)
+    assert all(":by=native-" in name for name in prints)
+    monkeypatch.setattr(torch.Tensor, "exp", torch.Tensor.expm1)  # another machine's torch
+    assert not builds or fingerprint("native") not in prints
 
 
 def test_freed_blocks_are_poisoned_where_that_is_asked_for(

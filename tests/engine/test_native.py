@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import subprocess
 import sys
 from ctypes import Structure
@@ -17,15 +18,21 @@ import torch
 from engine.backend import build_model, choose_backend
 from engine.batch import StepRow, flatten
 from engine.kv_pool import KVLayout, KVPool
-from engine.layers import Linear
 from engine.model_config import load_model_config
 from engine.native import library as library_module
-from engine.native.library import BUILDS, Library, load_build
+from engine.native.builds import BUILDS
+from engine.native.library import Library, load_build
 from engine.native.model import plan_tasks
-from engine.native.packing import join_gate_up, pack, widen
-from engine.native.structs import LayerFields, LinearFields, ModelFields, StepFields
+from engine.native.structs import (
+    PARTS,
+    LayerFields,
+    LinearFields,
+    ModelFields,
+    PackingFields,
+    StepFields,
+)
 from engine.weights import Checkpoint as WeightFiles
-from triolet.config import Dtype, EngineConfig
+from triolet.config import Dtype, EngineConfig, WeightFormat
 from triolet.errors import ConfigError
 from triolet.units import MIB
 
@@ -163,27 +170,6 @@ def test_attention_of_a_token_has_the_same_bits_in_every_company(
     assert torch.equal(torch.cat(parts), together)
 
 
-def test_a_packed_weight_holds_every_number_once() -> None:
-    for dtype, words in ((torch.float32, 6), (torch.bfloat16, 3)):
-        weight = torch.arange(30.0).view(5, 6).to(dtype)
-        packed = pack(weight, 4)
-        assert packed.shape == (2, words, 4)
-        rows = packed.transpose(1, 2).reshape(8, words).contiguous().view(dtype)
-        assert torch.equal(rows[:5], weight)
-        assert not rows[5:].any()
-    odd = pack(torch.ones(2, 5, dtype=torch.bfloat16), 2)
-    assert odd.shape == (1, 3, 2)
-
-
-def test_gates_share_their_panel_with_their_ups() -> None:
-    weight = torch.arange(10.0).view(10, 1)  # gates 0 to 4, ups 5 to 9
-    joined = join_gate_up(weight, 4).flatten().tolist()
-    assert joined == [0, 1, 5, 6, 2, 3, 7, 8, 4, 0, 9, 0]
-    assert join_gate_up(weight.flatten(), 4).tolist() == joined
-    assert widen(torch.ones(2, 3), 5).tolist() == [[1, 1, 1, 0, 0]] * 2
-    assert Linear(widen(torch.ones(2, 3), 5))(torch.ones(1, 5)).tolist() == [[3, 3]]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_build_gives_the_logits_of_torch(
@@ -231,6 +217,31 @@ def test_decode_and_prefill_of_the_same_token_agree_bit_for_bit(
     assert first == second
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", list(Dtype))
+@pytest.mark.parametrize("weights", list(WeightFormat))
+def test_every_build_gives_the_same_bits(
+    checkpoint: Callable[[str], Checkpoint], dtype: Dtype, weights: WeightFormat
+) -> None:
+    builds = [loaded for build in BUILDS if (loaded := load_build(build)) is not None]
+    if len(builds) < 2:
+        pytest.skip("fewer than two builds for this machine")
+    config = EngineConfig(dtype=dtype, weights=weights, backend="native", kv_pool_bytes=4 * MIB)
+    results, stored = [], []
+    for build in builds:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("engine.backend.load_library", lambda build=build: build)
+            engine = open_engine(checkpoint("qwen3").path, config)
+        sequences = [Running(engine, index, PROMPT[index:], 20) for index in range(5)]
+        for sequence in sequences:
+            prefill(engine, sequence, GREEDY, 64)
+        decode(engine, sequences, GREEDY, 20)
+        results.append([sequence.results for sequence in sequences])
+        stored.append(bytes(engine.pool.export_blocks(sequences[0].blocks)))
+    assert all(result == results[0] for result in results)
+    assert all(kv == stored[0] for kv in stored)
+
+
 def declared(name: str) -> list[str]:
     """Return the fields of a C structure as model.h declares them."""
     text = (SOURCES / "model.h").read_text().partition("#define")[2]
@@ -246,12 +257,18 @@ def declared(name: str) -> list[str]:
         ("Layer", LayerFields),
         ("Model", ModelFields),
         ("Step", StepFields),
+        ("Packing", PackingFields),
     ],
 )
 def test_structures_mirror_the_header(name: str, fields: type[Structure]) -> None:
     mirrored = [entry[0] for entry in fields._fields_]
     assert mirrored == declared(name)
     assert ctypes.sizeof(fields) % 8 == 0
+
+
+def test_parts_of_a_step_are_numbered_as_in_the_header() -> None:
+    [listed] = re.findall(r"enum \{ (.*), NUM_PARTS \}", (SOURCES / "model.h").read_text())
+    assert tuple(name.strip().removeprefix("PART_").lower() for name in listed.split(",")) == PARTS
 
 
 def test_auto_takes_the_kernels_where_they_fit(
@@ -306,5 +323,5 @@ def test_loading_says_how_far_it_is(checkpoint: Callable[[str], Checkpoint], bac
     config = load_model_config(path)
     pool = KVPool(KVLayout(2, 16, config.num_kv_heads, 16, torch.float32), 4, CPU)
     shares: list[float] = []
-    build_model(backend, config, WeightFiles(path), pool, 32, shares.append)
+    build_model(backend, WeightFormat.DTYPE, config, WeightFiles(path), pool, 32, shares.append)
     assert shares == [0.5, 1.0]

@@ -5,16 +5,29 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from engine.load import load_engine
-from loadtest.bench.engine import OURS, Case, measure, ratios_of, rows_of
+from loadtest.bench import environment
+from loadtest.bench.engine import (
+    WARM_STEPS,
+    Case,
+    explain,
+    limits_of,
+    measure,
+    ratios_of,
+    rows_of,
+)
+from loadtest.bench.environment import install, why_not
+from loadtest.bench.gguf_model import gguf_name, tensors_of, turn_heads
 from loadtest.bench.model import SHAPES, Shape, write_model
 from loadtest.bench.peer_loop import prompts_of
 from loadtest.bench.peer_triolet import TrioletSession
-from loadtest.bench.peers import PEERS, Peer
+from loadtest.bench.peers import OURS, PEERS, Peer, PeerLost
 from loadtest.bench.report import Ratio, Report, plot
+from loadtest.bench.roofline import decode_work, head_weights, layer_weights, prefill_work
 from triolet.config import EngineConfig
 from triolet.units import MIB
 
@@ -25,16 +38,32 @@ SMALL = Shape(32, 48, 2, 2, 1, head_dim=16, vocab_size=2100, max_position_embedd
 
 
 class FakePeer:
-    """Takes a fixed time for everything, and notes when it was asked."""
+    """Takes a fixed time for everything, and notes what it was asked."""
 
-    def __init__(self, name: str, seconds: float, asked: list[str]) -> None:
+    def __init__(self, name: str, seconds: float, asked: list[str], dies_at: str = "") -> None:
         self.peer = Peer(name, "nowhere")
         self._seconds = seconds
         self._asked = asked
+        self._dies_at = dies_at
 
-    def run(self, batch: int, context: int, steps: int) -> tuple[float, list[float]]:
-        self._asked.append(self.peer.name)
-        return self._seconds * context, [self._seconds] * steps
+    def begin(self, batch: int, context: int, most_steps: int) -> float:
+        self._note(f"begin {most_steps}")
+        return self._seconds * context
+
+    def decode(self, steps: int) -> list[float]:
+        self._note(f"decode {steps}")
+        return [self._seconds * 100] * WARM_STEPS + [self._seconds] * (steps - WARM_STEPS)
+
+    def end(self) -> None:
+        self._note("end")
+
+    def parts(self) -> dict[str, float]:
+        return {"products": 0.25, "rest": 0.125}
+
+    def _note(self, what: str) -> None:
+        self._asked.append(f"{self.peer.name}: {what}")
+        if what == self._dies_at:
+            raise PeerLost("it fell asleep")
 
 
 def test_the_models_have_the_sizes_that_they_are_called_by() -> None:
@@ -61,9 +90,12 @@ def test_a_written_model_runs_and_gives_its_blocks_back(tmp_path: Path) -> None:
     assert len(json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]) == 2100
     engine = load_engine(tmp_path, EngineConfig(kv_pool_bytes=1 * MIB), lambda *_: None)
     for batch, context, steps in ((1, 5, 3), (3, 200, 2), (2, 128, 0)):
-        prefill_s, step_s = TrioletSession(engine).run(prompts_of(batch, context), steps)
-        assert prefill_s > 0
-        assert len(step_s) == steps
+        session = TrioletSession(engine)
+        session.begin(prompts_of(batch, context), steps)
+        for _ in range(steps):
+            session.step()
+        assert engine.ledger.leased_blocks
+        session.end()
     assert engine.ledger.leased_blocks == 0
 
 
@@ -73,32 +105,90 @@ def test_every_peer_gets_the_same_prompts_and_none_is_like_another() -> None:
     assert len({tuple(prompt[:2]) for prompt in prompts}) == 8
 
 
-def test_peers_take_turns_and_the_first_round_does_not_count() -> None:
+def run_fakes(
+    peers: list[FakePeer], cases: tuple[Case, ...], repetitions: int
+) -> tuple[dict[tuple[str, Case], list[float]], dict[str, str]]:
+    return measure(peers, cases, repetitions, Console(quiet=True))  # type: ignore[arg-type]
+
+
+def test_peers_take_turns_and_what_warms_up_does_not_count() -> None:
     asked: list[str] = []
-    peers = [FakePeer(OURS, 0.5, asked), FakePeer("other", 1.0, asked)]
-    cases = (Case(1, 64, 0), Case(4, 64, 3))
-    console = Console(quiet=True)
-    seconds = measure(peers, cases, 2, console)  # type: ignore[arg-type]
-    assert asked[:6] == [OURS, "other", "other", OURS, OURS, "other"]
-    assert seconds[OURS, cases[0]] == [32.0, 32.0]
-    assert seconds["other", cases[1]] == [1.0] * 6
-    rows = rows_of(seconds)
-    assert [row["tokens_per_s"] for row in rows if row["engine"] == OURS] == [2.0, 8.0]
-    ratios = ratios_of(seconds)
-    assert ratios == {
-        "prefill 1 x 64 vs other": Ratio(2.0, 1.0),
-        "decode b4 at 64 vs other": Ratio(2.0, 1.0),
+    peers = [FakePeer(OURS, 0.5, asked), FakePeer("vllm", 1.0, asked)]
+    cases = (Case(1, 512, 0), Case(8, 128, 3))
+    seconds, lost = run_fakes(peers, cases, 2)
+    turns = [f"{name}: begin 6" for name in (OURS, "vllm", "vllm", OURS, OURS, "vllm")]
+    assert [line for line in asked[:12] if "begin" in line] == turns
+    assert asked[12:] == [
+        *("triolet: begin 15", "triolet: decode 5", "vllm: begin 15", "vllm: decode 5"),
+        *("vllm: decode 5", "vllm: end", "triolet: decode 5", "triolet: end"),
+    ]
+    assert lost == {}
+    assert seconds[OURS, cases[0]] == [256.0, 256.0]
+    assert seconds["vllm", cases[1]] == [1.0] * 6
+    rows = rows_of(seconds, {cases[0]: 64.0, cases[1]: 0.1})
+    ours = [row for row in rows if row["engine"] == OURS]
+    assert [row["tokens_per_s"] for row in ours] == [2.0, 16.0]
+    assert [row["percent_of_limits"] for row in ours] == [25, 20]
+    assert [row["ours_is_times"] for row in rows] == [1.0, 2.0, 1.0, 2.0]
+    assert ratios_of(seconds) == {
+        "prefill 1 x 512 vs vllm": Ratio(2.0, 1.0),
+        "decode b8 at 128 vs vllm": Ratio(2.0, 1.0),
     }
-    assert not Ratio(0.99, 1.0).is_met
+    assert ratios_of({(OURS, cases[0]): [1.0], ("transformers", cases[0]): [1.0]}) == {}
+
+
+def test_a_peer_that_dies_is_left_out_and_ours_is_not() -> None:
+    cases = (Case(1, 512, 0), Case(8, 128, 3))
+    other = FakePeer("vllm", 1.0, [], dies_at="decode 5")
+    seconds, lost = run_fakes([FakePeer(OURS, 0.5, []), other], cases, 2)
+    assert lost == {"vllm": "it fell asleep"}
+    assert set(seconds) == {("vllm", cases[0]), (OURS, cases[0]), (OURS, cases[1])}
+    with pytest.raises(PeerLost):
+        run_fakes([FakePeer(OURS, 0.5, [], dies_at="end")], cases, 2)
+
+
+def test_the_time_of_our_steps_is_told_apart() -> None:
+    rows = explain(FakePeer(OURS, 1.0, []), (Case(1, 2, 0), Case(8, 2, 4)))  # type: ignore[arg-type]
+    assert rows[0] == {
+        "case": "prefill 1 x 2",
+        "total_ms": 2000.0,
+        "products_ms": 250.0,
+        "rest_ms": 125.0,
+        "python_ms": 1625.0,
+    }
+    assert rows[1]["products_ms"] == 62.5, "of a step"
+
+
+def test_limits_are_those_of_memory_or_of_products() -> None:
+    shape = SHAPES["150m"]
+    weights = layer_weights(shape) + head_weights(shape)
+    assert round(weights / 1e6) == 152
+    alone = decode_work(shape, "bfloat16", 2, 1, 128)
+    assert alone.weight_bytes == 2 * weights
+    assert alone.kv_bytes == 128 * shape.kv_bytes_per_token
+    assert alone.at_limits_s(1e9, 1e15) == (alone.weight_bytes + alone.kv_bytes) / 1e9
+    prompt = prefill_work(shape, 2, 1, 512)
+    assert prompt.at_limits_s(1e15, 1e9) == (prompt.products + prompt.attention) / 1e9
+    assert prompt.products == 2 * (512 * layer_weights(shape) + head_weights(shape))
+    machine = {"read_gb_per_s": 1.0, "bf16_gflop_per_s": 10**6, "fp32_gflop_per_s": 1}
+    case = Case(1, 128, 4)
+    assert limits_of(shape, (case,), machine, "bfloat16")[case] == alone.at_limits_s(1e9, 1e15)
 
 
 def test_a_report_is_table_json_and_plot(tmp_path: Path) -> None:
     machine = {"cpu": "x", "threads": 1, "cores": 2, "instructions": [], "load_average": 0.5}
     rows = [{"case": "a<b", "speed": 10.0}, {"case": "c", "speed": 5.0}]
-    skipped = {"vllm": "not here"}
-    report = Report("x", machine, rows, {"r": Ratio(1.2345, 1.0)}, skipped, (("case",), "speed"))
+    skipped = {"vllm": "not [here]"}
+    ratios = {"r": Ratio(1.2345, 1.0), "wire": Ratio(3.0, ceiling=2.0), "stated": Ratio(0.5)}
+    more = {"where_time_goes": [{"part": "all", "ms": 1.0}]}
+    report = Report("x", machine, rows, ratios, skipped, (("case",), "speed"), more)
     written = json.loads(report.write(tmp_path).read_text())
-    assert written["ratios"] == {"r": {"value": 1.234, "floor": 1.0}}
+    assert written["ratios"] == {
+        "r": {"value": 1.234, "floor": 1.0},
+        "wire": {"value": 3.0, "ceiling": 2.0},
+        "stated": {"value": 0.5},
+    }
+    assert written["where_time_goes"] == more["where_time_goes"]
     assert written["rows"] == rows
     assert "a&lt;b" in (tmp_path / "x.svg").read_text()
     assert plot("t", [("one", 3.0)]).count("<rect") == 1
@@ -107,13 +197,45 @@ def test_a_report_is_table_json_and_plot(tmp_path: Path) -> None:
         report.show(console)
     shown = console.export_text()
     assert "r: 1.23 (at least 1.0: met)" in shown
-    assert "vllm skipped: not here" in shown
+    assert "wire: 3.00 (at most 2.0: missed)" in shown
+    assert "stated: 0.50\n" in shown
+    assert "vllm skipped: not [here]" in shown
+    assert "where time goes" in shown
 
 
-def test_a_peer_without_its_environment_says_why() -> None:
-    assert "no environment" in str(Peer("x", "m", environment="nowhere").why_not())
+def test_an_engine_that_is_not_installed_says_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(environment, "ENVIRONMENTS", tmp_path / "peers")
+    [vllm] = [peer for peer in PEERS if peer.name == "vllm"]
+    assert vllm.why_not() == "not installed: make bench-peers (no peers/vllm)"
     assert Peer("x", "m", package="no_such_package").why_not() == "no_such_package is not installed"
     assert {peer.name for peer in PEERS if peer.environment is None and peer.why_not() is None} >= {
         OURS,
         "triolet sdpa",
     }
+
+
+@pytest.mark.slow
+def test_what_cannot_be_installed_leaves_a_note_and_what_can_is_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(environment, "ENVIRONMENTS", tmp_path)
+    reason = install("x", ("--no-index", "no-such-package-anywhere"), timeout_s=120)
+    assert "no-such-package-anywhere" in str(reason)
+    assert why_not("x") == reason
+    assert install("x", ("--no-index", "pip"), unwanted=("pip",), timeout_s=120) is None
+    assert why_not("x") is None
+    assert install("x", ("--no-index", "pip")) is None, "it is there already"
+
+
+def test_a_model_file_for_llama_cpp_has_its_names_and_its_order_of_heads(tmp_path: Path) -> None:
+    write_model(tmp_path, SMALL)
+    names = [gguf_name(name) for name, _ in tensors_of(tmp_path / "model.safetensors")]
+    assert len(names) == len(set(names)) == len(SMALL.tensors())
+    assert {"token_embd.weight", "blk.1.attn_q.weight", "blk.0.ffn_norm.weight"} <= set(names)
+    config = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    bits = np.arange(16).reshape(8, 2)
+    turned = turn_heads("model.layers.0.self_attn.q_proj.weight", bits, config)
+    assert turned[:, 0].tolist() == [0, 4, 2, 6, 8, 12, 10, 14]
+    assert turn_heads("model.layers.0.mlp.up_proj.weight", bits, config) is bits

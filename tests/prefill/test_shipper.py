@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING
 
 import pytest
 
 from decode.assembly import Assembly, Verdict
 from prefill.shipper import KvSend, Shipper
-from prefill.transfer import Piece
 from transport.frames import (
     KvChunk,
     KvCredit,
@@ -20,6 +20,9 @@ from transport.frames import (
 )
 from triolet.config import LinkConfig
 from triolet.ids import AttemptKey, Role
+
+if TYPE_CHECKING:
+    from prefill.transfer import Piece
 
 BYTES_PER_BLOCK = 8
 LINK = LinkConfig(kv_chunk_bytes=16, kv_window_bytes=32, kv_ring_bytes=64)

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
+from server.generation import CancelReason
 from tests.server.fleet.fakes import make_request
 from triolet.ids import Role
 
+from . import house as house_module
 from .house import LINK, House, Record, open_house, read_all
 
 if TYPE_CHECKING:
@@ -130,6 +133,37 @@ async def test_a_machine_that_stood_still_for_long_costs_each_stream_one_attempt
         assert records == expected
         assert set(house.seen.causes) == {"server_paused"}
         assert house.seen.causes["server_paused"] == len(records)
+        await house.check_idle()
+
+
+@pytest.mark.parametrize("mover", ["a client that leaves", "a client that reads on"])
+async def test_whatever_moves_first_after_a_standstill_blames_no_worker(
+    mover: str, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    monkeypatch.setattr(house_module, "RESTART_S", 4.0)
+    async with open_house(decodes=1, max_attempts=1) as house:
+        # Which task comes first after the gap is chance.
+        for number in range(100, 116, 2):
+            first, second = (
+                house.fleet.submit(make_request(n, max_tokens=200)) for n in (number, number + 1)
+            )
+            for stream in (first, second):
+                with trio.fail_after(60):
+                    await stream.next_events()
+            await trio.sleep(0.5)
+            # Its link is gone, and the server would soon notice; but then it stands still.
+            house.decodes[0].kill()
+            await wait_all_tasks_blocked()
+            autojump_clock.jump(2.5)
+            if mover == "a client that leaves":
+                first.cancel(CancelReason.CLIENT_GONE)
+            else:
+                await first.next_events()
+            await trio.sleep(0.1)
+            for stream in (first, second):
+                stream.cancel(CancelReason.CLIENT_GONE)
+            await trio.sleep(5.0)
+        assert set(house.seen.causes) == {"server_paused"}
         await house.check_idle()
 
 

@@ -75,6 +75,12 @@ def url_of(port: socket.socket) -> str:
     return f"http://127.0.0.1:{port.getsockname()[1]}"
 
 
+def lasting_client(port: socket.socket) -> httpx2.Client:
+    """Return a client that never closes an idle connection by itself."""
+    limits = httpx2.Limits(keepalive_expiry=None)
+    return httpx2.Client(base_url=url_of(port), timeout=PATIENCE_S, limits=limits)
+
+
 def served_by(client: httpx2.Client) -> str:
     name = client.get("/health/live").raise_for_status().json()["model"]
     assert isinstance(name, str)
@@ -87,9 +93,9 @@ def test_a_successor_takes_over_the_port_while_streams_go_on(
     body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
     with (
         server(tmp_path, port, "old", drain_s=2.0, handover_s=HANDOVER_S) as old,
-        httpx2.Client(base_url=url_of(port), timeout=PATIENCE_S) as known,
+        lasting_client(port) as known,
         known.stream("POST", "/v1/chat/completions", json=body) as stream,
-        httpx2.Client(base_url=url_of(port), timeout=PATIENCE_S) as idle,
+        lasting_client(port) as idle,
     ):
         lines = stream.iter_lines()
         assert "assistant" in next(lines)

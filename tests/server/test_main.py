@@ -175,7 +175,9 @@ def test_it_lives_through_a_time_without_files_and_accepts_again(tmp_path: Path)
     with running(tmp_path, fault=FEW_FILES) as process, ExitStack() as crowd:
         url = ready_url(process)
         address = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
-        with httpx2.Client(base_url=url, timeout=PATIENCE_S) as early:
+        # A client that closes its connection when it has been idle for a while would get no other.
+        lasting = httpx2.Limits(keepalive_expiry=None)
+        with httpx2.Client(base_url=url, timeout=PATIENCE_S, limits=lasting) as early:
             assert early.get("/health/live").status_code == 200
             for _ in range(2 * MOST_FILES):
                 crowd.enter_context(socket.create_connection(address))

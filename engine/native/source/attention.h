@@ -11,6 +11,7 @@
 #define TRIOLET_ATTENTION_H
 
 #include "product.h"
+#include "turn.h"
 
 #define TILE_KEYS 64
 #define TILE_ROWS 64
@@ -71,43 +72,6 @@ INLINE void locate(const Cache *cache, int64_t first, int64_t count, const char 
     }
 }
 
-/* Words of up to VL keys, turned: to[word][PANEL] = from[key][word]. */
-INLINE void turn(const char *const *from, int64_t first, int64_t words, float *to) {
-#if defined(__AVX512F__)
-    for (int64_t word = 0; word + VL <= words; word += VL) {
-        vi a[16], b[16];
-        for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(from[first + i] + word * 4);
-        for (int i = 0; i < 16; i += 2) {
-            b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
-            b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
-        }
-        for (int i = 0; i < 16; i += 4) {
-            a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
-            a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
-            a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
-            a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
-        }
-        /* a[4g + j], quarter q: word 4q + j of keys 4g to 4g + 3. */
-        for (int j = 0; j < 4; j++) {
-            vi low = _mm512_shuffle_i32x4(a[j], a[4 + j], 0x88);
-            vi low_odd = _mm512_shuffle_i32x4(a[j], a[4 + j], 0xdd);
-            vi high = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0x88);
-            vi high_odd = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0xdd);
-            b[j] = _mm512_shuffle_i32x4(low, high, 0x88);
-            b[8 + j] = _mm512_shuffle_i32x4(low, high, 0xdd);
-            b[4 + j] = _mm512_shuffle_i32x4(low_odd, high_odd, 0x88);
-            b[12 + j] = _mm512_shuffle_i32x4(low_odd, high_odd, 0xdd);
-        }
-        for (int i = 0; i < 16; i++) _mm512_storeu_si512(to + (word + i) * PANEL, b[i]);
-    }
-    for (int64_t word = words / VL * VL; word < words; word++)
-#else
-    for (int64_t word = 0; word < words; word++)
-#endif
-        for (int i = 0; i < VL; i++)
-            memcpy(to + word * PANEL + i, from[first + i] + word * 4, 4);
-}
-
 INLINE void pack_keys(const Model *model, const char *const *from, Tile *tile) {
     const int64_t words = model->head_dim * (model->is_bf16 ? 2 : 4) / 4;
     for (int64_t key = 0; key < TILE_KEYS; key += VL)
@@ -132,7 +96,8 @@ INLINE void pack_values(const int is_bf16, const Model *model, const char *const
 /* One row's scores become weights; returns the factor for what was summed before. */
 INLINE float weigh(const int is_bf16, const float *scores, int64_t seen, void *weights, int64_t row,
                    float *largest, float *total) {
-    vf parts[TILE_KEYS / VL], most = v_set(NOTHING), sum = v_set(0.0f);
+    vf parts[TILE_KEYS / VL], most = v_set(NOTHING), sums[PARTS];
+    for (int i = 0; i < PARTS; i++) sums[i] = v_set(0.0f);
     for (int i = 0; i < TILE_KEYS / VL; i++) {
         parts[i] = v_first(v_load(scores + i * VL), seen - i * VL, v_set(NOTHING));
         most = v_max(most, parts[i]);
@@ -141,13 +106,13 @@ INLINE float weigh(const int is_bf16, const float *scores, int64_t seen, void *w
     for (int i = 0; i < TILE_KEYS / VL; i++) {
         vf weight = v_exp(v_sub(parts[i], v_set(now)));
         weight = v_first(weight, seen - i * VL, v_set(0.0f));
-        sum = v_add(sum, weight);
+        sums[i % PARTS] = v_add(sums[i % PARTS], weight);
         v_write(is_bf16, weights, row * TILE_KEYS + i * VL, weight);
     }
     float factor[VL];
     v_store(factor, v_exp(v_set(before - now)));
     *largest = now;
-    *total = *total * factor[0] + v_sum(sum);
+    *total = *total * factor[0] + v_total(sums);
     return factor[0];
 }
 

@@ -12,6 +12,7 @@
 #include <stddef.h>
 
 #include "attention.h"
+#include "packing.h"
 
 #define ALIGNED(bytes) (((bytes) + 63) / 64 * 64)
 
@@ -49,11 +50,26 @@ static int64_t place_buffers(const Model *model, int64_t tokens, int64_t threads
     return next - memory;
 }
 
+/* A row of the vocabulary out of an int8 table. */
+INLINE void embed_int8(const int is_bf16, const Linear *table, int64_t token_id, float *to) {
+    const int64_t per_word = is_bf16 ? 2 : 1;
+    const int8_t *from = (const int8_t *)table->weight +
+                         (token_id / PANEL * table->steps * PANEL + token_id % PANEL) * per_word;
+    for (int64_t s = 0; s < table->steps; s++)
+        for (int64_t i = 0; i < per_word; i++)
+            to[s * per_word + i] =
+                (float)from[s * PANEL * per_word + i] * table->scales[token_id];
+}
+
 /* One row of the vocabulary. A tied model keeps it once, in the form that the product wants. */
 INLINE void embed(const int is_bf16, const Model *model, int64_t token_id, float *to) {
     if (model->embedding) {
         for (int64_t i = 0; i < model->hidden_size; i += VL)
             v_store(to + i, v_read(is_bf16, model->embedding, token_id * model->hidden_size + i));
+        return;
+    }
+    if (model->lm_head.scales) {
+        embed_int8(is_bf16, &model->lm_head, token_id, to);
         return;
     }
     const int64_t steps = model->lm_head.steps;
@@ -75,12 +91,14 @@ INLINE void embed(const int is_bf16, const Model *model, int64_t token_id, float
 
 /* The factor of a root-mean-square norm. */
 INLINE float inverse_rms(const float *from, int64_t size, double eps) {
-    vf squares = v_set(0.0f);
-    for (int64_t i = 0; i < size; i += VL) {
-        vf x = v_load(from + i);
-        squares = v_fma(x, x, squares);
-    }
-    return 1.0f / sqrtf(v_sum(squares) / (float)size + (float)eps);
+    vf squares[PARTS];
+    for (int part = 0; part < PARTS; part++) squares[part] = v_set(0.0f);
+    for (int64_t i = 0; i < size; i += SUM_LANES)
+        for (int part = 0; part < PARTS; part++) {
+            const vf x = v_load(from + i + part * VL);
+            squares[part] = v_fma(x, x, squares[part]);
+        }
+    return 1.0f / sqrtf(v_total(squares) / (float)size + (float)eps);
 }
 
 INLINE void norm_rows(const int is_bf16, const Model *model, const float *weight, int64_t rows,
@@ -159,26 +177,42 @@ static void keep_sampled(const Model *model, const Step *step, const Buffers *at
     }
 }
 
+/* Note the time since `since` as one part's, where anybody asks. Between two barriers the first
+ * thread stands for all. */
+static void mark(const Step *step, int part, double *since) {
+    if (!step->part_s || omp_get_thread_num()) return;
+    const double now = omp_get_wtime();
+    step->part_s[part] += now - *since;
+    *since = now;
+}
+
 /* One layer, by all threads of the enclosing region. */
 INLINE void compute_layer(const int is_bf16, const Model *model, int64_t index, const Step *step,
-                          const Buffers *at, int64_t threads, Tile *tile) {
+                          const Buffers *at, int64_t threads, Tile *tile, double *since) {
     const Layer *layer = &model->layers[index];
     const int is_last = index + 1 == model->num_layers;
     const int64_t rows = is_last ? step->num_sampled : step->num_tokens;
     norm_rows(is_bf16, model, layer->attention_norm, step->num_tokens, at);
+    mark(step, PART_REST, since);
     linear(is_bf16, STORE, &layer->qkv, at->normed, step->num_tokens, at->heads, at->heads_stride);
+    mark(step, PART_PRODUCTS, since);
     rotate_and_store(is_bf16, model, index, step, at);
     if (is_last) {
 #pragma omp single
         keep_sampled(model, step, at);
     }
+    mark(step, PART_REST, since);
     attend(is_bf16, model, index, step, is_last ? step->last_tasks : step->tasks,
            is_last ? step->num_sampled : step->num_tasks, is_last ? 1 : step->task_tokens, threads,
            at->queries, at->attended, tile);
+    mark(step, PART_ATTENTION, since);
     linear(is_bf16, ADD, &layer->output, at->attended, rows, at->hidden, at->hidden_stride);
+    mark(step, PART_PRODUCTS, since);
     norm_rows(is_bf16, model, layer->mlp_norm, rows, at);
+    mark(step, PART_REST, since);
     linear(is_bf16, GATE, &layer->gate_up, at->normed, rows, at->joined, at->joined_stride);
     linear(is_bf16, ADD, &layer->down, at->joined, rows, at->hidden, at->hidden_stride);
+    mark(step, PART_PRODUCTS, since);
 }
 
 INLINE void compute(const int is_bf16, const Model *model, const Step *step, int64_t threads) {
@@ -186,17 +220,25 @@ INLINE void compute(const int is_bf16, const Model *model, const Step *step, int
     place_buffers(model, step->num_tokens, threads, step->workspace, &at);
 #pragma omp parallel num_threads(threads)
     {
+        const unsigned before = flush_subnormals();
+        double since = step->part_s ? omp_get_wtime() : 0.0;
         Tile tile;
         const int64_t tile_bytes = place_tile(model, at.tiles, &tile);
         place_tile(model, at.tiles + omp_get_thread_num() * tile_bytes, &tile);
+        const int64_t embedded = step->first_layer ? 0 : step->num_tokens;
 #pragma omp for schedule(static)
-        for (int64_t token = 0; token < step->num_tokens; token++)
+        for (int64_t token = 0; token < embedded; token++)
             embed(is_bf16, model, step->token_ids[token], at.hidden + token * at.hidden_stride);
-        for (int64_t layer = 0; layer < model->num_layers; layer++)
-            compute_layer(is_bf16, model, layer, step, &at, threads, &tile);
-        norm_rows(is_bf16, model, model->norm, step->num_sampled, &at);
-        linear(is_bf16, STORE, &model->lm_head, at.normed, step->num_sampled, step->logits,
-               model->lm_head.panels * PANEL);
+        for (int64_t layer = step->first_layer; layer < step->end_layer; layer++)
+            compute_layer(is_bf16, model, layer, step, &at, threads, &tile, &since);
+        if (step->end_layer == model->num_layers) {
+            norm_rows(is_bf16, model, model->norm, step->num_sampled, &at);
+            mark(step, PART_REST, &since);
+            linear(is_bf16, STORE, &model->lm_head, at.normed, step->num_sampled, step->logits,
+                   model->lm_head.panels * PANEL);
+            mark(step, PART_HEAD, &since);
+        }
+        restore_subnormals(before);
     }
 }
 
@@ -212,6 +254,9 @@ static void compute_f32(const Model *model, const Step *step, int64_t threads) {
 
 /* Outputs per panel: how weights are to be cut. */
 EXPORT int64_t triolet_panel(void) { return PANEL; }
+
+/* Builds with the same number give the same bits. */
+EXPORT int64_t triolet_arithmetic(void) { return ARITHMETIC; }
 
 /* Rows of a task: its positions times the query heads that share a key head. */
 EXPORT int64_t triolet_rows_per_task(void) { return TILE_ROWS; }
@@ -243,6 +288,7 @@ EXPORT void triolet_compute(const Model *model, const Step *step, int64_t thread
 EXPORT void triolet_attend(const Model *model, const Step *step, int64_t layer, const char *queries,
                            char *output) {
     Tile tile;
+    const unsigned before = flush_subnormals();
     place_tile(model, step->workspace, &tile);
     if (model->is_bf16)
         attend(1, model, layer, step, step->tasks, step->num_tasks, step->task_tokens, 1, queries,
@@ -250,4 +296,8 @@ EXPORT void triolet_attend(const Model *model, const Step *step, int64_t layer, 
     else
         attend(0, model, layer, step, step->tasks, step->num_tasks, step->task_tokens, 1, queries,
                output, &tile);
+    restore_subnormals(before);
 }
+
+/* Cut a weight into panels, and round it to int8 if it gets scales. */
+EXPORT void triolet_pack(const Packing *packing, int64_t threads) { pack(packing, threads); }

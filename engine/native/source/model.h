@@ -7,11 +7,17 @@
 
 #include <stdint.h>
 
+/* To be raised with every change that may change a bit of a result: workers whose numbers differ
+ * exchange no KV, and none continues what the other began. */
+#define ARITHMETIC 1
+
 /* A linear layer, its weight cut into panels of PANEL outputs: [panels][steps][PANEL] words of four
- * bytes, a word being one float, or two bf16 that are neighbours along the input. */
+ * bytes, a word being one float, or two bf16 that are neighbours along the input. With scales, each
+ * number is an int8 instead, and an output is the sum times its scale. */
 typedef struct {
     const void *weight;
-    const float *bias; /* [panels * PANEL], or NULL */
+    const float *scales; /* [panels * PANEL], or NULL */
+    const float *bias;   /* [panels * PANEL], or NULL */
     int64_t panels;
     int64_t steps; /* words of four bytes in a row of input */
 } Linear;
@@ -68,6 +74,26 @@ typedef struct {
     const int64_t *sampled; /* ascending indices of tokens */
     float *logits;          /* [num_sampled][lm_head.panels * PANEL] */
     char *workspace;        /* triolet_workspace_bytes */
+    double *part_s;         /* [NUM_PARTS], to be added to; or NULL */
+    int64_t first_layer;    /* a step may be computed in parts, in order and with one workspace */
+    int64_t end_layer;
 } Step;
+
+/* What `part_s` tells apart. */
+enum { PART_PRODUCTS, PART_ATTENTION, PART_HEAD, PART_REST, NUM_PARTS };
+
+/* A weight as a checkpoint has it, and where it goes. */
+typedef struct {
+    int64_t is_bf16;
+    int64_t outputs;
+    int64_t inputs;      /* even in bf16 */
+    int64_t is_gate_up;  /* gates and ups share panels */
+    const char *weight;  /* numbers [outputs][inputs] */
+    const char *nothing; /* [inputs] zeros */
+    int64_t panels;
+    int64_t steps;       /* at least the words of a row; what is beyond becomes zero */
+    void *packed;
+    float *scales;       /* [panels * PANEL], to be filled; or NULL for none */
+} Packing;
 
 #endif

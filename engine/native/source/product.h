@@ -14,6 +14,8 @@
 
 #define AHEAD 12288       /* bytes: how far ahead of use a panel is fetched into the cache */
 #define NEAR (512 * 1024) /* bytes of input that stay in the second-level cache beside a panel */
+#define PIECE 128         /* words of an int8 panel that are expanded at a time */
+#define PIECE_ROWS 120    /* rows that share an expanded piece; with it they fill the first cache */
 
 /* `rows` rows times one panel. A row's words are `stride` bytes apart from the next row's.
  * result[r][PANEL] = (adds ? result : 0) + input[r] . panel
@@ -88,12 +90,14 @@ typedef enum { STORE, ADD, GATE } Finish;
 
 /* What becomes of a finished panel: floats stored or added, or gate and up joined to numbers. */
 INLINE void finish_row(const int is_bf16, const Finish finish, const float *sums,
-                       const float *bias, void *output, int64_t row, int64_t stride,
+                       const Linear *layer, void *output, int64_t row, int64_t stride,
                        int64_t panel) {
     vf part[NV];
     for (int n = 0; n < NV; n++) {
+        const int64_t at = panel * PANEL + n * VL;
         part[n] = v_load(sums + n * VL);
-        if (bias) part[n] = v_add(part[n], v_load(bias + panel * PANEL + n * VL));
+        if (layer->scales) part[n] = v_mul(part[n], v_load(layer->scales + at));
+        if (layer->bias) part[n] = v_add(part[n], v_load(layer->bias + at));
     }
     if (finish == GATE) {
         for (int n = 0; n < NV / 2; n++) {
@@ -110,12 +114,55 @@ INLINE void finish_row(const int is_bf16, const Finish finish, const float *sums
     }
 }
 
+/* Rows `first` to `end` times one panel of numbers. */
+INLINE void plain_panel(const int is_bf16, const Finish finish, const Linear *layer,
+                        const char *input, int64_t first, int64_t end, void *output,
+                        int64_t stride, int64_t panel) {
+    const int64_t row_bytes = layer->steps * 4;
+    const char *weight = (const char *)layer->weight + panel * row_bytes * PANEL;
+    for (int64_t row = first; row < end; row += MR) {
+        float sums[MR * PANEL];
+        const int64_t count = end - row < MR ? end - row : MR;
+        const char *fetch = weight + (row == first ? AHEAD : row_bytes * PANEL);
+        multiply(is_bf16, count, input + row * row_bytes, row_bytes, weight, layer->steps, fetch,
+                 sums, PANEL);
+        for (int64_t r = 0; r < count; r++)
+            finish_row(is_bf16, finish, sums + r * PANEL, layer, output, row + r, stride, panel);
+    }
+}
+
+/* The same of an int8 panel. Pieces of it become numbers, exactly, and are multiplied as numbers
+ * are; only the finished sum meets the scale. */
+INLINE void int8_panel(const int is_bf16, const Finish finish, const Linear *layer,
+                       const char *input, int64_t first, int64_t end, void *output, int64_t stride,
+                       int64_t panel) {
+    const int64_t row_bytes = layer->steps * 4, width = VL * (is_bf16 ? 2 : 1);
+    const int8_t *weight = (const int8_t *)layer->weight + panel * layer->steps * NV * width;
+    float sums[PIECE_ROWS * PANEL], piece[PIECE * PANEL];
+    memset(sums, 0, (end - first) * PANEL * 4);
+    for (int64_t step = 0; step < layer->steps; step += PIECE) {
+        const int64_t steps = layer->steps - step < PIECE ? layer->steps - step : PIECE;
+        const int8_t *from = weight + step * NV * width;
+        for (int64_t i = 0; i < steps * NV; i++) {
+            _mm_prefetch((const char *)from + i * width + AHEAD / 2, _MM_HINT_T0);
+            v_store(piece + i * VL, v_expand(is_bf16, from + i * width));
+        }
+        for (int64_t row = first; row < end; row += MR)
+            multiply_add(is_bf16, end - row < MR ? end - row : MR,
+                         input + row * row_bytes + step * 4, row_bytes, (const char *)piece, steps,
+                         (const char *)piece, sums + (row - first) * PANEL, PANEL);
+    }
+    for (int64_t row = first; row < end; row++)
+        finish_row(is_bf16, finish, sums + (row - first) * PANEL, layer, output, row, stride,
+                   panel);
+}
+
 /* All rows of a step through a linear layer, shared among the threads of the enclosing region.
  * input: numbers [rows][steps words]; output: floats, or for GATE numbers, [rows][stride]. */
 INLINE void linear(const int is_bf16, const Finish finish, const Linear *layer, const char *input,
                    int64_t rows, void *output, int64_t stride) {
-    const int64_t row_bytes = layer->steps * 4;
-    int64_t near = NEAR / row_bytes / MR * MR;
+    int64_t near = NEAR / (layer->steps * 4) / MR * MR;
+    if (layer->scales && near > PIECE_ROWS) near = PIECE_ROWS;
     if (near < MR) near = MR;
     const int64_t blocks = (rows + near - 1) / near;
     /* Neighbouring panels go to one thread, which finds the next one fetched already. */
@@ -125,17 +172,10 @@ INLINE void linear(const int is_bf16, const Finish finish, const Linear *layer, 
     for (int64_t job = 0; job < blocks * layer->panels; job++) {
         const int64_t panel = job % layer->panels, first = job / layer->panels * near;
         const int64_t end = first + near < rows ? first + near : rows;
-        const char *weight = (const char *)layer->weight + panel * row_bytes * PANEL;
-        for (int64_t row = first; row < end; row += MR) {
-            float sums[MR * PANEL];
-            const int64_t count = end - row < MR ? end - row : MR;
-            const char *fetch = weight + (row == first ? AHEAD : row_bytes * PANEL);
-            multiply(is_bf16, count, input + row * row_bytes, row_bytes, weight, layer->steps,
-                     fetch, sums, PANEL);
-            for (int64_t r = 0; r < count; r++)
-                finish_row(is_bf16, finish, sums + r * PANEL, layer->bias, output, row + r, stride,
-                           panel);
-        }
+        if (layer->scales)
+            int8_panel(is_bf16, finish, layer, input, first, end, output, stride, panel);
+        else
+            plain_panel(is_bf16, finish, layer, input, first, end, output, stride, panel);
     }
 }
 

@@ -2,6 +2,10 @@
  *
  * Which one is decided by the flags that a build is compiled with; the kernels above are the same
  * text for all builds. A panel is NV vectors wide: the columns that a tile of a product has.
+ *
+ * All builds give the same bits. So whatever is summed across lanes is summed in SUM_LANES lanes,
+ * then by halves, in all of them; and a product of bf16 pairs is what AVX512-BF16 makes of it: the
+ * odd ones first, each rounded, no subnormal numbers (see `flush_subnormals`).
  */
 #ifndef TRIOLET_VECTORS_H
 #define TRIOLET_VECTORS_H
@@ -31,7 +35,13 @@ INLINE vf v_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
 INLINE vf v_div(vf a, vf b) { return _mm512_div_ps(a, b); }
 INLINE vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); }
 INLINE vf v_min(vf a, vf b) { return _mm512_min_ps(a, b); }
-INLINE float v_sum(vf x) { return _mm512_reduce_add_ps(x); }
+INLINE float v_sum(vf x) {
+    const __m256 high = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x), 1));
+    const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(x), high);
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
 INLINE float v_largest(vf x) { return _mm512_reduce_max_ps(x); }
 /* Four bytes, whatever they mean, in every lane. */
 INLINE vf v_repeat(const void *p) {
@@ -71,6 +81,21 @@ INLINE void v_store_bf16(uint16_t *p, vf x) {
     __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
     up = _mm512_mask_mov_epi32(up, nan, _mm512_set1_epi32(0x7fc00000));
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16)));
+#endif
+}
+/* int8 numbers as floats. */
+INLINE vf v_load_int8(const int8_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+/* Twice as many, two neighbours in each lane as bf16; both are exact. */
+INLINE vf v_load_int8_pairs(const int8_t *p) {
+    const vf low = v_load_int8(p), high = v_load_int8(p + VL);
+#if defined(__AVX512BF16__)
+    return (vf)_mm512_cvtne2ps_pbh(high, low);
+#else
+    __m256i l = _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(low), 16));
+    __m256i h = _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(high), 16));
+    return _mm512_castsi512_ps(_mm512_inserti64x4(_mm512_castsi256_si512(l), h, 1));
 #endif
 }
 /* Two rows of bf16 as pairs: lane i holds low[i] and, above it, high[i]. */
@@ -146,6 +171,14 @@ INLINE void v_store_bf16(uint16_t *p, vf x) {
     __m128i low = _mm256_castsi256_si128(up), high = _mm256_extracti128_si256(up, 1);
     _mm_storeu_si128((__m128i *)p, _mm_packus_epi32(low, high));
 }
+INLINE vf v_load_int8(const int8_t *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+INLINE vf v_load_int8_pairs(const int8_t *p) {
+    vi low = _mm256_srli_epi32(_mm256_castps_si256(v_load_int8(p)), 16);
+    vi high = _mm256_srli_epi32(_mm256_castps_si256(v_load_int8(p + VL)), 16);
+    return _mm256_castsi256_ps(_mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8));
+}
 INLINE vf v_pairs(const uint16_t *low, const uint16_t *high) {
     vi l = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)low));
     vi h = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)high));
@@ -157,6 +190,22 @@ INLINE vf v_pairs(const uint16_t *low, const uint16_t *high) {
 #endif
 
 #define PANEL (NV * VL)
+#define SUM_LANES 16
+#define PARTS (SUM_LANES / VL)
+
+/* The sum of SUM_LANES lanes. */
+INLINE float v_total(const vf *parts) {
+    return v_sum(PARTS == 1 ? parts[0] : v_add(parts[0], parts[PARTS - 1]));
+}
+
+/* AVX512-BF16 takes subnormal numbers for zero whatever the thread's settings say; so does
+ * everything else between these two calls. */
+INLINE unsigned flush_subnormals(void) {
+    const unsigned before = _mm_getcsr();
+    _mm_setcsr(before | 0x8040); /* FTZ and DAZ */
+    return before;
+}
+INLINE void restore_subnormals(unsigned before) { _mm_setcsr(before); }
 
 /* sum + factor * column. In bf16 a lane holds two neighbours along the summed dimension. */
 INLINE vf v_step(const int is_bf16, vf sum, vf factor, vf column) {
@@ -164,8 +213,8 @@ INLINE vf v_step(const int is_bf16, vf sum, vf factor, vf column) {
 #if defined(__AVX512BF16__)
     return _mm512_dpbf16_ps(sum, (__m512bh)factor, (__m512bh)column);
 #else
-    sum = v_fma(v_even(factor), v_even(column), sum);
-    return v_fma(v_odd(factor), v_odd(column), sum);
+    sum = v_fma(v_odd(factor), v_odd(column), sum);
+    return v_fma(v_even(factor), v_even(column), sum);
 #endif
 }
 
@@ -178,6 +227,11 @@ INLINE void v_write(const int is_bf16, void *p, int64_t i, vf x) {
         v_store_bf16((uint16_t *)p + i, x);
     else
         v_store((float *)p + i, x);
+}
+
+/* Words of numbers out of int8 ones, one for each of VL outputs. */
+INLINE vf v_expand(const int is_bf16, const int8_t *p) {
+    return is_bf16 ? v_load_int8_pairs(p) : v_load_int8(p);
 }
 
 /* e to the x, within 2 units of the last place; flat below -87 and above 88. Cody and

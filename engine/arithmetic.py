@@ -1,0 +1,64 @@
+"""What the last bits of a result depend on beside model and settings: who computes it.
+
+Two workers whose names for it are equal compute the same bits of the same tokens; that is what an
+attempt that goes on elsewhere, and a cached prefix, rely on. Knows no model's weights.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import torch
+import xxhash
+
+from .backend import NATIVE
+from .native.library import load_library
+from .rope import RotaryTable
+
+if TYPE_CHECKING:
+    from torch import device as Device
+
+    from .model_config import ModelConfig
+
+PROBED_POSITIONS: Final = 256
+_CPUINFO: Final = Path("/proc/cpuinfo")
+_TELLING: Final = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+
+
+def arithmetic(backend: str, device: Device, model: ModelConfig) -> str:
+    """Name who computes.
+
+    Our kernels give the same bits in every build, on every processor and with any number of
+    threads; what torch adds, angles and the sampler's exponentials, is tried out. All of torch
+    depends on its version, on the instructions that its libraries choose by maker and model of the
+    processor, and may on the number of threads; on a GPU on the GPU.
+    """
+    if backend == NATIVE.name:
+        library = load_library()
+        assert library is not None, "it was chosen"
+        return f"{backend}-{library.arithmetic}-{elementary(model)}"
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    return f"{backend},torch-{torch.__version__},{where.replace(' ', '-')}"
+
+
+def elementary(model: ModelConfig) -> str:
+    """Return a digest of the elementary functions as torch computes them here."""
+    table = RotaryTable(model.rope, model.head_dim, PROBED_POSITIONS, torch.device("cpu"))
+    scores = torch.linspace(-30.0, 0.0, 4099)
+    digest = xxhash.xxh3_64()
+    for values in (*table.tables, scores.exp(), scores.log_softmax(-1)):
+        digest.update(values.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _processor() -> str:
+    text = _CPUINFO.read_text() if _CPUINFO.exists() else ""
+    maker = re.search(r"^vendor_id\s*:\s*(\S+)", text, re.MULTILINE)
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    present = frozenset(flags[1].split()) if flags else frozenset()
+    known = [flag for flag in _TELLING if flag in present]
+    name = maker[1] if maker else platform.machine()
+    return "-".join([name, *known, f"{torch.get_num_threads()}-threads"])

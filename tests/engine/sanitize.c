@@ -1,0 +1,174 @@
+/* A driver for the kernels under AddressSanitizer and UndefinedBehaviorSanitizer.
+ *
+ * Every array is a piece of memory of exactly the size that model.h states, so that a read or write
+ * one element beyond is found. It computes prompts in chunks and decodes several sequences, in both
+ * dtypes, with and without int8, tied and untied, with odd sizes; what comes out must be numbers.
+ * What the numbers are is the business of the Python tests.
+ */
+#include "../../engine/native/source/forward.c"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { LAYERS = 2, HEADS = 6, KV_HEADS = 2, DIM = 16, HIDDEN = 80, WIDE = 70, VOCABULARY = 77 };
+enum { BLOCK = 5, BLOCKS = 64, MOST = 128, THREADS = 2 };
+
+static uint32_t state = 7;
+static int64_t missing_bytes = 0; /* of the logits: to see that somebody looks */
+
+static float random_number(void) {
+    state = state * 1664525u + 1013904223u;
+    return (float)(state >> 8) / (1 << 24) - 0.5f;
+}
+
+static void *room(int64_t bytes) {
+    void *memory = malloc((size_t)bytes);
+    if (!memory) abort();
+    return memory;
+}
+
+/* numbers of the model's dtype */
+static char *numbers(int is_bf16, int64_t count) {
+    char *to = room(count * (is_bf16 ? 2 : 4));
+    for (int64_t i = 0; i < count; i++) {
+        const float x = random_number() * 0.4f;
+        if (is_bf16)
+            memcpy(to + 2 * i, (const char *)&x + 2, 2);
+        else
+            memcpy(to + 4 * i, &x, 4);
+    }
+    return to;
+}
+
+static float *floats(int64_t count, float first) {
+    float *to = room(count * 4);
+    for (int64_t i = 0; i < count; i++) to[i] = first + random_number();
+    return to;
+}
+
+static Linear linear_of(int is_bf16, int is_int8, int64_t outputs, int64_t inputs, int is_gate_up,
+                        int64_t least_inputs, int has_bias) {
+    const int64_t per_word = is_bf16 ? 2 : 1, half = is_gate_up ? 2 : 1;
+    char *weight = numbers(is_bf16, outputs * inputs), *nothing = numbers(is_bf16, inputs);
+    memset(nothing, 0, (size_t)(inputs * 4 / per_word));
+    Linear to = {0};
+    to.panels = (outputs / half + PANEL / half - 1) / (PANEL / half);
+    to.steps = ((inputs > least_inputs ? inputs : least_inputs) + per_word - 1) / per_word;
+    void *packed = room(to.panels * to.steps * PANEL * (is_int8 ? per_word : 4));
+    float *scales = is_int8 ? room(to.panels * PANEL * 4) : NULL;
+    const Packing packing = {is_bf16, outputs,   inputs,   is_gate_up, weight,
+                             nothing, to.panels, to.steps, packed,     scales};
+    triolet_pack(&packing, THREADS);
+    free(weight);
+    free(nothing);
+    to.weight = packed;
+    to.scales = scales;
+    to.bias = has_bias ? floats(to.panels * PANEL, 0.0f) : NULL;
+    return to;
+}
+
+static void free_linear(const Linear *of) {
+    free((void *)of->weight);
+    free((void *)of->scales);
+    free((void *)of->bias);
+}
+
+static Layer layer_of(int is_bf16, int is_int8, int has_extras) {
+    Layer to = {0};
+    to.qkv = linear_of(is_bf16, is_int8, (HEADS + 2 * KV_HEADS) * DIM, HIDDEN, 0, 0, has_extras);
+    to.output = linear_of(is_bf16, is_int8, HIDDEN, HEADS * DIM, 0, 0, has_extras);
+    to.gate_up = linear_of(is_bf16, is_int8, 2 * WIDE, HIDDEN, 1, 0, has_extras);
+    to.down = linear_of(is_bf16, is_int8, HIDDEN, WIDE, 0, to.gate_up.panels * PANEL / 2,
+                        has_extras);
+    to.attention_norm = floats(HIDDEN, 1.0f);
+    to.mlp_norm = floats(HIDDEN, 1.0f);
+    to.query_norm = has_extras ? floats(DIM, 1.0f) : NULL;
+    to.key_norm = has_extras ? floats(DIM, 1.0f) : NULL;
+    return to;
+}
+
+/* One step: `counts[i]` tokens of sequence i from position `starts[i]` on; each samples. */
+static void step_of(const Model *model, int64_t sequences, const int64_t *starts,
+                    const int64_t *counts) {
+    const int64_t group = HEADS / KV_HEADS, most = TILE_ROWS / group;
+    int64_t tokens = 0, tasks = 0, task_tokens = 0, table = 0;
+    for (int64_t i = 0; i < sequences; i++) {
+        tokens += counts[i];
+        tasks += (counts[i] + most - 1) / most;
+    }
+    int64_t *ids = room(tokens * 8), *positions = room(tokens * 8), *slots = room(tokens * 8);
+    int64_t *tables = room(BLOCKS * 8), *sampled = room(sequences * 8);
+    Task *all = room(tasks * (int64_t)sizeof(Task));
+    Task *last = room(sequences * (int64_t)sizeof(Task));
+    int64_t token = 0, task = 0;
+    for (int64_t i = 0; i < sequences; i++) {
+        const int64_t end = starts[i] + counts[i], blocks = (end + BLOCK - 1) / BLOCK;
+        for (int64_t b = 0; b < blocks; b++) tables[table + b] = BLOCKS - 1 - (i * 12 + b);
+        for (int64_t first = 0; first < counts[i]; first += most) {
+            const int64_t count = counts[i] - first < most ? counts[i] - first : most;
+            all[task++] = (Task){table, starts[i] + first, count, token + first};
+            if (count > task_tokens) task_tokens = count;
+        }
+        for (int64_t t = 0; t < counts[i]; t++, token++) {
+            const int64_t position = starts[i] + t;
+            ids[token] = (position * 31 + i) % VOCABULARY;
+            positions[token] = position;
+            slots[token] = tables[table + position / BLOCK] * BLOCK + position % BLOCK;
+        }
+        sampled[i] = token - 1;
+        last[i] = (Task){table, end - 1, 1, i};
+        table += blocks;
+    }
+    const int64_t width = model->lm_head.panels * PANEL;
+    double part_s[NUM_PARTS] = {0};
+    Step step = {tokens, tasks, task_tokens, sequences, ids, positions, slots, tables, all, last,
+                 sampled, room(sequences * width * 4 - missing_bytes),
+                 room(triolet_workspace_bytes(model, tokens, THREADS)), part_s};
+    triolet_compute(model, &step, THREADS);
+    for (int64_t i = 0; i < sequences; i++)
+        for (int64_t id = 0; id < VOCABULARY; id++)
+            if (!isfinite(step.logits[i * width + id])) {
+                printf("logit %lld of sequence %lld is no number\n", (long long)id, (long long)i);
+                exit(1);
+            }
+    free(ids), free(positions), free(slots), free(tables), free(sampled), free(all), free(last);
+    free(step.logits), free(step.workspace);
+}
+
+static void run_model(int is_bf16, int is_int8, int is_tied) {
+    Layer *layers = room(LAYERS * (int64_t)sizeof(Layer));
+    for (int i = 0; i < LAYERS; i++) layers[i] = layer_of(is_bf16, is_int8, is_tied);
+    char *embedding = is_tied ? NULL : numbers(is_bf16, (int64_t)VOCABULARY * HIDDEN);
+    const Linear head = linear_of(is_bf16, is_int8, VOCABULARY, HIDDEN, 0, 0, 0);
+    float *norm = floats(HIDDEN, 1.0f), *cosines = floats(MOST * DIM / 2, 0.0f);
+    float *sines = floats(MOST * DIM / 2, 0.0f);
+    const int64_t pool_numbers = (int64_t)BLOCKS * LAYERS * 2 * BLOCK * KV_HEADS * DIM;
+    char *pool = room(pool_numbers * (is_bf16 ? 2 : 4));
+    memset(pool, 0xff, (size_t)(pool_numbers * (is_bf16 ? 2 : 4))); /* all NaN */
+    const Model model = {is_bf16, LAYERS, HIDDEN, HEADS, KV_HEADS, DIM, BLOCK, 1e-5, 0.25,
+                         embedding, layers, norm, head, cosines, sines, pool};
+    step_of(&model, 1, (int64_t[]){0}, (int64_t[]){1});
+    step_of(&model, 3, (int64_t[]){0, 0, 0}, (int64_t[]){37, 5, 58});
+    step_of(&model, 2, (int64_t[]){37, 5}, (int64_t[]){22, 50});
+    for (int64_t i = 0; i < 4; i++)
+        step_of(&model, 3, (int64_t[]){59 + i, 55 + i, 58 + i}, (int64_t[]){1, 1, 1});
+    for (int i = 0; i < LAYERS; i++) {
+        free_linear(&layers[i].qkv), free_linear(&layers[i].output);
+        free_linear(&layers[i].gate_up), free_linear(&layers[i].down);
+        free((void *)layers[i].attention_norm), free((void *)layers[i].mlp_norm);
+        free((void *)layers[i].query_norm), free((void *)layers[i].key_norm);
+    }
+    free_linear(&head);
+    free(layers), free(embedding), free(norm), free(cosines), free(sines), free(pool);
+}
+
+int main(int count, char **arguments) {
+    if (!triolet_runs_here()) {
+        puts("not for this machine");
+        return 0;
+    }
+    if (count > 1 && !strcmp(arguments[1], "spoil")) missing_bytes = 4;
+    for (int kind = 0; kind < 8; kind++) run_model(kind & 1, kind >> 1 & 1, kind >> 2);
+    puts("clean");
+    return 0;
+}

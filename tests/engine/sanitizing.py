@@ -1,0 +1,72 @@
+"""`python -m tests.engine.sanitizing`: the kernels' driver, compiled with sanitizers and run.
+
+Of the package it knows the flags of its builds, and which of them this machine runs.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from engine.native.builds import BUILDS, COMMON
+from engine.native.library import load_build
+
+DRIVER: Final = Path(__file__).parent / "sanitize.c"
+WARNINGS: Final = ("-Wall", "-Wextra", "-Wshadow", "-Werror")
+SANITIZERS: Final = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+COMPILE_TIMEOUT_S: Final = 240
+
+
+def compiler() -> str | None:
+    """Return a C compiler, if there is one."""
+    return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+
+
+def compile_with(flags: tuple[str, ...], source: Path, to: Path | None = None) -> str:
+    """Compile one file, or only check it; return what the compiler says, nothing if all is well."""
+    name = compiler()
+    assert name is not None, "whoever asks has looked"
+    what = ["-fsyntax-only"] if to is None else ["-o", str(to)]
+    done = subprocess.run(
+        [name, *COMMON, *flags, str(source), *what, "-lm"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=COMPILE_TIMEOUT_S,
+    )
+    return done.stderr or ("" if done.returncode == 0 else f"exit code {done.returncode}")
+
+
+def run_driver(build: str, folder: Path, *arguments: str) -> tuple[int, str]:
+    """Compile the driver for a build, unless that is done, and run it: exit code, what it said."""
+    program = folder / build
+    if not program.exists():
+        said = compile_with((*SANITIZERS, *BUILDS[build]), DRIVER, program)
+        if said:
+            return -1, said
+    done = subprocess.run(
+        [program, *arguments], capture_output=True, text=True, check=False, timeout=120
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def main() -> int:
+    """Run the driver of each build that this machine can run."""
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for build in BUILDS:
+            if load_build(build) is None:
+                sys.stdout.write(f"{build}: not for this machine\n")
+                continue
+            code, said = run_driver(build, Path(folder))
+            sys.stdout.write(f"{build}: {said}")
+            failed += code != 0
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

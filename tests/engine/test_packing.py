@@ -1,0 +1,90 @@
+"""Weights come into panels whole, and in int8 none is off by more than half a scale."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from engine.native.builds import BUILDS
+from engine.native.library import Library, load_build
+from engine.native.packing import Packed, pack, pack_bias
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+@pytest.fixture(params=BUILDS)
+def library(request: pytest.FixtureRequest) -> Library:
+    """Return each build of the kernels."""
+    loaded = load_build(request.param)
+    if loaded is None:
+        pytest.skip(f"no {request.param} build for this machine")
+    return loaded
+
+
+def unpacked(packed: Packed, panel: int, dtype: torch.dtype) -> Tensor:
+    """Return a weight as it was, [whole panels of outputs, inputs], int8 if it has scales."""
+    kind = dtype if packed.scales is None else torch.int8
+    per_word = 4 // dtype.itemsize
+    numbers = packed.weight.view(kind).view(packed.panels, packed.steps, panel, per_word)
+    return numbers.transpose(1, 2).reshape(packed.panels * panel, packed.steps * per_word)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_packed_weight_holds_every_number_once(library: Library, dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    for outputs, inputs in ((5, 6), (library.panel, 16), (3 * library.panel + 7, 70)):
+        weight = torch.randn(outputs, inputs).to(dtype)
+        packed = pack(library, weight, inputs=inputs + 10)
+        assert packed.panels == -(-outputs // library.panel)
+        numbers = unpacked(packed, library.panel, dtype)
+        assert numbers.shape[1] == inputs + 10
+        assert torch.equal(numbers[:outputs, :inputs], weight)
+        assert not numbers[outputs:].any()
+        assert not numbers[:, inputs:].any()
+    odd = pack(library, torch.ones(2, 5, dtype=dtype))
+    assert unpacked(odd, library.panel, dtype)[:2].sum() == 10
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gates_share_their_panel_with_their_ups(library: Library, dtype: torch.dtype) -> None:
+    half = library.panel // 2
+    gates = half + 3  # of the second panel all but three gates, and their ups, are missing
+    weight = torch.arange(1.0, 2 * gates + 1).view(-1, 1).expand(-1, 2).to(dtype)
+    packed = pack(library, weight, is_gate_up=True)
+    assert packed.panels == 2
+    order = unpacked(packed, library.panel, dtype)[:, 0].view(2, 2, half)
+    numbers = weight[:, 0]
+    assert torch.equal(order[0], torch.stack((numbers[:half], numbers[gates : gates + half])))
+    assert torch.equal(order[1, :, :3], torch.stack((numbers[half:gates], numbers[-3:])))
+    assert not order[1, :, 3:].any()
+    assert torch.equal(pack_bias(numbers, library.panel, is_gate_up=True), order.flatten().float())
+    assert torch.equal(
+        pack_bias(numbers, library.panel),
+        unpacked(pack(library, weight), library.panel, dtype)[:, 0].float(),
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_gate_up", [False, True])
+def test_no_int8_weight_is_off_by_more_than_half_its_scale(
+    library: Library, dtype: torch.dtype, is_gate_up: bool
+) -> None:
+    torch.manual_seed(2)
+    weight = torch.randn(2 * library.panel, 96) * torch.rand(2 * library.panel, 1) ** 4
+    weight[3] = 0.0
+    packed = pack(library, weight.to(dtype), is_int8=True, is_gate_up=is_gate_up)
+    expected = unpacked(
+        pack(library, weight.to(dtype), is_gate_up=is_gate_up), library.panel, dtype
+    )
+    rounded = unpacked(packed, library.panel, dtype).float()
+    assert packed.scales is not None
+    scales = packed.scales.view(-1, 1)
+    error = (rounded * scales - expected.float()).abs()
+    assert (error <= scales * (0.5 + 1e-4)).all()
+    assert (rounded.abs().amax(1) == 127).sum() == 2 * library.panel - 1, "one row is all zero"
+    assert packed.weight.nbytes * dtype.itemsize == weight.to(dtype).nbytes
