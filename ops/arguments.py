@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 if TYPE_CHECKING:
     from triolet.config import EngineConfig, LinkConfig, ServerConfig
     from triolet.config_speculation import SpeculationConfig
@@ -76,6 +78,8 @@ def server_arguments(config: ServerConfig) -> list[str]:
         arguments.append("--allow-remote-clients")
     if config.listen_fd is not None:
         arguments += ["--listen-fd", str(config.listen_fd)]
+    if config.siblings is not None:
+        arguments += ["--siblings", msgspec.json.encode(config.siblings).decode()]
     for role, addresses in (
         ("prefill", config.prefill_addresses),
         ("decode", config.decode_addresses),

@@ -30,11 +30,14 @@ from .options import (
     LogLevelOption,
     ModelArgument,
     RolesOption,
+    ServersOption,
+    SiblingsOption,
     SupervisorPidOption,
     WorkerDrainOption,
     WorkerNameOption,
     engine_options,
     link_options,
+    read_siblings,
     server_options,
     speculation_options,
 )
@@ -105,6 +108,7 @@ def serve(
     speculation: SpeculationConfig,
     link: LinkConfig,
     model: ModelArgument = None,
+    servers: ServersOption = 1,
     prefill: Annotated[
         int, typer.Option(help="Prefill workers.", rich_help_panel="Processes and links")
     ] = 1,
@@ -128,6 +132,7 @@ def serve(
             server=server,
             engine=engine,
             link=link,
+            servers=servers,
             prefill=prefill,
             decode=decode,
             log_level=level,
@@ -158,10 +163,13 @@ def server(
     curve: CurveOption = None,
     log_level: LogLevelOption = None,
     listen_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
+    siblings: SiblingsOption = None,
     supervisor_pid: SupervisorPidOption = None,
 ) -> None:
     """Run one server for workers that run elsewhere."""
     from .model_directory import find_model
+
+    own = read_siblings(siblings)
 
     def run() -> None:
         for role, addresses in (("prefill", prefill), ("decode", decode)):
@@ -179,12 +187,13 @@ def server(
                 decode_addresses=(*(decode or ()), *(spare_decode or ())),
                 spare_addresses=(*(spare_prefill or ()), *(spare_decode or ())),
                 listen_fd=listen_fd,
+                siblings=own,
                 link=link,
                 curve_dir=None if curve is None else str(curve),
             )
         )
 
-    _run_role("server", "server", log_level, supervisor_pid, run)
+    _run_role("server", "server" if own is None else own.name, log_level, supervisor_pid, run)
 
 
 @app.command()

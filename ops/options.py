@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
 
+import msgspec
 import typer
 
 from triolet.config import (
@@ -20,6 +21,7 @@ from triolet.config import (
     WeightFormat,
     WorkerConfig,
 )
+from triolet.config_siblings import SiblingConfig
 from triolet.config_speculation import LOOKUP, NO_GUESSES, SpeculationConfig
 from triolet.config_wire import WireConfig
 from triolet.errors import ConfigError
@@ -70,9 +72,27 @@ WorkerDrainOption: TypeAlias = Annotated[
     _fleet(min=0.0, max=DAY_S, help="Seconds that sequences may finish on a worker that leaves."),
 ]
 SupervisorPidOption: TypeAlias = Annotated[int | None, typer.Option(hidden=True)]
+SiblingsOption: TypeAlias = Annotated[str | None, typer.Option(hidden=True)]
+ServersOption: TypeAlias = Annotated[
+    int, _fleet(help="Server processes that share the port; each can fill a core.")
+]
 WorkerNameOption: TypeAlias = Annotated[
     str | None, typer.Option(help="Name in the fleet.", show_default="role and process id")
 ]
+
+
+def read_siblings(text: str | None) -> SiblingConfig | None:
+    """Return what a supervisor tells one of several servers, as JSON.
+
+    Raises:
+      ConfigError: it is something else.
+    """
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text, type=SiblingConfig)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"--siblings is for supervisors, and not understood: {error}") from None
 
 
 def engine_options(

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Final
 
 from .config_recovery import RecoveryConfig
+from .config_siblings import SiblingConfig  # noqa: TC001 (as its neighbours)
 from .config_speculation import SpeculationConfig
 from .config_wire import WireConfig
 from .errors import ConfigError
@@ -343,6 +344,8 @@ class ServerConfig:
     listen_fd: int | None = None
     """A bound socket that whoever started this process holds too: it outlives the process, so that
     a successor can accept on it before this one has ended."""
+    siblings: SiblingConfig | None = None
+    """Other servers on the same port; None where this is the only one."""
     handover_s: float = 1.0 * SECONDS
     """After a successor has taken over the port, requests on connections that are open already are
     still answered for this long: a client in full swing learns with its next answer that it should
