@@ -16,6 +16,7 @@ import decode.assembly
 import server.fleet.attempts
 import server.fleet.progress
 from decode.intake import KvIntake
+from decode.speculation import Turn
 from engine.block_ledger import BlockLedger
 from engine.prefix_cache import TOKEN_BYTES, PrefixCache
 from prefill.links import KvLinks
@@ -265,6 +266,11 @@ def finished_kv() -> list[Exchange]:
     return [Exchange(PrefixCache, "lease", lease_and_insert)]
 
 
+def right_guesses() -> list[Exchange]:
+    """Whatever was computed behind a guess is kept, whether the guess held or not."""
+    return [Exchange(Turn, "holds", lambda turn, index, token_id: index < len(turn.guesses))]
+
+
 GUARDS: Final[dict[str, Callable[[], list[Exchange]]]] = {
     "lease expiry": lease_expiry,
     "digest": digest,
@@ -281,6 +287,7 @@ GUARDS: Final[dict[str, Callable[[], list[Exchange]]]] = {
     "reference counts": reference_counts,
     "tokens of a hit": tokens_of_a_hit,
     "finished KV": finished_kv,
+    "right guesses": right_guesses,
 }
 
 

@@ -50,6 +50,7 @@ MUTANTS: Final = (
     Mutant(("reference counts",), 30),
     Mutant(("tokens of a hit",), 30),
     Mutant(("finished KV",), 30),
+    Mutant(("right guesses",), 30),
     Mutant(("epochs", "tombstones"), 100),
     Mutant(("epochs", "greetings"), 200),
     Mutant(("epochs", "self-fence"), 100),
