@@ -13,7 +13,7 @@ from triolet.ids import AttemptKey, Role
 
 from . import ends
 from .asking import prefill_frame, reserve_frame
-from .dispatch import Pair, blocks_needed, choose_pair, is_model_gone, tokens_to_compute
+from .dispatch import Pair, blocks_needed, choose_pair, counted_tokens, is_model_gone
 from .phases import Phase, Step
 from .progress import (
     Again,
@@ -256,7 +256,7 @@ class Attempts:
         is_on_probation = need.is_on_probation
         pair.decode.reserve(key, num_blocks=num_blocks, is_on_probation=is_on_probation)
         pair.decode.asked(key)
-        num_tokens = tokens_to_compute(pair.prefill, need)
+        num_tokens = counted_tokens(pair.prefill, need)
         pair.prefill.reserve(key, num_tokens=num_tokens, is_on_probation=is_on_probation)
         pair.prefill.prefixes.keep(
             sequence.chain, pair.prefill.capacity

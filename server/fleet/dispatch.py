@@ -99,6 +99,12 @@ def tokens_to_compute(worker: Worker, need: Need) -> int:
     return max(1, need.prompt_tokens - worker.prefixes.held_tokens(need.chain, worker.capacity))
 
 
+def counted_tokens(worker: Worker, need: Need) -> int:
+    """Return what a prompt takes of a prefill worker's credit: at least half of it, because workers
+    turn away what overruns their credit twice, and what they hold is only a guess."""
+    return max(tokens_to_compute(worker, need), need.prompt_tokens // 2)
+
+
 def _ranked(decodes: list[Worker], need: Need) -> list[Worker]:
     """Return decode workers, the best first."""
     fewest = min((len(worker.shares) for worker in decodes), default=0)
@@ -148,7 +154,7 @@ def _has_token_credit(worker: Worker, need: Need) -> bool:
         return False
     credit = worker.beat.token_credit
     waiting = worker.waiting_tokens
-    return credit > 0 and (waiting == 0 or waiting + need.prompt_tokens <= credit)
+    return credit > 0 and (waiting == 0 or waiting + counted_tokens(worker, need) <= credit)
 
 
 def blocks_needed(worker: Worker, need: Need) -> int:

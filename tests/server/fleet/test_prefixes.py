@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.fleet.dispatch import TOKENS_PER_STREAM, Need, choose_pair
+from server.fleet.dispatch import TOKENS_PER_STREAM, Need, choose_pair, counted_tokens
 from server.fleet.paths import BrokenPaths
 from server.fleet.prefixes import PrefixChain, PrefixIndex
 from triolet.config_recovery import RecoveryConfig
@@ -127,3 +127,18 @@ def test_another_life_knows_nothing() -> None:
     fake.epoch += 1
     world.greet(decode)
     assert decode.prefixes.held_tokens(chain, decode.capacity) == 0
+
+
+def test_a_wrong_guess_overruns_no_credit_by_more_than_twice() -> None:
+    world = world_of(1, 1)
+    [prefill, decode] = world.workers
+    chain = chain_of(400)
+    prefill.prefixes.keep(chain, prefill.capacity)
+    need = Need(400, 400, chain=chain)
+    num_sent = 0
+    while choose_pair(world.workers, need, BrokenPaths(RecoveryConfig()), world.now) is not None:
+        num_tokens = counted_tokens(prefill, need)
+        prefill.reserve(AttemptKey(num_sent.to_bytes(16, "big"), 0), num_tokens=num_tokens)
+        num_sent += 1
+    assert decode.shares == {}
+    assert MANY < 400 * num_sent <= 2 * MANY
