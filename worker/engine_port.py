@@ -82,6 +82,11 @@ class EnginePort(Protocol):
         that the running step does not write any more may leave before it returns."""
         ...
 
+    def pin(self, memory: memoryview) -> bool:
+        """Note that blocks will be exported into this memory again and again; return whether the
+        device can write it at full speed."""
+        ...
+
     def import_blocks(
         self,
         block_ids: Sequence[int],

@@ -80,6 +80,10 @@ class LocalEngine:
         """Copy some layers of blocks out."""
         return self._loaded.pool.export_blocks(block_ids, into, layers)
 
+    def pin(self, memory: memoryview) -> bool:
+        """Note that blocks will be exported into this memory again and again."""
+        return self._loaded.pool.pin(memory)
+
     def import_blocks(
         self,
         block_ids: Sequence[int],

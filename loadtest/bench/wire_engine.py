@@ -82,6 +82,10 @@ class StoredEngine:
         """Copy blocks out."""
         return self.pool.export_blocks(block_ids, into, layers)
 
+    def pin(self, memory: memoryview) -> bool:
+        """Note that blocks will be exported into this memory again and again."""
+        return self.pool.pin(memory)
+
     def import_blocks(
         self,
         block_ids: Sequence[int],

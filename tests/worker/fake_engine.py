@@ -109,6 +109,10 @@ class FakeEngine:
             into[:] = payload
         return payload
 
+    def pin(self, memory: memoryview) -> bool:
+        """Do nothing: there is no device."""
+        return True
+
     def import_blocks(
         self,
         block_ids: Sequence[int],
