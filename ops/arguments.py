@@ -11,6 +11,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from triolet.config import EngineConfig, LinkConfig, ServerConfig
+    from triolet.config_gpu import GpuConfig
     from triolet.config_speculation import SpeculationConfig
 
 
@@ -35,6 +36,16 @@ def engine_arguments(config: EngineConfig) -> list[str]:
         arguments.append("--no-prefix-cache")
     if config.poison_freed_blocks:
         arguments.append("--poison-freed-blocks")
+    return arguments
+
+
+def gpu_arguments(config: GpuConfig) -> list[str]:
+    """Return how a worker uses its GPU."""
+    arguments = ["--pinned-memory", str(config.pinned_bytes)]
+    if not config.cuda_graphs:
+        arguments.append("--no-cuda-graphs")
+    if config.fixed_batch:
+        arguments.append("--fixed-batch")
     return arguments
 
 

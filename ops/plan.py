@@ -16,6 +16,7 @@ from triolet.ids import Role
 
 from .arguments import (
     engine_arguments,
+    gpu_arguments,
     link_arguments,
     server_arguments,
     speculation_arguments,
@@ -182,7 +183,7 @@ def plan_processes(
             arguments += ["--kv", f"ipc://{directory}/{name}.kv"]
             arguments += speculation_arguments(plan.speculation)
         arguments += ["--drain-timeout", str(plan.worker_drain_timeout_s)]
-        arguments += [*engine_arguments(engine), *common]
+        arguments += [*engine_arguments(engine), *gpu_arguments(engine.gpu), *common]
         argv = (*command, role.value, str(plan.model_dir), *arguments)
         return ProcessSpec(name, role, argv, _environment(threads))
 

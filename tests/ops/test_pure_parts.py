@@ -12,18 +12,26 @@ from hypothesis import strategies as st
 
 from ops.arguments import (
     engine_arguments,
+    gpu_arguments,
     link_arguments,
     server_arguments,
     speculation_arguments,
 )
 from ops.option_groups import with_groups
-from ops.options import engine_options, link_options, server_options, speculation_options
+from ops.options import (
+    engine_options,
+    gpu_options,
+    link_options,
+    server_options,
+    speculation_options,
+)
 from ops.plain_text import one_line, printable
 from ops.plan import Door, FleetPlan, plan_processes
 from ops.quantities import parse_size, show_count, show_size
 from ops.rolling import Move, Step, restart_steps
 from ops.word_wrap import WordWrap
 from triolet.config import Dtype, EngineConfig, LinkConfig, ServerConfig
+from triolet.config_gpu import GpuConfig
 from triolet.config_speculation import SpeculationConfig
 from triolet.config_wire import WireConfig
 from triolet.errors import ConfigError
@@ -108,6 +116,13 @@ def parsed(group: object, name: str, arguments: list[str]) -> object:
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_worker_understands_the_engine_that_its_supervisor_means(config: EngineConfig) -> None:
     assert parsed(engine_options, "prefill", engine_arguments(config)) == config
+
+
+@pytest.mark.parametrize("config", [GpuConfig(), GpuConfig(False, True, 5 * GIB)])
+def test_a_worker_understands_the_gpu_that_its_supervisor_means(config: GpuConfig) -> None:
+    assert parsed(gpu_options, "prefill", gpu_arguments(config)) == config
+    with pytest.raises(ConfigError, match="pinned_bytes is 0; allowed: >= 1"):
+        GpuConfig(pinned_bytes=0)
 
 
 @pytest.mark.parametrize("source", ["off", "lookup", "draft"])
