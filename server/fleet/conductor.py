@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from transport.frames import Ended, FirstToken, Grant, Refuse, Tokens, WorkerHeartbeat
-from transport.liveness import PeerState, SelfFence
+from transport.liveness import PeerEvent, PeerState, SelfFence
 from triolet.audit import MAX_SECONDS
 from triolet.errors import RequestError, draining, server_error
 
@@ -186,6 +186,10 @@ class Conductor:
         struck = [sequence for sequence in self._book if sequence.needs(worker)]
         has_died = not left and cause not in NO_DEATH
         suspects = {s for s in struck if s.computes_on(worker)} if has_died else set()
+        if cause == PeerEvent.WEDGED.value:
+            # Whoever came to it when it stood still already is not what it stands still by.
+            since = now - self._config.link.progress_timeout_s
+            suspects = {s for s in suspects if s.began_before(since)}
         # Whoever is convicted by this first: the others are told that it was not they.
         struck.sort(key=lambda sequence: not sequence.suspicion.is_on_probation)
         for sequence in struck:

@@ -148,6 +148,11 @@ class Sequence:
         computing = Phase.DECODING if worker is attempt.pair.decode else Phase.PREFILLING
         return self.phase is computing
 
+    def began_before(self, when: float) -> bool:
+        """Return whether decode had its present attempt by then."""
+        attempt = self.attempt
+        return attempt is not None and attempt.granted_at is not None and attempt.granted_at <= when
+
     def excuse(self, absence_s: float) -> None:
         """Take back time in which this server did not listen, to its reader and its workers."""
         self.relay.mailbox.excuse(absence_s)

@@ -8,6 +8,7 @@ import pytest
 
 from server.fleet.observer import SilentObserver
 from server.fleet.phases import Phase
+from server.fleet.suspicion import Standing
 from server.generation import CancelReason
 from transport.frames import EndReason, Grant, Prefill, Reserve, Tokens
 from triolet.config_routing import LocalPrefill, RoutingConfig
@@ -211,3 +212,21 @@ def test_without_prefill_and_without_leave_to_do_without_requests_end_in_time() 
     world.read(reader)
     assert reader.failed.error.code == "no_worker"
     assert not [frame for frame in world.decode.received if isinstance(frame, Tokens)]
+
+
+def test_whoever_came_to_a_worker_that_stood_still_is_not_what_it_stands_still_by() -> None:
+    world, _ = world_of(0)
+    early = world.submit(make_request(1, max_tokens=60))
+    world.deliver()
+    world.now += world.config.link.progress_timeout_s
+    late = world.submit(make_request(2, max_tokens=60))
+    world.deliver()
+    assert late.sequence.phase is Phase.PREFILLING
+    world.lose(world.worker(world.decode), "wedged")
+    assert early.sequence.suspicion.standing is Standing.SUSPECT
+    assert late.sequence.suspicion.standing is Standing.CLEAN
+    world.greet(world.worker(world.decode))
+    world.settle()
+    for reader in (early, late):
+        assert reader.token_ids == completion_ids(0, 60)
+    world.check_idle()
