@@ -16,7 +16,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -c GPU)
 CONSTRAINTS := $(if $(filter-out 0,$(HAS_GPU)),,--constraint constraints.txt)
 
-.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart soak bench-stalled faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-guess bench-cache bench-wire bench-front sanitize clean
+.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart soak bench-stalled faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-guess bench-cache bench-wire bench-front bench-serve bench-gpu sanitize clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
@@ -106,6 +106,9 @@ sanitize: install-dev  ## the kernels under AddressSanitizer and UndefinedBehavi
 bench-front: install-dev  ## CPU, delay and memory of streamed tokens beside uvicorn with FastAPI and Starlette
 	$(BIN)/python -m loadtest.bench.front $(ARGS)
 
+bench-serve: bench-model  ## whole servers over HTTP side by side: 1, 8, 32 streams and a real trace (ARGS="--trace FILE")
+	$(BIN)/python -m loadtest.bench.serve $(ARGS)
+
 bench-wire: install-dev  ## the KV path beside bare sockets, and its share of a prompt's time
 	$(BIN)/python -m loadtest.bench.wire $(ARGS)
 
@@ -114,6 +117,9 @@ bench-guess: install-dev  ## what guessing ahead brings where text is copied and
 
 bench-cache: install-dev  ## what the prefix cache finds of real conversations, of what could be found (ARGS="--trace FILE")
 	$(BIN)/python -m loadtest.bench.cache $(ARGS)
+
+bench-gpu: install-dev  ## the ten-minute plan on an NVIDIA GPU (docs/gpu.md); says so where there is none
+	$(BIN)/python -m loadtest.bench.gpu $(ARGS)
 
 clean:  ## remove what builds and tests leave behind, not the environment
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

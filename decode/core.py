@@ -255,7 +255,8 @@ class DecodeCore:
             has_work=self.roster.is_stepping,
             is_draining=self.reception.is_draining,
             load=self.load(),
-            row_credit=own + self._num_free_rows() // num_servers,
+            # Rounded up: the last free row is somebody's, and who comes second is refused.
+            row_credit=own - (-self._num_free_rows() // num_servers),
         )
 
     def _num_free_rows(self) -> int:

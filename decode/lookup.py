@@ -85,29 +85,23 @@ class Lookup:
 def _best_place(words: array[int], config: SpeculationConfig) -> int | None:
     """Return the index behind the best earlier occurrence of the last tokens."""
     packed = words.tobytes()
-    pattern = packed[-config.min_ngram * WORD_BYTES :]
-    end = len(packed) - WORD_BYTES  # so that it does not find itself
-    best, longest = None, 0
-    for _ in range(config.max_candidates):
-        at = packed.rfind(pattern, 0, end)
-        if at < 0:
-            break
-        # The next one begins earlier, at whichever byte.
+    # Where not even the shortest pattern occurs, as in most text, that is all there is to search.
+    after = _find(packed, config.min_ngram, len(packed) - WORD_BYTES)
+    if after is None:
+        return None
+    for length in range(min(config.max_ngram, len(words) - 1), config.min_ngram, -1):
+        better = _find(packed, length, after * WORD_BYTES)
+        if better is not None:
+            return better
+    return after
+
+
+def _find(packed: bytes, length: int, end: int) -> int | None:
+    """Return the index behind the latest place before byte `end` where the last tokens stand."""
+    pattern = packed[-length * WORD_BYTES :]
+    while (at := packed.rfind(pattern, 0, end)) >= 0:
+        if at % WORD_BYTES == 0:
+            return at // WORD_BYTES + length
+        # It begins within a token: bytes of zero look alike. The next one begins earlier.
         end = at + len(pattern) - 1
-        if at % WORD_BYTES:
-            continue
-        after = at // WORD_BYTES + config.min_ngram
-        length = _common_past(words, after, config.max_ngram)
-        if length > longest:
-            best, longest = after, length
-        if longest == config.max_ngram:
-            break
-    return best
-
-
-def _common_past(words: array[int], after: int, most: int) -> int:
-    """Return how many tokens before an index are the same as those before the end, up to `most`."""
-    length = 0
-    while length < most and length < after and words[after - 1 - length] == words[-1 - length]:
-        length += 1
-    return length
+    return None

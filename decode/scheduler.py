@@ -72,7 +72,7 @@ def plan_step(
     # take turns: paused rows do not count against credit and may all come back at once.
     rows = sorted(runnable, key=lambda a: (a.last_turn, a.priority, a.order))[:max_num_seqs]
     growing = [attempt for attempt in rows if needs_block(attempt, block_size)]
-    candidates = list(holders)
+    candidates = list(holders) if len(growing) > free_blocks else []
     preempted: list[Attempt] = []
     while len(growing) > free_blocks + num_returned(preempted):
         victim = choose_victim(candidates)

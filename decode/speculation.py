@@ -75,6 +75,11 @@ class Turn(NamedTuple):
         """Rows of the step that are this attempt's."""
         return 1 + len(self.guesses) + self.num_more
 
+    def holds(self, index: int, token_id: int) -> bool:
+        """Return whether the guess behind a row, by its index, is the token that this row chose;
+        behind the last row there is none."""
+        return self.guesses[index : index + 1] == (token_id,)
+
 
 class Speculation:
     """Chooses guesses, and learns for each sequence whether they pay.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from engine.batch import Sampled, StepRow
     from transport.frames import CreditRow, TokenRow
-    from triolet.ids import PeerId
+    from triolet.ids import AttemptKey, PeerId
     from worker.counters import Counters
     from worker.engine_port import EnginePort
     from worker.identity import Identity
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
     from .attempt import Attempt
     from .speculation import Speculation, Turn
-
-
-_COMPLETE = (LeaseState.READY, LeaseState.RUNNING, LeaseState.PAUSED)
 
 
 class Stepper:
@@ -65,6 +62,7 @@ class Stepper:
         self._counters = counters
         self._speculation = speculation
         self._turns: list[Turn] = []
+        self._awake: dict[AttemptKey, Attempt] = {}
 
     def plan(self, now: float) -> list[StepRow]:
         """Begin the next step; an empty list means that there is nothing to compute."""
@@ -97,9 +95,8 @@ class Stepper:
         follows, and how many."""
         rows = [
             attempt
-            for lease in self._roster.leases.leases()
-            if lease.state in _COMPLETE
-            and not (attempt := self._roster.attempts[lease.key]).is_blocked
+            for key, attempt in self._awake.items()
+            if key in self._roster.attempts and not attempt.is_blocked
         ]
         return self._speculation.wanted(rows, self._capacity.max_model_len)
 
@@ -141,7 +138,7 @@ class Stepper:
             attempt.output_ids.append(sampled.token_id)
             if attempt.finish_reason(self._capacity.max_model_len) is not None:
                 break
-            if turn.guesses[len(rows) - 1 : len(rows)] != (sampled.token_id,):
+            if not turn.holds(len(rows) - 1, sampled.token_id):
                 break
         attempt.unheard += rows
         self._speculation.went(turn, len(rows))
@@ -183,6 +180,7 @@ class Stepper:
             attempt.output_ids.append(first.token_id)
             attempt.unheard.append(first)
             self._tell([(attempt.server, first)])
+        self._awake[attempt.key] = attempt
         keep_prompt(self._engine.prefix_cache, attempt, self._engine.block_size)
         self._end_finished((attempt,), now)
 
@@ -193,25 +191,34 @@ class Stepper:
         once more, since they may be lost together with every sign that there were any.
         """
         attempt.unheard = [r for r in attempt.unheard if r.position >= row.received]
-        if not attempt.window.grant(row.allowed) and attempt.unheard:
+        if attempt.window.grant(row.allowed):
+            lease = self._roster.leases.get(attempt.key)
+            if lease is not None and lease.state is LeaseState.PAUSED:
+                self._awake[attempt.key] = attempt
+        elif attempt.unheard:
             rows = attempt.unheard[:MAX_TOKEN_ROWS]
             self._tell((attempt.server, repeated) for repeated in rows)
 
     def _runnable(self) -> list[Attempt]:
-        """Move leases between READY, RUNNING and PAUSED; return who may have a row."""
+        """Move leases between READY, RUNNING and PAUSED; return who may have a row.
+
+        Whoever is paused sleeps until it is given credit: it costs those that run nothing.
+        """
         leases = self._roster.leases
         runnable = []
-        for lease in leases.leases():
-            attempt = self._roster.attempts[lease.key]
-            state = lease.state
+        for key, attempt in tuple(self._awake.items()):
+            lease = leases.get(key)
+            state = None if lease is None else lease.state
             if state is LeaseState.READY:
-                state = leases.step(lease.key, LeaseEvent.START)
+                state = leases.step(key, LeaseEvent.START)
             if state is LeaseState.RUNNING and attempt.is_blocked:
-                state = leases.step(lease.key, LeaseEvent.PAUSE)
+                state = leases.step(key, LeaseEvent.PAUSE)
             elif state is LeaseState.PAUSED and not attempt.is_blocked:
-                state = leases.step(lease.key, LeaseEvent.RESUME)
+                state = leases.step(key, LeaseEvent.RESUME)
             if state is LeaseState.RUNNING:
                 runnable.append(attempt)
+            else:
+                del self._awake[key]
         return runnable
 
     def _room(self) -> Room:

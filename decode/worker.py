@@ -200,6 +200,8 @@ def load_drafts(config: WorkerConfig, draft_dir: Path, vocab_size: int) -> Draft
         backend=AUTO_BACKEND,
         kv_pool_bytes=config.speculation.draft_pool_bytes,
         max_model_len=None,
+        prefix_cache=False,
+        host_cache_bytes=0,
     )
     try:
         loaded = load_engine(

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import torch
+
 from triolet.config import AUTO_BACKEND, Dtype, EngineConfig, WeightFormat, require
 from triolet.errors import ConfigError
 
 from .attention.interface import BackendTraits
 from .attention.registry import TRAITS, create_attention
+from .gpu.build import build_parts, capture
 from .model import TorchModel, Transformer
 from .native.library import load_library
 from .native.model import NativeModel, PackedModel
 from .rope import RotaryTable
+from .runner import Runner
 from .weights import WeightReader, load_weights
 
 if TYPE_CHECKING:
@@ -36,6 +40,8 @@ NATIVE: Final = BackendTraits(
     is_path_invariant=True,
 )
 _HIDDEN_SIZE_MULTIPLE: Final = 16
+FUSED: Final = frozenset({"flash", "triton"})
+"""Backends that compute with fused kernels, and decode steps without waiting for the host."""
 ALL_TRAITS: Final = {traits.name: traits for traits in (NATIVE, *TRAITS.values())}
 
 
@@ -113,6 +119,44 @@ def build_model(
     tensors = load_weights(model_config, checkpoint, dtype, device, on_progress)
     attention = create_attention(backend, pool, model_config.num_heads, max_model_len)
     return TorchModel(Transformer(model_config, tensors, max_model_len), attention)
+
+
+def build_runner(
+    backend: str,
+    model_config: ModelConfig,
+    checkpoint: Checkpoint,
+    pool: KVPool,
+    config: EngineConfig,
+    max_model_len: int,
+    on_progress: Callable[[float], None],
+) -> Runner:
+    """Read the weights and return what computes steps with them.
+
+    Args:
+      backend: as `choose_backend` returned it.
+      model_config: the model's shape.
+      checkpoint: its tensors.
+      pool: where its KV goes; gives the dtype and the device too.
+      config: sizes of steps.
+      max_model_len: positions that can occur.
+      on_progress: told the share of layers that are loaded.
+
+    Raises:
+      ModelError: a tensor is missing, unknown or of another shape.
+      ConfigError: the backend's package is not installed, or memory does not suffice.
+    """
+    if backend not in FUSED:
+        model = build_model(
+            backend, config.weights, model_config, checkpoint, pool, max_model_len, on_progress
+        )
+        return Runner(model, config.block_size, pool)
+    dtype, device = pool.layout.dtype, pool.blocks.device
+    weights = load_weights(model_config, checkpoint, dtype, device, on_progress)
+    parts = build_parts(backend, model_config, weights, pool, config, max_model_len)
+    if config.gpu.cuda_graphs and device.type == "cuda":
+        with torch.inference_mode():
+            capture(backend, parts.decoder)
+    return Runner(parts.model, config.block_size, pool, parts.decoder)
 
 
 def _native(

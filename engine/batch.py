@@ -45,6 +45,25 @@ class SampleSpec:
     eos_token_ids: tuple[int, ...] = ()
 
 
+def is_plain(params: SamplingParams, position: int) -> bool:
+    """Return whether a token is chosen from its logits, temperature and `min_p` alone.
+
+    Such a choice needs neither the tokens before it nor the host.
+
+    Args:
+      params: the request's parameters.
+      position: which completion token it will be.
+    """
+    return (
+        params.logprobs is None
+        and not params.has_penalties
+        and not params.logit_bias
+        and position >= params.min_tokens
+        and params.top_k == 0
+        and params.top_p >= 1.0
+    )
+
+
 class FollowedBy(Sequence[int]):
     """Tokens and a few more behind them, without a copy of the former.
 
@@ -90,6 +109,8 @@ class StepRow:
       sample: how to choose the token after the last one, or None to compute KV only.
       is_decode: whether it is one token of a completion. A row's bits depend on how it is computed,
         so a prompt's token is prefill also where the borders of chunks leave it alone.
+      follows: index of the row, in the step that was launched just before, that chooses this row's
+        token; `token_ids` then holds a placeholder, for that step may still be under way.
     """
 
     token_ids: Sequence[int]
@@ -97,6 +118,7 @@ class StepRow:
     block_table: Sequence[int]
     sample: SampleSpec | None = None
     is_decode: bool = False
+    follows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

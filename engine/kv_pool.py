@@ -18,6 +18,8 @@ import torch
 
 from triolet.errors import ConfigError, RemoteProtocolError
 
+from .gpu.staging import Staging
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -60,6 +62,7 @@ class KVPool:
       layout: the shape of a block.
       num_blocks: blocks, the scratch block 0 included.
       device: where they lie.
+      pinned_bytes: host memory through which blocks enter a GPU.
 
     Attributes:
       bytes_per_block: of one block with all its layers.
@@ -68,7 +71,9 @@ class KVPool:
       ConfigError: the device has not that much memory.
     """
 
-    def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
+    def __init__(
+        self, layout: KVLayout, num_blocks: int, device: torch.device, pinned_bytes: int = 0
+    ) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
         self.bytes_per_block = layout.bytes_per_block
@@ -86,8 +91,11 @@ class KVPool:
         # [num_blocks, bytes_per_block], the same memory. numpy copies rows with plain memcpy and
         # no thread pool, so importing does not fight the device thread for cores.
         self._rows: npt.NDArray[np.uint8] | None = None
+        self._staging: Staging | None = None
         if device.type == "cpu":
             self._rows = self.blocks.view(num_blocks, -1).view(torch.uint8).numpy()
+        else:
+            self._staging = Staging(self.blocks, max(1, pinned_bytes // layout.bytes_per_block))
 
     def export_blocks(self, block_ids: Sequence[int], into: memoryview | None = None) -> memoryview:
         """Copy some blocks out, in the order given; they may be reused at once.
@@ -109,9 +117,8 @@ class KVPool:
             for place, block in zip(target, block_ids, strict=True):
                 place[:] = self._rows[block]
             return into
-        index = torch.tensor(list(block_ids), device=self.blocks.device)
-        copied = self.blocks.index_select(0, index).view(-1).view(torch.uint8)
-        torch.from_numpy(target.reshape(-1)).copy_(copied)
+        assert self._staging is not None
+        self._staging.export_blocks(block_ids, target)
         return into
 
     def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
@@ -131,9 +138,26 @@ class KVPool:
             for block, place in zip(block_ids, received, strict=True):
                 self._rows[block] = place
             return
-        index = torch.tensor(list(block_ids), device=self.blocks.device)
-        tensor = torch.from_numpy(received.copy()).view(self.layout.dtype)
-        self.blocks[index] = tensor.view(-1, *self.layout.shape).to(self.blocks.device)
+        assert self._staging is not None
+        self._staging.import_blocks(block_ids, received)
+
+    def pin(self, memory: memoryview) -> bool:
+        """Note that blocks will be exported into this memory again and again.
+
+        Returns:
+          Whether the device can write it at full speed.
+        """
+        return self._staging is None or self._staging.pin(memory)
+
+    def await_imports(self) -> None:
+        """Let the steps that the calling thread launches next see all that was imported so far."""
+        if self._staging is not None:
+            self._staging.await_imports()
+
+    def finish_writes(self) -> None:
+        """Return when the steps that the calling thread has launched are computed."""
+        if self.blocks.is_cuda:
+            torch.cuda.current_stream(self.blocks.device).synchronize()
 
     def poison(self, block_ids: Sequence[int]) -> None:
         """Fill blocks with NaN, so that one read beyond a sequence's length spoils its answer."""

@@ -18,7 +18,7 @@ from triolet.errors import CapacityError, ConfigError
 from triolet.sampling import SamplingParams
 
 from .arithmetic import arithmetic
-from .backend import ALL_TRAITS, build_model, choose_backend
+from .backend import ALL_TRAITS, build_runner, choose_backend
 from .batch import SampleSpec, StepRow
 from .block_ledger import BlockLedger
 from .host_tier import HostTier
@@ -26,12 +26,13 @@ from .kv_pool import KVLayout, KVPool
 from .model_config import ModelConfig, load_eos_token_ids, load_model_config
 from .pace import MEASURED_TOKENS, Pace, pace_of
 from .prefix_cache import PrefixCache
-from .runner import Runner
 from .weights import Checkpoint, weights_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from .runner import Runner
 
 TORCH_DTYPES: Final = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16}
 
@@ -97,17 +98,16 @@ def load_engine(
         arithmetic(backend, device, model_config),
     )
     on_progress("kv_pool", 0.0)
-    pool = KVPool(layout, num_blocks, device)
-    model = build_model(
+    pool = KVPool(layout, num_blocks, device, config.gpu.pinned_bytes)
+    runner = build_runner(
         backend,
-        config.weights,
         model_config,
         checkpoint,
         pool,
+        config,
         max_model_len,
         partial(on_progress, "weights"),
     )
-    runner = Runner(model, config.block_size)
     ledger = BlockLedger(num_blocks, poison=pool if config.poison_freed_blocks else None)
     on_progress("warm_up", 0.0)
     pace = _warm_up(runner, ledger, config, max_model_len)

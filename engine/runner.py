@@ -6,7 +6,9 @@ when a sequence ends.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
@@ -16,11 +18,17 @@ from .batch import Sampled, StepRow, flatten
 from .sampler import sample
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
     from .batch import FlatStep
+    from .gpu.decoder import Decoder
+    from .kv_pool import KVPool
+
+
+MAX_UNDER_WAY: Final = 2
+"""Steps that may be launched and not read: one that the device computes, one that waits for it."""
 
 
 class StepModel(Protocol):
@@ -41,14 +49,22 @@ class Runner:
     Args:
       model: the forward pass.
       block_size: tokens per block.
+      pool: where KV goes.
+      decoder: launches steps of decode rows alone, where there is a GPU for it.
 
     Attributes:
       model: the same.
     """
 
-    def __init__(self, model: StepModel, block_size: int) -> None:
+    def __init__(
+        self, model: StepModel, block_size: int, pool: KVPool, decoder: Decoder | None = None
+    ) -> None:
         self.model = model
         self._block_size = block_size
+        self._pool = pool
+        self._decoder = decoder
+        self._previous: Callable[[], list[Sampled | None]] = list
+        self._is_decoding = False
 
     def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
         """Compute decode rows and chunks of prompts together.
@@ -62,16 +78,52 @@ class Runner:
         Raises:
           CapacityError: the device has no memory for a step of this size.
         """
+        return self.launch(rows)()
+
+    def launch(self, rows: Sequence[StepRow]) -> Callable[[], list[Sampled | None]]:
+        """Begin a step, and finish it where the device cannot compute by itself.
+
+        Args:
+          rows: as for `step`; those with `follows` name a row of the step launched before this.
+
+        Returns:
+          What waits for the step to end and returns its tokens; to be called on this thread, in the
+          order of launching, before more than `MAX_UNDER_WAY` steps are under way.
+
+        Raises:
+          CapacityError: the device has no memory for a step of this size.
+        """
         if not rows:
-            return []
+            return list
         try:
             with torch.inference_mode():
-                return self._step(rows)
+                self._previous = self._launch(rows)
+                return self._previous
         except torch.OutOfMemoryError as error:
             raise CapacityError(
                 f"no device memory for a step of {sum(len(r.token_ids) for r in rows)} tokens: "
                 "lower kv_pool_bytes or max_num_batched_tokens"
             ) from error
+
+    def _launch(self, rows: Sequence[StepRow]) -> Callable[[], list[Sampled | None]]:
+        self._pool.await_imports()
+        decoder = self._decoder
+        was_decoding, self._is_decoding = self._is_decoding, False
+        if decoder is None or not decoder.takes(rows):
+            results = self._step(self._told(rows))
+            return lambda: results
+        if not was_decoding:
+            rows = self._told(rows)
+            decoder.forget_places()
+        self._is_decoding = True
+        return cache(decoder.launch(rows))
+
+    def _told(self, rows: Sequence[StepRow]) -> Sequence[StepRow]:
+        """Wait for the tokens of rows that follow others."""
+        if all(row.follows is None for row in rows):
+            return rows
+        previous = self._previous()
+        return [_with_token(row, previous) for row in rows]
 
     def _step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
         flat = flatten(rows, self._block_size)
@@ -81,4 +133,16 @@ class Runner:
             specs = [spec for row in rows if (spec := row.sample) is not None]
             for index, sampled in zip(flat.sample_rows, sample(logits, specs), strict=True):
                 results[index] = sampled
+        # Sampling has waited for the device already; whoever only fills blocks must not believe
+        # them final before they are.
+        if logits is None:
+            self._pool.finish_writes()
         return results
+
+
+def _with_token(row: StepRow, previous: Sequence[Sampled | None]) -> StepRow:
+    if row.follows is None:
+        return row
+    sampled = previous[row.follows]
+    assert sampled is not None, "a row that follows one which chooses nothing"
+    return replace(row, token_ids=(sampled.token_id,), follows=None)

@@ -48,8 +48,8 @@ class KvBlocks:
 
     @property
     def is_all_free(self) -> bool:
-        """Whether no block is held by anybody."""
-        return self.leased == 0 and self.free > 0
+        """Whether no block is held by anybody; what is cached gives way at once."""
+        return self.leased == 0 and self.free + self.cached > 0
 
     def __str__(self) -> str:
         return f"{self.free} free, {self.cached} cached, {self.leased} leased"

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 if TYPE_CHECKING:
     from triolet.config import EngineConfig, LinkConfig, ServerConfig
+    from triolet.config_gpu import GpuConfig
     from triolet.config_speculation import SpeculationConfig
 
 
@@ -33,6 +36,16 @@ def engine_arguments(config: EngineConfig) -> list[str]:
         arguments.append("--no-prefix-cache")
     if config.poison_freed_blocks:
         arguments.append("--poison-freed-blocks")
+    return arguments
+
+
+def gpu_arguments(config: GpuConfig) -> list[str]:
+    """Return how a worker uses its GPU."""
+    arguments = ["--pinned-memory", str(config.pinned_bytes)]
+    if not config.cuda_graphs:
+        arguments.append("--no-cuda-graphs")
+    if config.fixed_batch:
+        arguments.append("--fixed-batch")
     return arguments
 
 
@@ -74,6 +87,8 @@ def server_arguments(config: ServerConfig) -> list[str]:
         arguments.append("--allow-remote-clients")
     if config.listen_fd is not None:
         arguments += ["--listen-fd", str(config.listen_fd)]
+    if config.siblings is not None:
+        arguments += ["--siblings", msgspec.json.encode(config.siblings).decode()]
     for role, addresses in (
         ("prefill", config.prefill_addresses),
         ("decode", config.decode_addresses),

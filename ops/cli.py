@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from triolet.config import EngineConfig, LinkConfig, ServerConfig, WorkerConfig
+from triolet.config import EngineConfig, LinkConfig, ServerConfig  # noqa: TC001 (typer, too)
+from triolet.config_gpu import GpuConfig  # noqa: TC001 (typer, too)
 from triolet.config_speculation import SpeculationConfig  # noqa: TC001 (typer, too)
 from triolet.errors import ConfigError
 from triolet.status import Failed, report
@@ -30,15 +31,20 @@ from .options import (
     LogLevelOption,
     ModelArgument,
     RolesOption,
+    ServersOption,
+    SiblingsOption,
     SupervisorPidOption,
     WorkerDrainOption,
     WorkerNameOption,
     engine_options,
+    gpu_options,
     link_options,
+    read_siblings,
     server_options,
     speculation_options,
 )
 from .plain_text import one_line
+from .worker_options import worker_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -96,15 +102,18 @@ def _complain(message: str, exit_code: int) -> int:
 @with_groups(
     server=server_options,
     engine=engine_options,
+    gpu=gpu_options,
     speculation=speculation_options,
     link=link_options,
 )
 def serve(
     server: ServerConfig,
     engine: EngineConfig,
+    gpu: GpuConfig,
     speculation: SpeculationConfig,
     link: LinkConfig,
     model: ModelArgument = None,
+    servers: ServersOption = 1,
     prefill: Annotated[
         int, typer.Option(help="Prefill workers.", rich_help_panel="Processes and links")
     ] = 1,
@@ -126,8 +135,9 @@ def serve(
         FleetPlan(
             model_dir=find_model(model).path,
             server=server,
-            engine=engine,
+            engine=replace(engine, gpu=gpu),
             link=link,
+            servers=servers,
             prefill=prefill,
             decode=decode,
             log_level=level,
@@ -158,10 +168,13 @@ def server(
     curve: CurveOption = None,
     log_level: LogLevelOption = None,
     listen_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
+    siblings: SiblingsOption = None,
     supervisor_pid: SupervisorPidOption = None,
 ) -> None:
     """Run one server for workers that run elsewhere."""
     from .model_directory import find_model
+
+    own = read_siblings(siblings)
 
     def run() -> None:
         for role, addresses in (("prefill", prefill), ("decode", decode)):
@@ -179,18 +192,20 @@ def server(
                 decode_addresses=(*(decode or ()), *(spare_decode or ())),
                 spare_addresses=(*(spare_prefill or ()), *(spare_decode or ())),
                 listen_fd=listen_fd,
+                siblings=own,
                 link=link,
                 curve_dir=None if curve is None else str(curve),
             )
         )
 
-    _run_role("server", "server", log_level, supervisor_pid, run)
+    _run_role("server", "server" if own is None else own.name, log_level, supervisor_pid, run)
 
 
 @app.command()
-@with_groups(engine=engine_options, link=link_options)
+@with_groups(engine=engine_options, gpu=gpu_options, link=link_options)
 def prefill(
     engine: EngineConfig,
+    gpu: GpuConfig,
     link: LinkConfig,
     control: Annotated[str, typer.Option(help="Address for servers: ipc://… or tcp://host:port.")],
     model: ModelArgument = None,
@@ -206,7 +221,8 @@ def prefill(
     from .lifeline import leave
 
     def run() -> None:
-        config = _worker_config(name, model, control, None, engine, link, curve, drain_timeout)
+        compute = replace(engine, gpu=gpu)
+        config = worker_config(name, model, control, None, compute, link, curve, drain_timeout)
         from prefill.worker import main as run_worker
 
         run_worker(config)
@@ -216,9 +232,12 @@ def prefill(
 
 
 @app.command()
-@with_groups(engine=engine_options, speculation=speculation_options, link=link_options)
+@with_groups(
+    engine=engine_options, gpu=gpu_options, speculation=speculation_options, link=link_options
+)
 def decode(
     engine: EngineConfig,
+    gpu: GpuConfig,
     speculation: SpeculationConfig,
     link: LinkConfig,
     control: Annotated[str, typer.Option(help="Address for servers: ipc://… or tcp://host:port.")],
@@ -236,37 +255,14 @@ def decode(
     from .lifeline import leave
 
     def run() -> None:
-        config = _worker_config(name, model, control, kv, engine, link, curve, drain_timeout)
+        compute = replace(engine, gpu=gpu)
+        config = worker_config(name, model, control, kv, compute, link, curve, drain_timeout)
         from decode.worker import main as run_worker
 
         run_worker(replace(config, speculation=speculation))
         leave()
 
     _run_role("decode", name, log_level, supervisor_pid, run)
-
-
-def _worker_config(
-    name: str,
-    model: Path | None,
-    control: str,
-    kv: str | None,
-    engine: EngineConfig,
-    link: LinkConfig,
-    curve: Path | None,
-    drain_timeout_s: float,
-) -> WorkerConfig:
-    from .model_directory import find_model
-
-    return WorkerConfig(
-        name=name,
-        model_dir=str(find_model(model).path),
-        control_address=control,
-        kv_address=kv,
-        engine=engine,
-        link=link,
-        curve_dir=None if curve is None else str(curve),
-        drain_timeout_s=drain_timeout_s,
-    )
 
 
 def _run_role(

@@ -67,12 +67,12 @@ def address_of(name: str, port: int | None) -> str:
     """
     having = [fleet for fleet in running_fleets() if name in fleet.note.processes]
     fleet = having[0] if port is None and len(having) == 1 else find_fleet(port)
-    if name == SERVER_NAME:
+    if name.startswith(SERVER_NAME):
         raise ConfigError(
             "a server is drained by SIGTERM; `triolet restart --role server` replaces it while it "
             "serves"
         )
-    workers = [process for process in fleet.note.processes if process != SERVER_NAME]
+    workers = [process for process in fleet.note.processes if not process.startswith(SERVER_NAME)]
     if name not in workers:
         raise ConfigError(
             f"the fleet on port {fleet.note.port} has no worker {name!r}; allowed: "

@@ -104,7 +104,8 @@ def doubtful_for_s(audit: FleetAudit) -> float:
     return max(
         (
             view.audit.lease_ttl_s + audit.grace_s + MARGIN_S
-            for view in audit.workers
+            for each in (audit, *audit.siblings)
+            for view in each.workers
             if view.audit is not None and (view.unknown or view.missing)
         ),
         default=0.0,
@@ -114,7 +115,8 @@ def doubtful_for_s(audit: FleetAudit) -> float:
 def show_ledger(audit: FleetAudit, violations: Sequence[Violation], console: Console) -> None:
     """Print the accounts of the server, of each worker, every lease, and what is wrong."""
     console.print()
-    console.print(_server_line(audit.server))
+    for each in (audit, *audit.siblings):
+        console.print(_server_line(each.server))
     console.print()
     console.print(_workers_table(audit.workers))
     for view in audit.workers:
@@ -166,7 +168,15 @@ def _server_line(server: ServerAudit) -> Text:
 
 def _workers_table(views: Sequence[WorkerView]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for heading in ("worker", "state", "free / total blocks", "leased", "leases", "in step"):
+    for heading in (
+        "worker",
+        "state",
+        "free / total blocks",
+        "cached",
+        "leased",
+        "leases",
+        "in step",
+    ):
         table.add_column(heading, no_wrap=True)
     for heading in ("KV under way", "dropped frames", "process"):
         table.add_column(heading, overflow="fold")
@@ -174,7 +184,7 @@ def _workers_table(views: Sequence[WorkerView]) -> Table:
         audit = view.audit
         name, state = Text(one_line(view.name), style="bold"), Text(one_line(view.state))
         if audit is None:
-            table.add_row(name, state, *["?"] * 6, Text(one_line(view.silence)))
+            table.add_row(name, state, *["?"] * 7, Text(one_line(view.silence)))
             continue
         pool = audit.pool
         dropped = ", ".join(f"{count} {reason}" for reason, count in audit.dropped.items())
@@ -182,6 +192,7 @@ def _workers_table(views: Sequence[WorkerView]) -> Table:
             name,
             state,
             f"{pool.free_blocks} / {pool.total_blocks}",
+            str(pool.cached_blocks),
             _leased(audit),
             str(audit.num_leases),
             str(audit.rows),

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
 
+import msgspec
 import typer
 
 from triolet.config import (
@@ -20,6 +21,8 @@ from triolet.config import (
     WeightFormat,
     WorkerConfig,
 )
+from triolet.config_gpu import GpuConfig
+from triolet.config_siblings import SiblingConfig
 from triolet.config_speculation import LOOKUP, NO_GUESSES, SpeculationConfig
 from triolet.config_wire import WireConfig
 from triolet.errors import ConfigError
@@ -28,6 +31,7 @@ from .quantities import parse_size, show_size
 
 WORKER_DRAIN_S: Final = WorkerConfig("", "", "").drain_timeout_s
 _ENGINE: Final = EngineConfig()
+_GPU: Final = GpuConfig()
 _LINK: Final = LinkConfig()
 _GUESSES: Final = SpeculationConfig()
 _SERVER: Final = ServerConfig(
@@ -70,9 +74,27 @@ WorkerDrainOption: TypeAlias = Annotated[
     _fleet(min=0.0, max=DAY_S, help="Seconds that sequences may finish on a worker that leaves."),
 ]
 SupervisorPidOption: TypeAlias = Annotated[int | None, typer.Option(hidden=True)]
+SiblingsOption: TypeAlias = Annotated[str | None, typer.Option(hidden=True)]
+ServersOption: TypeAlias = Annotated[
+    int, _fleet(help="Server processes that share the port; each can fill a core.")
+]
 WorkerNameOption: TypeAlias = Annotated[
     str | None, typer.Option(help="Name in the fleet.", show_default="role and process id")
 ]
+
+
+def read_siblings(text: str | None) -> SiblingConfig | None:
+    """Return what a supervisor tells one of several servers, as JSON.
+
+    Raises:
+      ConfigError: it is something else.
+    """
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text, type=SiblingConfig)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"--siblings is for supervisors, and not understood: {error}") from None
 
 
 def engine_options(
@@ -81,7 +103,7 @@ def engine_options(
         WeightFormat, _compute(help="Kept as dtype, or rounded to int8 (native only).")
     ] = _ENGINE.weights,
     backend: Annotated[
-        str, _compute(help="auto, native (CPU), sdpa, or flash (NVIDIA).")
+        str, _compute(help="auto, native (CPU), sdpa, or triton or flash (NVIDIA).")
     ] = _ENGINE.backend,
     device: Annotated[str, _compute(help="cpu, cuda or cuda:N.")] = _ENGINE.device,
     block_size: Annotated[int, _compute(help="Tokens per KV block.")] = _ENGINE.block_size,
@@ -131,6 +153,25 @@ def engine_options(
         prefix_cache=not no_prefix_cache,
         host_cache_bytes=parse_size(host_cache),
         poison_freed_blocks=poison_freed_blocks,
+    )
+
+
+def gpu_options(
+    no_cuda_graphs: Annotated[
+        bool, _compute("--no-cuda-graphs", help="Launch a GPU's decode steps kernel by kernel.")
+    ] = not _GPU.cuda_graphs,
+    fixed_batch: Annotated[
+        bool, _compute("--fixed-batch", help="Pad a GPU's decode steps to one number of rows.")
+    ] = _GPU.fixed_batch,
+    pinned_memory: Annotated[
+        str, _compute(help="Host memory through which KV enters a GPU.")
+    ] = show_size(_GPU.pinned_bytes).replace(" ", ""),
+) -> GpuConfig:
+    """Return how a worker uses its GPU."""
+    return GpuConfig(
+        cuda_graphs=not no_cuda_graphs,
+        fixed_batch=fixed_batch,
+        pinned_bytes=parse_size(pinned_memory),
     )
 
 

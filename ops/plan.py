@@ -6,15 +6,17 @@ Pure: settings and the machine's size in, command lines out.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from triolet.config import WorkerConfig
+from triolet.config_siblings import SiblingConfig
 from triolet.config_speculation import SpeculationConfig
 from triolet.errors import ConfigError
 from triolet.ids import Role
 
 from .arguments import (
     engine_arguments,
+    gpu_arguments,
     link_arguments,
     server_arguments,
     speculation_arguments,
@@ -22,12 +24,16 @@ from .arguments import (
 from .process_spec import ProcessSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from triolet.config import EngineConfig, LinkConfig, ServerConfig
 
 _WORKER: Final = WorkerConfig("", "", "")
 SERVER_NAME = "server"
+"""Of the only one; several are numbered."""
+MAX_SERVERS = 16
+"""Of one port: a front takes a core for tens of thousands of tokens a second."""
 MAX_WORKERS = 64
 """Of one role on one machine: far above what its cores can use, far below what ports and files
 allow; a larger number is a slip of the keyboard."""
@@ -42,6 +48,7 @@ class FleetPlan:
       server: settings of the one server; its model and addresses are filled in here.
       engine: settings of every worker; no `threads` means a fair share of the cores.
       link: settings of every process.
+      servers: how many share the port.
       prefill: how many prefill workers.
       decode: how many decode workers.
       log_level: for every process.
@@ -56,13 +63,25 @@ class FleetPlan:
     prefill: int
     decode: int
     log_level: str
+    servers: int = 1
     worker_drain_timeout_s: float = _WORKER.drain_timeout_s
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self) -> None:
-        for name, count in (("--prefill", self.prefill), ("--decode", self.decode)):
-            if not 1 <= count <= MAX_WORKERS:
-                raise ConfigError(f"{name} is {count}; allowed: 1 to {MAX_WORKERS}")
+        for name, count, most in (
+            ("--servers", self.servers, MAX_SERVERS),
+            ("--prefill", self.prefill, MAX_WORKERS),
+            ("--decode", self.decode, MAX_WORKERS),
+        ):
+            if not 1 <= count <= most:
+                raise ConfigError(f"{name} is {count}; allowed: 1 to {most}")
+
+    @property
+    def server_names(self) -> list[str]:
+        """Of each server."""
+        if self.servers == 1:
+            return [SERVER_NAME]
+        return [f"{SERVER_NAME}-{number}" for number in range(self.servers)]
 
     @property
     def workers(self) -> list[tuple[Role, str]]:
@@ -82,8 +101,8 @@ class FleetPlan:
 
     @property
     def process_names(self) -> list[str]:
-        """Every process that the plan needs, the server first."""
-        return [SERVER_NAME, *(name for _, name in self.workers)]
+        """Every process that the plan needs, the servers first."""
+        return [*self.server_names, *(name for _, name in self.workers)]
 
     @property
     def served_name(self) -> str:
@@ -96,13 +115,30 @@ def control_address(directory: Path, name: str) -> str:
     return f"ipc://{directory}/{name}.control"
 
 
+class Door(NamedTuple):
+    """The sockets of one server, which outlive each of its processes.
+
+    Attributes:
+      listen_fd: of the port that clients connect to.
+      own_fd: of its own Unix socket; None where it is the only server.
+    """
+
+    listen_fd: int
+    own_fd: int | None = None
+
+
+def door_path(directory: Path, name: str) -> Path:
+    """Return where one of several servers is reached."""
+    return directory / f"{name}.http"
+
+
 def plan_processes(
     plan: FleetPlan,
     command: tuple[str, ...],
     directory: Path,
     supervisor_pid: int,
     cores: int,
-    listen_fd: int,
+    doors: Sequence[Door],
 ) -> tuple[list[ProcessSpec], list[ProcessSpec]]:
     """Return what to start, and what stands in during restarts.
 
@@ -112,15 +148,12 @@ def plan_processes(
       directory: for ipc sockets; private.
       supervisor_pid: whose end ends them all.
       cores: CPU cores that this machine gives us.
-      listen_fd: the socket that servers accept on, one after the other.
+      doors: what each server accepts on, its processes one after the other.
     """
     threads = plan.engine.threads or max(1, cores // len(plan.workers))
     engine = replace(plan.engine, threads=threads)
-    common = [
-        *link_arguments(plan.link),
-        *("--log-level", plan.log_level),
-        *("--supervisor-pid", str(supervisor_pid)),
-    ]
+    common = [*link_arguments(plan.link), "--log-level", plan.log_level]
+    common += ["--supervisor-pid", str(supervisor_pid)]
     every = [*plan.workers, *plan.spares]
     control = {name: control_address(directory, name) for _, name in every}
     server = replace(
@@ -130,15 +163,19 @@ def plan_processes(
         prefill_addresses=tuple(control[n] for role, n in every if role is Role.PREFILL),
         decode_addresses=tuple(control[n] for role, n in every if role is Role.DECODE),
         spare_addresses=tuple(control[n] for _, n in plan.spares),
-        listen_fd=listen_fd,
     )
-    server_spec = ProcessSpec(
-        SERVER_NAME,
-        Role.SERVER,
-        (*command, "server", str(plan.model_dir), *server_arguments(server), *common),
-        _environment(threads=1),
-        pass_fds=(listen_fd,),
-    )
+    paths = tuple((name, str(door_path(directory, name))) for name in plan.server_names)
+
+    def server_spec(name: str, door: Door) -> ProcessSpec:
+        siblings = None if door.own_fd is None else SiblingConfig(name, door.own_fd, paths)
+        own = replace(server, listen_fd=door.listen_fd, siblings=siblings)
+        return ProcessSpec(
+            name,
+            Role.SERVER,
+            (*command, "server", str(plan.model_dir), *server_arguments(own), *common),
+            _environment(threads=1),
+            pass_fds=tuple(fd for fd in door if fd is not None),
+        )
 
     def worker_spec(role: Role, name: str) -> ProcessSpec:
         arguments = ["--name", name, "--control", control[name]]
@@ -146,12 +183,13 @@ def plan_processes(
             arguments += ["--kv", f"ipc://{directory}/{name}.kv"]
             arguments += speculation_arguments(plan.speculation)
         arguments += ["--drain-timeout", str(plan.worker_drain_timeout_s)]
-        arguments += [*engine_arguments(engine), *common]
+        arguments += [*engine_arguments(engine), *gpu_arguments(engine.gpu), *common]
         argv = (*command, role.value, str(plan.model_dir), *arguments)
         return ProcessSpec(name, role, argv, _environment(threads))
 
-    workers = [worker_spec(role, name) for role, name in plan.workers]
-    return [server_spec, *workers], [worker_spec(role, name) for role, name in plan.spares]
+    specs = [server_spec(*each) for each in zip(plan.server_names, doors, strict=True)]
+    specs += [worker_spec(*worker) for worker in plan.workers]
+    return specs, [worker_spec(*spare) for spare in plan.spares]
 
 
 def _environment(threads: int) -> dict[str, str]:

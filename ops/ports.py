@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import errno
 import socket
+from typing import TYPE_CHECKING
 
 from triolet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def claim_port(host: str, port: int) -> int:
@@ -19,7 +23,37 @@ def claim_port(host: str, port: int) -> int:
         return claimed
 
 
-def bind_port(host: str, port: int) -> socket.socket:
+def bind_ports(host: str, port: int, count: int) -> list[socket.socket]:
+    """Return as many sockets on one port as there are servers, among which the kernel spreads new
+    connections; a single one shares with nobody.
+
+    Raises:
+      ConfigError: as `bind_port`.
+    """
+    if count == 1:
+        return [bind_port(host, port)]
+    bound = [bind_port(host, port, is_shared=True)]
+    try:
+        while len(bound) < count:
+            another = socket.socket(bound[0].family, bound[0].type, bound[0].proto)
+            bound.append(another)
+            _share(another)
+            another.bind(bound[0].getsockname())
+    except OSError as error:
+        for one in bound:
+            one.close()
+        raise ConfigError(_cause(host, port, error)) from error
+    return bound
+
+
+def bind_door(path: Path) -> socket.socket:
+    """Return a Unix socket that is bound to a path and does not listen yet."""
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    bound.bind(str(path))
+    return bound
+
+
+def bind_port(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
     """Return a socket that is bound to a port which this host can listen on now.
 
     It does not listen: until a server does, clients are told that nobody is there. Once one has,
@@ -48,10 +82,18 @@ def bind_port(host: str, port: int) -> socket.socket:
             address = probe.getsockname()
         bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            _share(bound)
         bound.bind(address)
     except OSError as error:
         raise ConfigError(_cause(host, port, error)) from error
     return bound
+
+
+def _share(unbound: socket.socket) -> None:
+    """Let several sockets of this user listen on the same port."""
+    unbound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    unbound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
 
 
 def _cause(host: str, port: int, error: OSError) -> str:

@@ -1,4 +1,4 @@
-"""`triolet serve`: one server and its workers on this machine, from first check to clean end.
+"""`triolet serve`: servers and their workers on this machine, from first check to clean end.
 
 Puts the parts together: finds out what cannot work before anything is started, runs the supervisor,
 waits until requests are taken, and says so. What it looks like is the view's.
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import httpx2
 import structlog
 import trio
 
@@ -21,9 +21,10 @@ from triolet.config_supervisor import SupervisorConfig
 
 from .exit_codes import EXIT_FAILED, CommandFailed
 from .json_view import JsonView
-from .plan import plan_processes
-from .ports import base_url, bind_port
+from .plan import Door, door_path, plan_processes
+from .ports import base_url, bind_door, bind_ports
 from .private_directory import parent_directory, private_directory
+from .readiness import Readiness
 from .restart_policy import GiveUp
 from .rolling import ORDER
 from .running_fleets import SUPERVISOR_SOCKET, Note, write_note
@@ -33,7 +34,7 @@ from .supervisor_socket import Finished, Refused, StepBegan, answer_commands
 from .terminal_view import TerminalView
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from triolet.config import ServerConfig
 
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-PROBE_TIMEOUT_S = 2.0
-"""For one question to /health/ready, which is answered from memory."""
 EXIT_MARGIN_S = 2.0
 """Between the server's own watchdog and ours, so that it is the server that decides."""
 
@@ -58,14 +57,23 @@ def serve(plan: FleetPlan) -> None:
       CommandFailed: a process could not be kept alive; nothing runs any more.
     """
     config = SupervisorConfig()
-    with (
-        bind_port(plan.server.host, plan.server.port) as bound,
-        private_directory(parent_directory()) as directory,
-    ):
-        port: int = bound.getsockname()[1]
+    with ExitStack() as held:
+        bound = bind_ports(plan.server.host, plan.server.port, plan.servers)
+        for one in bound:
+            held.enter_context(one)
+        directory = held.enter_context(private_directory(parent_directory()))
+        port: int = bound[0].getsockname()[1]
         plan = replace(plan, server=replace(plan.server, port=port))
+        doors = [Door(one.fileno()) for one in bound]
+        own_paths: list[Path] = []
+        if plan.servers > 1:
+            own_paths = [door_path(directory, name) for name in plan.server_names]
+            own = [held.enter_context(bind_door(path)) for path in own_paths]
+            doors = [
+                door._replace(own_fd=one.fileno()) for door, one in zip(doors, own, strict=True)
+            ]
         specs, spares = plan_processes(
-            plan, command_line(), directory, os.getpid(), available_cores(), bound.fileno()
+            plan, command_line(), directory, os.getpid(), available_cores(), doors
         )
         view, on_log = choose_view(plan)
         supervisor = Supervisor(
@@ -86,6 +94,7 @@ def serve(plan: FleetPlan) -> None:
                 base_url(plan.server.host, port),
                 view,
                 directory / SUPERVISOR_SOCKET,
+                own_paths,
             )
     if outcome is not None:
         raise CommandFailed(outcome.message, outcome.exit_code)
@@ -126,6 +135,7 @@ async def run_fleet(
     url: str,
     view: View,
     socket_path: Path | None = None,
+    own_paths: Sequence[Path] = (),
 ) -> GiveUp | None:
     """Run a fleet and say when it takes requests; return why it had to end, if it had to.
 
@@ -135,36 +145,35 @@ async def run_fleet(
       url: where the server answers.
       view: who is told.
       socket_path: where commands reach the supervisor; None for nowhere.
+      own_paths: where each server is reached if there are several.
     """
+    readiness = partial(Readiness, url, own_paths)
     async with trio.open_nursery() as nursery:
         await nursery.start(stop_on_signals, supervisor)
-        nursery.start_soon(_announce, supervisor, config, url, view)
+        nursery.start_soon(_announce, supervisor, config, url, readiness, view)
         if socket_path is not None:
-            await nursery.start(answer_commands, socket_path, partial(_restart, supervisor, url))
+            command = partial(_restart, supervisor, readiness)
+            await nursery.start(answer_commands, socket_path, command)
         outcome = await supervisor.run()
         nursery.cancel_scope.cancel()
     return outcome
 
 
-async def _restart(supervisor: Supervisor, url: str, request: RestartRequest, tell: Tell) -> None:
+async def _restart(
+    supervisor: Supervisor,
+    readiness: Callable[[], Readiness],
+    request: RestartRequest,
+    tell: Tell,
+) -> None:
     """Do what a command asked for, and tell it of each step."""
 
     async def begun(step: Step) -> None:
         log.info("restart_step", name=step.name, move=step.move.name.lower())
         await tell(StepBegan(str(step)))
 
-    async with httpx2.AsyncClient(timeout=PROBE_TIMEOUT_S, trust_env=False) as client:
-
-        async def is_met(name: str) -> bool:
-            # The server may be of another release than this supervisor: nothing it says may end us.
-            try:
-                answer = await client.get(f"{url}/health/ready", headers={"connection": "close"})
-                return answer.is_success and answer.json()["workers"][name] == "alive"
-            except (httpx2.TransportError, ValueError, LookupError, TypeError):
-                return False
-
+    async with readiness() as servers:
         try:
-            await supervisor.restart(request.roles or tuple(ORDER), is_met, begun)
+            await supervisor.restart(request.roles or tuple(ORDER), servers.is_met, begun)
         except RestartFailed as error:
             log.warning("restart_failed", message=str(error))
             await tell(Refused(str(error)))
@@ -173,22 +182,22 @@ async def _restart(supervisor: Supervisor, url: str, request: RestartRequest, te
             await tell(Finished())
 
 
-async def _announce(supervisor: Supervisor, config: SupervisorConfig, url: str, view: View) -> None:
+async def _announce(
+    supervisor: Supervisor,
+    config: SupervisorConfig,
+    url: str,
+    readiness: Callable[[], Readiness],
+    view: View,
+) -> None:
     """Wait until requests are taken and say so; end the fleet if that does not come."""
     await supervisor.wait_all_ready()
-    state = "it did not answer"
-    async with httpx2.AsyncClient(timeout=PROBE_TIMEOUT_S, trust_env=False) as client:
+    state: str | None = "it did not answer"
+    async with readiness() as servers:
         with trio.move_on_after(config.ready_timeout_s):
-            while True:
-                try:
-                    answer = await client.get(f"{url}/health/ready")
-                    if answer.is_success:
-                        view.serving(url)
-                        return
-                    state = f"{answer.status_code} {answer.text[:200]}"
-                except httpx2.TransportError as error:
-                    state = str(error) or type(error).__name__
+            while (state := await servers.objection()) is not None:  # noqa: ASYNC110
                 await trio.sleep(config.ready_poll_s)
+            view.serving(url)
+            return
     supervisor.fail(
         GiveUp(
             f"all processes are up, but {url}/health/ready is not ready after "

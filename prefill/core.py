@@ -44,9 +44,10 @@ if TYPE_CHECKING:
     from worker.engine_port import EnginePort
     from worker.identity import Identity
 
-MAX_OVERRUN: Final = 2
+MAX_OVERRUN: Final = 4
 """Times `max_waiting_tokens` that may wait before a prompt is turned away: shares of credit change
-while frames are under way, so servers together may overrun it for a moment, but not without end."""
+while frames are under way, and what servers believe to be cached here may be gone, so together they
+may overrun it for a moment, but not without end."""
 
 
 class PrefillCore:
@@ -219,10 +220,13 @@ class PrefillCore:
             if self.reception.is_draining:
                 self.roster.turn_away(server, frame.key, EndReason.DRAIN, now)
             else:
-                self._check_room(len(prompt_ids), frame.held_blocks)
-                self._admit(server, frame, prompt_ids, now)
+                num_blocks = -(-len(prompt_ids) // self._engine.block_size)
+                prospect = self._engine.prefix_cache.prospect(frame.prompt, frame.salt, num_blocks)
+                num_cached_tokens = prospect.num_cached_blocks * self._engine.block_size
+                self._check_room(len(prompt_ids), num_cached_tokens, frame.held_blocks)
+                self._admit(server, frame, prompt_ids, num_cached_tokens, now)
 
-    def _check_room(self, num_prompt_tokens: int, held_blocks: int) -> None:
+    def _check_room(self, num_prompt_tokens: int, num_cached_tokens: int, held_blocks: int) -> None:
         capacity = self._identity.capacity
         if num_prompt_tokens > capacity.max_model_len:
             raise RemoteProtocolError(
@@ -233,13 +237,18 @@ class PrefillCore:
             raise RemoteProtocolError(f"{held_blocks} held blocks leave nothing to compute")
         waiting = self._num_waiting_tokens()
         most = MAX_OVERRUN * capacity.max_waiting_tokens
-        if waiting and waiting + num_prompt_tokens > most:
+        if waiting and waiting + num_prompt_tokens - num_cached_tokens > most:
             raise RemoteProtocolError(
                 f"{waiting} prompt tokens wait already; at most {most} may: mind the credit"
             )
 
     def _admit(
-        self, server: PeerId, frame: Prefill, prompt_ids: tuple[int, ...], now: float
+        self,
+        server: PeerId,
+        frame: Prefill,
+        prompt_ids: tuple[int, ...],
+        num_cached_tokens: int,
+        now: float,
     ) -> None:
         num_blocks = -(-len(prompt_ids) // self._engine.block_size)
         attempt = Attempt(
@@ -255,6 +264,7 @@ class PrefillCore:
             arrived_at=now,
             num_blocks=num_blocks,
             num_needed_blocks=num_blocks,
+            num_computed_tokens=num_cached_tokens,
         )
         self.roster.add(attempt, now, frame.remaining_s)
         self.shipper.begin(

@@ -73,6 +73,8 @@ async def serve(
             )
         ) as control,
     ):
+        if not engine.pin(ring.memory):
+            log.warning("ring_not_pinned", bytes=len(ring.memory))
         core = PrefillCore(
             engine, identity, config.link, ring.memory, trio.current_time(), read_process
         )

@@ -13,6 +13,7 @@ import gc
 import os
 import signal
 import threading
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -26,9 +27,10 @@ from .api.app import build_app
 from .api.live import Lifecycle
 from .api.ports import Services
 from .edge.accept import Edge
-from .edge.sockets import base_url, open_listening_socket
+from .edge.sockets import base_url, open_listening_socket, open_own_socket
 from .fleet.fleet import Fleet
 from .metrics import Metrics
+from .siblings import Siblings
 from .text.sampling_defaults import read_sampling_defaults
 from .text.tokenizer import TextModel
 
@@ -44,6 +46,8 @@ GC_THRESHOLDS: Final = (100_000, 50, 1000)
 finds, and a full collection over a large heap pauses every stream at once."""
 CLOSE_SHARE: Final = 0.5
 """Of the grace after the drain: for writing what is left. The rest is for leaving."""
+ALONE: Final = "server"
+"""What workers and audits call the only server on a port."""
 EXIT_FORCED: Final = 75
 """EX_TEMPFAIL of sysexits: told apart from a crash and from a bad configuration."""
 
@@ -67,18 +71,17 @@ async def serve(
     Raises:
       ConfigError: the model, an address or the port cannot be used.
     """
-    listening = open_listening_socket(config)
-    with listening:
-        text = TextModel.load(
-            config.model_dir,
-            tokenize_threads=config.tokenize_threads,
-            tokenize_timeout_s=config.tokenize_timeout_s,
-        )
+    with ExitStack() as sockets:
+        listening = [sockets.enter_context(open_listening_socket(config))]
+        if config.siblings is not None:
+            listening.append(sockets.enter_context(open_own_socket(config.siblings)))
+        text = _load_text(config)
         defaults = read_sampling_defaults(config.model_dir)
         network = ZmqNetwork(config.link, config.curve_dir)
         try:
             metrics = Metrics(config.model_name, config.metrics_compat)
-            fleet = Fleet(config, text, network, metrics)
+            siblings = Siblings(config.siblings) if config.siblings else None
+            fleet = Fleet(config, text, network, metrics, siblings.own_name if siblings else ALONE)
             services = Services(
                 config,
                 fleet,
@@ -87,13 +90,14 @@ async def serve(
                 defaults,
                 lifecycle or Lifecycle(),
                 count_connections=lambda: edge.connections,
+                siblings=siblings,
             )
             edge = Edge(build_app(services), config)
             metrics.watch(fleet.status, lambda: edge.connections, lambda: edge.writes.by_way)
             async with trio.open_nursery() as nursery:
                 await nursery.start(fleet.run)
-                await nursery.start(edge.run, listening)
-                task_status.started(base_url(listening))
+                await nursery.start(edge.run, *listening)
+                task_status.started(base_url(listening[0]))
                 nursery.start_soon(_hand_over, services.lifecycle, edge, config.handover_s)
                 await services.lifecycle.draining.wait()
                 await fleet.drain()
@@ -104,6 +108,14 @@ async def serve(
                 nursery.cancel_scope.cancel()
         finally:
             network.close()
+
+
+def _load_text(config: ServerConfig) -> TextModel:
+    return TextModel.load(
+        config.model_dir,
+        tokenize_threads=config.tokenize_threads,
+        tokenize_timeout_s=config.tokenize_timeout_s,
+    )
 
 
 async def _hand_over(lifecycle: Lifecycle, edge: Edge, handover_s: float) -> None:

@@ -289,11 +289,13 @@ class FleetAudit(msgspec.Struct, frozen=True):
       grace_s: what is in doubt for no longer is no violation: the life of a lease.
       server: its accounts, taken last.
       workers: in the order of the configuration.
+      siblings: what the other servers on its port say of themselves and of the same workers.
     """
 
     grace_s: float
     server: ServerAudit
     workers: tuple[WorkerView, ...]
+    siblings: tuple[FleetAudit, ...] = ()
 
     @property
     def answered(self) -> tuple[WorkerAudit, ...]:

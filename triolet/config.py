@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from .config_gpu import GpuConfig
 from .config_recovery import RecoveryConfig
+from .config_siblings import SiblingConfig  # noqa: TC001 (as its neighbours)
 from .config_speculation import SpeculationConfig
 from .config_wire import WireConfig
 from .errors import ConfigError
@@ -167,9 +169,9 @@ class EngineConfig:
     memory, which decode of few sequences waits for. Logits are then off by up to 6 % of their
     spread (root mean square; bfloat16 alone: 2 %). Only `native` computes it."""
     backend: str = AUTO_BACKEND
-    """What computes: `native` kernels on a CPU, `sdpa` (torch) anywhere, `flash` on NVIDIA with
-    flash-attn. `auto` is `native` where its kernels were built and fit machine and model, else
-    `sdpa`."""
+    """What computes: `native` kernels on a CPU, `sdpa` (torch) anywhere, `triton` on NVIDIA,
+    `flash` on NVIDIA with flash-attn. `auto` is `native` where its kernels were built and fit
+    machine and model, else `sdpa`."""
     device: str = "cpu"
     block_size: int = 16
     """Tokens per KV block. 16 wastes 8 tokens per sequence on average; `flash` needs 256."""
@@ -200,6 +202,7 @@ class EngineConfig:
     max_waiting_steps: int = 2
     """Calls that may wait for the device thread behind the running one: one step ahead keeps it
     busy, and whatever is decided later is decided better."""
+    gpu: GpuConfig = field(default_factory=GpuConfig)
     poison_freed_blocks: bool = False
     """Fill freed blocks with NaN, and let an audit look whether they stay so: how tests find a
     write by somebody who is not the owner, and a read beyond a sequence. Costs a write per freed
@@ -343,6 +346,8 @@ class ServerConfig:
     listen_fd: int | None = None
     """A bound socket that whoever started this process holds too: it outlives the process, so that
     a successor can accept on it before this one has ended."""
+    siblings: SiblingConfig | None = None
+    """Other servers on the same port; None where this is the only one."""
     handover_s: float = 1.0 * SECONDS
     """After a successor has taken over the port, requests on connections that are open already are
     still answered for this long: a client in full swing learns with its next answer that it should

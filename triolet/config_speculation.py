@@ -40,10 +40,8 @@ class SpeculationConfig:
     """Lookup: of several places, that with the longest common past is taken; a longer one than
     this says no more."""
     max_lookback_tokens: int = 16_384
-    """Lookup: older tokens are not looked at, which bounds a search to well below a
-    millisecond."""
-    max_candidates: int = 16
-    """Lookup: places that are compared, the latest first."""
+    """Lookup: older tokens are not looked at, so that a search takes a tenth of a millisecond at
+    most where nothing is found."""
     min_acceptance: float = 0.2
     """Share of the guesses of a sequence, as a moving average, below which guessing does not pay
     for it."""

@@ -67,6 +67,13 @@ def check_invariants(audit: FleetAudit) -> list[Violation]:
         found += _lasting_doubts(view, view.audit.lease_ttl_s + audit.grace_s)
         found += _lease_ends(view.audit)
         found += _bounds(view.audit)
+    for sibling in audit.siblings:
+        # Its workers are the same; what it believes of them is its own.
+        found += _accounts(sibling.server, sibling.grace_s)
+        for view in sibling.workers:
+            found += _named_for_nobody(view)
+            if view.audit is not None:
+                found += _lasting_doubts(view, view.audit.lease_ttl_s + sibling.grace_s)
     return found
 
 

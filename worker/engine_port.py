@@ -70,6 +70,11 @@ class EnginePort(Protocol):
         """Copy blocks out, into as many bytes; the pool's blocks may be reused at once."""
         ...
 
+    def pin(self, memory: memoryview) -> bool:
+        """Note that blocks will be exported into this memory again and again; return whether the
+        device can write it at full speed."""
+        ...
+
     def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
         """Overwrite blocks that no running step reads."""
         ...

@@ -68,6 +68,10 @@ class LocalEngine:
         """Copy blocks out."""
         return self._loaded.pool.export_blocks(block_ids, into)
 
+    def pin(self, memory: memoryview) -> bool:
+        """Note that blocks will be exported into this memory again and again."""
+        return self._loaded.pool.pin(memory)
+
     def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
         """Overwrite blocks that no running step reads."""
         self._loaded.pool.import_blocks(block_ids, payload)

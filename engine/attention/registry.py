@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from triolet.config import require
 
-from . import flash, sdpa
+from . import flash, sdpa, triton
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from ..kv_pool import KVPool
     from .interface import AttentionBackend, BackendTraits
 
-TRAITS: Final = {traits.name: traits for traits in (sdpa.TRAITS, flash.TRAITS)}
+TRAITS: Final = {traits.name: traits for traits in (sdpa.TRAITS, flash.TRAITS, triton.TRAITS)}
 _CREATE: Final[dict[str, Callable[[KVPool, int, int], AttentionBackend]]] = {
     sdpa.TRAITS.name: sdpa.SdpaAttention,
     flash.TRAITS.name: lambda pool, num_heads, max_model_len: flash.FlashAttention(pool),
+    triton.TRAITS.name: triton.TritonAttention,
 }
 
 

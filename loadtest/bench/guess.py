@@ -88,7 +88,7 @@ class Measured:
     """What came of one task on one fleet.
 
     Attributes:
-      tokens_per_s: of each round, all streams together.
+      tokens_per_s: of each group of streams that ran at once.
       tokens: of all answers.
       counts: of the worker meanwhile.
     """
@@ -171,25 +171,36 @@ def measure(
             before = {name: counts_of(url) for name, url in urls.items()}
             for repetition in range(repetitions + 1):
                 turn = names[repetition % len(names) :] + names[: repetition % len(names)]
-                answers = {name: _round(urls[name], conversations[:batch]) for name in turn}
-                texts = {name: [a.text for a in given] for name, given in answers.items()}
+                answers = {name: _round(urls[name], conversations, batch) for name in turn}
+                texts = {
+                    name: [answer.text for group in groups for answer in group]
+                    for name, groups in answers.items()
+                }
                 if any(text != texts[PLAIN] for text in texts.values()):
                     raise ValueError(f"fleets answer differently: {texts}")
-                for name, given in answers.items():
+                for name, groups in answers.items():
                     one = found.setdefault((task, batch, name), Measured())
-                    one.tokens += sum(answer.tokens for answer in given)
+                    one.tokens += sum(answer.tokens for group in groups for answer in group)
                     if repetition:  # the first one warms up
-                        rates = (answer.tokens / answer.decode_s for answer in given)
-                        one.tokens_per_s.append(sum(rates))
+                        one.tokens_per_s += [_rate(group) for group in groups]
             for name, url in urls.items():
                 found[task, batch, name].counts = counts_of(url).since(before[name])
             console.print(f"[dim]{task} b{batch} done[/dim]")
     return found
 
 
-def _round(url: str, conversations: list[Messages]) -> list[Answer]:
-    with ThreadPoolExecutor(len(conversations)) as pool:
-        return list(pool.map(partial(ask, url), conversations))
+def _round(url: str, conversations: list[Messages], batch: int) -> list[list[Answer]]:
+    """Ask everything, so many at once."""
+    with ThreadPoolExecutor(batch) as pool:
+        return [
+            list(pool.map(partial(ask, url), conversations[at : at + batch]))
+            for at in range(0, len(conversations), batch)
+        ]
+
+
+def _rate(group: list[Answer]) -> float:
+    """Return tokens per second of streams that ran at once."""
+    return sum(answer.tokens / answer.decode_s for answer in group)
 
 
 def report_of(found: dict[tuple[str, int, str], Measured], machine: dict[str, Any]) -> Report:
@@ -248,7 +259,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1, help="of each worker")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="float32")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--repetitions", type=int, default=5)
     console = Console()
     report = run(parser.parse_args(), console)
     path = report.write(BENCH)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[2]
 DEMO: Final = ROOT / "triolet" / "demo"
 SEED: Final = 150
+MAX_DRAWN: Final = 2**24 + 2**20 - 1
+"""Above every tensor of the 150M model, and odd, so that no two rows of a matrix are the same."""
 COPIED: Final = ("tokenizer_config.json", "generation_config.json")
 
 
@@ -76,6 +78,11 @@ class Shape:
 SHAPES: Final = {
     "150m": Shape(1024, 2816, num_layers=12, num_heads=16, num_kv_heads=4),
     "15m": Shape(384, 1024, num_layers=6, num_heads=6, num_kv_heads=2),
+    # For a GPU: the shapes of Qwen2.5-0.5B and Llama-3-8B, tied.
+    "0.5b": Shape(896, 4864, num_layers=24, num_heads=14, num_kv_heads=2, vocab_size=151_936),
+    "8b": Shape(
+        4096, 14_336, num_layers=32, num_heads=32, num_kv_heads=8, head_dim=128, vocab_size=128_256
+    ),
 }
 
 
@@ -87,12 +94,20 @@ def write_model(directory: Path, shape: Shape) -> None:
     for name, size in shape.tensors().items():
         weights[name] = torch.ones(size, dtype=torch.bfloat16)
         if len(size) > 1:
-            weights[name] = (torch.randn(size, generator=generator) * 0.02).bfloat16()
+            weights[name] = _random(size, generator)
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     _write_json(directory / "config.json", _config(shape))
     _write_json(directory / "tokenizer.json", _tokenizer(shape.vocab_size))
     for name in COPIED:
         (directory / name).write_bytes((DEMO / name).read_bytes())
+
+
+def _random(size: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Return normal numbers; a large tensor repeats them, because drawing 8e9 takes minutes."""
+    numel = torch.Size(size).numel()
+    drawn = torch.randn(min(numel, MAX_DRAWN), generator=generator) * 0.02
+    repeated = drawn.bfloat16().repeat(-(-numel // MAX_DRAWN))
+    return repeated[:numel].view(size).clone()
 
 
 def _config(shape: Shape) -> dict[str, Any]:

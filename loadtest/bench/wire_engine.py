@@ -74,6 +74,10 @@ class StoredEngine:
         """Copy blocks out."""
         return self.pool.export_blocks(block_ids, into)
 
+    def pin(self, memory: memoryview) -> bool:
+        """Note that blocks will be exported into this memory again and again."""
+        return self.pool.pin(memory)
+
     def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
         """Overwrite blocks."""
         self.pool.import_blocks(block_ids, payload)

@@ -171,6 +171,10 @@ class SimulatedEngine:
             into[:] = payload
         return payload
 
+    def pin(self, memory: memoryview) -> bool:
+        """Do nothing: there is no device."""
+        return True
+
     def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
         """Overwrite blocks."""
         size = self.bytes_per_block

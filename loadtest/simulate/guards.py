@@ -16,6 +16,9 @@ import decode.assembly
 import server.fleet.attempts
 import server.fleet.progress
 from decode.intake import KvIntake
+from decode.speculation import Turn
+from engine.block_ledger import BlockLedger
+from engine.prefix_cache import TOKEN_BYTES, PrefixCache
 from prefill.links import KvLinks
 from server.fleet.attempts import Attempts
 from server.fleet.conductor import Conductor
@@ -29,9 +32,10 @@ from worker.peers import PeerTable, _Known
 from worker.roster import Roster
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Hashable, Iterable, Iterator
 
     from decode.attempt import Attempt as DecodeAttempt
+    from engine.prefix_cache import Leased
     from server.fleet.progress import Change
     from server.fleet.sequence import Attempt, Sequence
     from server.fleet.workers import Worker
@@ -226,6 +230,47 @@ def gaps() -> list[Exchange]:
     return [Exchange(server.fleet.progress, "_settle", forget)]
 
 
+def reference_counts() -> list[Exchange]:
+    """Shared blocks go back with the first lease that ends."""
+    release = BlockLedger.release
+
+    def release_all(self: BlockLedger, owner: Hashable) -> int:
+        for block in self._leases.get(owner, ()):
+            self._references[block] = 1
+        return release(self, owner)
+
+    return [Exchange(BlockLedger, "release", release_all)]
+
+
+def tokens_of_a_hit() -> list[Exchange]:
+    """A block is found by its first token, whatever the others are."""
+    keys = PrefixCache._keys
+
+    def first_tokens(self: PrefixCache, tokens: bytes) -> Iterator[bytes]:
+        return (key[:TOKEN_BYTES] for key in keys(self, tokens))
+
+    return [Exchange(PrefixCache, "_keys", first_tokens)]
+
+
+def finished_kv() -> list[Exchange]:
+    """Blocks are found as soon as they are leased, computed or not."""
+    lease = PrefixCache.lease
+
+    def lease_and_insert(
+        self: PrefixCache, owner: Hashable, tokens: bytes, salt: bytes, num_blocks: int
+    ) -> Leased:
+        leased = lease(self, owner, tokens, salt, num_blocks)
+        self.insert(tokens, salt, leased.blocks[: len(tokens) // self._key_bytes])
+        return leased
+
+    return [Exchange(PrefixCache, "lease", lease_and_insert)]
+
+
+def right_guesses() -> list[Exchange]:
+    """Whatever was computed behind a guess is kept, whether the guess held or not."""
+    return [Exchange(Turn, "holds", lambda turn, index, token_id: index < len(turn.guesses))]
+
+
 GUARDS: Final[dict[str, Callable[[], list[Exchange]]]] = {
     "lease expiry": lease_expiry,
     "digest": digest,
@@ -239,6 +284,10 @@ GUARDS: Final[dict[str, Callable[[], list[Exchange]]]] = {
     "END": end,
     "gaps": gaps,
     "greetings": greetings,
+    "reference counts": reference_counts,
+    "tokens of a hit": tokens_of_a_hit,
+    "finished KV": finished_kv,
+    "right guesses": right_guesses,
 }
 
 

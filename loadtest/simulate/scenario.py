@@ -76,6 +76,7 @@ class Report:
       virtual_s: how long it took in there.
       proposed: guesses that workers computed which were there at the end.
       accepted: of these, held.
+      found: tokens and blocks that the prefix caches found which were there at the end, by kind.
       lines: the story, if it was asked for.
     """
 
@@ -87,6 +88,7 @@ class Report:
     virtual_s: float = 0.0
     proposed: int = 0
     accepted: int = 0
+    found: Counter[str] = field(default_factory=Counter)
     lines: Sequence[str] = ()
 
 
@@ -137,7 +139,7 @@ class _Scenario:
                 healed_at = trio.current_time()
                 clients.cancel_scope.deadline = trio.current_time() + SETTLE_S
             await self._settle(world, checker, healed_at, plan.latest_s)
-            self._count_guesses(world)
+            self._count_gains(world)
             nursery.cancel_scope.cancel()
         report.virtual_s = trio.current_time() - began_at
         report.violations += world.violations
@@ -148,12 +150,16 @@ class _Scenario:
         for client in world.clients:
             report.endings[client.ending or "none"] += 1
 
-    def _count_guesses(self, world: World) -> None:
+    def _count_gains(self, world: World) -> None:
         """Count those of the lives that have not ended."""
         for worker in world.workers:
             if worker.is_up:
                 self._report.proposed += worker.core.counters.speculative_proposed
                 self._report.accepted += worker.core.counters.speculative_accepted
+            if worker.engine is not None:
+                counts = worker.engine.prefix_cache.counts
+                self._report.found["tokens"] += counts.hit_tokens
+                self._report.found["restored blocks"] += counts.restored_blocks
 
     async def _client(self, world: World, wish: Wish) -> None:
         """Bring one client to a server, and wait until it has its end."""

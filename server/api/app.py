@@ -23,12 +23,22 @@ from ..edge.cures_quart import CuredHTTPConnection
 from .chat import chat_completions
 from .completions import completions
 from .errors import CODES, error_body, error_headers, http_error
-from .fleet_audit import fleet_audit
+from .fleet_audit import OWN_AUDIT, fleet_audit, own_audit
 from .intake import live_request, shown_request_id
 from .models import detokenize, list_models, show_model, tokenize
 from .origins import check_host, check_origin
 from .pages import chat_page, static_file
-from .probes import live, load, metrics, ready, version
+from .probes import (
+    OWN_LOAD,
+    OWN_METRICS,
+    live,
+    load,
+    metrics,
+    own_load,
+    own_metrics,
+    ready,
+    version,
+)
 from .responses_socket import responses_socket
 from .static_files import read_static_files
 
@@ -90,6 +100,9 @@ def _add_routes(app: QuartTrio, services: Services) -> None:
     add("GET", "/metrics", metrics)
     add("GET", "/version", version)
     add("GET", "/load", load)
+    add("GET", OWN_AUDIT, own_audit)
+    add("GET", OWN_METRICS, own_metrics)
+    add("GET", OWN_LOAD, own_load)
     add("GET", "/fleet/audit", fleet_audit)
     files = read_static_files()
     add("GET", "/", partial(chat_page, files))

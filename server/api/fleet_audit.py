@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from msgspec.structs import replace
 from quart import request
 
+from triolet.audit import FleetAudit
 from triolet.invariants import check_invariants
 from triolet.loopback import is_loopback
 
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
 
 FORWARDED: Final = frozenset({"forwarded", "x-forwarded-for", "x-real-ip", "via"})
 """What proxies add to a request that is not their own."""
+UNIX_PEER: Final = "<local>"
+"""What Quart calls the other end of a Unix socket, which only this user has."""
+OWN_AUDIT: Final = "/fleet/audit/own"
+"""Where servers on one port ask one another."""
 
 
 def is_from_here(peer: str | None, header_names: Set[str]) -> bool:
@@ -35,15 +41,33 @@ def is_from_here(peer: str | None, header_names: Set[str]) -> bool:
       peer: address of the other end of the connection.
       header_names: in lower case.
     """
-    is_local = peer is not None and is_loopback(peer)
+    is_local = peer is not None and (peer == UNIX_PEER or is_loopback(peer))
     return is_local and not header_names & FORWARDED
 
 
+async def own_audit(services: Services) -> Response:
+    """Answer with what this server knows."""
+    return _document(await _audit(services))
+
+
 async def fleet_audit(services: Services) -> Response:
-    """Answer with the violations, the server's accounts and each worker's."""
+    """Answer with the violations, the server's accounts and each worker's; where several servers
+    share the port, with what each of them knows."""
+    audit = await _audit(services)
+    if services.siblings is not None:
+        others = (await services.siblings.ask(OWN_AUDIT)).values()
+        siblings = tuple(FleetAudit.from_json(body) for body in others if body is not None)
+        audit = replace(audit, siblings=siblings)
+    return _document(audit)
+
+
+async def _audit(services: Services) -> FleetAudit:
     header_names = {name.lower() for name in request.headers.keys()}  # noqa: SIM118 (multi-dict)
     if not is_from_here(request.remote_addr, header_names):
         raise http_error(403, "this is for the machine that the server runs on; ask from there")
-    audit = await services.fleet.audit(services.count_connections())
+    return await services.fleet.audit(services.count_connections())
+
+
+def _document(audit: FleetAudit) -> Response:
     document = {"violations": check_invariants(audit), **msgspec.structs.asdict(audit)}
     return json_response(document)

@@ -166,6 +166,19 @@ class MetricsPort(Protocol):
         ...
 
 
+class SiblingsPort(Protocol):
+    """The other servers on this port."""
+
+    @property
+    def own_name(self) -> str:
+        """What this server is called among them."""
+        ...
+
+    async def ask(self, target: str) -> dict[str, bytes | None]:
+        """GET something of each; None of who does not answer. Bounded in time."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Services:
     """What routes work with."""
@@ -180,3 +193,5 @@ class Services:
     """For large bodies. One: parsing is Python's work, so a second would not make it faster."""
     count_connections: Callable[[], int] = lambda: 0
     """How many clients are connected."""
+    siblings: SiblingsPort | None = None
+    """None where this is the only server."""

@@ -1,14 +1,17 @@
-"""What orchestrators, dashboards and people ask about the process. Answered from memory."""
+"""What orchestrators, dashboards and people ask about the process. Answered from memory; where
+several servers share a port, load and metrics are those of all."""
 
 from __future__ import annotations
 
 from importlib.metadata import version as installed_version
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 from quart import Response
 
 from triolet.errors import draining, no_worker
 
+from ..metrics_merge import merge
 from .generate import json_response
 
 if TYPE_CHECKING:
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
 VERSION: Final = installed_version("triolet")
 ANOTHER_MODEL: Final = "another_model"
 """State of a worker that lives and is given nothing, because nobody else has its model."""
+OWN_METRICS: Final = "/metrics/own"
+OWN_LOAD: Final = "/load/own"
+"""Where servers on one port ask one another."""
 PROMETHEUS_TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -56,9 +62,20 @@ def _is_paired(worker: WorkerView, workers: Sequence[WorkerView]) -> bool:
     )
 
 
-def metrics(services: Services) -> Response:
-    """Everything counted, for Prometheus."""
+def own_metrics(services: Services) -> Response:
+    """Everything that this process counted, for Prometheus."""
     return Response(services.metrics.exposition(), content_type=PROMETHEUS_TEXT)
+
+
+async def metrics(services: Services) -> Response:
+    """Everything counted, by all servers on this port where there are several."""
+    siblings = services.siblings
+    if siblings is None:
+        return own_metrics(services)
+    others = await siblings.ask(OWN_METRICS)
+    own = services.metrics.exposition().decode()
+    texts = {name: None if body is None else body.decode() for name, body in others.items()}
+    return Response(merge({siblings.own_name: own} | texts), content_type=PROMETHEUS_TEXT)
 
 
 def version(services: Services) -> Response:
@@ -66,13 +83,23 @@ def version(services: Services) -> Response:
     return json_response({"version": VERSION, "model": services.config.model_name})
 
 
-def load(services: Services) -> Response:
-    """How much is going on."""
+def own_load(services: Services) -> Response:
+    """How much is going on in this process."""
     status = services.fleet.status()
-    return json_response(
-        {
-            "server_load": status.queued + status.running,
-            "queued": status.queued,
-            "running": status.running,
-        }
-    )
+    return json_response(_load(status.queued, status.running))
+
+
+async def load(services: Services) -> Response:
+    """How much is going on, in all servers on this port."""
+    status = services.fleet.status()
+    queued, running = status.queued, status.running
+    if services.siblings is not None:
+        for body in (await services.siblings.ask(OWN_LOAD)).values():
+            if body is not None:
+                other = msgspec.json.decode(body, type=dict[str, int])
+                queued, running = queued + other["queued"], running + other["running"]
+    return json_response(_load(queued, running))
+
+
+def _load(queued: int, running: int) -> dict[str, int]:
+    return {"server_load": queued + running, "queued": queued, "running": running}

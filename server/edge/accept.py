@@ -5,6 +5,7 @@ Knows hypercorn's parts and how they are put together; knows nothing of what the
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -94,13 +95,16 @@ class Edge:
 
     async def run(
         self,
-        listening: socket.socket,
+        *listening: socket.socket,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Serve until `stop`. Closes the listening socket."""
-        listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
-        async with listener, trio.open_nursery() as connections:
-            connections.start_soon(self._accept, listener, connections)
+        """Serve until `stop`. Closes the listening sockets."""
+        listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(one)) for one in listening]
+        async with AsyncExitStack() as stack:
+            for listener in listeners:
+                await stack.enter_async_context(listener)
+            connections = await stack.enter_async_context(trio.open_nursery())
+            connections.start_soon(self._accept, listeners, connections)
             task_status.started()
             await self._stop.wait()
             self.stop_accepting()
@@ -108,9 +112,11 @@ class Edge:
             connections.cancel_scope.deadline = trio.current_time() + self._close_within_s
         self._closed.set()
 
-    async def _accept(self, listener: trio.SocketListener, connections: trio.Nursery) -> None:
+    async def _accept(
+        self, listeners: list[trio.SocketListener], connections: trio.Nursery
+    ) -> None:
         with self._accepting:
-            await trio.serve_listeners(self._serve, [listener], handler_nursery=connections)
+            await trio.serve_listeners(self._serve, listeners, handler_nursery=connections)
 
     async def _serve(self, stream: trio.SocketStream) -> None:
         if self.connections >= self._bounds.max_connections:

@@ -11,7 +11,10 @@ from triolet.errors import ConfigError
 
 if TYPE_CHECKING:
     from triolet.config import ServerConfig
+    from triolet.config_siblings import SiblingConfig
 
+OWN_BACKLOG: Final = 16
+"""Of a socket that only siblings and the supervisor know."""
 AFTER_STALL_S: Final = 1.0
 """The kernel takes a window that stays shut for a dead host; a shorter patience than the stall
 bound's would take its place."""
@@ -42,6 +45,21 @@ def open_listening_socket(config: ServerConfig) -> socket.socket:
     except (socket.gaierror, UnicodeError) as error:
         raise ConfigError(f"host {config.host!r} cannot be resolved: {error}") from None
     return _listen(socket.socket(family, kind, protocol), address, config, where)
+
+
+def open_own_socket(config: SiblingConfig) -> socket.socket:
+    """Listen on the socket by which this very server is reached, whoever else has its port.
+
+    Raises:
+      ConfigError: what was handed down is no socket.
+    """
+    try:
+        own = socket.socket(fileno=config.own_fd)
+        own.setblocking(False)
+        own.listen(OWN_BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"descriptor {config.own_fd} is no socket of ours: {error}") from None
+    return own
 
 
 def _listen(

@@ -13,7 +13,7 @@ from triolet.ids import AttemptKey, Role
 
 from . import ends
 from .asking import prefill_frame, reserve_frame
-from .dispatch import Pair, blocks_needed, choose_pair, is_model_gone
+from .dispatch import Pair, blocks_needed, choose_pair, counted_tokens, is_model_gone
 from .phases import Phase, Step
 from .progress import (
     Again,
@@ -108,6 +108,7 @@ class Attempts:
                 attempt.pair.prefill.release(attempt.key)
             if not attempt.has_decoded:
                 attempt.has_decoded = True
+                decode.prefixes.keep(sequence.chain, decode.capacity)
                 self.recovery.worked(decode, now)
             num_before = len(sequence.relay.token_ids)
             change = take_row(sequence, attempt, row, now)
@@ -153,6 +154,9 @@ class Attempts:
                 return
             case Finish(end=end):
                 is_ours = end.stop_string is not None
+                if sequence.attempt is not None:
+                    decode = sequence.attempt.pair.decode
+                    decode.prefixes.keep(sequence.whole_chain, decode.capacity)
                 self._leave(sequence, EndReason.STOP_STRING if is_ours else EndReason(end.reason))
                 self._book.finish(sequence, end, now)
             case Fail(error=error, outcome=outcome):
@@ -252,7 +256,11 @@ class Attempts:
         is_on_probation = need.is_on_probation
         pair.decode.reserve(key, num_blocks=num_blocks, is_on_probation=is_on_probation)
         pair.decode.asked(key)
-        pair.prefill.reserve(key, num_tokens=need.prompt_tokens, is_on_probation=is_on_probation)
+        num_tokens = counted_tokens(pair.prefill, need)
+        pair.prefill.reserve(key, num_tokens=num_tokens, is_on_probation=is_on_probation)
+        pair.prefill.prefixes.keep(
+            sequence.chain, pair.prefill.capacity
+        )  # soon: whoever comes next finds it there
         self._outbox.send(pair.decode, reserve_frame(sequence, attempt, self._eos_token_ids, now))
 
     def _granted(self, sequence: Sequence, attempt: Attempt, grant: Grant, now: float) -> None:

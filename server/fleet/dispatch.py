@@ -1,8 +1,10 @@
 """Which decode and which prefill worker a sequence goes to.
 
 Pure functions of the workers' announcements. Decode: most blocks left after what is reserved and
-what running sequences will grow by. Prefill: fewest prompt tokens to compute. Both must hold the
-same model, or the KV of one would mean nothing to the other.
+what running sequences will grow by, unless another one holds enough of the prompt to make up for
+the streams that it has more. Prefill: fewest prompt tokens to compute until this prompt is done. So
+a prefix draws prompts to where it is until they are sooner done elsewhere. Both must hold the same
+model, or the KV of one would mean nothing to the other.
 
 Workers whose breakers are open are left out, up to half of a role. Where a sequence failed before,
 and pairs that lost one another, are the last choice: better than to wait.
@@ -10,7 +12,7 @@ and pairs that lost one another, are the last choice: better than to wait.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from triolet.ids import Role
 
@@ -20,7 +22,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from .paths import BrokenPaths
+    from .prefixes import PrefixChain
     from .workers import Worker
+
+
+TOKENS_PER_STREAM: Final = 256
+"""Prompt tokens that a decode worker must hold for each stream that it has more than the emptiest
+one: KV that does not travel is worth a little, a slower step for everybody is not."""
+MIN_GAIN_TOKENS: Final = 64
+"""Less is not worth a thought: what a few tokens save is not felt, and where blocks are is."""
 
 
 class Need(NamedTuple):
@@ -32,6 +42,7 @@ class Need(NamedTuple):
       fingerprint: of the model that it began with; empty if it has not begun.
       shunned: addresses of workers where it failed.
       is_on_probation: it must not share a worker with another one that is.
+      chain: names the prompt's blocks; None if nobody is asked for them.
     """
 
     prompt_tokens: int
@@ -39,6 +50,7 @@ class Need(NamedTuple):
     fingerprint: str = ""
     shunned: frozenset[str] = frozenset()
     is_on_probation: bool = False
+    chain: PrefixChain | None = None
 
 
 class Pair(NamedTuple):
@@ -65,16 +77,13 @@ def choose_pair(
     prefills = [w for w in _admitted(usable, Role.PREFILL, need) if _has_token_credit(w, need)]
     decodes = [w for w in _admitted(usable, Role.DECODE, need) if _has_room(w, need, now)]
     last_choice = None
-
-    def decode_rank(worker: Worker) -> tuple[bool, int, str]:
-        return worker.address in need.shunned, -_spare_blocks(worker), worker.address
-
-    for decode in sorted(decodes, key=decode_rank):
+    for decode in _ranked(decodes, need):
 
         def prefill_rank(worker: Worker, decode: Worker = decode) -> tuple[bool, bool, int, str]:
             is_broken = paths.is_broken(worker, decode, now)
             is_shunned = worker.address in need.shunned
-            return is_broken, is_shunned, worker.waiting_tokens, worker.address
+            tokens = worker.waiting_tokens + tokens_to_compute(worker, need)
+            return is_broken, is_shunned, tokens, worker.address
 
         same_model = [w for w in prefills if w.fingerprint == decode.fingerprint]
         if same_model:
@@ -83,6 +92,30 @@ def choose_pair(
                 return pair
             last_choice = last_choice or pair
     return last_choice
+
+
+def tokens_to_compute(worker: Worker, need: Need) -> int:
+    """Return how many prompt tokens a worker would probably have to compute."""
+    return max(1, need.prompt_tokens - worker.prefixes.held_tokens(need.chain, worker.capacity))
+
+
+def counted_tokens(worker: Worker, need: Need) -> int:
+    """Return what a prompt takes of a prefill worker's credit: at least half of it, because workers
+    turn away what overruns their credit twice, and what they hold is only a guess."""
+    return max(tokens_to_compute(worker, need), need.prompt_tokens // 2)
+
+
+def _ranked(decodes: list[Worker], need: Need) -> list[Worker]:
+    """Return decode workers, the best first."""
+    fewest = min((len(worker.shares) for worker in decodes), default=0)
+
+    def rank(worker: Worker) -> tuple[bool, int, int, str]:
+        crowd = TOKENS_PER_STREAM * (len(worker.shares) - fewest)
+        gain = worker.prefixes.held_tokens(need.chain, worker.capacity) - crowd
+        gain = gain if gain >= MIN_GAIN_TOKENS else 0
+        return worker.address in need.shunned, -gain, -_spare_blocks(worker), worker.address
+
+    return sorted(decodes, key=rank)
 
 
 def is_model_gone(workers: Iterable[Worker], need: Need) -> bool:
@@ -121,7 +154,7 @@ def _has_token_credit(worker: Worker, need: Need) -> bool:
         return False
     credit = worker.beat.token_credit
     waiting = worker.waiting_tokens
-    return credit > 0 and (waiting == 0 or waiting + need.prompt_tokens <= credit)
+    return credit > 0 and (waiting == 0 or waiting + counted_tokens(worker, need) <= credit)
 
 
 def blocks_needed(worker: Worker, need: Need) -> int:

@@ -109,7 +109,7 @@ def take_first_token(
     sequence: Sequence, attempt: Attempt, frame: FirstToken, now: float
 ) -> Change | None:
     """Take position 0 as prefill sent it. With a replay it must repeat what the client has."""
-    if not sequence.relay.token_ids:
+    if sequence.cached_tokens is None:
         # A later attempt finds what this request has left itself.
         sequence.cached_tokens = frame.cached_tokens
     attempt.pair.prefill.computed(attempt.key)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ..generation import Usage
 from .dispatch import Need
 from .phases import Phase, Step, after
+from .prefixes import PrefixChain
 from .suspicion import Suspicion
 
 if TYPE_CHECKING:
@@ -89,7 +90,8 @@ class Sequence:
       suspicion: whether it is what workers fail by.
       shunned: addresses of workers where it failed; others are preferred.
       fingerprint: of the model that made its first token.
-      cached_tokens: prompt tokens whose KV was there already.
+      cached_tokens: prompt tokens whose KV was there already; None before anybody has said so.
+      chain: names the prompt's blocks.
     """
 
     request: GenerationRequest
@@ -106,7 +108,11 @@ class Sequence:
     suspicion: Suspicion = field(default_factory=Suspicion)
     shunned: frozenset[str] = frozenset()
     fingerprint: str = ""
-    cached_tokens: int = 0
+    cached_tokens: int | None = None
+    chain: PrefixChain = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.chain = PrefixChain(self.request.prompt_ids, self.request.cache_salt)
 
     def step(self, step: Step) -> None:
         """Move on.
@@ -149,7 +155,14 @@ class Sequence:
             self.fingerprint,
             self.shunned,
             self.suspicion.is_on_probation,
+            self.chain,
         )
+
+    @property
+    def whole_chain(self) -> PrefixChain:
+        """Names the blocks of prompt and completion, with which the next turn of a chat begins."""
+        token_ids = (*self.request.prompt_ids, *self.relay.token_ids)
+        return PrefixChain(token_ids, self.request.cache_salt)
 
     def usage(self, now: float) -> Usage:
         """Return counts and times as of now."""
@@ -159,7 +172,7 @@ class Sequence:
         return Usage(
             prompt_tokens=len(self.request.prompt_ids),
             completion_tokens=len(self.relay.token_ids),
-            cached_tokens=self.cached_tokens,
+            cached_tokens=self.cached_tokens or 0,
             queue_s=until - times.submitted_at,
             ttft_s=None if first is None else first - times.submitted_at,
         )

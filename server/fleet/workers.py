@@ -14,6 +14,7 @@ from transport.frames import Load
 from transport.liveness import PeerMonitor, PeerState
 
 from .breaker import Breaker
+from .prefixes import PrefixIndex
 
 if TYPE_CHECKING:
     from transport.frames import Capacity, Welcome, WorkerHeartbeat
@@ -54,6 +55,7 @@ class Worker:
       busy_until: it refused a lease and is not asked again before.
       available_blocks: free or reclaimable, less what was reserved since the last heartbeat.
       shares: this server's attempts there.
+      prefixes: what its prefix cache probably holds.
       missing_since: when it was last seen to be gone; None while it is there.
     """
 
@@ -69,6 +71,7 @@ class Worker:
         self.busy_until = now
         self.available_blocks = 0
         self.shares: dict[AttemptKey, Share] = {}
+        self.prefixes = PrefixIndex()
         self.missing_since: float | None = now
 
     def __str__(self) -> str:
@@ -121,6 +124,7 @@ class Worker:
         if is_another_life:
             self.beat = None
             self.breaker.reset()
+            self.prefixes.clear()
         self.welcome = welcome
         self.busy_until = now
         self.missing_since = None

@@ -59,7 +59,7 @@ def test_bytes_that_only_look_like_the_tokens_are_none() -> None:
 
 @given(st.lists(st.integers(0, 3), max_size=60), st.integers(1, 9))
 def test_it_finds_what_a_plain_search_finds(tokens: list[int], most: int) -> None:
-    config = SpeculationConfig(source=LOOKUP, max_candidates=100, max_ngram=64)
+    config = SpeculationConfig(source=LOOKUP, max_ngram=64)
     best, longest = None, 0
     for after in range(len(tokens) - 1, 1, -1):
         length = 0

@@ -38,7 +38,34 @@ def test_it_streams_and_the_pieces_are_the_answer(client: OpenAI) -> None:
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
     assert text == whole.choices[0].message.content
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
-    assert chunks[-1].usage == whole.usage
+    usage = chunks[-1].usage
+    assert usage is not None
+    # The second time the prompt's KV is there.
+    assert usage.model_copy(update={"prompt_tokens_details": None}) == whole.usage.model_copy(
+        update={"prompt_tokens_details": None}
+    )
+
+
+def test_the_next_turn_of_a_chat_is_not_computed_from_its_beginning(client: OpenAI) -> None:
+    turns: list[ChatCompletionMessageParam] = [
+        {"role": "user", "content": "Tell me a story about a fox named Mia on the moon. " * 3}
+    ]
+    cached = []
+    for question in ("And what happened then?", "How did it end?", None):
+        answer = client.chat.completions.create(
+            model="demo",
+            messages=turns,
+            temperature=0,
+            max_tokens=30,
+            extra_body={"cache_salt": "a chat of this test"},
+        )
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens_details is not None
+        cached.append(answer.usage.prompt_tokens_details.cached_tokens)
+        turns += [{"role": "assistant", "content": answer.choices[0].message.content}]
+        turns += [{"role": "user", "content": question or ""}]
+    assert cached[0] == 0
+    assert 0 < cached[1] < cached[2]
 
 
 def test_plain_completions_stream_too(client: OpenAI) -> None:

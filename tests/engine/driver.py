@@ -11,7 +11,7 @@ from triolet.sampling import SamplingParams
 from triolet.units import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
     from pathlib import Path
 
     from engine.kv_pool import KVPool
@@ -83,6 +83,41 @@ def decode(
         for sequence, result in zip(running, engine.runner.step(rows), strict=True):
             assert result is not None
             sequence.results.append(result)
+
+
+def launched_ahead(
+    engine: Engine, sequences: list[Running], params: SamplingParams, num_tokens: int
+) -> None:
+    """Decode with each step launched before the one before it is read."""
+    under_way: list[tuple[list[Running], Callable[[], list[Sampled | None]]]] = []
+    while True:
+        pending = under_way[-1][0] if under_way else []
+        rows, running = [], []
+        for sequence in sequences:
+            is_pending = sequence in pending
+            position = len(sequence.results) + is_pending
+            if position >= num_tokens:
+                continue
+            rows.append(
+                StepRow(
+                    [0 if is_pending else sequence.results[-1].token_id],
+                    len(sequence.prompt) + position - 1,
+                    sequence.blocks,
+                    SampleSpec(params, position),
+                    is_decode=True,
+                    follows=pending.index(sequence) if is_pending else None,
+                )
+            )
+            running.append(sequence)
+        if rows:
+            under_way.append((running, engine.runner.launch(rows)))
+        if not under_way:
+            return
+        if len(under_way) == 2 or not rows:
+            finished, read = under_way.pop(0)
+            for sequence, sampled in zip(finished, read(), strict=True):
+                assert sampled is not None
+                sequence.results.append(sampled)
 
 
 def generate(

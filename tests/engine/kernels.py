@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from engine.attention.flash import DECODE_SPLITS
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -50,7 +52,7 @@ class FakeFlashAttn:
     ) -> Tensor:
         self._check(k_cache, cache_seqlens, block_table)
         assert causal
-        assert num_splits == 0
+        assert num_splits == DECODE_SPLITS
         assert q.shape[:2] == (len(cache_seqlens), 1)
         rows = [
             attention_of_one(

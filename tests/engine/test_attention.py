@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from engine.attention import flash, sdpa
-from engine.attention.flash import FlashAttention, group_rows
+from engine.attention import flash, sdpa, triton
+from engine.attention.flash import FlashAttention
 from engine.attention.registry import backend_traits, create_attention
+from engine.attention.row_groups import group_rows
 from engine.attention.sdpa import SdpaAttention
 from engine.batch import FlatStep, StepRow, flatten
 from engine.kv_pool import KVLayout, KVPool
@@ -115,8 +116,15 @@ def test_flash_parts_the_rows_by_kernel() -> None:
 )
 def test_flash_without_its_package_says_what_to_do() -> None:
     pool = KVPool(KVLayout(1, 256, 1, 8, torch.bfloat16), 2, CPU)
-    with pytest.raises(ConfigError, match=r"install the extra `gpu` .* or use backend 'sdpa'"):
+    with pytest.raises(ConfigError, match=r"install the extra `gpu` .* or use backend 'tri"):
         create_attention("flash", pool, 1, 256)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is not None, reason="Triton is installed")
+def test_triton_without_its_package_says_what_to_do() -> None:
+    pool = KVPool(KVLayout(1, 16, 1, 8, torch.bfloat16), 2, CPU)
+    with pytest.raises(ConfigError, match=r"install a CUDA build of torch, .* or use backend 'sd"):
+        create_attention("triton", pool, 1, 256)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +134,8 @@ def test_flash_without_its_package_says_what_to_do() -> None:
         (flash.TRAITS, "cuda", Dtype.FLOAT32, 256, 64, "dtype is 'float32'; allowed: bfloat16"),
         (flash.TRAITS, "cuda", Dtype.BFLOAT16, 16, 64, "block_size is 16; allowed: multiples of 2"),
         (flash.TRAITS, "cuda", Dtype.BFLOAT16, 512, 260, "head_dim of the model is 260"),
+        (triton.TRAITS, "cpu", Dtype.BFLOAT16, 16, 64, "device is 'cpu'; allowed: cuda"),
+        (triton.TRAITS, "cuda", Dtype.BFLOAT16, 16, 512, "head_dim of the model is 512"),
         (sdpa.TRAITS, "mps", Dtype.FLOAT32, 16, 64, "device is 'mps'; allowed: cpu, cuda"),
         (sdpa.TRAITS, "cpu", Dtype.FLOAT32, 16, 15, "head_dim of the model is 15"),
     ],
@@ -144,5 +154,5 @@ def test_settings_that_a_backend_can_serve_pass() -> None:
 
 
 def test_an_unknown_backend_is_refused() -> None:
-    with pytest.raises(ConfigError, match="backend is 'xla'; allowed: flash, sdpa"):
+    with pytest.raises(ConfigError, match="backend is 'xla'; allowed: flash, sdpa, triton"):
         backend_traits("xla")

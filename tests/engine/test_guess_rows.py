@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from engine.batch import FollowedBy, SampleSpec, StepRow, flatten
+from engine.native.library import load_library
 from engine.native.model import plan_tasks
-from triolet.config import Dtype, EngineConfig
+from triolet.config import Dtype, EngineConfig, WeightFormat
 from triolet.sampling import SamplingParams
 from triolet.units import MIB
 
@@ -149,6 +150,22 @@ def test_threads_change_no_bit_of_guesses(
         assert guessed(engine, expected, GREEDY, counts)[0] == expected
     finally:
         torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("dtype", list(Dtype))
+def test_guesses_of_rounded_weights_change_no_bit_either(
+    checkpoint: Callable[[str], Checkpoint], dtype: Dtype
+) -> None:
+    if load_library() is None:
+        pytest.skip("the kernels are not built for this machine")
+    config = EngineConfig(
+        dtype=dtype, backend="native", weights=WeightFormat.INT8, kv_pool_bytes=4 * MIB
+    )
+    engine = open_engine(checkpoint("llama").path, config)
+    expected = generate(engine, PROMPTS, NUM_TOKENS)
+    results, num_steps = guessed(engine, expected, GREEDY, iter(lambda: 3, -1))
+    assert results == expected
+    assert num_steps < NUM_TOKENS - 1
 
 
 def test_rows_that_continue_one_another_attend_together() -> None:

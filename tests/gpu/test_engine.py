@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,9 +14,20 @@ from engine.batch import StepRow, flatten
 from engine.kv_pool import KVLayout, KVPool
 from engine.load import load_engine
 from tests.engine.checkpoints import VOCAB_SIZE, write_checkpoint
-from tests.engine.driver import GREEDY, Running, decode, exported, generate, ids, prefill
+from tests.engine.driver import (
+    GREEDY,
+    Running,
+    decode,
+    exported,
+    generate,
+    ids,
+    launched_ahead,
+    prefill,
+)
 from tests.engine.kernels import attention_of_one
 from triolet.config import Dtype, EngineConfig
+from triolet.config_gpu import GpuConfig
+from triolet.sampling import SamplingParams
 from triolet.units import MIB
 
 if TYPE_CHECKING:
@@ -31,7 +43,11 @@ needs_flash_attn = pytest.mark.skipif(
 PROMPTS = [[(7 * i + n) % VOCAB_SIZE for i in range(n)] for n in (1, 16, 17, 300)]
 
 
-@pytest.mark.parametrize("backend", ["sdpa", pytest.param("flash", marks=needs_flash_attn)])
+BACKENDS = ["sdpa", "triton", pytest.param("flash", marks=needs_flash_attn)]
+FUSED = BACKENDS[1:]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_attention_on_the_gpu_is_explicit_attention(backend: str) -> None:
     torch.manual_seed(4)
     gpu = torch.device("cuda")
@@ -57,24 +73,87 @@ def test_attention_on_the_gpu_is_explicit_attention(backend: str) -> None:
         torch.testing.assert_close(output[own].cpu().float(), expected, rtol=0.02, atol=0.02)
 
 
-def test_fp32_on_the_gpu_gives_the_tokens_of_transformers(tmp_path: Path) -> None:
-    checkpoint = write_checkpoint(tmp_path / "qwen3", "qwen3")
-    config = EngineConfig(device="cuda", kv_pool_bytes=16 * MIB)
+@pytest.mark.parametrize("backend", ["sdpa", "triton"])
+@pytest.mark.parametrize("family", ["qwen3", "llama-biases", "qwen2-tied"])
+def test_fp32_on_the_gpu_gives_the_tokens_of_transformers(
+    tmp_path: Path, backend: str, family: str
+) -> None:
+    checkpoint = write_checkpoint(tmp_path / family, family)
+    config = EngineConfig(device="cuda", backend=backend, kv_pool_bytes=16 * MIB)
     engine = load_engine(checkpoint.path, config, lambda *_: None)
     expected = [checkpoint.greedy(prompt, 32) for prompt in PROMPTS]
     assert [ids(results) for results in generate(engine, PROMPTS, 32, chunk=64)] == expected
 
 
-@needs_flash_attn
-def test_blocks_travel_between_two_pools_bit_for_bit(tmp_path: Path) -> None:
-    checkpoint = write_checkpoint(tmp_path / "qwen3", "qwen3")
-    config = EngineConfig(
+def fused_config(backend: str, gpu: GpuConfig | None = None) -> EngineConfig:
+    return EngineConfig(
         device="cuda",
         dtype=Dtype.BFLOAT16,
-        backend="flash",
-        block_size=256,
+        backend=backend,
+        block_size=256 if backend == "flash" else 16,
         kv_pool_bytes=32 * MIB,
+        max_num_seqs=16,
+        gpu=gpu or GpuConfig(),
     )
+
+
+@pytest.mark.parametrize("backend", FUSED)
+def test_a_replayed_step_has_the_bits_of_a_launched_one(tmp_path: Path, backend: str) -> None:
+    path = write_checkpoint(tmp_path / "qwen3", "qwen3").path
+    replayed, launched = (
+        generate(
+            load_engine(path, fused_config(backend, GpuConfig(cuda_graphs=on)), lambda *_: None),
+            PROMPTS,
+            24,
+        )
+        for on in (True, False)
+    )
+    assert replayed == launched
+
+
+@pytest.mark.parametrize("backend", FUSED)
+def test_steps_launched_ahead_give_the_same_tokens(tmp_path: Path, backend: str) -> None:
+    path = write_checkpoint(tmp_path / "qwen3", "qwen3").path
+    engine = load_engine(path, fused_config(backend), lambda *_: None)
+    params = SamplingParams(temperature=0.8, seed=11)
+    expected = [ids(results) for results in generate(engine, PROMPTS, 48, params)]
+    sequences = [Running(engine, n, prompt, 48) for n, prompt in enumerate(PROMPTS)]
+    for sequence in sequences:
+        prefill(engine, sequence, params, 512)
+    launched_ahead(engine, sequences, params, 48)
+    assert [ids(sequence.results) for sequence in sequences] == expected
+
+
+@pytest.mark.parametrize("backend", FUSED)
+def test_a_row_of_a_fixed_batch_has_the_same_bits_whoever_else_is_there(
+    tmp_path: Path, backend: str
+) -> None:
+    path = write_checkpoint(tmp_path / "qwen3", "qwen3").path
+    config = fused_config(backend, GpuConfig(fixed_batch=True))
+    engine = load_engine(path, config, lambda *_: None)
+    [alone] = generate(engine, PROMPTS[2:3], 24)
+    crowd = [[(5 * i + n) % VOCAB_SIZE for i in range(9 + n)] for n in range(12)]
+    sequences = [Running(engine, n, p, 24) for n, p in enumerate([*crowd, PROMPTS[2]])]
+    for sequence in sequences:
+        prefill(engine, sequence, GREEDY, 512)
+    decode(engine, sequences, GREEDY, 24)
+    assert sequences[-1].results[1:] == alone[1:]
+
+
+def test_rows_without_numbers_still_get_a_token() -> None:
+    choose = import_module("engine.gpu.sampler_kernels").choose
+    gpu = torch.device("cuda")
+    logits = torch.full((2, 5000), float("nan"), device=gpu)
+    temperatures = torch.tensor([0.0, 1.0], dtype=torch.float64, device=gpu)
+    zeros = torch.zeros(2, dtype=torch.int64, device=gpu)
+    chosen = choose(logits, temperatures, zeros.double(), zeros, zeros).tolist()
+    assert all(0 <= token < 5000 for token in chosen)
+
+
+@pytest.mark.parametrize("backend", FUSED)
+def test_blocks_travel_between_two_pools_bit_for_bit(tmp_path: Path, backend: str) -> None:
+    checkpoint = write_checkpoint(tmp_path / "qwen3", "qwen3")
+    config = fused_config(backend)
     source, target = (load_engine(checkpoint.path, config, lambda *_: None) for _ in range(2))
     [expected] = generate(source, [PROMPTS[3]], 16)
     sent = Running(source, "sent", PROMPTS[3], 0)

@@ -18,6 +18,7 @@ import typer
 from ops.cli import app
 from server.fleet.status import FleetStatus
 from server.metrics import Metrics
+from server.metrics_merge import merge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -137,7 +138,8 @@ def exposed_metrics() -> set[str]:
     )
     metrics = Metrics("model", "none")
     metrics.watch(lambda: nothing, lambda: 0)
-    families = re.findall(r"^# TYPE (\S+)", metrics.exposition().decode(), re.MULTILINE)
+    merged = merge({"server-0": metrics.exposition().decode(), "server-1": None})
+    families = re.findall(r"^# TYPE (\S+)", merged, re.MULTILINE)
     return {name for name in families if name.startswith("triolet_")}
 
 

@@ -60,6 +60,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "zmq": ("transport/zmq_",),
     "hypercorn": ("server/edge/",),
     "flash_attn": ("engine/attention/flash",),
+    "triton": ("engine/gpu/",),
     "msgpack": ("transport/codec.py",),
     "prometheus_client": ("server/metrics",),
     "locust": ("loadtest/",),
@@ -242,6 +243,9 @@ SANS_IO_FOLDERS: dict[str, tuple[str, ...]] = {
 }
 SANS_IO = (
     "engine/batch.py",
+    "engine/gpu/arena.py",
+    "engine/gpu/buckets.py",
+    "engine/gpu/decode_rows.py",
     "engine/block_ledger.py",
     "engine/pace.py",
     "engine/philox.py",
@@ -293,9 +297,8 @@ def test_every_channel_and_queue_has_a_bound() -> None:
     assert not wrong
 
 
-CONFIGS = [
-    ROOT / "triolet" / name for name in ("config.py", "config_recovery.py", "config_speculation.py")
-]
+CONFIG_NAMES = ("config.py", "config_gpu.py", "config_recovery.py", "config_speculation.py")
+CONFIGS = [ROOT / "triolet" / name for name in CONFIG_NAMES]
 SHOWS_DEFAULTS = "ops/options.py"
 
 

@@ -12,18 +12,26 @@ from hypothesis import strategies as st
 
 from ops.arguments import (
     engine_arguments,
+    gpu_arguments,
     link_arguments,
     server_arguments,
     speculation_arguments,
 )
 from ops.option_groups import with_groups
-from ops.options import engine_options, link_options, server_options, speculation_options
+from ops.options import (
+    engine_options,
+    gpu_options,
+    link_options,
+    server_options,
+    speculation_options,
+)
 from ops.plain_text import one_line, printable
-from ops.plan import FleetPlan, plan_processes
+from ops.plan import Door, FleetPlan, plan_processes
 from ops.quantities import parse_size, show_count, show_size
 from ops.rolling import Move, Step, restart_steps
 from ops.word_wrap import WordWrap
 from triolet.config import Dtype, EngineConfig, LinkConfig, ServerConfig
+from triolet.config_gpu import GpuConfig
 from triolet.config_speculation import SpeculationConfig
 from triolet.config_wire import WireConfig
 from triolet.errors import ConfigError
@@ -110,6 +118,13 @@ def test_a_worker_understands_the_engine_that_its_supervisor_means(config: Engin
     assert parsed(engine_options, "prefill", engine_arguments(config)) == config
 
 
+@pytest.mark.parametrize("config", [GpuConfig(), GpuConfig(False, True, 5 * GIB)])
+def test_a_worker_understands_the_gpu_that_its_supervisor_means(config: GpuConfig) -> None:
+    assert parsed(gpu_options, "prefill", gpu_arguments(config)) == config
+    with pytest.raises(ConfigError, match="pinned_bytes is 0; allowed: >= 1"):
+        GpuConfig(pinned_bytes=0)
+
+
 @pytest.mark.parametrize("source", ["off", "lookup", "draft"])
 def test_decode_understands_the_guessing_that_its_supervisor_means(
     source: str, tmp_path: Path
@@ -172,7 +187,7 @@ def plan(prefill: int = 1, decode: int = 1, threads: int | None = None) -> Fleet
 
 
 def test_a_plan_has_every_process_once_and_each_worker_its_own_sockets() -> None:
-    specs, spares = plan_processes(plan(2, 3), ("triolet",), Path("/run/x"), 42, 8, listen_fd=7)
+    specs, spares = plan_processes(plan(2, 3), ("triolet",), Path("/run/x"), 42, 8, doors=[Door(7)])
     assert not spares
     names = ["server", "prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2"]
     assert [spec.name for spec in specs] == names == plan(2, 3).process_names
@@ -186,13 +201,13 @@ def test_a_plan_has_every_process_once_and_each_worker_its_own_sockets() -> None
 
 
 def test_only_the_server_gets_the_socket_that_clients_connect_to() -> None:
-    specs, _ = plan_processes(plan(), ("t",), Path("/x"), 1, cores=1, listen_fd=7)
+    specs, _ = plan_processes(plan(), ("t",), Path("/x"), 1, cores=1, doors=[Door(7)])
     assert [spec.pass_fds for spec in specs] == [(7,), (), ()]
     assert specs[0].argv[specs[0].argv.index("--listen-fd") + 1] == "7"
 
 
 def test_the_only_worker_of_its_role_has_a_stand_in_that_the_server_knows_as_such() -> None:
-    specs, spares = plan_processes(plan(1, 2), ("t",), Path("/x"), 1, cores=8, listen_fd=7)
+    specs, spares = plan_processes(plan(1, 2), ("t",), Path("/x"), 1, cores=8, doors=[Door(7)])
     assert [(spec.name, spec.role) for spec in spares] == [("prefill-spare", Role.PREFILL)]
     address = spares[0].argv[spares[0].argv.index("--control") + 1]
     server = specs[0].argv
@@ -229,7 +244,7 @@ ROLES = {Role.SERVER, Role.PREFILL, Role.DECODE}
 def test_a_restart_never_leaves_a_role_empty(
     prefill: int, decode: int, roles: set[Role], steps: list[Step]
 ) -> None:
-    specs, spares = plan_processes(plan(prefill, decode), ("t",), Path("/x"), 1, 1, listen_fd=7)
+    specs, spares = plan_processes(plan(prefill, decode), ("t",), Path("/x"), 1, 1, doors=[Door(7)])
     assert restart_steps(specs, {spec.role: spec for spec in spares}, roles) == steps
 
 
@@ -240,7 +255,7 @@ def test_a_restart_never_leaves_a_role_empty(
 def test_cores_are_divided_among_workers(
     cores: int, workers: tuple[int, int], asked: int | None, threads: int
 ) -> None:
-    specs, _ = plan_processes(plan(*workers, asked), ("t",), Path("/x"), 1, cores, listen_fd=7)
+    specs, _ = plan_processes(plan(*workers, asked), ("t",), Path("/x"), 1, cores, doors=[Door(7)])
     for spec in specs[1:]:
         assert spec.env["OMP_NUM_THREADS"] == str(threads)
         assert spec.argv[spec.argv.index("--threads") + 1] == str(threads)

@@ -91,6 +91,10 @@ class FakeEngine:
             into[:] = payload
         return payload
 
+    def pin(self, memory: memoryview) -> bool:
+        """Do nothing: there is no device."""
+        return True
+
     def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
         """Overwrite blocks."""
         assert len(payload) == len(block_ids) * self.bytes_per_block

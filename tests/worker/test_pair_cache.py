@@ -229,3 +229,15 @@ def test_a_new_life_still_knows_its_blocks() -> None:
     assert len(pair.heard[key].tokens) == 6
     pair.pass_time(6.0)
     pair.check_empty()
+
+
+def test_a_prompt_that_is_here_counts_for_what_it_lacks() -> None:
+    pair = Pair(num_blocks=200, max_num_seqs=64)
+    prompt = list(range(180))
+    answered(pair, prompt)
+    keys = [pair.ask([*prompt, number]) for number in range(8)]
+    pair.beat()
+    assert pair.beats[Role.PREFILL].load.waiting_tokens == 8
+    pair.run()
+    pair.check_empty()
+    assert all(len(pair.heard[key].tokens) == 6 for key in keys)

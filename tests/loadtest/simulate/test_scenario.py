@@ -6,6 +6,7 @@ import os
 import secrets
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -62,13 +63,17 @@ def test_a_story_is_told_and_hashed_alike() -> None:
 def test_no_seed_of_the_corpus_breaks_anything_and_every_fault_happens_there() -> None:
     tally = Tally()
     proposed = accepted = 0
+    found: Counter[str] = Counter()
     for seed, reason in CORPUS.items():
         report = simulate(seed)
         proposed, accepted = proposed + report.proposed, accepted + report.accepted
+        found += report.found
         assert report.violations == [], f"{reason}: {replay_command(seed)}"
         tally.add(report.tally)
     assert {fault for fault in Fault if tally.happened[fault]} == set(Fault)
     assert proposed > accepted > 0, "no guess ever failed, or none ever held"
+    assert found["tokens"] > 0, "no prompt ever began like another"
+    assert found["restored blocks"] > 0, "nothing ever came back from host memory"
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ async def test_it_tells_the_accounts_and_what_is_wrong_with_them() -> None:
         server.fleet.accounts = replace(server.fleet.accounts, received=4)
         unwell = await server.request("GET", "/fleet/audit")
     assert (well.status, well.json["violations"]) == (200, [])
-    assert set(well.json) == {"violations", "grace_s", "server", "workers"}
+    assert set(well.json) == {"violations", "grace_s", "server", "workers", "siblings"}
     [violation] = unwell.json["violations"]
     assert set(violation) == {"invariant", "where", "what", "meaning", "remedy"}
     assert violation["invariant"] == "I9"

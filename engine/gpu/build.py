@@ -1,0 +1,70 @@
+"""From weights to what computes on a GPU; chosen by `--backend flash` and `--backend triton`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from triolet.errors import ConfigError
+
+from ..attention.interface import PagedAttention
+from ..attention.registry import backend_traits, create_attention
+from .buckets import bucket_sizes
+
+if TYPE_CHECKING:
+    from triolet.config import EngineConfig
+
+    from ..kv_pool import KVPool
+    from ..layers import Weights
+    from ..model_config import ModelConfig
+    from .decoder import Decoder
+    from .model import FusedModel
+
+
+class GpuParts(NamedTuple):
+    """What computes on a GPU.
+
+    Attributes:
+      model: steps of any kind.
+      decoder: steps of decode rows alone.
+    """
+
+    model: FusedModel
+    decoder: Decoder
+
+
+def build_parts(
+    backend: str,
+    model_config: ModelConfig,
+    weights: Weights,
+    pool: KVPool,
+    config: EngineConfig,
+    max_model_len: int,
+) -> GpuParts:
+    """Put the fused forward pass together.
+
+    Raises:
+      ConfigError: Triton is not installed, or the backend's package.
+    """
+    try:
+        from .decoder import Decoder
+        from .model import FusedModel
+        from .transformer import FusedTransformer
+    except ImportError as error:
+        raise ConfigError(
+            f"backend is {backend!r}, but Triton cannot be imported ({error}); install a CUDA "
+            "build of torch, which brings it, or use backend 'sdpa'"
+        ) from error
+    attention = create_attention(backend, pool, model_config.num_heads, max_model_len)
+    assert isinstance(attention, PagedAttention), "only paged backends come here"
+    transformer = FusedTransformer(model_config, weights, pool, attention, max_model_len)
+    model = FusedModel(transformer, pool.layout.block_size, pool.blocks.device)
+    sizes = bucket_sizes(config.max_num_seqs, fixed=config.gpu.fixed_batch)
+    return GpuParts(model, Decoder(transformer, pool, sizes, max_model_len))
+
+
+def capture(backend: str, decoder: Decoder) -> None:
+    """Replay decode steps from CUDA graphs from now on, if the backend can be captured."""
+    if backend_traits(backend).is_capturable:
+        from .graphs import StepGraphs
+
+        decoder.replay_with(StepGraphs(decoder.compute, decoder.sizes).replay)

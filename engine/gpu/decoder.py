@@ -1,0 +1,133 @@
+"""Decode steps that the host launches without waiting for the one before.
+
+Knows rows, places and what a step's tensors are; does not know who owns a block, nor which rows
+run. At most `MAX_UNDER_WAY` steps may be under way: whoever launches reads the older one first.
+
+A row that asks for more than temperature and min_p is sampled by engine/sampler.py once its logits
+are there; a step that holds one is waited for at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from ..batch import Sampled, is_plain
+from ..runner import MAX_UNDER_WAY
+from ..sampler import sample
+from .decode_rows import NUM_FIELDS, DecodeRows
+from .decode_step import DecodeState, compute_step
+from .host_copies import Mark, Upload, host_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ..batch import SampleSpec, StepRow
+    from ..kv_pool import KVPool
+    from .decode_rows import Arrangement
+    from .transformer import FusedTransformer
+
+_DEPTH: Final = MAX_UNDER_WAY + 1
+_PATCH_FIELDS: Final = 3
+
+
+class Decoder:
+    """Launches decode steps over one pool.
+
+    Args:
+      transformer: the forward pass.
+      pool: where keys and values are.
+      sizes: of batches, rising.
+      max_model_len: the longest sequence.
+    """
+
+    def __init__(
+        self,
+        transformer: FusedTransformer,
+        pool: KVPool,
+        sizes: Sequence[int],
+        max_model_len: int,
+    ) -> None:
+        device = pool.blocks.device
+        self._transformer = transformer
+        self._device = device
+        self._block_size = pool.layout.block_size
+        self._rows = DecodeRows(sizes, self._block_size)
+        self.sizes = tuple(sizes)
+        max_blocks = -(-max_model_len // self._block_size)
+        self._state = DecodeState(sizes[-1], max_blocks, transformer.vocab_size, device)
+        self._fields = Upload(device, NUM_FIELDS, sizes[-1], _DEPTH)
+        self._patches = Upload(device, _PATCH_FIELDS, sizes[-1] * max_blocks, _DEPTH)
+        self._results = [host_tensor(device, torch.int64, sizes[-1]) for _ in range(_DEPTH)]
+        self._num_steps = 0
+        self._replay: Callable[[int], None] = self.compute
+
+    def compute(self, size: int) -> None:
+        """Launch a step of one size, operation by operation, on what was told last."""
+        compute_step(self._transformer, self._state, self._block_size, size)
+
+    def replay_with(self, replay: Callable[[int], None]) -> None:
+        """From now on launch by this what `compute` would."""
+        self._replay = replay
+
+    def takes(self, rows: Sequence[StepRow]) -> bool:
+        """Return whether a step can be launched here."""
+        return len(rows) <= self.sizes[-1] and all(row.is_decode for row in rows)
+
+    def forget_places(self) -> None:
+        """Note that the step before the next one was not launched here."""
+        self._rows.forget_places()
+
+    def launch(self, rows: Sequence[StepRow]) -> Callable[[], list[Sampled | None]]:
+        """Begin a step; return what waits for its tokens."""
+        arrangement = self._rows.arrange(rows)
+        self._state.take(
+            self._fields.send(arrangement.fields), self._patches.send(arrangement.patches)
+        )
+        self._replay(arrangement.size)
+        asking = {
+            index: spec
+            for index, row in enumerate(rows)
+            if (spec := row.sample) is not None and not is_plain(spec.params, spec.position)
+        }
+        on_host = self._sample_on_host(asking, arrangement)
+        read = self._download(arrangement.size)
+        places = [
+            place if row.sample is not None else None
+            for row, place in zip(rows, arrangement.places, strict=True)
+        ]
+
+        def results() -> list[Sampled | None]:
+            tokens = read()
+            return [
+                None if place is None else on_host.get(index) or Sampled(tokens[place])
+                for index, place in enumerate(places)
+            ]
+
+        return results
+
+    def _sample_on_host(
+        self, asking: dict[int, SampleSpec], arrangement: Arrangement
+    ) -> dict[int, Sampled]:
+        """Sample rows that ask for more, and tell the device what was chosen."""
+        if not asking:
+            return {}
+        places = torch.tensor([arrangement.places[index] for index in asking], device=self._device)
+        sampled = sample(self._state.logits.index_select(0, places), list(asking.values()))
+        chosen = torch.tensor([one.token_id for one in sampled], device=self._device)
+        self._state.chosen.index_copy_(0, places, chosen)
+        return dict(zip(asking, sampled, strict=True))
+
+    def _download(self, size: int) -> Callable[[], list[int]]:
+        host = self._results[self._num_steps % _DEPTH][:size]
+        self._num_steps += 1
+        host.copy_(self._state.chosen[:size], non_blocking=True)
+        mark = Mark(self._device)
+
+        def read() -> list[int]:
+            mark.wait()
+            tokens: list[int] = host.tolist()
+            return tokens
+
+        return read

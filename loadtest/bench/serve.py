@@ -1,0 +1,223 @@
+"""`python -m loadtest.bench.serve`: whole servers over HTTP, side by side on one model.
+
+What a user of the API gets: tokens per second, time to the first token, gaps between tokens. First
+1, 8 and 32 streams that begin at the same moment (each round of all of them waits for the one
+before), then the arrivals and lengths of a real trace, at their moments whether or not the server
+keeps up. Servers take turns and only one is asked at a time; medians over rounds, percentiles over
+all streams. Everything shares this machine's cores, the clients too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+from rich.console import Console
+
+from .engines import BENCH
+from .machine import describe
+from .model import SHAPES, model_directory, write_model
+from .report import Ratio, Report
+from .serve_client import Answer, Target, ask_together, at_once
+from .serve_servers import SERVERS, Running, ServerLostError, started
+from .serve_shapes import lengths_in_words, scaled, shape_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .serve_shapes import Arrival
+
+TRACES: Final = Path(__file__).parents[3] / "shared" / "data" / "traces"
+TRACE: Final = TRACES / "azure2023_conv.csv"
+STREAMS: Final = (1, 8, 32)
+PROMPT_TOKENS, OUTPUT_TOKENS = 128, 64
+DIVISOR: Final = 4.0
+"""Of the trace's lengths: its conversations then take the 150M model on two cores a second each."""
+MAX_TOKENS: Final = 4000
+FLOOR: Final = 1.0
+
+
+@dataclass
+class Load:
+    """What is asked, and what came of it.
+
+    Attributes:
+      name: in tables.
+      arrivals: of one round.
+      speeds: tokens per second of each round, by server.
+      answers: of all rounds, by server.
+    """
+
+    name: str
+    arrivals: Sequence[Arrival]
+    speeds: dict[str, list[float]] = field(default_factory=dict)
+    answers: dict[str, list[Answer]] = field(default_factory=dict)
+
+    def measure(self, running: Running, model: str, seed: int) -> None:
+        """Ask one round of one server."""
+        target = Target(running.port, model)
+        answers = trio.run(ask_together, target, self.arrivals, seed)
+        began_at = min(answer.asked_at for answer in answers)
+        ended_at = max(answer.times[-1] for answer in answers)
+        speed = sum(answer.tokens for answer in answers) / (ended_at - began_at)
+        self.speeds.setdefault(running.server.name, []).append(speed)
+        self.answers.setdefault(running.server.name, []).extend(answers)
+
+    def row(self, server: str) -> dict[str, Any]:
+        """Return the figures of one server."""
+        answers = self.answers[server]
+        ttft_s = [answer.ttft_s for answer in answers]
+        gaps_s = [gap for answer in answers for gap in answer.gaps_s] or [0.0]
+        return {
+            "load": self.name,
+            "server": server,
+            "tokens_per_s": round(median(self.speeds[server]), 1),
+            "ttft_p50_ms": milliseconds(ttft_s, 50),
+            "ttft_p99_ms": milliseconds(ttft_s, 99),
+            "itl_p50_ms": milliseconds(gaps_s, 50),
+            "itl_p99_ms": milliseconds(gaps_s, 99),
+            "streams": len(answers),
+        }
+
+
+def milliseconds(values_s: Sequence[float], percent: int) -> float:
+    """Return the nearest-rank percentile in milliseconds."""
+    ranked = sorted(values_s)
+    return round(1000 * ranked[max(0, -(-percent * len(ranked) // 100) - 1)], 1)
+
+
+def ratios_of(rows: Sequence[dict[str, Any]], ours: str, peers: Sequence[str]) -> dict[str, Ratio]:
+    """Return our figures as multiples of the peers', so that more is better."""
+    by_place = {(row["load"], row["server"]): row for row in rows}
+    ratios = {}
+    for (load, server), theirs in by_place.items():
+        if server not in peers:
+            continue
+        row = by_place[load, ours]
+        speed = row["tokens_per_s"] / theirs["tokens_per_s"]
+        ratios[f"{load}: tokens/s vs {server}"] = Ratio(speed, FLOOR)
+        for figure in ("ttft_p50_ms", "itl_p99_ms"):
+            if row[figure]:
+                name = f"{load}: {figure.removesuffix('_ms').replace('_', ' ')} of {server} vs ours"
+                ratios[name] = Ratio(theirs[figure] / row[figure])
+    return ratios
+
+
+def loads_of(arguments: argparse.Namespace, console: Console) -> list[Load]:
+    """Return what is to be asked."""
+    loads = [
+        Load(f"{count} at once", at_once(count, PROMPT_TOKENS, OUTPUT_TOKENS)) for count in STREAMS
+    ]
+    count = round(arguments.rate * arguments.seconds)
+    if count:
+        shape = shape_of(
+            arguments.trace,
+            lambda arrivals: scaled(
+                arrivals,
+                divisor=arguments.divisor,
+                rate=arguments.rate,
+                seconds=arguments.seconds,
+                max_tokens=MAX_TOKENS,
+            ),
+            count,
+        )
+        loads.append(Load(shape.name, shape.arrivals))
+        console.print(
+            f"{shape.name}, lengths / {arguments.divisor:g}: {lengths_in_words(shape.arrivals)}"
+        )
+    return loads
+
+
+def run(arguments: argparse.Namespace, console: Console) -> Report:
+    """Start whoever can be started, and measure."""
+    model: Path = model_directory(arguments.model)
+    if not (model / "tokenizer.json").exists():
+        write_model(model, SHAPES[arguments.model])
+    logs = BENCH / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    cores = len(os.sched_getaffinity(0))
+    machine = describe(cores) | {"dtype": arguments.dtype, "model": arguments.model}
+    wanted = [s for s in SERVERS if not arguments.servers or s.name in arguments.servers]
+    skipped = {server.name: reason for server in wanted if (reason := server.why_not())}
+    loads = loads_of(arguments, console)
+    with ExitStack() as stack:
+        running = [
+            stack.enter_context(started(server, model, arguments.dtype, logs))
+            for server in wanted
+            if server.name not in skipped
+        ]
+        ready = [one for one in running if _is_ready(one, skipped, console)]
+        measure(loads, ready, model.name, arguments.rounds, console)
+    rows = [load.row(one.server.name) for load in loads for one in ready]
+    names = [one.server.name for one in ready]
+    ours, peers = names[0], [name for name in names if not name.startswith("triolet")]
+    label = (("load", "server"), "tokens_per_s")
+    return Report("serve", machine, rows, ratios_of(rows, ours, peers), skipped, label)
+
+
+def _is_ready(one: Running, skipped: dict[str, str], console: Console) -> bool:
+    try:
+        one.wait_ready()
+    except ServerLostError as error:
+        if one.server.name.startswith("triolet"):
+            raise
+        skipped[one.server.name] = str(error).splitlines()[-1]
+        console.print(str(error), style="red", markup=False)
+        return False
+    console.print(f"[dim]{one.server.name} is ready[/dim]")
+    return True
+
+
+def measure(
+    loads: Sequence[Load], ready: list[Running], model: str, rounds: int, console: Console
+) -> None:
+    """Ask everybody everything, in turns; the trace, which is long, once."""
+    warm_up = Load("warm-up", at_once(4, PROMPT_TOKENS, 8))
+    for one in ready:
+        warm_up.measure(one, model, seed=0)
+    for load in loads:
+        is_trace = load.arrivals[-1].at_s > 0
+        for number in range(1 if is_trace else rounds):
+            turn = ready[number % len(ready) :] + ready[: number % len(ready)]
+            for one in turn:
+                load.measure(one, model, seed=1 + number)
+        console.print(f"[dim]{load.name} done[/dim]")
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.serve", description=__doc__)
+    parser.add_argument("--model", choices=sorted(SHAPES), default="150m")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--rounds", type=int, default=2, help="of streams that begin together (2)")
+    parser.add_argument("--trace", type=Path, default=TRACE, help="CSV or Mooncake's JSONL")
+    parser.add_argument("--divisor", type=float, default=DIVISOR, help="of its lengths (4)")
+    parser.add_argument("--rate", type=float, default=1.0, help="its requests per second (1)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of the trace; 0 for none (20)")
+    parser.add_argument("--servers", nargs="*", help="only these: " + "; ".join(_names()))
+    return parser.parse_args(arguments)
+
+
+def _names() -> list[str]:
+    return [server.name for server in SERVERS]
+
+
+def main() -> int:
+    """Measure, print, write. A missed floor is said, and is no failure of the benchmark."""
+    console = Console()
+    report = run(parse(sys.argv[1:]), console)
+    path = report.write(BENCH)
+    report.show(console)
+    console.print(str(path))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

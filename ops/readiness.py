@@ -1,0 +1,82 @@
+"""What the servers of a local fleet say of its workers: asked of each, whichever has the port.
+
+Knows /health/ready; decides nothing.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final, Self
+
+import httpx2
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+PROBE_TIMEOUT_S: Final = 2.0
+"""For one question to /health/ready, which is answered from memory."""
+PATH: Final = "/health/ready"
+
+
+class Readiness:
+    """Asks every server; an async context manager.
+
+    Args:
+      url: where the only server answers.
+      own_paths: the own sockets of servers, where several share the port.
+    """
+
+    def __init__(self, url: str, own_paths: Sequence[Path] = ()) -> None:
+        self._url = url
+        self._own_paths = own_paths
+        self._clients: list[httpx2.AsyncClient] = []
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        ways: list[tuple[str, Path | None]] = [(self._url, None)]
+        if self._own_paths:
+            ways = [("http://localhost", path) for path in self._own_paths]
+        for url, path in ways:
+            # One that is replaced must not find its successor's connection open.
+            client = httpx2.AsyncClient(
+                base_url=url,
+                transport=None if path is None else httpx2.AsyncHTTPTransport(uds=str(path)),
+                headers={"connection": "close"},
+                timeout=PROBE_TIMEOUT_S,
+                trust_env=False,
+            )
+            self._clients.append(await self._stack.enter_async_context(client))
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._stack.aclose()
+
+    async def objection(self) -> str | None:
+        """Return what keeps one of them from taking requests; None if nothing does."""
+        for client in self._clients:
+            try:
+                answer = await client.get(PATH)
+            except httpx2.TransportError as error:
+                return str(error) or type(error).__name__
+            if not answer.is_success:
+                return f"{answer.status_code} {answer.text[:200]}"
+        return None
+
+    async def is_met(self, worker: str) -> bool:
+        """Return whether each of them uses a worker."""
+        for client in self._clients:
+            # It may be of another release than whoever asks: nothing it says may end us.
+            try:
+                answer = await client.get(PATH)
+                if not (answer.is_success and answer.json()["workers"][worker] == "alive"):
+                    return False
+            except (httpx2.TransportError, ValueError, LookupError, TypeError):
+                return False
+        return True

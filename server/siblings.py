@@ -1,0 +1,77 @@
+"""Asks the other servers on this port what each knows of itself.
+
+Knows their own sockets and a little HTTP; what is asked and what comes of it is the surface's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import h11
+import structlog
+import trio
+
+if TYPE_CHECKING:
+    from triolet.config_siblings import SiblingConfig
+
+log = structlog.get_logger(__name__)
+
+READ_BYTES: Final = 65_536
+MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
+"""Metrics of a server with a thousand workers take 2 MiB."""
+
+
+class Siblings:
+    """All servers on this port but this one.
+
+    Args:
+      config: who they are.
+    """
+
+    def __init__(self, config: SiblingConfig) -> None:
+        self.own_name = config.name
+        self._paths = {name: path for name, path in config.paths if name != config.name}
+        self._ask_timeout_s = config.ask_timeout_s
+
+    async def ask(self, target: str) -> dict[str, bytes | None]:
+        """GET something of each at once.
+
+        Returns:
+          The bodies by name; None of who did not answer in time, or not with 200.
+        """
+        answers: dict[str, bytes | None] = dict.fromkeys(self._paths)
+
+        async def ask_one(name: str, path: str) -> None:
+            try:
+                answers[name] = await _get(path, target)
+            except (OSError, trio.BrokenResourceError, h11.RemoteProtocolError) as error:
+                log.info("a sibling did not answer", server=name, reason=str(error))
+
+        with trio.move_on_after(self._ask_timeout_s):
+            async with trio.open_nursery() as nursery:
+                for name, path in self._paths.items():
+                    nursery.start_soon(ask_one, name, path)
+        return answers
+
+
+async def _get(path: str, target: str) -> bytes | None:
+    """Return the body of an answer with 200, or None for any other."""
+    connection = h11.Connection(h11.CLIENT)
+    headers = [("host", "localhost"), ("connection", "close")]
+    head = connection.send(h11.Request(method="GET", target=target, headers=headers))
+    end = connection.send(h11.EndOfMessage())
+    body = bytearray()
+    is_good = False
+    async with await trio.open_unix_socket(path) as stream:
+        await stream.send_all((head or b"") + (end or b""))
+        while len(body) <= MAX_ANSWER_BYTES:
+            event = connection.next_event()
+            if event is h11.NEED_DATA:
+                connection.receive_data(await stream.receive_some(READ_BYTES))
+            elif isinstance(event, h11.Response):
+                is_good = event.status_code == 200
+            elif isinstance(event, h11.Data):
+                body += event.data
+            else:
+                return bytes(body) if is_good else None
+    return None

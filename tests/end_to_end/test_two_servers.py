@@ -1,0 +1,127 @@
+"""Two servers on one port: both serve, each is restarted in turn, and all accounts are there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx2
+import pytest
+import trio
+
+from loadtest.campaign.asks import lengthened
+from loadtest.campaign.client import ask_all
+from loadtest.restart import TOLD_TO_COME_AGAIN, long_asks
+from triolet.invariants import check_invariants
+
+from .conftest import WATCHED
+from .fleet_process import PATIENCE_S, FleetProcess, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from loadtest.campaign.client import Story
+
+pytestmark = pytest.mark.slow
+
+TRIOLET = str(Path(sys.executable).with_name("triolet"))
+RESTART_PATIENCE_S = 240.0
+NAMES = {"server-0", "server-1"}
+QUESTION = {"prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
+    """A fleet with two servers."""
+    log: Path = tmp_path_factory.mktemp("pair") / "fleet.log"
+    fleet = FleetProcess(log, *WATCHED, "--servers", "2", "--drain-timeout", "120")
+    try:
+        fleet.wait_ready()
+        # Ready says the one that was asked; the supervisor asks both.
+        wait_until(lambda: '"event": "ready"' in fleet.log_text(), PATIENCE_S, "both are ready")
+        yield fleet
+    finally:
+        fleet.stop()
+
+
+def received(fleet: FleetProcess) -> dict[str, float]:
+    """Return by server how many requests it got."""
+    samples = fleet.samples("triolet_requests_received_total")
+    return {sample.labels["server"]: sample.value for sample in samples}
+
+
+def ask_until_both_have_answered(fleet: FleetProcess) -> int:
+    """Ask on a connection each, which the kernel gives to either; return how often."""
+    before = received(fleet)
+    count = 0
+    while any(received(fleet).get(name, 0) <= before.get(name, 0) for name in NAMES):
+        count += 1
+        assert count < 200, "the kernel gives all connections to one server"
+        httpx2.post(f"{fleet.url}/v1/completions", json=QUESTION, timeout=PATIENCE_S)
+    return count
+
+
+def test_both_serve_and_metrics_load_and_audit_are_of_both(pair: FleetProcess) -> None:
+    before = sum(received(pair).values())
+    count = ask_until_both_have_answered(pair)
+    assert sum(received(pair).values()) == before + count
+    assert {
+        s.labels["server"]: s.value for s in pair.samples("triolet_server_up")
+    } == dict.fromkeys(NAMES, 1.0)
+    workers = [sample.labels["worker"] for sample in pair.samples("triolet_worker_up")]
+    assert sorted(workers) == ["decode-0", "prefill-0"]
+    assert pair.client.get("/load").json() == {"server_load": 0, "queued": 0, "running": 0}
+    audit = pair.audit()
+    assert {audit.server.name, *(each.server.name for each in audit.siblings)} == NAMES
+    assert audit.server.received + sum(a.server.received for a in audit.siblings) == before + count
+    assert check_invariants(audit) == []
+    pair.wait_at_rest()
+
+
+def test_one_dies_and_the_other_goes_on(pair: FleetProcess) -> None:
+    victim = pair.pids("server")[0]
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: victim not in pair.pids("server"), PATIENCE_S, "it is gone")
+    # Connections that the kernel has for the dead one wait for its next life.
+    for _ in range(8):
+        answer = httpx2.post(
+            f"{pair.url}/v1/completions", json=QUESTION, timeout=RESTART_PATIENCE_S
+        )
+        assert answer.status_code == 200
+    wait_until(lambda: len(pair.pids("server")) == 2, PATIENCE_S, "it is back")
+    wait_until(lambda: set(received(pair)) == NAMES, PATIENCE_S, "both count")
+    ask_until_both_have_answered(pair)
+    pair.wait_at_rest()
+
+
+async def test_each_is_replaced_in_turn_under_live_streams(pair: FleetProcess) -> None:
+    asks = [lengthened(ask, 200) for ask in long_asks(8, max_tokens=200, seed=3)]
+    calm = await ask_all(pair.url, asks, len(asks), lambda _: None)
+    before = set(pair.pids("server"))
+    stories: list[Story] = []
+    is_done = trio.Event()
+
+    async def keep_asking() -> None:
+        while not is_done.is_set():
+            stories.extend(await ask_all(pair.url, asks, len(asks), lambda _: None))
+
+    with trio.fail_after(RESTART_PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keep_asking)
+            command = [TRIOLET, "restart", "--role", "server", "--port", str(pair.port)]
+            done = await trio.run_process(command, check=False, capture_stdout=True)
+            is_done.set()
+    assert done.returncode == 0, done.stdout
+    assert not before & set(pair.pids("server"))
+    failed = [story for story in (*calm, *stories) if story.failure]
+    # A server that leaves says so to a request that it has not begun.
+    wrong = [s for s in failed if s.arrivals or TOLD_TO_COME_AGAIN not in (s.failure or "")]
+    assert wrong == []
+    expected = {story.ask.number: story.answer for story in calm}
+    whole = [story for story in stories if not story.failure]
+    assert whole
+    assert all(story.answer == expected[story.ask.number] for story in whole)
+    pair.wait_at_rest()

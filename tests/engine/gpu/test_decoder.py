@@ -1,0 +1,102 @@
+"""Fused steps give the tokens of transformers, also where nobody waits for a step's end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.engine.checkpoints import VOCAB_SIZE, Checkpoint
+from tests.engine.driver import (
+    Running,
+    decode,
+    generate,
+    ids,
+    launched_ahead,
+    open_engine,
+    prefill,
+)
+from triolet.config import EngineConfig
+from triolet.config_gpu import GpuConfig
+from triolet.sampling import SamplingParams
+
+from .fused import fused_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+
+PROMPTS = [[(7 * i + n) % VOCAB_SIZE for i in range(n)] for n in (1, 5, 18)]
+PLAIN = SamplingParams(temperature=0.0)
+CONFIG = EngineConfig(backend="triton", max_num_seqs=8)
+
+
+@pytest.mark.slow
+def test_fused_steps_give_the_tokens_of_transformers(
+    device: torch.device, checkpoint: Callable[[str], Checkpoint]
+) -> None:
+    written = checkpoint("qwen3")
+    engine = fused_engine(written.path, device, CONFIG)
+    results = generate(engine, PROMPTS, 4, PLAIN, chunk=16)
+    assert [ids(one) for one in results] == [written.greedy(prompt, 4) for prompt in PROMPTS]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["triton", "sdpa"])
+def test_steps_launched_ahead_give_the_same_tokens(
+    request: pytest.FixtureRequest,
+    checkpoint: Callable[[str], Checkpoint],
+    backend: str,
+) -> None:
+    path = checkpoint("qwen3").path
+    params = SamplingParams(temperature=0.8, seed=11)
+    if backend == "triton":
+        engine = fused_engine(path, request.getfixturevalue("device"), CONFIG)
+    else:
+        engine = open_engine(path)
+    expected = [ids(one) for one in generate(open_engine(path), PROMPTS, 6, params)]
+    sequences = [Running(engine, n, prompt, 6) for n, prompt in enumerate(PROMPTS)]
+    for sequence in sequences:
+        prefill(engine, sequence, params, 512)
+    # They end at different steps, so that rows leave while others go on.
+    launched_ahead(engine, sequences[:2], params, 3)
+    launched_ahead(engine, sequences, params, 6)
+    assert [ids(one.results) for one in sequences] == expected
+
+
+@pytest.mark.slow
+def test_rows_that_ask_for_more_are_sampled_by_the_host(
+    device: torch.device, checkpoint: Callable[[str], Checkpoint]
+) -> None:
+    path = checkpoint("qwen3").path
+    demanding = [
+        SamplingParams(temperature=0.0, logprobs=3),
+        SamplingParams(temperature=0.9, seed=3, top_p=0.8),
+        SamplingParams(temperature=0.9, seed=4, repetition_penalty=1.3),
+        SamplingParams(temperature=0.0, min_tokens=9, stop_token_ids=(5,)),
+    ]
+    engine = fused_engine(path, device, CONFIG)
+    for params in demanding:
+        expected = generate(open_engine(path), PROMPTS[:2], 2, params)
+        results = generate(engine, PROMPTS[:2], 2, params)
+        assert [ids(one) for one in results] == [ids(one) for one in expected]
+        for one, other in zip(results[0], expected[0], strict=True):
+            assert other.logprob == pytest.approx(one.logprob, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_a_row_has_the_same_bits_whoever_else_is_in_a_fixed_batch(
+    device: torch.device, checkpoint: Callable[[str], Checkpoint]
+) -> None:
+    path = checkpoint("qwen3").path
+    config = EngineConfig(backend="triton", max_num_seqs=4, gpu=GpuConfig(fixed_batch=True))
+    params = SamplingParams(temperature=0.0, logprobs=0)
+    engine = fused_engine(path, device, config)
+    [alone] = generate(engine, PROMPTS[1:2], 3, params)
+    together = [Running(engine, n, prompt, 3) for n, prompt in enumerate(PROMPTS)]
+    for sequence in together:
+        prefill(engine, sequence, params, 512)
+    decode(engine, together, params, 3)
+    assert together[1].results[1:] == alone[1:]

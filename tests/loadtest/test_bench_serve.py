@@ -1,0 +1,125 @@
+"""The benchmark over HTTP: its shapes keep their proportions, its clients time what came."""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console
+
+from loadtest.bench.serve import Load, loads_of, milliseconds, parse, ratios_of
+from loadtest.bench.serve_client import (
+    Answer,
+    StreamBrokenError,
+    Target,
+    ask,
+    ask_together,
+    at_once,
+)
+from loadtest.bench.serve_servers import LLAMA, SERVERS, VLLM
+from loadtest.bench.serve_shapes import Arrival, made_up, read_trace, scaled, shape_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+TOKENS = 5
+SERVERS_MODEL = Path("/models/any")
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Streams TOKENS events and ends as it is told to by the model's name."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.send_response(200)
+        self.end_headers()
+        for number in range(TOKENS):
+            reason = "length" if number == TOKENS - 1 and asked["model"] == "good" else None
+            choice = {"index": 0, "text": " word", "finish_reason": reason}
+            event = json.dumps({"choices": [choice]}, separators=(",", ":"))
+            self.wfile.write(f"data: {event}\n\n".encode())
+        if asked["model"] != "cut":
+            self.wfile.write(b"data: [DONE]\n\n")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Keep the test's output clean."""
+
+
+@contextmanager
+def completions() -> Iterator[int]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_scaled_trace_keeps_its_proportions_and_moments() -> None:
+    trace = [Arrival(10.0, 400, 40), Arrival(11.0, 800, 4), Arrival(14.0, 40_000, 400)]
+    taken = scaled(trace, divisor=4, rate=1.0, seconds=3, max_tokens=4000)
+    assert [(a.prompt_tokens, a.output_tokens) for a in taken] == [(100, 10), (200, 2), (2000, 100)]
+    assert [a.at_s for a in taken] == pytest.approx([0.0, 0.5, 2.0])
+
+
+def test_traces_of_both_kinds_are_read(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("arrival_s,input_tokens,output_tokens\n0.5,10,3\n")
+    lines = tmp_path / "t.jsonl"
+    lines.write_text('{"timestamp": 500, "input_length": 10, "output_length": 3}\n')
+    assert read_trace(table) == read_trace(lines) == [Arrival(0.5, 10, 3)]
+
+
+def test_without_a_trace_the_table_says_that_its_shape_is_made_up(tmp_path: Path) -> None:
+    shape = shape_of(tmp_path / "none.csv", tuple, 50)
+    assert shape.name == "made up, no trace here"
+    assert shape.arrivals == tuple(made_up(50))
+    assert 700 < sorted(a.prompt_tokens for a in shape.arrivals)[25] < 1500
+    options = parse(["--trace", str(tmp_path / "none.csv"), "--seconds", "6"])
+    loads = loads_of(options, Console(quiet=True))
+    assert [load.name for load in loads][-1] == shape.name
+    assert [len(load.arrivals) for load in loads] == [1, 8, 32, 6]
+
+
+async def test_an_answer_has_a_time_for_each_token() -> None:
+    with completions() as port:
+        answers = await ask_together(Target(port, "good"), at_once(3, 4, TOKENS), seed=1)
+    assert [len(answer.times) for answer in answers] == [TOKENS] * 3
+    assert all(answer.ttft_s >= 0 and min(answer.gaps_s) >= 0 for answer in answers)
+
+
+@pytest.mark.parametrize("model", ["short", "cut"])
+async def test_an_answer_that_ends_otherwise_is_no_measurement(model: str) -> None:
+    with completions() as port, pytest.raises(StreamBrokenError):
+        await ask(Target(port, model), [5000], TOKENS)
+
+
+def test_figures_are_medians_of_rounds_and_percentiles_of_streams() -> None:
+    load = Load("8 at once", at_once(8, 128, 64))
+    for server, step_s in (("triolet", 0.01), (VLLM, 0.02)):
+        load.speeds[server] = [100.0 / step_s, 1.0, 200.0 / step_s]
+        load.answers[server] = [Answer(0.0, 3, [0.5, 0.5 + step_s, 0.5 + 2 * step_s])] * 4
+    rows = [load.row("triolet"), load.row(VLLM)]
+    assert rows[0]["tokens_per_s"] == 10_000.0
+    assert (rows[0]["ttft_p50_ms"], rows[0]["itl_p99_ms"]) == (500.0, 10.0)
+    assert milliseconds([0.003, 0.001, 0.002], 50) == 2.0
+    ratios = ratios_of(rows, "triolet", [VLLM])
+    assert ratios["8 at once: tokens/s vs vllm"].value == 2.0
+    assert ratios["8 at once: tokens/s vs vllm"].is_met
+    assert ratios["8 at once: itl p99 of vllm vs ours"].value == 2.0
+
+
+def test_every_server_is_asked_for_the_same_model() -> None:
+    for server in SERVERS:
+        if server.name != LLAMA:
+            command = server.command(SERVERS_MODEL, 1234, "bfloat16")
+            assert {str(SERVERS_MODEL), "1234", "bfloat16"} <= set(command), server.name
+    assert "one stream at a time" in str(SERVERS[-1].why_not())

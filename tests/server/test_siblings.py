@@ -1,0 +1,82 @@
+"""Servers that share a port ask one another: over their own sockets, and never for long."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
+
+import trio
+
+from server.api.app import build_app
+from server.api.ports import Services
+from server.edge.accept import Edge
+from server.edge.sockets import open_own_socket
+from server.metrics import Metrics
+from server.siblings import Siblings
+from tests.server.support.fakes import FakeFleet, FakeText
+from tests.server.support.surface import CONFIG
+from triolet.config_siblings import SiblingConfig
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+NAMES = ("server-0", "server-1")
+
+
+@asynccontextmanager
+async def two_servers(folder: Path, ask_timeout_s: float = 30.0) -> AsyncIterator[list[Siblings]]:
+    """Run two surfaces that are reached by their own sockets only."""
+    paths = tuple((name, str(folder / name)) for name in NAMES)
+    asked = []
+    async with trio.open_nursery() as nursery:
+        edges = []
+        with ExitStack() as held:
+            for number, (name, path) in enumerate(paths):
+                door = held.enter_context(socket.socket(socket.AF_UNIX))
+                door.bind(path)
+                config = SiblingConfig(name, door.fileno(), paths, ask_timeout_s)
+                fleet = FakeFleet()
+                fleet.status().queued = number + 1
+                metrics = Metrics("demo", "none")
+                siblings = Siblings(config)
+                services = Services(CONFIG, fleet, FakeText(), metrics, siblings=siblings)
+                metrics.watch(fleet.status, lambda: 0)
+                edge = Edge(build_app(services), CONFIG)
+                own = open_own_socket(config)
+                door.detach()  # the edge's from now on
+                await nursery.start(edge.run, own)
+                edges.append(edge)
+                asked.append(siblings)
+        yield asked
+        for edge in edges:
+            edge.stop(within_s=0.5)
+
+
+async def test_load_and_metrics_are_those_of_all(tmp_path: Path) -> None:
+    async with two_servers(tmp_path) as (first, _):
+        load = await first.ask("/load")
+        assert load == {"server-1": b'{"server_load":3,"queued":3,"running":0}'}
+        own = await first.ask("/load/own")
+        assert own == {"server-1": b'{"server_load":2,"queued":2,"running":0}'}
+        text = ((await first.ask("/metrics"))["server-1"] or b"").decode()
+        assert 'triolet_requests_queued{server="server-0"} 1.0' in text
+        assert 'triolet_requests_queued{server="server-1"} 2.0' in text
+        assert 'triolet_server_up{server="server-0"} 1.0' in text
+        assert await first.ask("/nowhere") == {"server-1": None}
+
+
+async def test_one_that_is_not_there_is_left_out(tmp_path: Path) -> None:
+    paths = (("server-0", str(tmp_path / "a")), ("server-1", str(tmp_path / "b")))
+    assert await Siblings(SiblingConfig("server-0", 0, paths)).ask("/load") == {"server-1": None}
+
+
+async def test_one_that_says_nothing_is_not_waited_for(tmp_path: Path) -> None:
+    path = str(tmp_path / "mute")
+    paths = (("server-0", str(tmp_path / "a")), ("server-1", path))
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind(path)
+        mute.listen()
+        siblings = Siblings(SiblingConfig("server-0", 0, paths, ask_timeout_s=0.05))
+        assert await siblings.ask("/load") == {"server-1": None}
