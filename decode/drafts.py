@@ -194,8 +194,9 @@ class Drafts:
         draft = self._drafts.setdefault(attempt.key, _Draft())
         if draft.guesses and draft.guessed_at < attempt.num_tokens:
             decided = attempt.output_ids[draft.guessed_at - len(attempt.prompt_ids) :]
-            # The last guess was made and not computed.
-            for token_id, guess in zip(decided, draft.guesses[:-1], strict=False):
+            # The last guess was made and not computed. The last token is computed again if need be:
+            # what follows it is not known any more.
+            for token_id, guess in zip(decided[:-1], draft.guesses[:-1], strict=False):
                 if token_id != guess:
                     break
                 draft.num_computed_tokens += 1

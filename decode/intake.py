@@ -82,7 +82,11 @@ class KvIntake:
             return
         if verdict is Verdict.TAKEN:
             end = chunk.first_block + chunk.num_blocks
-            self._engine.import_blocks(attempt.block_table[chunk.first_block : end], payload)
+            self._engine.import_blocks(
+                attempt.block_table[chunk.first_block : end],
+                payload,
+                attempt.assembly.layers_of(chunk),
+            )
             self._counters.kv_bytes += len(payload)
             if self._state(chunk.key) is LeaseState.RESERVED:
                 self._roster.leases.step(chunk.key, LeaseEvent.FIRST_CHUNK)

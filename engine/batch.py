@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Final, overload
+from typing import TYPE_CHECKING, Final, NamedTuple, overload
 
 from triolet.errors import invalid_request
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from triolet.sampling import SamplingParams
 
@@ -164,6 +164,24 @@ class FlatStep:
     continues: list[bool]
     sample_rows: list[int]
     sample_tokens: list[int]
+
+
+class LayerWatch(NamedTuple):
+    """Whoever wants to know how far a step is.
+
+    Attributes:
+      num_groups: parts of about equal size into which the layers are divided.
+      tell: called on the device's thread behind each part but the last with the number of leading
+        layers that write nothing more.
+    """
+
+    num_groups: int
+    tell: Callable[[int], None]
+
+    def ends(self, num_layers: int) -> list[int]:
+        """Return where each part ends."""
+        parts = min(self.num_groups, num_layers)
+        return [num_layers * (part + 1) // parts for part in range(parts)]
 
 
 def flatten(rows: Sequence[StepRow], block_size: int) -> FlatStep:

@@ -93,21 +93,28 @@ class KVPool:
         self._rows: npt.NDArray[np.uint8] | None = None
         self._staging: Staging | None = None
         if device.type == "cpu":
-            self._rows = self.blocks.view(num_blocks, -1).view(torch.uint8).numpy()
+            self._rows = self._flat().numpy()
         else:
             self._staging = Staging(self.blocks, max(1, pinned_bytes // layout.bytes_per_block))
 
-    def export_blocks(self, block_ids: Sequence[int], into: memoryview | None = None) -> memoryview:
-        """Copy some blocks out, in the order given; they may be reused at once.
+    def export_blocks(
+        self,
+        block_ids: Sequence[int],
+        into: memoryview | None = None,
+        layers: range | None = None,
+    ) -> memoryview:
+        """Copy some layers of some blocks out, in the order given; they may be reused at once.
 
         Args:
           block_ids: which.
           into: as many bytes as they have, writable; None for fresh ones, which cost more.
+          layers: neighbouring ones; None for all.
 
         Returns:
           The bytes.
         """
-        num_bytes = len(block_ids) * self.bytes_per_block
+        begin, end = self._bytes_of(layers)
+        num_bytes = len(block_ids) * (end - begin)
         if into is None:
             into = np.empty(num_bytes, dtype=np.uint8).data
         assert len(into) == num_bytes, "a buffer of another size"
@@ -115,28 +122,41 @@ class KVPool:
         if self._rows is not None:
             # One by one: a plain copy of a block, where fancy indexing would build it elsewhere.
             for place, block in zip(target, block_ids, strict=True):
-                place[:] = self._rows[block]
+                place[:] = self._rows[block, begin:end]
+            return into
+        if end - begin < self.bytes_per_block:
+            copied = self._flat()[:, begin:end].index_select(0, self._index(block_ids))
+            torch.from_numpy(target).copy_(copied)
             return into
         assert self._staging is not None
         self._staging.export_blocks(block_ids, target)
         return into
 
-    def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
+    def import_blocks(
+        self,
+        block_ids: Sequence[int],
+        payload: bytes | memoryview,
+        layers: range | None = None,
+    ) -> None:
         """Overwrite some blocks with bytes that `export_blocks` gave, here or elsewhere.
 
         Raises:
           RemoteProtocolError: the payload has not the size of that many blocks; nothing is written.
         """
-        if len(payload) != len(block_ids) * self.bytes_per_block:
+        begin, end = self._bytes_of(layers)
+        if len(payload) != len(block_ids) * (end - begin):
             raise RemoteProtocolError(
-                f"KV payload of {len(payload)} bytes for {len(block_ids)} blocks "
-                f"of {self.bytes_per_block}"
+                f"KV payload of {len(payload)} bytes for {len(block_ids)} blocks of {end - begin}"
             )
         # Copied from the frame's buffer byte by byte: it is not aligned for the cache's dtype.
         received = np.frombuffer(payload, dtype=np.uint8).reshape(len(block_ids), -1)
         if self._rows is not None:
             for block, place in zip(block_ids, received, strict=True):
-                self._rows[block] = place
+                self._rows[block, begin:end] = place
+            return
+        if end - begin < self.bytes_per_block:
+            moved = torch.from_numpy(received.copy()).to(self.blocks.device)
+            self._flat()[:, begin:end].index_copy_(0, self._index(block_ids), moved)
             return
         assert self._staging is not None
         self._staging.import_blocks(block_ids, received)
@@ -158,6 +178,20 @@ class KVPool:
         """Return when the steps that the calling thread has launched are computed."""
         if self.blocks.is_cuda:
             torch.cuda.current_stream(self.blocks.device).synchronize()
+
+    def _bytes_of(self, layers: range | None) -> tuple[int, int]:
+        """Return where some layers begin and end in a block."""
+        if layers is None:
+            return 0, self.bytes_per_block
+        bytes_per_layer = self.bytes_per_block // self.layout.num_layers
+        return layers.start * bytes_per_layer, layers.stop * bytes_per_layer
+
+    def _flat(self) -> torch.Tensor:
+        """[num_blocks, bytes_per_block], the same memory."""
+        return self.blocks.view(self.num_blocks, -1).view(torch.uint8)
+
+    def _index(self, block_ids: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(list(block_ids), device=self.blocks.device)
 
     def poison(self, block_ids: Sequence[int]) -> None:
         """Fill blocks with NaN, so that one read beyond a sequence's length spoils its answer."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from .batch import FlatStep
+    from .batch import FlatStep, LayerWatch
     from .gpu.decoder import Decoder
     from .kv_pool import KVPool
 
@@ -34,8 +34,12 @@ MAX_UNDER_WAY: Final = 2
 class StepModel(Protocol):
     """A model with its KV pool. Used by the device thread only."""
 
-    def compute(self, step: FlatStep) -> Tensor | None:
+    def compute(self, step: FlatStep, watch: LayerWatch | None = None) -> Tensor | None:
         """Store the KV of a step's tokens and compute the logits of its sampled ones.
+
+        Args:
+          step: the rows.
+          watch: told how far it is.
 
         Returns:
           fp32 [at least len(sample_rows), vocab_size]; None where no row samples.
@@ -66,7 +70,9 @@ class Runner:
         self._previous: Callable[[], list[Sampled | None]] = list
         self._is_decoding = False
 
-    def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
+    def step(
+        self, rows: Sequence[StepRow], watch: LayerWatch | None = None
+    ) -> list[Sampled | None]:
         """Compute decode rows and chunks of prompts together.
 
         Every token id must be in the vocabulary: `engine.batch.check_request` sees to that when a
@@ -78,13 +84,16 @@ class Runner:
         Raises:
           CapacityError: the device has no memory for a step of this size.
         """
-        return self.launch(rows)()
+        return self.launch(rows, watch)()
 
-    def launch(self, rows: Sequence[StepRow]) -> Callable[[], list[Sampled | None]]:
+    def launch(
+        self, rows: Sequence[StepRow], watch: LayerWatch | None = None
+    ) -> Callable[[], list[Sampled | None]]:
         """Begin a step, and finish it where the device cannot compute by itself.
 
         Args:
           rows: as for `step`; those with `follows` name a row of the step launched before this.
+          watch: told how far it is, where the model is computed layer by layer.
 
         Returns:
           What waits for the step to end and returns its tokens; to be called on this thread, in the
@@ -97,7 +106,7 @@ class Runner:
             return list
         try:
             with torch.inference_mode():
-                self._previous = self._launch(rows)
+                self._previous = self._launch(rows, watch)
                 return self._previous
         except torch.OutOfMemoryError as error:
             raise CapacityError(
@@ -105,12 +114,14 @@ class Runner:
                 "lower kv_pool_bytes or max_num_batched_tokens"
             ) from error
 
-    def _launch(self, rows: Sequence[StepRow]) -> Callable[[], list[Sampled | None]]:
+    def _launch(
+        self, rows: Sequence[StepRow], watch: LayerWatch | None
+    ) -> Callable[[], list[Sampled | None]]:
         self._pool.await_imports()
         decoder = self._decoder
         was_decoding, self._is_decoding = self._is_decoding, False
         if decoder is None or not decoder.takes(rows):
-            results = self._step(self._told(rows))
+            results = self._step(self._told(rows), watch)
             return lambda: results
         if not was_decoding:
             rows = self._told(rows)
@@ -125,9 +136,9 @@ class Runner:
         previous = self._previous()
         return [_with_token(row, previous) for row in rows]
 
-    def _step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
+    def _step(self, rows: Sequence[StepRow], watch: LayerWatch | None) -> list[Sampled | None]:
         flat = flatten(rows, self._block_size)
-        logits = self.model.compute(flat)
+        logits = self.model.compute(flat, watch)
         results: list[Sampled | None] = [None] * len(rows)
         if logits is not None:
             specs = [spec for row in rows if (spec := row.sample) is not None]

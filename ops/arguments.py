@@ -64,6 +64,8 @@ def link_arguments(config: LinkConfig) -> list[str]:
         *("--peer-timeout", str(config.peer_timeout_s)),
         *("--progress-timeout", str(config.progress_timeout_s)),
         *("--lease-ttl", str(config.lease_ttl_s)),
+        *("--kv-layer-groups", str(config.wire.layer_groups)),
+        *("--kv-layer-group-min-tokens", str(config.wire.layer_group_min_tokens)),
     ]
     if config.wire.share_memory:
         arguments.append("--share-kv-memory")

@@ -224,13 +224,19 @@ def link_options(
             "--share-kv-memory", help="Let workers of one host read KV where prefill has put it."
         ),
     ] = _LINK.wire.share_memory,
+    kv_layer_groups: Annotated[
+        int, _fleet(min=1, help="Parts of a prefill step whose KV leaves while it runs.")
+    ] = _LINK.wire.layer_groups,
+    kv_layer_group_min_tokens: Annotated[
+        int, _fleet(min=1, help="Only chunks of prompts with so many tokens go by parts.")
+    ] = _LINK.wire.layer_group_min_tokens,
 ) -> LinkConfig:
     """Return the deadlines between processes, and how KV travels."""
     return LinkConfig(
         peer_timeout_s=peer_timeout,
         progress_timeout_s=progress_timeout,
         lease_ttl_s=lease_ttl,
-        wire=WireConfig(share_memory=share_kv_memory),
+        wire=WireConfig(share_kv_memory, kv_layer_groups, kv_layer_group_min_tokens),
     )
 
 

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from worker.engine_port import EnginePort
     from worker.identity import Identity
 
+    from .transfer import Piece
+
 MAX_OVERRUN: Final = 4
 """Times `max_waiting_tokens` that may wait before a prompt is turned away: shares of credit change
 while frames are under way, and what servers believe to be cached here may be gone, so together they
@@ -84,7 +86,7 @@ class PrefillCore:
         self.roster: Roster[Attempt] = Roster(
             engine.ledger, PREFILL_TRANSITIONS, link, self.outbox, on_end=self._on_end
         )
-        self.shipper = Shipper(link, ring, engine.bytes_per_block, self._export)
+        self.shipper = Shipper(link, ring, engine.bytes_per_block, engine.num_layers, self._export)
         self._engine = engine
         self._identity = identity
         self._link = link
@@ -100,7 +102,9 @@ class PrefillCore:
             self.account,
             now,
         )
-        self.stepper = Stepper(engine, self.roster, self.shipper, self.outbox, self.counters)
+        self.stepper = Stepper(
+            engine, self.roster, self.shipper, self.outbox, self.counters, link.wire
+        )
 
     def wake(self, now: float) -> None:
         """To be called before frames are handed in and at every sweep: a worker that stood still
@@ -289,6 +293,7 @@ class PrefillCore:
     def _on_end(self, attempt: Attempt) -> None:
         self.shipper.forget(attempt.key)
 
-    def _export(self, key: AttemptKey, blocks: range, into: memoryview) -> None:
-        table = self.roster.attempts[key].block_table
-        self._engine.export_blocks(table[blocks.start : blocks.stop], into)
+    def _export(self, key: AttemptKey, piece: Piece, into: memoryview) -> None:
+        blocks, layers = piece
+        table = self.roster.attempts[key].block_table[blocks.start : blocks.stop]
+        self._engine.export_blocks(table, into, layers)

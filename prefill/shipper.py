@@ -15,7 +15,7 @@ from worker.account import verdict_of
 
 from .lane import Lane
 from .ring import Ring
-from .transfer import Transfer
+from .transfer import Frames, Piece, Transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,8 +47,9 @@ class Shipper:
     Args:
       link: chunk and stall bounds.
       memory: the ring's.
-      bytes_per_block: of the pool.
-      export: copies some blocks of an attempt's sequence out of the pool, into a slot.
+      bytes_per_block: on the wire.
+      num_layers: of a block.
+      export: copies a piece of an attempt's sequence out of the pool, into a slot.
 
     Attributes:
       sent_bytes: payload handed to links since the start, repeats included.
@@ -59,13 +60,13 @@ class Shipper:
         link: LinkConfig,
         memory: memoryview,
         bytes_per_block: int,
-        export: Callable[[AttemptKey, range, memoryview], None],
+        num_layers: int,
+        export: Callable[[AttemptKey, Piece, memoryview], None],
     ) -> None:
         self.sent_bytes = 0
         self._link = link
         self._export = export
-        self._bytes_per_block = bytes_per_block
-        self._blocks_per_chunk = max(1, link.kv_chunk_bytes // bytes_per_block)
+        self._frames = Frames(link.kv_chunk_bytes, num_layers, bytes_per_block // num_layers)
         self._ring = Ring(memory)
         self._lanes: dict[KvTarget, Lane] = {}
         self._targets: dict[AttemptKey, KvTarget] = {}
@@ -73,7 +74,9 @@ class Shipper:
     @property
     def is_full(self) -> bool:
         """Whether the ring has no room for another chunk: compute nothing more until it drains."""
-        return not self._ring.has_room(self._blocks_per_chunk * self._bytes_per_block)
+        layers = range(self._frames.num_layers)
+        chunk = Piece(range(self._frames.blocks_of(len(layers))), layers)
+        return not self._ring.has_room(self._frames.bytes_of(chunk))
 
     @property
     def ring_bytes(self) -> int:
@@ -105,16 +108,26 @@ class Shipper:
         lane.begin(Transfer(key, target.peer.epoch, num_blocks, num_tokens, held_blocks), now)
         self._targets[key] = target
 
-    def computed(self, key: AttemptKey, num_blocks: int, first: TokenRow | None) -> None:
+    def computed(
+        self,
+        key: AttemptKey,
+        num_blocks: int,
+        first: TokenRow | None,
+        num_layers: int | None = None,
+    ) -> None:
         """Note that the leading `num_blocks` of the sequence are final.
 
         Args:
           key: the attempt.
           num_blocks: counted from the start of the sequence.
           first: the first completion token, with the last blocks.
+          num_layers: only so many leading layers are, of blocks that the running step completes.
         """
         transfer = self._lanes[self._targets[key]].transfers[key]
-        transfer.num_computed = num_blocks
+        if num_layers is not None:
+            transfer.note_layers(num_blocks, num_layers, self._frames)
+            return
+        transfer.note_blocks(num_blocks, self._frames.num_layers)
         transfer.first = first
 
     def pump(self, now: float) -> Iterator[KvSend]:
@@ -223,12 +236,12 @@ class Shipper:
     def _export_next(self, lane: Lane) -> tuple[Transfer, Chunk] | None:
         """Export one chunk, if there is one and room for it."""
         for transfer in lane.transfers.values():
-            blocks = transfer.next_export(self._blocks_per_chunk)
-            if not blocks:
+            piece = transfer.next_export(self._frames)
+            if piece is None:
                 continue
-            slot = self._ring.take(len(blocks) * self._bytes_per_block)
+            slot = self._ring.take(self._frames.bytes_of(piece))
             if slot is None:
                 return None
-            self._export(transfer.key, blocks, slot.memory)
-            return transfer, transfer.add_chunk(blocks, slot)
+            self._export(transfer.key, piece, slot.memory)
+            return transfer, transfer.add_chunk(piece, slot, self._frames)
         return None

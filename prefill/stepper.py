@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.batch import Sampled
+    from triolet.config_wire import WireConfig
     from worker.counters import Counters
     from worker.engine_port import EnginePort
     from worker.outbox import Outbox
@@ -40,6 +41,7 @@ class Stepper:
       shipper: told how far each prompt is.
       outbox: takes the FIRST_TOKEN frames.
       counters: of steps and tokens.
+      wire: when KV leaves by layer groups.
     """
 
     def __init__(
@@ -49,12 +51,14 @@ class Stepper:
         shipper: Shipper,
         outbox: Outbox,
         counters: Counters,
+        wire: WireConfig,
     ) -> None:
         self._engine = engine
         self._roster = roster
         self._shipper = shipper
         self._outbox = outbox
         self._counters = counters
+        self._wire = wire
         self._scheduler = ChunkScheduler()
         self._budget = StepBudget(engine.pace)
         self._chunks: list[Chunk] = []
@@ -78,6 +82,24 @@ class Stepper:
                 self._start(chunk.attempt, now)
         self._roster.begin_step(chunk.attempt.key for chunk in self._chunks)
         return [_row(chunk) for chunk in self._chunks]
+
+    @property
+    def num_layer_groups(self) -> int:
+        """Into how many parts the step is divided whose KV leaves while it runs."""
+        return self._wire.layer_groups if self._long_chunks() else 1
+
+    def layers_done(self, num_layers: int) -> None:
+        """The running step is through with its first layers: their KV may leave."""
+        for attempt, num_tokens in self._long_chunks():
+            end = attempt.num_computed_tokens + num_tokens
+            is_last = end == len(attempt.prompt_ids)
+            num_blocks = attempt.num_blocks if is_last else end // self._engine.block_size
+            if attempt.key in self._roster.attempts:
+                self._shipper.computed(attempt.key, num_blocks, None, num_layers)
+
+    def _long_chunks(self) -> list[Chunk]:
+        least_tokens = self._wire.layer_group_min_tokens
+        return [chunk for chunk in self._chunks if chunk.num_tokens >= least_tokens]
 
     def complete(self, results: Sequence[Sampled | None], now: float) -> None:
         """Take in what the step that `plan` began has computed."""

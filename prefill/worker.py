@@ -88,7 +88,7 @@ async def serve(
                 settle=lambda now: shell.settle(now),
                 ring=ring.offer,
             )
-            shell = Shell(core, engine, device, control, config, links.flush)
+            shell = Shell(core, engine, device, control, config, links.flush, layers=core.stepper)
             await shell.run(task_status=task_status)
             links_nursery.cancel_scope.cancel()
 

@@ -11,7 +11,6 @@ import structlog
 from prometheus_client import (
     CollectorRegistry,
     Counter,
-    Histogram,
     disable_created_metrics,
     generate_latest,
 )
@@ -20,6 +19,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from .metrics_collectors import AliasCollector, FleetCollector
 from .metrics_faults import FaultMetrics
+from .metrics_histogram import TokenHistogram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -106,9 +106,10 @@ class Metrics:
             for name, text, labels in COUNTERS
         }
         self._histograms = {
-            name: Histogram(f"triolet_{name}", text, buckets=buckets, registry=self._registry)
+            name: TokenHistogram(f"triolet_{name}", text, buckets, self._registry)
             for name, text, buckets in HISTOGRAMS
         }
+        self._itl = self._histograms["inter_token_latency_seconds"]
 
     def watch(
         self,
@@ -157,7 +158,7 @@ class Metrics:
 
     def next_token(self, itl_s: float) -> None:
         """Another token came, so long after the one before."""
-        self._histograms["inter_token_latency_seconds"].observe(itl_s)
+        self._itl.observe(itl_s)
 
     def attempt_failed(self, cause: str) -> None:
         """An attempt is over and the request goes on with another one."""
@@ -192,5 +193,5 @@ class Metrics:
 
     def _own_families(self) -> dict[str, Metric]:
         """Return every counter and histogram by its own name, without the prefix."""
-        own: dict[str, Counter | Histogram] = {**self._counters, **self._histograms}
+        own: dict[str, Counter | TokenHistogram] = {**self._counters, **self._histograms}
         return {name: family for name, metric in own.items() for family in metric.collect()}

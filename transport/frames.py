@@ -267,6 +267,8 @@ class KvChunk(AttemptFrame, frozen=True, array_like=True, tag=11):
     num_blocks: Count
     digest: Digest
     shared: SharedRange | None = None
+    first_layer: Count = 0
+    num_layers: Count = 0  # of each block, from `first_layer` on; 0 is all of them
 
 
 class KvManifest(AttemptFrame, frozen=True, array_like=True, tag=12):

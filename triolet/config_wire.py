@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class WireConfig:
@@ -13,3 +15,16 @@ class WireConfig:
     """Let decode workers on the same host read chunks out of prefill's ring instead of sending
     their bytes through a socket; elsewhere bytes travel as ever. Three times as fast, and no part
     of a prompt's time where shipping hides behind computing: so it has to be asked for."""
+    layer_groups: int = 1
+    """Parts into which a prefill step's layers are divided: KV of the first ones leaves while the
+    others are computed. 1: whole blocks leave after the step, which hides all shipping but the last
+    step's where prompts are computed in chunks, as on a CPU. More pay where a step computes whole
+    prompts and links are slow against it."""
+    layer_group_min_tokens: int = 512
+    """Only chunks of a prompt with at least so many tokens in a step go by layer groups: below,
+    more and smaller frames cost more than they hide."""
+
+    def __post_init__(self) -> None:
+        for name in ("layer_groups", "layer_group_min_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; allowed: >= 1")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.batch import Sampled, StepRow
+    from engine.batch import LayerWatch, Sampled, StepRow
     from engine.block_ledger import BlockLedger
     from engine.pace import Pace
     from engine.prefix_cache import PrefixCache
@@ -41,6 +41,11 @@ class EnginePort(Protocol):
         ...
 
     @property
+    def num_layers(self) -> int:
+        """Layers of a block, whose bytes lie one after the other."""
+        ...
+
+    @property
     def max_model_len(self) -> int:
         """Context length in tokens."""
         ...
@@ -60,14 +65,21 @@ class EnginePort(Protocol):
         """How much a step may hold, and how long it takes."""
         ...
 
-    def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
-        """Compute one step, on the device's thread; one result per row."""
+    def step(
+        self, rows: Sequence[StepRow], watch: LayerWatch | None = None
+    ) -> list[Sampled | None]:
+        """Compute one step, on the device's thread; one result per row. `watch` is told from that
+        thread how far it is."""
         ...
 
     def export_blocks(
-        self, block_ids: Sequence[int], into: memoryview | None = None
+        self,
+        block_ids: Sequence[int],
+        into: memoryview | None = None,
+        layers: range | None = None,
     ) -> bytes | memoryview:
-        """Copy blocks out, into as many bytes; the pool's blocks may be reused at once."""
+        """Copy some layers of blocks out, into as many bytes; they may be reused at once. Layers
+        that the running step does not write any more may leave before it returns."""
         ...
 
     def pin(self, memory: memoryview) -> bool:
@@ -75,6 +87,11 @@ class EnginePort(Protocol):
         device can write it at full speed."""
         ...
 
-    def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
-        """Overwrite blocks that no running step reads."""
+    def import_blocks(
+        self,
+        block_ids: Sequence[int],
+        payload: bytes | memoryview,
+        layers: range | None = None,
+    ) -> None:
+        """Overwrite some layers of blocks that no running step reads."""
         ...

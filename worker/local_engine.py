@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.batch import Sampled, StepRow
+    from engine.batch import LayerWatch, Sampled, StepRow
     from engine.block_ledger import BlockLedger
     from engine.load import Engine
     from engine.pace import Pace
@@ -41,6 +41,11 @@ class LocalEngine:
         return self._loaded.pool.bytes_per_block
 
     @property
+    def num_layers(self) -> int:
+        """Layers of a block."""
+        return self._loaded.pool.layout.num_layers
+
+    @property
     def max_model_len(self) -> int:
         """Context length in tokens."""
         return self._loaded.max_model_len
@@ -60,18 +65,30 @@ class LocalEngine:
         """How much a step may hold, and how long it takes."""
         return self._loaded.pace
 
-    def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
+    def step(
+        self, rows: Sequence[StepRow], watch: LayerWatch | None = None
+    ) -> list[Sampled | None]:
         """Compute one step, on the device's thread."""
-        return self._loaded.runner.step(rows)
+        return self._loaded.runner.step(rows, watch)
 
-    def export_blocks(self, block_ids: Sequence[int], into: memoryview | None = None) -> memoryview:
-        """Copy blocks out."""
-        return self._loaded.pool.export_blocks(block_ids, into)
+    def export_blocks(
+        self,
+        block_ids: Sequence[int],
+        into: memoryview | None = None,
+        layers: range | None = None,
+    ) -> memoryview:
+        """Copy some layers of blocks out."""
+        return self._loaded.pool.export_blocks(block_ids, into, layers)
 
     def pin(self, memory: memoryview) -> bool:
         """Note that blocks will be exported into this memory again and again."""
         return self._loaded.pool.pin(memory)
 
-    def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
-        """Overwrite blocks that no running step reads."""
-        self._loaded.pool.import_blocks(block_ids, payload)
+    def import_blocks(
+        self,
+        block_ids: Sequence[int],
+        payload: bytes | memoryview,
+        layers: range | None = None,
+    ) -> None:
+        """Overwrite some layers of blocks that no running step reads."""
+        self._loaded.pool.import_blocks(block_ids, payload, layers)

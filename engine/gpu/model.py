@@ -12,7 +12,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..batch import FlatStep
+    from ..batch import FlatStep, LayerWatch
     from .transformer import FusedTransformer
 
 
@@ -32,8 +32,9 @@ class FusedModel:
         self._block_size = block_size
         self._device = device
 
-    def compute(self, step: FlatStep) -> Tensor | None:
-        """See engine.runner.StepModel."""
+    def compute(self, step: FlatStep, watch: LayerWatch | None = None) -> Tensor | None:
+        """See engine.runner.StepModel. Tells nobody how far it is: to know it would be to wait."""
+        del watch
         padding = len(step.token_ids) - len(step.slots)
         slots = [block * self._block_size + offset for block, offset in step.slots]
         self._transformer.attention.plan_rows(step)

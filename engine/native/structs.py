@@ -76,6 +76,8 @@ class StepFields(Structure):
         ("logits", c_void_p),
         ("workspace", c_void_p),
         ("part_s", c_void_p),
+        ("first_layer", c_int64),
+        ("end_layer", c_int64),
     )
 
 

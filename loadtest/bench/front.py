@@ -307,7 +307,7 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=10.0, help="tokens/s of a stream (10)")
     parser.add_argument("--workers", type=int, default=4, help="decode workers (4)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=6.0, help="of a measurement (6)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of a measurement (4)")
     parser.add_argument(
         "--fronts", nargs="*", help="only these: " + ", ".join(front.name for front in FRONTS)
     )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeVar, TypeVarTuple
 
-    from engine.batch import StepRow
+    from engine.batch import LayerWatch, StepRow
 
     T = TypeVar("T")
     Ts = TypeVarTuple("Ts")
@@ -59,6 +59,7 @@ class StoredEngine:
         self.ledger = BlockLedger(num_blocks)
         self.prefix_cache = PrefixCache(self.ledger, BLOCK_SIZE, self.pool, is_enabled=False)
         self.block_size = BLOCK_SIZE
+        self.num_layers = shape.num_layers
         self.bytes_per_block = layout.bytes_per_block
         self.max_model_len = MAX_MODEL_LEN
         self.vocab_size = shape.vocab_size
@@ -66,21 +67,33 @@ class StoredEngine:
         # A whole prompt in one step: all of its KV is there at once.
         self.pace = Pace(MAX_MODEL_LEN, 0.0, 1.0, MAX_MODEL_LEN, MAX_MODEL_LEN)
 
-    def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
+    def step(
+        self, rows: Sequence[StepRow], watch: LayerWatch | None = None
+    ) -> list[Sampled | None]:
         """Choose the same token for every row that asks for one."""
         return [None if row.sample is None else Sampled(TOKEN) for row in rows]
 
-    def export_blocks(self, block_ids: Sequence[int], into: memoryview | None = None) -> memoryview:
+    def export_blocks(
+        self,
+        block_ids: Sequence[int],
+        into: memoryview | None = None,
+        layers: range | None = None,
+    ) -> memoryview:
         """Copy blocks out."""
-        return self.pool.export_blocks(block_ids, into)
+        return self.pool.export_blocks(block_ids, into, layers)
 
     def pin(self, memory: memoryview) -> bool:
         """Note that blocks will be exported into this memory again and again."""
         return self.pool.pin(memory)
 
-    def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
+    def import_blocks(
+        self,
+        block_ids: Sequence[int],
+        payload: bytes | memoryview,
+        layers: range | None = None,
+    ) -> None:
         """Overwrite blocks."""
-        self.pool.import_blocks(block_ids, payload)
+        self.pool.import_blocks(block_ids, payload, layers)
 
 
 class NoDevice:

@@ -58,8 +58,6 @@ ENGINE_OPTIONS = (
     *("--max-num-seqs", str(MAX_NUM_SEQS)),
     # Several steps for a long prompt, so that one can be held in the middle.
     *("--max-num-batched-tokens", "128"),
-    # The cells ask the same again and again, and hold it where its prompt is computed and shipped.
-    "--no-prefix-cache",
     # Whatever writes into a block that is free is found by the audit.
     "--poison-freed-blocks",
 )

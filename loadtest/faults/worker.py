@@ -24,7 +24,7 @@ from worker.local_engine import LocalEngine
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.batch import Sampled, StepRow
+    from engine.batch import LayerWatch, Sampled, StepRow
 
 
 class InjectedFaultError(Exception):
@@ -69,10 +69,12 @@ class GatedEngine(LocalEngine):
 
     gate = StepGate()
 
-    def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
+    def step(
+        self, rows: Sequence[StepRow], watch: LayerWatch | None = None
+    ) -> list[Sampled | None]:
         """Compute one step, once the gate lets it."""
         self.gate.pass_step(len(rows))
-        return super().step(rows)
+        return super().step(rows, watch)
 
 
 def _say(event: str, **fields: object) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable, Hashable, Sequence
 
-    from engine.batch import SampleSpec, StepRow
+    from engine.batch import LayerWatch, SampleSpec, StepRow
     from triolet.config import EngineConfig
     from triolet.sampling import SamplingParams
 
@@ -127,6 +127,8 @@ class SimulatedEngine:
       on_freed: told of each attempt whose blocks go back.
     """
 
+    num_layers = 1
+
     def __init__(
         self,
         num_blocks: int,
@@ -155,7 +157,9 @@ class SimulatedEngine:
         self._poisoned = _POISON * config.block_size
         self._pool = [bytearray(self._poisoned) for _ in range(num_blocks + 1)]
 
-    def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
+    def step(
+        self, rows: Sequence[StepRow], watch: LayerWatch | None = None
+    ) -> list[Sampled | None]:
         """Store tokens, and hash what is read back."""
         if self.fail_steps:
             self.fail_steps -= 1
@@ -164,8 +168,14 @@ class SimulatedEngine:
         self._check_owned(rows)
         return [self._compute(row) for row in rows]
 
-    def export_blocks(self, block_ids: Sequence[int], into: memoryview | None = None) -> bytes:
+    def export_blocks(
+        self,
+        block_ids: Sequence[int],
+        into: memoryview | None = None,
+        layers: range | None = None,
+    ) -> bytes:
         """Copy blocks out."""
+        del layers  # there is one
         payload = b"".join(self._pool[block] for block in block_ids)
         if into is not None:
             into[:] = payload
@@ -175,8 +185,14 @@ class SimulatedEngine:
         """Do nothing: there is no device."""
         return True
 
-    def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
+    def import_blocks(
+        self,
+        block_ids: Sequence[int],
+        payload: bytes | memoryview,
+        layers: range | None = None,
+    ) -> None:
         """Overwrite blocks."""
+        del layers
         size = self.bytes_per_block
         for index, block in enumerate(block_ids):
             if not self.ledger.is_leased(block):

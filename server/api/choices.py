@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ..generation import Failed, Finished
+from ..generation import Delta
 from .listening import listen_until
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Choices:
             events = generation.take_now()
             if events:
                 taken.append((index, events))
-                if isinstance(events[-1], Finished | Failed):
+                if not isinstance(events[-1], Delta):
                     del self._open[index]
         return taken
 

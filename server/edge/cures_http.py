@@ -145,12 +145,13 @@ class CuredH11Protocol(H11Protocol):
 
     def try_send(self, data: bytes) -> bool:
         """See Shortcut."""
+        if self._is_chunked:
+            in_body = self.connection.our_state is h11.SEND_BODY
+            return in_body and self._try_write(b"%x\r\n%b\r\n" % (len(data), data))
         if isinstance(self.stream, CuredWSStream):
             frame = self.stream.text_frame(data)
             return frame is not None and self._try_write(frame)
-        if not self._is_in_chunks:
-            return False
-        return self._try_write(b"%x\r\n%b\r\n" % (len(data), data))
+        return False
 
     async def send_chunk(self, data: bytes) -> bool:
         """Send a piece of a body whose length is not known; return False for any other.

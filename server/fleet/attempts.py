@@ -98,7 +98,7 @@ class Attempts:
     def take_rows(self, decode: Worker, rows: Iterable[TokenRow], now: float) -> None:
         """Take tokens of many sequences."""
         for row in rows:
-            sequence = self._book.running(row.key)
+            sequence = self._book.of_attempt(row.request_id, row.attempt)
             attempt = None if sequence is None else sequence.attempt
             if sequence is None or attempt is None or attempt.pair.decode is not decode:
                 self._observer.faults.frames_dropped("old_attempt")
@@ -113,7 +113,8 @@ class Attempts:
             num_before = len(sequence.relay.token_ids)
             change = take_row(sequence, attempt, row, now)
             self._note_tokens(sequence, num_before, now)
-            self.apply(sequence, change, now)
+            if change is not None:
+                self.apply(sequence, change, now)
 
     def take_answer(
         self, worker: Worker, frame: Grant | Refuse | FirstToken | Ended, now: float

@@ -6,7 +6,7 @@ Knows sequences and counters; refuses to know workers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+MIN_SWEPT: Final = 64
+SWEEP_TURNS: Final = 4
+"""A thousand streams, each looked at in every sweep, would take a twentieth of a core."""
+
 
 class RequestBook:
     """Live sequences, and the accounts.
@@ -43,6 +47,7 @@ class RequestBook:
         self._text = text
         self._observer = observer
         self._sequences: dict[bytes, Sequence] = {}
+        self._unswept: list[Sequence] = []
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -54,10 +59,23 @@ class RequestBook:
     def __contains__(self, request_id: bytes) -> bool:
         return request_id in self._sequences
 
+    def next_swept(self) -> list[Sequence]:
+        """Return whom to look after in this sweep: everybody where there are few, else a part, so
+        that all have had their turn after `SWEEP_TURNS`."""
+        if not self._unswept:
+            self._unswept = list(self._sequences.values())
+        count = max(MIN_SWEPT, -(-len(self._sequences) // SWEEP_TURNS))
+        swept, self._unswept = self._unswept[:count], self._unswept[count:]
+        return [sequence for sequence in swept if sequence.request.request_id in self._sequences]
+
     def running(self, key: AttemptKey) -> Sequence | None:
         """Return the sequence whose present attempt this is, or None for any other attempt."""
-        sequence = self._sequences.get(key.request_id)
-        if sequence is None or sequence.attempt is None or sequence.attempt.key != key:
+        return self.of_attempt(*key)
+
+    def of_attempt(self, request_id: bytes, number: int) -> Sequence | None:
+        """Return the same, of the key's parts: for every token."""
+        sequence = self._sequences.get(request_id)
+        if sequence is None or sequence.attempt is None or sequence.attempt.key.attempt != number:
             return None
         return sequence
 

@@ -225,7 +225,7 @@ class Conductor:
         for worker in self._workers:
             if worker.monitor.check(now) is PeerState.DEAD:
                 self.lost(worker, worker.monitor.reason.value, now)
-        for sequence in self._book:
+        for sequence in self._book.next_swept():
             self._attempts.sweep(sequence, self._drain_until, now)
         role = missing_role(self._workers, self._config.worker_wait_s, now)
         if role is not None:

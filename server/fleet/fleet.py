@@ -191,7 +191,8 @@ class Fleet:
 
     def _taken(self, sequence: Sequence) -> None:
         self._conductor.taken(sequence)
-        self._credit_due.set()
+        if self._conductor.outbox.has_credit:
+            self._credit_due.set()
 
     def _cancel(self, sequence: Sequence, reason: CancelReason) -> None:
         self._conductor.wake(trio.current_time())

@@ -95,7 +95,8 @@ def take_row(sequence: Sequence, attempt: Attempt, row: TokenRow, now: float) ->
     twin = attempt.early.setdefault(row.position, row)
     if twin.token_id != row.token_id:
         return Fail(server_error())
-    sequence.step(Step.TOKEN)
+    if sequence.phase is not Phase.DECODING:  # which it would stay, at some cost for each token
+        sequence.step(Step.TOKEN)
     if not sequence.fingerprint:
         sequence.fingerprint = attempt.pair.decode.fingerprint
     while (following := attempt.early.pop(len(token_ids), None)) is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from triolet.sampling import is_end_token
+from triolet.sampling import end_token_ids
 
 from ..generation import FinishReason, TokenLogprob
 from ..text.stop_strings import Scan, StopMatcher
@@ -73,6 +73,7 @@ class Relay:
         self.mailbox = Mailbox(self._shown)
         self._request = request
         self._text = text
+        self._end_ids = end_token_ids(request.sampling, text.eos_token_ids)
         self._stream = text.detokenizer(
             request.prompt_ids, skip_special_tokens=request.skip_special_tokens
         )
@@ -86,7 +87,7 @@ class Relay:
         """
         assert row.position == len(self.token_ids), "positions come once and in order"
         sampling = self._request.sampling
-        is_end = is_end_token(sampling, self._text.eos_token_ids, row.position, row.token_id)
+        is_end = row.token_id in self._end_ids and row.position >= sampling.min_tokens
         self.token_ids.append(row.token_id)
         is_shown = not is_end or self._request.include_stop
         scan = self._stop.push(self._stream.push(row.token_id) if is_shown else "")

@@ -11,6 +11,7 @@ from tests.decode.test_scheduler import attempt
 from tests.worker.fake_engine import VOCAB_SIZE, FakeEngine, completion
 from tests.worker.pair import Pair
 from tests.worker.phases import PROMPT
+from tests.worker.weak_engine import WeakEngine
 from triolet.config_speculation import SpeculationConfig
 from triolet.ids import Role
 from triolet.sampling import SamplingParams
@@ -19,30 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from decode.attempt import Attempt
-    from engine.batch import Sampled, StepRow
 
 NUM_TOKENS = 40
-
-
-class WeakEngine(FakeEngine):
-    """Says what the fake engine says, but for every so many-th position of a sequence.
-
-    It knows what to say from its KV alone: with any of that wrong it says nothing right.
-    """
-
-    def __init__(self, wrong_every: int = 0, **sizes: int) -> None:
-        super().__init__(**sizes)  # type: ignore[arg-type]
-        self.wrong_every = wrong_every
-        self.step_sizes: list[int] = []
-
-    def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
-        self.step_sizes.append(sum(len(row.token_ids) for row in rows))
-        results = super().step(rows)
-        for i, (row, sampled) in enumerate(zip(rows, results, strict=True)):
-            position = row.start + len(row.token_ids)
-            if sampled is not None and self.wrong_every and position % self.wrong_every == 0:
-                results[i] = type(sampled)((sampled.token_id + 1) % VOCAB_SIZE)
-        return results
 
 
 def config(**bounds: int) -> SpeculationConfig:
@@ -125,6 +104,22 @@ def test_nothing_is_computed_twice() -> None:
     del engine.step_sizes[:]
     run_round(subject, [(row, 1)])
     assert engine.step_sizes == [1]
+
+
+@pytest.mark.parametrize("num_decided", range(1, 8))
+def test_fewer_may_be_decided_than_were_guessed_also_if_all_were_right(num_decided: int) -> None:
+    engine = WeakEngine(num_blocks=100)
+    subject, row = drafts(engine), sequence(1)
+    tokens = completion(row.prompt_ids, 1, 40)
+    run_round(subject, [(row, 4)])
+    for _ in range(4):
+        position = len(row.output_ids)
+        row.output_ids += tokens[position : position + num_decided]
+        assert run_round(subject, [(row, 4)]) == 1
+        position += num_decided
+        assert list(subject.guess(row, 4)) == tokens[position : position + 4]
+    subject.forget(row.key)
+    assert engine.ledger.leased_blocks == 0
 
 
 def test_who_ends_while_drafts_are_computed_gives_its_blocks_back_afterwards() -> None:

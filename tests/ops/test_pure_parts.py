@@ -144,7 +144,7 @@ def test_a_source_of_guesses_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_role_understands_the_links_that_its_supervisor_means() -> None:
-    wire = WireConfig(share_memory=True)
+    wire = WireConfig(share_memory=True, layer_groups=3, layer_group_min_tokens=99)
     config = LinkConfig(peer_timeout_s=2.5, progress_timeout_s=9.0, lease_ttl_s=4.0, wire=wire)
     assert parsed(link_options, "decode", link_arguments(config)) == config
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,6 +20,9 @@ from transport.frames import (
 )
 from triolet.config import LinkConfig
 from triolet.ids import AttemptKey, Role
+
+if TYPE_CHECKING:
+    from prefill.transfer import Piece
 
 BYTES_PER_BLOCK = 8
 LINK = LinkConfig(kv_chunk_bytes=16, kv_window_bytes=32, kv_ring_bytes=64)
@@ -40,12 +44,12 @@ def kv(owner: AttemptKey, blocks: range) -> bytes:
     return b"".join(bytes([owner.request_id[-1], block]) * 4 for block in blocks)
 
 
-def export(owner: AttemptKey, blocks: range, into: memoryview) -> None:
-    into[:] = kv(owner, blocks)
+def export(owner: AttemptKey, piece: Piece, into: memoryview) -> None:
+    into[:] = kv(owner, piece.blocks)
 
 
 def shipper(link: LinkConfig = LINK) -> Shipper:
-    return Shipper(link, memoryview(bytearray(link.kv_ring_bytes)), BYTES_PER_BLOCK, export)
+    return Shipper(link, memoryview(bytearray(link.kv_ring_bytes)), BYTES_PER_BLOCK, 1, export)
 
 
 def pump(ship: Shipper, now: float) -> list[KvSend]:

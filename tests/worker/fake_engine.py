@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from engine.batch import Sampled
@@ -20,7 +21,7 @@ from engine.prefix_cache import Node, PrefixCache
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.batch import SampleSpec, StepRow
+    from engine.batch import LayerWatch, SampleSpec, StepRow
 
 VOCAB_SIZE = 1000
 _TOKEN = struct.Struct("<I")
@@ -52,7 +53,9 @@ class FakeEngine:
         max_model_len: int = 256,
         fingerprint: str = "fake",
         host_blocks: int = 0,
+        num_layers: int = 1,
     ) -> None:
+        self.num_layers = num_layers
         self.block_size = block_size
         self.bytes_per_block = block_size * _TOKEN.size
         self.max_model_len = max_model_len
@@ -77,16 +80,31 @@ class FakeEngine:
         clean = _POISON * self.block_size
         return sum(self._pool[block] != clean for block in block_ids)
 
-    def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
-        """Store tokens and hash what is read back."""
+    def step(
+        self, rows: Sequence[StepRow], watch: LayerWatch | None = None
+    ) -> list[Sampled | None]:
+        """Store tokens layer by layer, and hash what is read back."""
         if self.fail_next_step:
             self.fail_next_step = False
             raise RuntimeError("the fake engine was told to fail")
-        return [self._compute(row) for row in rows]
+        ends = [self.num_layers] if watch is None else watch.ends(self.num_layers)
+        for begin, end in pairwise([0, *ends]):
+            for layer in range(begin, end):
+                for row in rows:
+                    self._store(row, layer)
+            if watch is not None and end < self.num_layers:
+                watch.tell(end)
+        return [None if row.sample is None else self._sample(row, row.sample) for row in rows]
 
-    def export_blocks(self, block_ids: Sequence[int], into: memoryview | None = None) -> bytes:
+    def export_blocks(
+        self,
+        block_ids: Sequence[int],
+        into: memoryview | None = None,
+        layers: range | None = None,
+    ) -> bytes:
         """Copy blocks out."""
-        payload = b"".join(self._pool[block] for block in block_ids)
+        part = self._part(layers)
+        payload = b"".join(self._pool[block][part] for block in block_ids)
         if into is not None:
             into[:] = payload
         return payload
@@ -95,28 +113,44 @@ class FakeEngine:
         """Do nothing: there is no device."""
         return True
 
-    def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
+    def import_blocks(
+        self,
+        block_ids: Sequence[int],
+        payload: bytes | memoryview,
+        layers: range | None = None,
+    ) -> None:
         """Overwrite blocks."""
-        assert len(payload) == len(block_ids) * self.bytes_per_block
+        part = self._part(layers)
+        size = part.stop - part.start
+        assert len(payload) == len(block_ids) * size
         for index, block in enumerate(block_ids):
-            start = index * self.bytes_per_block
-            self._pool[block][:] = payload[start : start + self.bytes_per_block]
+            self._pool[block][part] = payload[index * size : (index + 1) * size]
 
-    def _compute(self, row: StepRow) -> Sampled | None:
+    def _part(self, layers: range | None) -> slice:
+        if layers is None:
+            return slice(0, self.bytes_per_block)
+        size = self.bytes_per_block // self.num_layers
+        return slice(layers.start * size, layers.stop * size)
+
+    def _store(self, row: StepRow, layer: int) -> None:
+        width = _TOKEN.size // self.num_layers
         for offset, token in enumerate(row.token_ids):
-            block, slot = self._where(row.block_table, row.start + offset)
-            self._pool[block][slot : slot + _TOKEN.size] = _TOKEN.pack(token)
-        if row.sample is None:
-            return None
-        return self._sample(row, row.sample)
+            block, place = self._where(row.block_table, row.start + offset, layer)
+            part = _TOKEN.pack(token)[layer * width : (layer + 1) * width]
+            self._pool[block][place : place + width] = part
 
     def _sample(self, row: StepRow, sample: SampleSpec) -> Sampled:
         tokens = []
+        width = _TOKEN.size // self.num_layers
         for position in range(row.start + len(row.token_ids)):
-            block, slot = self._where(row.block_table, position)
-            tokens.append(_TOKEN.unpack_from(self._pool[block], slot)[0])
+            packed = b""
+            for layer in range(self.num_layers):
+                block, place = self._where(row.block_table, position, layer)
+                packed += self._pool[block][place : place + width]
+            tokens.append(_TOKEN.unpack(packed)[0])
         return Sampled(next_token(tokens, sample.params.seed))
 
-    def _where(self, block_table: Sequence[int], position: int) -> tuple[int, int]:
-        block = block_table[position // self.block_size]
-        return block, position % self.block_size * _TOKEN.size
+    def _where(self, block_table: Sequence[int], position: int, layer: int) -> tuple[int, int]:
+        """Return block and place of a token's part in one layer."""
+        offset = layer * self.block_size + position % self.block_size
+        return block_table[position // self.block_size], offset * _TOKEN.size // self.num_layers

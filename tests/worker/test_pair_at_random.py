@@ -8,13 +8,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from decode.drafts import Drafts
 from transport.frames import EndReason
 from triolet.config_speculation import SpeculationConfig
 from triolet.ids import AttemptKey, Role
 
-from .fake_engine import completion
+from .fake_engine import VOCAB_SIZE, completion
 from .oracle import Oracle
 from .pair import Pair
+from .weak_engine import WeakEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,14 +125,14 @@ stories = st.lists(
 
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(stories, st.integers(0, 5))
+@given(stories, st.integers(0, 4), st.sampled_from(["off", "oracle", "drafts"]))
 def test_blocks_and_tokens_survive_any_order_of_events(
-    story: list[tuple[Callable[[Pair, int], None], int]], wrong_every: int
+    story: list[tuple[Callable[[Pair, int], None], int]], wrong_every: int, guesses: str
 ) -> None:
-    eager = SpeculationConfig(pause_rows=1, max_pause_rows=1)
-    oracle = Oracle(wrong_every)
-    # One in six without any guesses.
-    source = oracle if wrong_every else None
+    eager = SpeculationConfig(pause_rows=1, max_pause_rows=1, draft_chunk_tokens=9)
+    oracle, engine = Oracle(wrong_every), WeakEngine(wrong_every, num_blocks=12)
+    drafts = Drafts(engine, eager, VOCAB_SIZE)
+    source = {"off": None, "oracle": oracle, "drafts": drafts}[guesses]
     pair = Pair(num_blocks=16, max_num_seqs=6, source=source, speculation=eager, host_blocks=3)
     for event, number in story:
         event(pair, number)
@@ -144,6 +146,7 @@ def test_blocks_and_tokens_survive_any_order_of_events(
     pair.pass_time(6.0)
     pair.check_empty()
     assert not oracle.known
+    assert engine.ledger.leased_blocks == engine.ledger.num_spoiled == 0
     for key, heard in pair.heard.items():
         if heard.granted and heard.refused is None:
             assert Role.DECODE in heard.ended, key

@@ -75,6 +75,8 @@ typedef struct {
     float *logits;          /* [num_sampled][lm_head.panels * PANEL] */
     char *workspace;        /* triolet_workspace_bytes */
     double *part_s;         /* [NUM_PARTS], to be added to; or NULL */
+    int64_t first_layer;    /* a step may be computed in parts, in order and with one workspace */
+    int64_t end_layer;
 } Step;
 
 /* What `part_s` tells apart. */

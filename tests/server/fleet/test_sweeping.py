@@ -1,0 +1,41 @@
+"""Sweeps: few are all looked after each time, many in turns, and none twice before all."""
+
+from __future__ import annotations
+
+from server.fleet.book import MIN_SWEPT, SWEEP_TURNS, RequestBook
+from server.fleet.observer import SilentObserver
+from server.fleet.relay import RelayEnd
+from server.generation import FinishReason
+
+from .fakes import make_request, server_config
+from .world import TEXT
+
+
+def book_of(count: int) -> RequestBook:
+    book = RequestBook(server_config(), TEXT, SilentObserver())
+    for number in range(count):
+        book.accept(make_request(number), now=0.0)
+    return book
+
+
+def test_few_are_all_looked_after_every_time() -> None:
+    book = book_of(MIN_SWEPT)
+    for _ in range(3):
+        assert book.next_swept() == list(book)
+
+
+def test_many_have_their_turns_and_newcomers_theirs() -> None:
+    book = book_of(10 * MIN_SWEPT)
+    first = list(book)
+    swept = [sequence for _ in range(SWEEP_TURNS) for sequence in book.next_swept()]
+    assert swept == first
+    late = book.accept(make_request(10 * MIN_SWEPT), now=1.0)
+    assert late in [sequence for _ in range(SWEEP_TURNS) for sequence in book.next_swept()]
+
+
+def test_who_has_ended_is_looked_after_no_more() -> None:
+    book = book_of(4 * MIN_SWEPT)
+    book.next_swept()
+    gone = list(book)[MIN_SWEPT]
+    book.finish(gone, RelayEnd(FinishReason.STOP), now=1.0)
+    assert gone not in book.next_swept()
