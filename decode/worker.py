@@ -92,7 +92,8 @@ async def serve(
         ) as kv,
         closing(PeerRings()) as rings,
     ):
-        core = _core(config, engine, kv.address, draw_epoch, source, rings)
+        announced = config.advertised_kv_address or kv.address
+        core = _core(config, engine, announced, draw_epoch, source, rings)
         shell = Shell(
             core,
             engine,

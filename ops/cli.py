@@ -246,6 +246,10 @@ def decode(
     link: LinkConfig,
     control: Annotated[str, typer.Option(help="Address for servers: ipc://… or tcp://host:port.")],
     kv: Annotated[str, typer.Option(help="Address for prefill workers, which send KV there.")],
+    advertise_kv: Annotated[
+        str | None,
+        typer.Option(help="What they are told instead, where they see --kv under another address."),
+    ] = None,
     model: ModelArgument = None,
     name: WorkerNameOption = None,
     drain_timeout: WorkerDrainOption = WORKER_DRAIN_S,
@@ -262,8 +266,11 @@ def decode(
         compute = replace(engine, gpu=gpu)
         config = worker_config(name, model, control, kv, compute, link, curve, drain_timeout)
         from decode.worker import main as run_worker
+        from transport.address import require_dialable
 
-        run_worker(replace(config, speculation=speculation))
+        if advertise_kv is not None:
+            require_dialable(advertise_kv)
+        run_worker(replace(config, speculation=speculation, advertised_kv_address=advertise_kv))
         leave()
 
     _run_role("decode", name, log_level, supervisor_pid, run)

@@ -101,6 +101,8 @@ class TcpAddress:
 
 
 Address: TypeAlias = IpcAddress | TcpAddress
+ANY_INTERFACE: Final = frozenset({"0.0.0.0", "::", "[::]", "*"})
+"""Where one may listen, but nobody can be told to connect."""
 
 
 def parse_address(address: str) -> Address:
@@ -127,6 +129,20 @@ def parse_address(address: str) -> Address:
     if port > 65_535:
         raise ConfigError(f"address {address!r}: port {port} does not exist; allowed: 0 to 65535")
     return TcpAddress(match["host"], port)
+
+
+def require_dialable(address: str) -> None:
+    """See that others can be told to connect there.
+
+    Raises:
+      ConfigError: it is of another form, or stands for more than one place.
+    """
+    place = parse_address(address)
+    if isinstance(place, TcpAddress) and (place.port == 0 or place.host in ANY_INTERFACE):
+        raise ConfigError(
+            f"address {address!r} cannot be dialled; allowed: one host and one port, as others "
+            "reach them"
+        )
 
 
 def address_in_use(address: str) -> ConfigError:

@@ -247,6 +247,9 @@ class WorkerConfig:
     """Where servers reach this worker: `ipc://…` or `tcp://host:port`."""
     kv_address: str | None = None
     """Decode only: where prefill workers reach it."""
+    advertised_kv_address: str | None = None
+    """Decode only: what it tells them instead, where they see another address than the one that can
+    be bound here: behind NAT, or in a container with published ports."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     link: LinkConfig = field(default_factory=LinkConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)

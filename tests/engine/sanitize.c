@@ -121,10 +121,25 @@ static void step_of(const Model *model, int64_t sequences, const int64_t *starts
     }
     const int64_t width = model->lm_head.panels * PANEL;
     double part_s[NUM_PARTS] = {0};
-    Step step = {tokens, tasks, task_tokens, sequences, ids, positions, slots, tables, all, last,
-                 sampled, room(sequences * width * 4 - missing_bytes),
-                 room(triolet_workspace_bytes(model, tokens, THREADS)), part_s};
-    triolet_compute(model, &step, THREADS);
+    Step step = {.num_tokens = tokens,
+                 .num_tasks = tasks,
+                 .task_tokens = task_tokens,
+                 .num_sampled = sequences,
+                 .token_ids = ids,
+                 .positions = positions,
+                 .slots = slots,
+                 .tables = tables,
+                 .tasks = all,
+                 .last_tasks = last,
+                 .sampled = sampled,
+                 .logits = room(sequences * width * 4 - missing_bytes),
+                 .workspace = room(triolet_workspace_bytes(model, tokens, THREADS)),
+                 .part_s = part_s};
+    for (int64_t layer = 0; layer < LAYERS; layer++) { /* in parts, which is one step all the same */
+        step.first_layer = layer;
+        step.end_layer = layer + 1;
+        triolet_compute(model, &step, THREADS);
+    }
     for (int64_t i = 0; i < sequences; i++)
         for (int64_t id = 0; id < VOCABULARY; id++)
             if (!isfinite(step.logits[i * width + id])) {

@@ -14,6 +14,7 @@ from transport.address import (
     TcpAddress,
     address_in_use,
     parse_address,
+    require_dialable,
 )
 from triolet.errors import ConfigError
 
@@ -144,3 +145,14 @@ def test_a_listening_process_is_found_and_a_dead_ones_file_is_not_in_the_way(
 
 def test_the_error_names_the_address_and_the_remedy() -> None:
     assert "tcp://127.0.0.1:1 is in use" in str(address_in_use("tcp://127.0.0.1:1"))
+
+
+@pytest.mark.parametrize("address", ["tcp://0.0.0.0:7002", "tcp://*:7002", "tcp://a:*", "tcp://a"])
+def test_an_address_that_nobody_can_dial_is_not_announced(address: str) -> None:
+    with pytest.raises(ConfigError, match="allowed"):
+        require_dialable(address)
+
+
+def test_an_address_of_another_network_is_announced() -> None:
+    require_dialable("tcp://203.0.113.9:7002")
+    require_dialable("tcp://decode.example:7002")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import trio
 
@@ -121,11 +121,15 @@ async def open_fleet(
     fingerprints: tuple[str, str] = ("fake", "fake"),
     link: LinkConfig = LINK,
     num_layers: int = 1,
+    *,
+    network: CountingNetwork | None = None,
+    **of_decode: Any,  # noqa: ANN401 - fields of WorkerConfig
 ) -> AsyncIterator[Fleet]:
     """Start everything; at the end nothing may be held any more."""
-    network = CountingNetwork()
+    network = network or CountingNetwork()
     roles = (Role.PREFILL, Role.DECODE)
     configs = {role: worker_config(role, link) for role in roles}
+    configs[Role.DECODE] = replace(configs[Role.DECODE], **of_decode)
     engines = {
         role: FakeEngine(fingerprint=fingerprint, num_layers=num_layers)
         for role, fingerprint in zip(roles, fingerprints, strict=True)

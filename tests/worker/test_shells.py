@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 import decode.worker
 from transport.frames import Drain, End, EndReason
 from transport.handshake import goodbye
-from transport.memory_network import MemoryNetwork
+from transport.memory_network import MemoryConnection, MemoryNetwork
 from triolet.errors import ConfigError
 from triolet.ids import Role
 from triolet.sampling import SamplingParams
@@ -20,7 +20,16 @@ from worker.reception import SHUT_DOWN
 from worker.shell import EXIT_WEDGED
 
 from .fake_engine import FakeEngine, completion
-from .fleet import LINK, SERVE, STEP_S, FakeDevice, Fleet, open_fleet, worker_config
+from .fleet import (
+    LINK,
+    SERVE,
+    STEP_S,
+    CountingNetwork,
+    FakeDevice,
+    Fleet,
+    open_fleet,
+    worker_config,
+)
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
@@ -262,6 +271,24 @@ async def test_decode_without_a_kv_address_is_a_config_error(autojump_clock: Moc
     config = worker_config(Role.PREFILL)
     with pytest.raises(ConfigError, match="kv_address"):
         await decode.worker.serve(config, FakeEngine(), FakeDevice(), network, network)
+
+
+async def test_a_decode_worker_announces_where_others_see_it(autojump_clock: MockClock) -> None:
+    """The network between them passes on what comes for one address to the other."""
+
+    class Translating(CountingNetwork):
+        def connect(
+            self, address: str, identity: bytes, *, hwm: int, max_frame_bytes: int
+        ) -> MemoryConnection:
+            inside = "memory:kv" if address == "memory:outside" else address
+            self.dials[address] += inside != address
+            return super().connect(inside, identity, hwm=hwm, max_frame_bytes=max_frame_bytes)
+
+    network = Translating()
+    async with open_fleet(network=network, advertised_kv_address="memory:outside") as fleet:
+        answer = await fleet.client.finish(await fleet.client.start(PROMPT, params()))
+        assert answer.token_ids == completion(PROMPT, 5, 8)
+    assert network.dials["memory:outside"] == 1
 
 
 async def test_a_restarted_decode_worker_is_another_one(autojump_clock: MockClock) -> None:

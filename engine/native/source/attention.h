@@ -72,17 +72,25 @@ INLINE void locate(const Cache *cache, int64_t first, int64_t count, const char 
     }
 }
 
-INLINE void pack_keys(const Model *model, const char *const *from, Tile *tile) {
+/* Words that hold the weights, or the values, of so many keys. */
+INLINE int64_t key_words(const int is_bf16, int64_t count) {
+    return is_bf16 ? (count + 1) / 2 : count;
+}
+
+/* Of a tile's keys only the first `count` are packed; what the rest of a vector then holds is masked
+ * where scores become weights. */
+INLINE void pack_keys(const Model *model, const char *const *from, int64_t count, Tile *tile) {
     const int64_t words = model->head_dim * (model->is_bf16 ? 2 : 4) / 4;
-    for (int64_t key = 0; key < TILE_KEYS; key += VL)
+    for (int64_t key = 0; key < count; key += VL)
         turn(from, key, words,
              (float *)tile->keys + key / PANEL * words * PANEL + key % PANEL);
 }
 
+/* The same of values. Those missing in the last word are zeros, as their weights are. */
 INLINE void pack_values(const int is_bf16, const Model *model, const char *const *from,
-                        Tile *tile) {
+                        int64_t count, Tile *tile) {
     const int64_t words = TILE_KEYS * (is_bf16 ? 2 : 4) / 4;
-    for (int64_t word = 0; word < words; word++) {
+    for (int64_t word = 0; word < key_words(is_bf16, count); word++) {
         const int64_t low = is_bf16 ? 2 * word : word, high = is_bf16 ? 2 * word + 1 : word;
         for (int64_t i = 0; i < model->head_dim; i += VL) {
             const vf packed = is_bf16 ? v_pairs((const uint16_t *)from[low] + i,
@@ -141,7 +149,8 @@ INLINE void attend_tile(const int is_bf16, const Model *model, const Task *task,
                         int64_t count, int64_t begin, Fetch *fetch, Tile *tile) {
     const int64_t group = model->num_heads / model->num_kv_heads;
     const int64_t words = model->head_dim * (is_bf16 ? 2 : 4) / 4, end = begin + task->count * group;
-    const int64_t key_words = TILE_KEYS * (is_bf16 ? 2 : 4) / 4;
+    const int64_t most_words = TILE_KEYS * (is_bf16 ? 2 : 4) / 4;
+    const int64_t seen_words = key_words(is_bf16, count);
     const int64_t wide = value_panels(model) * PANEL;
     for (int64_t row = begin; row < end; row += MR) {
         const int64_t some = end - row < MR ? end - row : MR;
@@ -159,9 +168,9 @@ INLINE void attend_tile(const int is_bf16, const Model *model, const Task *task,
                             v_mul(v_load(tile->sums + r * wide + i), v_set(factor)));
         }
         for (int64_t i = 0; i < wide; i += PANEL)
-            multiply_add(is_bf16, some, tile->weights + row * key_words * 4, key_words * 4,
-                         tile->values + i * key_words * 4, key_words,
-                         next_piece(fetch, key_words * PANEL * 4), tile->sums + row * wide + i,
+            multiply_add(is_bf16, some, tile->weights + row * most_words * 4, most_words * 4,
+                         tile->values + i * most_words * 4, seen_words,
+                         next_piece(fetch, seen_words * PANEL * 4), tile->sums + row * wide + i,
                          wide);
     }
 }
@@ -194,9 +203,9 @@ INLINE void attend_keys(const int is_bf16, const Job *job, Tile *tile) {
         for (int64_t head = 0; head < job->heads; head++) {
             for (int64_t i = 0; i < TILE_KEYS; i++)
                 from[i] = i < count ? here[i] + head * head_bytes : (const char *)no_token;
-            pack_keys(model, from, tile);
+            pack_keys(model, from, count, tile);
             for (int64_t i = 0; i < count; i++) from[i] += kv_bytes;
-            pack_values(is_bf16, model, from, tile);
+            pack_values(is_bf16, model, from, count, tile);
             attend_tile(is_bf16, model, job->task, first, count, head * rows, &fetch, tile);
         }
     }
