@@ -75,8 +75,8 @@ def _co_located(chunk: int) -> tuple[str, ...]:
 
 DISAGGREGATED: Final = Arrangement("disaggregated", ("--threads", "1"))
 CO_LOCATED: Final = {
-    64: Arrangement("co-located, chunks of 64", _co_located(64)),
-    256: Arrangement("co-located, chunks of 256", _co_located(256)),
+    64: Arrangement("co-located 64", _co_located(64)),
+    256: Arrangement("co-located 256", _co_located(256)),
 }
 UNCHUNKED: Final = Arrangement("co-located, unchunked", _co_located(UNBOUNDED_TOKENS))
 VLLM: Final = Arrangement("vllm", is_peer=True)

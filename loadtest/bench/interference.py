@@ -37,6 +37,9 @@ WARM_UP_S: Final = 2.0
 DRAIN_S: Final = 20.0
 """Prompts that arrived late in the measured time may still get their first token."""
 SEED: Final = 6
+TABLE_WIDTH: Final = 170
+ROLES: Final = ("server", "prefill", "decode", "other")
+"""Whose share of a core is told; vLLM's processes are `other`."""
 MAX_GROWTH: Final = 1.5
 MAX_SHARE: Final = 0.5
 
@@ -175,7 +178,7 @@ def row_of(model: str, name: str, load: Load, seen: Seen, idle: Seen) -> dict[st
         "goodput": seen.good_tokens / seen.seconds,
         "ttft_p50": median(seen.ttfts_s) * 1e3 if seen.ttfts_s else float("nan"),
         "prompts_in_time": f"{answered_in_time}/{num_prompts}",
-        "cores": " ".join(f"{who} {cores:.2f}" for who, cores in seen.cpu.items() if cores > 0.01),
+        **{f"cpu_{role}": seen.cpu.get(role, 0.0) for role in ROLES},
     }
     return {key: round(v, 2) if isinstance(v, float) else v for key, v in row.items()}
 
@@ -265,7 +268,7 @@ def main() -> int:
     parser.add_argument("--models", nargs="*", choices=sorted(LOADS), default=["15m", "150m"])
     parser.add_argument("--modes", nargs="*", help="only these: " + "; ".join(a.name for a in ALL))
     parser.add_argument("--seconds", type=float, help="under load; by default 16 and 30")
-    console = Console()
+    console = Console(width=TABLE_WIDTH)
     report = run(parser.parse_args(), console)
     path = report.write(BENCH)
     report.show(console)
