@@ -27,6 +27,7 @@ def engine_arguments(config: EngineConfig) -> list[str]:
         *("--max-num-seqs", str(config.max_num_seqs)),
         *("--max-num-batched-tokens", str(config.max_num_batched_tokens)),
         *("--host-cache", str(config.host_cache_bytes)),
+        *("--kv-wire", config.kv_wire.value),
     ]
     if config.max_model_len is not None:
         arguments += ["--max-model-len", str(config.max_model_len)]
