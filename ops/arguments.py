@@ -29,6 +29,7 @@ def engine_arguments(config: EngineConfig) -> list[str]:
         *("--host-cache", str(config.host_cache_bytes)),
         *("--prompt-chunk", str(config.prompt_chunk_tokens)),
         *("--target-step", str(config.target_step_s)),
+        *("--kv-wire", config.kv_wire.value),
     ]
     if config.max_model_len is not None:
         arguments += ["--max-model-len", str(config.max_model_len)]

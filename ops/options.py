@@ -25,7 +25,7 @@ from triolet.config_gpu import GpuConfig
 from triolet.config_routing import LocalPrefill, RoutingConfig
 from triolet.config_siblings import SiblingConfig
 from triolet.config_speculation import LOOKUP, NO_GUESSES, SpeculationConfig
-from triolet.config_wire import WireConfig
+from triolet.config_wire import KvWire, WireConfig
 from triolet.errors import ConfigError
 
 from .quantities import parse_size, show_size
@@ -137,6 +137,9 @@ def engine_options(
     no_prefix_cache: Annotated[
         bool, _compute("--no-prefix-cache", help="Keep no KV for prompts that begin alike.")
     ] = not _ENGINE.prefix_cache,
+    kv_wire: Annotated[
+        KvWire, _compute(help="KV on its way to decode: int8 rounds it, for slow links.")
+    ] = _ENGINE.kv_wire,
     host_cache: Annotated[
         str, _compute(help="Host memory of each worker for KV that its pool cannot keep.")
     ] = show_size(_ENGINE.host_cache_bytes).replace(" ", ""),
@@ -162,6 +165,7 @@ def engine_options(
         max_model_len=max_model_len,
         threads=threads,
         prefix_cache=not no_prefix_cache,
+        kv_wire=kv_wire,
         host_cache_bytes=parse_size(host_cache),
         poison_freed_blocks=poison_freed_blocks,
     )

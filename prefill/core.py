@@ -86,7 +86,9 @@ class PrefillCore:
         self.roster: Roster[Attempt] = Roster(
             engine.ledger, PREFILL_TRANSITIONS, link, self.outbox, on_end=self._on_end
         )
-        self.shipper = Shipper(link, ring, engine.bytes_per_block, engine.num_layers, self._export)
+        self.shipper = Shipper(
+            link, ring, engine.wire_bytes_per_block, engine.num_layers, self._export
+        )
         self._engine = engine
         self._identity = identity
         self._link = link

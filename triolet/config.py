@@ -15,7 +15,7 @@ from .config_recovery import RecoveryConfig
 from .config_routing import RoutingConfig
 from .config_siblings import SiblingConfig  # noqa: TC001 (as its neighbours)
 from .config_speculation import SpeculationConfig
-from .config_wire import WireConfig
+from .config_wire import KvWire, WireConfig
 from .errors import ConfigError
 from .loopback import is_loopback
 from .units import KIB, MIB, MILLISECONDS, SECONDS
@@ -200,6 +200,8 @@ class EngineConfig:
     prefix_cache: bool = True
     """Keep the KV of finished blocks in memory that nobody leases, for prompts that begin alike. It
     gives way before anybody is refused or preempted, so it costs nothing."""
+    kv_wire: KvWire = KvWire.EXACT
+    """`int8` halves what travels, for slow links, and costs exactness."""
     host_cache_bytes: int = 0
     """Host memory of each worker for KV that gave way: a hit copies it back into the pool. None by
     default, because on a CPU the pool itself lies in host memory: raise `kv_pool_bytes` there."""

@@ -35,7 +35,7 @@ from triolet.config import Dtype, EngineConfig, LinkConfig, ServerConfig
 from triolet.config_gpu import GpuConfig
 from triolet.config_routing import LocalPrefill, RoutingConfig
 from triolet.config_speculation import SpeculationConfig
-from triolet.config_wire import WireConfig
+from triolet.config_wire import KvWire, WireConfig
 from triolet.errors import ConfigError
 from triolet.ids import Role
 from triolet.units import GIB, KIB, MIB
@@ -95,6 +95,7 @@ CONFIGS = [
         max_model_len=99,
         threads=3,
         prefix_cache=False,
+        kv_wire=KvWire.INT8,
         host_cache_bytes=123,
         poison_freed_blocks=True,
     ),
