@@ -143,6 +143,7 @@ class Stepper:
             self._counters.computed_tokens += len(own)
             if turn.attempt.key not in self._roster.attempts:
                 self._counters.late_rows += 1
+                self._counters.late_tokens += len(own)
                 continue  # it ended meanwhile: its tokens are never seen
             rows = self._decided(turn, own)
             turn.attempt.last_turn = self._counters.computed_tokens
@@ -177,6 +178,7 @@ class Stepper:
     def _take_chunk(self, chunk: Chunk[Attempt], sampled: Sampled | None, now: float) -> None:
         attempt, num_tokens = chunk
         self._counters.computed_tokens += num_tokens
+        self._counters.prompt_tokens += num_tokens
         if attempt.key not in self._roster.attempts:
             self._counters.late_rows += 1
             return

@@ -2,8 +2,8 @@
 
 Reads log lines and audits; opens no sockets. Two sums are made. What the server had received when
 it let a request go, against what decode had computed when it ended the attempt: the difference was
-under way. And all that decode ever computed, against the tokens of all its attempts: the difference
-went to attempts that ended while their step ran, one row each, and must be no more than that.
+under way. And all that decode ever computed, prompts not counted, against the tokens of all its
+attempts: the difference went to attempts that ended while their step ran, and must be just that.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def stray_tokens(
             received[entry["request_id"]] = entry["completion_tokens"]
         elif entry.get("event") == "attempt_ended" and entry["process"] in decode:
             computed[entry["attempt"].split("/")[0]] = entry["num_tokens"]
-            # The first token is prefill's.
+            # The first token came with the prompt, whoever computed that.
             rows += max(0, entry["num_tokens"] - 1)
     late_rows = sum(audit["late_rows"] for audit in decode.values())
     return StrayTokens(
@@ -71,5 +71,11 @@ def stray_tokens(
             if request_id in received
         ],
         late_rows=late_rows,
-        unaccounted=sum(audit["computed_tokens"] for audit in decode.values()) - rows - late_rows,
+        unaccounted=sum(_generated(audit) for audit in decode.values()) - rows,
     )
+
+
+def _generated(audit: Mapping[str, Any]) -> int:
+    """Return the tokens that a worker computed of answers, for attempts that were still there."""
+    total: int = audit["computed_tokens"] - audit["prompt_tokens"] - audit["late_tokens"]
+    return total

@@ -130,7 +130,7 @@ class WorkerAudit(msgspec.Struct, frozen=True):
       leaving_blocks: what these hold until it returns.
       granted: leases granted since the process began.
       ended: leases that ended since then, by reason.
-      late_rows: rows of steps whose attempt had ended when the step returned.
+      late_rows: attempts' parts of steps that returned after the attempt had ended.
       tombstones: ended requests that are remembered.
       max_tombstones: the most that are.
       rows: sequences in the running step.
@@ -146,6 +146,8 @@ class WorkerAudit(msgspec.Struct, frozen=True):
       preemptions: attempts that lost their blocks to others.
       process: of the operating system.
       draft_pool: blocks of the draft model, if there is one.
+      prompt_tokens: those of `computed_tokens` that decode computed of prompts.
+      late_tokens: what `late_rows` had computed, prompts' tokens not counted.
     """
 
     role: Role
@@ -177,6 +179,8 @@ class WorkerAudit(msgspec.Struct, frozen=True):
     preemptions: Count = 0
     process: ProcessFacts = ProcessFacts()
     draft_pool: PoolAudit | None = None
+    prompt_tokens: Count = 0
+    late_tokens: Count = 0
 
     @property
     def is_cut(self) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from msgspec.structs import replace
+
 from transport.frames import CacheLoad
 from transport.lease import LeaseState
 from triolet.audit import LeaseAudit, PoolAudit, ProcessFacts, WindowsAudit, WorkerAudit
@@ -62,7 +64,7 @@ def worker_account(
       process: what the operating system says.
       draft: who holds which block of a draft model's pool.
     """
-    return WorkerAudit(
+    audit = WorkerAudit(
         role=identity.me.role,
         name=identity.me.name,
         epoch=f"{identity.me.epoch:016x}",
@@ -76,7 +78,6 @@ def worker_account(
         verdict=verdict_of(roster.check_agreement),
         leaving=len(roster.leaving),
         leaving_blocks=sum(_held(cache.ledger, key) for key in roster.leaving),
-        late_rows=counters.late_rows,
         tombstones=roster.leases.num_tombstones,
         max_tombstones=link.max_tombstones,
         rows=roster.num_rows,
@@ -84,14 +85,24 @@ def worker_account(
         paused=roster.leases.count(LeaseState.PAUSED),
         max_num_seqs=identity.capacity.max_num_seqs,
         windows=windows or WindowsAudit(),
+        process=process or ProcessFacts(),
+        draft_pool=None if draft is None else _pool(draft, draft.check_invariants),
+    )
+    return _with_work(audit, counters)
+
+
+def _with_work(audit: WorkerAudit, counters: Counters) -> WorkerAudit:
+    return replace(
+        audit,
+        late_rows=counters.late_rows,
         steps=counters.steps,
         computed_tokens=counters.computed_tokens,
         kv_bytes=counters.kv_bytes,
         dropped=counters.dropped_by_reason(),
         bad_digests=counters.bad_digests,
         preemptions=counters.preemptions,
-        process=process or ProcessFacts(),
-        draft_pool=None if draft is None else _pool(draft, draft.check_invariants),
+        prompt_tokens=counters.prompt_tokens,
+        late_tokens=counters.late_tokens,
     )
 
 

@@ -22,7 +22,9 @@ class Counters:
     """Named as in `transport.frames.Load`, which carries them.
 
     Attributes:
-      late_rows: rows of steps whose attempt had ended when the step returned.
+      prompt_tokens: those of `computed_tokens` that decode computed of prompts.
+      late_rows: attempts' parts of steps that returned after the attempt had ended.
+      late_tokens: what these had computed, prompts' tokens not counted.
       speculative_rows: rows that carried guesses.
       speculative_proposed: guesses that they carried.
       speculative_accepted: guesses that were the token that was chosen.
@@ -31,11 +33,13 @@ class Counters:
 
     steps: int = 0
     computed_tokens: int = 0
+    prompt_tokens: int = 0
     kv_bytes: int = 0
     bad_digests: int = 0
     preemptions: int = 0
     local_prompts: int = 0
     late_rows: int = 0
+    late_tokens: int = 0
     speculative_rows: int = 0
     speculative_proposed: int = 0
     speculative_accepted: int = 0

@@ -21,7 +21,14 @@ def accounts(computed: int, late: int) -> StrayTokens:
         DECODE_LINE | {"num_tokens": 9},
         DECODE_LINE | {"process": "prefill-0", "num_tokens": 1},
     ]
-    audit = {"role": "decode", "name": "decode-0", "computed_tokens": computed, "late_rows": late}
+    audit = {
+        "role": "decode",
+        "name": "decode-0",
+        "computed_tokens": computed + 30,
+        "prompt_tokens": 30,
+        "late_rows": late,
+        "late_tokens": late,
+    }
     return stray_tokens(entries, [audit, {"role": "prefill", "name": "prefill-0"}])
 
 
