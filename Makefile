@@ -16,7 +16,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -c GPU)
 CONSTRAINTS := $(if $(filter-out 0,$(HAS_GPU)),,--constraint constraints.txt)
 
-.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart soak bench-stalled faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-guess bench-cache bench-wire bench-front bench-serve bench-gpu sanitize clean
+.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart soak bench-stalled faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-guess bench-cache bench-wire bench-front bench-serve bench-gpu sanitize bench-interference clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
@@ -120,6 +120,9 @@ bench-cache: install-dev  ## what the prefix cache finds of real conversations, 
 
 bench-gpu: install-dev  ## the ten-minute plan on an NVIDIA GPU (docs/gpu.md); says so where there is none
 	$(BIN)/python -m loadtest.bench.gpu $(ARGS)
+
+bench-interference: bench-model  ## gaps of running streams while long prompts arrive: one core each, mixed steps, vLLM
+	$(BIN)/python -m loadtest.bench.interference $(ARGS)
 
 clean:  ## remove what builds and tests leave behind, not the environment
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -48,6 +48,7 @@ class Attempt:
       kv_sender: routing id of the prefill worker that ships to it, None before the first chunk.
       salt: whose prefix cache it uses.
       num_held_blocks: leading blocks of the prompt that were here when it came.
+      is_local: its prompt is computed here; nobody ships to it.
     """
 
     key: AttemptKey
@@ -68,6 +69,22 @@ class Attempt:
     kv_sender: bytes | None = None
     salt: bytes = b""
     num_held_blocks: int = 0
+    is_local: bool = False
+
+    @property
+    def num_needed_blocks(self) -> int:
+        """Blocks that its prompt lacks: none, for a lease has them all from its beginning."""
+        return 0
+
+    @property
+    def is_started(self) -> bool:
+        """Whether it has its blocks."""
+        return True
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Prompt tokens that have still to be computed here."""
+        return max(0, len(self.prompt_ids) - self.num_computed_tokens) if self.is_local else 0
 
     @property
     def num_output_tokens(self) -> int:

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
     from .speculation import GuessSource
 
-_HOLDING = (LeaseState.RESERVED, LeaseState.FILLING)
+_HOLDING = (LeaseState.RESERVED, LeaseState.FILLING, LeaseState.COMPUTING)
 _WITH_ROW = (LeaseState.READY, LeaseState.RUNNING)
 
 
@@ -223,6 +223,11 @@ class DecodeCore:
             speculative_proposed=counters.speculative_proposed,
             speculative_accepted=counters.speculative_accepted,
             cache=cache_load(self._engine.prefix_cache),
+            step_s=self.stepper.prompts.rates.step_s,
+            prompt_tokens_per_s=self.stepper.prompts.rates.prompt_tokens_per_s,
+            local_tokens=self.stepper.prompts.num_tokens,
+            local_prompts=counters.local_prompts,
+            chunk_tokens=self.stepper.prompts.rates.chunk_tokens(leases.count(LeaseState.RUNNING)),
         )
 
     def account(self, now: float) -> WorkerAudit:
@@ -266,7 +271,6 @@ class DecodeCore:
 
     def _reserve(self, server: PeerId, frame: Reserve, now: float) -> None:
         standing = self.roster.leases.standing(frame.key)
-        attempt = self.roster.attempts.get(frame.key)
         if standing is Standing.NEW:
             self.roster.end_older(frame.key, now)
             prompt_ids, replay_ids = unpack_tokens(frame.prompt), unpack_tokens(frame.replay)
@@ -277,11 +281,14 @@ class DecodeCore:
             if reason is None:
                 self._admit(server, frame, prompt_ids, replay_ids, now)
         else:
-            is_its_own = attempt is not None and attempt.server == server
+            known = self.roster.attempts.get(frame.key)
+            is_its_own = known is not None and known.server == server
             reason = None if is_its_own else RefuseReason.ENDED
         if reason is None:
             held_blocks = self.roster.attempts[frame.key].num_held_blocks
-            answer: Grant | Refuse = Grant(*frame.key, self._identity.me.epoch, held_blocks)
+            is_local = self.roster.attempts[frame.key].is_local
+            epoch = self._identity.me.epoch
+            answer: Grant | Refuse = Grant(*frame.key, epoch, held_blocks, is_local)
         else:
             answer = Refuse(*frame.key, reason, retry_after_s=self._link.heartbeat_interval_s)
         self.outbox.to_server(server.identity(), answer)
@@ -319,6 +326,8 @@ class DecodeCore:
         blocks, num_held_blocks = self._engine.prefix_cache.lease(
             frame.key, frame.prompt, frame.salt, num_blocks
         )
+        num_held_tokens = num_held_blocks * block_size
+        is_local = len(prompt_ids) - num_held_tokens <= frame.local_tokens
         attempt = Attempt(
             key=frame.key,
             server=server,
@@ -333,15 +342,19 @@ class DecodeCore:
                 first_block=num_held_blocks,
                 num_blocks=blocks_for(len(prompt_ids), block_size),
                 num_tokens=len(prompt_ids),
-                bytes_per_block=self._engine.bytes_per_block,
+                bytes_per_block=self._engine.wire_bytes_per_block,
                 num_layers=self._engine.num_layers,
             ),
             block_table=blocks,
             output_ids=[],
             salt=frame.salt,
             num_held_blocks=num_held_blocks,
+            is_local=is_local,
+            num_computed_tokens=num_held_tokens if is_local else 0,
         )
         self.roster.add(attempt, now, frame.remaining_s)
+        if is_local:
+            self.stepper.prompts.add(attempt)
 
     def _grant_tokens(self, server: PeerId, frame: TokenCredit) -> None:
         for row in frame.rows:

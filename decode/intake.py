@@ -113,7 +113,8 @@ class KvIntake:
     def _wanted(self, sender: bytes, key: AttemptKey, target_epoch: int) -> Attempt | None:
         """Return the attempt that takes this frame, or None after saying that it is not wanted."""
         attempt = self._roster.attempts.get(key)
-        if attempt is None or target_epoch != self._identity.me.epoch:
+        is_alien = attempt is None or attempt.is_local  # whose KV is computed here, by nobody else
+        if attempt is None or is_alien or target_epoch != self._identity.me.epoch:
             self._counters.drop(Drop.STALE)
             self._say_done(sender, key)
             return None

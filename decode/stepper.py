@@ -1,6 +1,7 @@
 """From one decode step to the next: who has a row, what came of it, who is told.
 
-Knows attempts, blocks and results; does not know where KV came from or how steps are run.
+Knows attempts, blocks and results; does not know who computed KV that came from elsewhere, nor how
+steps are run. Chunks of prompts that are computed here ride along with the rows of running streams.
 """
 
 from __future__ import annotations
@@ -11,19 +12,22 @@ from typing import TYPE_CHECKING
 
 from transport.frames import MAX_TOKEN_ROWS, EndReason, Tokens
 from transport.lease import LeaseEvent, LeaseState
+from worker.chunks import chunk_row
 from worker.roster import FailedStep
 from worker.rows import token_row
 
 from .keeping import keep_prompt
+from .prompts import Prompts
 from .scheduler import plan_step
 from .speculation import Room
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from engine.batch import Sampled, StepRow
     from transport.frames import CreditRow, TokenRow
     from triolet.ids import AttemptKey, PeerId
+    from worker.chunks import Chunk
     from worker.counters import Counters
     from worker.engine_port import EnginePort
     from worker.identity import Identity
@@ -44,6 +48,9 @@ class Stepper:
       outbox: takes the TOKENS frames.
       counters: of steps, tokens and preemptions.
       speculation: chooses guesses.
+
+    Attributes:
+      prompts: those that are computed here.
     """
 
     def __init__(
@@ -61,6 +68,7 @@ class Stepper:
         self._outbox = outbox
         self._counters = counters
         self._speculation = speculation
+        self.prompts = Prompts(roster, engine.pace, identity.capacity.max_num_seqs)
         self._turns: list[Turn] = []
         self._awake: dict[AttemptKey, Attempt] = {}
 
@@ -73,7 +81,7 @@ class Stepper:
             free_blocks=ledger.available_blocks,
             num_returned=lambda leaving: ledger.num_only_of(attempt.key for attempt in leaving),
             block_size=self._engine.block_size,
-            max_num_seqs=self._capacity.max_num_seqs,
+            max_num_seqs=self._capacity.max_num_seqs - self.prompts.num_rows,
         )
         for attempt in plan.preempted:
             self._counters.preemptions += 1
@@ -85,10 +93,13 @@ class Stepper:
             if turn.num_new_blocks:
                 added = ledger.extend(turn.attempt.key, turn.num_new_blocks)
                 turn.attempt.block_table += added
-        self._roster.begin_step(attempt.key for attempt in plan.rows)
-        return [
+        chunks = self.prompts.plan(len(plan.rows), now)
+        in_step = [*plan.rows, *(chunk.attempt for chunk in chunks)]
+        self._roster.begin_step(attempt.key for attempt in in_step)
+        rows = [
             row for turn in self._turns for row in turn.attempt.rows(turn.guesses, turn.num_more)
         ]
+        return rows + [chunk_row(chunk) for chunk in chunks]
 
     def wanted_guesses(self) -> list[tuple[Attempt, int]]:
         """Return who will probably have a row in the next step and could use guesses of what
@@ -102,13 +113,33 @@ class Stepper:
 
     def complete(self, results: Sequence[Sampled | None], now: float) -> None:
         """Take in what the step that `plan` began has computed."""
+        turns, chunks = self._take_step(now)
+        left = iter(results)
+        self._take_tokens(turns, left, now)
+        for chunk in chunks:
+            self._take_chunk(chunk, next(left), now)
+        assert next(left, None) is None, "results without a row"
+
+    def fail(self, message: str, now: float) -> None:
+        """The step that `plan` began raised: each of its attempts ends, the others go on."""
+        turns, chunks = self._take_step(now)
+        struck = [*(turn.attempt for turn in turns), *(chunk.attempt for chunk in chunks)]
+        failed = FailedStep(self._counters.steps, len(struck))
+        for attempt in struck:
+            self._roster.end(attempt.key, EndReason.ERROR, now, message, failed)
+
+    def _take_step(self, now: float) -> tuple[list[Turn], list[Chunk[Attempt]]]:
         self._counters.steps += 1
         turns, self._turns = self._turns, []
         self._roster.finish_step(now)
+        return turns, self.prompts.take(len(turns), now)
+
+    def _take_tokens(
+        self, turns: list[Turn], results: Iterator[Sampled | None], now: float
+    ) -> None:
         produced: list[tuple[Attempt, TokenRow]] = []
-        left = iter(results)
         for turn in turns:
-            own = list(islice(left, turn.num_rows))
+            own = list(islice(results, turn.num_rows))
             self._counters.computed_tokens += len(own)
             if turn.attempt.key not in self._roster.attempts:
                 self._counters.late_rows += 1
@@ -116,7 +147,6 @@ class Stepper:
             rows = self._decided(turn, own)
             turn.attempt.last_turn = self._counters.computed_tokens
             produced += [(turn.attempt, row) for row in rows]
-        assert next(left, None) is None, "results without a row"
         self._tell([(attempt.server, row) for attempt, row in produced])
         self._end_finished((attempt for attempt, _ in produced), now)
 
@@ -144,25 +174,32 @@ class Stepper:
         self._speculation.went(turn, len(rows))
         return rows
 
-    def fail(self, message: str, now: float) -> None:
-        """The step that `plan` began raised: each of its attempts ends, the others go on."""
-        self._counters.steps += 1
-        turns, self._turns = self._turns, []
-        self._roster.finish_step(now)
-        failed = FailedStep(self._counters.steps, len(turns))
-        for turn in turns:
-            self._roster.end(turn.attempt.key, EndReason.ERROR, now, message, failed)
+    def _take_chunk(self, chunk: Chunk[Attempt], sampled: Sampled | None, now: float) -> None:
+        attempt, num_tokens = chunk
+        self._counters.computed_tokens += num_tokens
+        if attempt.key not in self._roster.attempts:
+            self._counters.late_rows += 1
+            return
+        attempt.num_computed_tokens += num_tokens
+        if attempt.num_remaining_tokens == 0:
+            assert sampled is not None, "the last chunk of a prompt has a result"
+            self._counters.local_prompts += 1
+            self._roster.leases.step(attempt.key, LeaseEvent.COMPLETE)
+            self._begin(attempt, token_row(attempt.key, 0, sampled), now)
 
     def join(self, attempt: Attempt, now: float) -> None:
-        """Take an attempt whose KV is complete; its row comes with the next step.
-
-        The first token decides whether this attempt continues what its client has already: prefill
-        sampled it again, and it must be the one that was sent.
-        """
+        """Take an attempt whose KV has come; its row comes with the next step."""
         manifest = attempt.assembly.manifest
         assert manifest is not None, "complete without a manifest"
         attempt.num_computed_tokens = len(attempt.prompt_ids)
-        first = manifest.first
+        self._begin(attempt, manifest.first, now)
+
+    def _begin(self, attempt: Attempt, first: TokenRow, now: float) -> None:
+        """Take an attempt whose prompt is computed.
+
+        The first token decides whether this attempt continues what its client has already: it was
+        sampled again, and must be the one that was sent.
+        """
         if first.token_id >= self._engine.vocab_size:
             message = f"prefill chose token {first.token_id}, which is not in the vocabulary"
             self._roster.end(attempt.key, EndReason.ERROR, now, message)

@@ -14,6 +14,7 @@ import torch
 import xxhash
 
 from triolet.config import Dtype, EngineConfig, require
+from triolet.config_wire import KvWire
 from triolet.errors import CapacityError, ConfigError
 from triolet.sampling import SamplingParams
 
@@ -22,6 +23,7 @@ from .backend import ALL_TRAITS, build_runner, choose_backend
 from .batch import SampleSpec, StepRow
 from .block_ledger import BlockLedger
 from .host_tier import HostTier
+from .int8_wire import Int8Wire
 from .kv_pool import KVLayout, KVPool
 from .model_config import ModelConfig, load_eos_token_ids, load_model_config
 from .pace import MEASURED_TOKENS, Pace, pace_of
@@ -44,6 +46,7 @@ class Engine:
     Attributes:
       runner: computes steps; device thread only.
       pool: the KV bytes.
+      wire: the same as they travel.
       ledger: who holds which block.
       prefix_cache: what is in those that are kept.
       fingerprint: equal fingerprints mean that KV can be exchanged, and has the same bits.
@@ -56,6 +59,7 @@ class Engine:
 
     runner: Runner
     pool: KVPool
+    wire: KVPool | Int8Wire
     ledger: BlockLedger
     prefix_cache: PrefixCache
     fingerprint: str
@@ -115,6 +119,7 @@ def load_engine(
     return Engine(
         runner,
         pool,
+        Int8Wire(pool) if config.kv_wire is KvWire.INT8 else pool,
         ledger,
         _prefix_cache(config, ledger, pool, backend),
         fingerprint,
@@ -183,6 +188,7 @@ def _fingerprint(digest: str, config: EngineConfig, model: ModelConfig, who_comp
         f"{digest}:{shape}:{config.dtype}:weights={config.weights}:layers={model.num_layers}"
         f":kv_heads={model.num_kv_heads}:head_dim={model.head_dim}:block_size={config.block_size}"
         f":by={who_computes}"
+        + (f":wire={config.kv_wire}" if config.kv_wire is not KvWire.EXACT else "")
     )
 
 

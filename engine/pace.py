@@ -29,6 +29,7 @@ class Pace(NamedTuple):
       target_s: how long a step should take.
       least_tokens: a block; below it the weights are read for hardly any work.
       most_tokens: the budget that the setting allows.
+      chunk_tokens: prompt tokens of a decode step beside running streams, by its setting.
     """
 
     step_tokens: int
@@ -36,6 +37,7 @@ class Pace(NamedTuple):
     target_s: float
     least_tokens: int
     most_tokens: int
+    chunk_tokens: int
 
 
 def pace_of(measured_tokens: int, elapsed_s: float, config: EngineConfig) -> Pace:
@@ -52,7 +54,14 @@ def pace_of(measured_tokens: int, elapsed_s: float, config: EngineConfig) -> Pac
     # More tokens than were timed cost more; fewer cost about the same, for the weights are read
     # all the same.
     step_s = elapsed_s * max(1.0, step_tokens / measured_tokens)
-    return Pace(step_tokens, step_s, config.target_step_s, least_tokens, most_tokens)
+    return Pace(
+        step_tokens,
+        step_s,
+        config.target_step_s,
+        least_tokens,
+        most_tokens,
+        config.prompt_chunk_tokens,
+    )
 
 
 class StepBudget:

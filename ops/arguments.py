@@ -27,6 +27,9 @@ def engine_arguments(config: EngineConfig) -> list[str]:
         *("--max-num-seqs", str(config.max_num_seqs)),
         *("--max-num-batched-tokens", str(config.max_num_batched_tokens)),
         *("--host-cache", str(config.host_cache_bytes)),
+        *("--prompt-chunk", str(config.prompt_chunk_tokens)),
+        *("--target-step", str(config.target_step_s)),
+        *("--kv-wire", config.kv_wire.value),
     ]
     if config.max_model_len is not None:
         arguments += ["--max-model-len", str(config.max_model_len)]
@@ -84,6 +87,8 @@ def server_arguments(config: ServerConfig) -> list[str]:
         *("--max-queued-requests", str(config.max_queued_requests)),
         *("--max-connections", str(config.max_connections)),
         *("--metrics-compat", config.metrics_compat),
+        *("--local-prefill", config.routing.local_prefill.value),
+        *("--max-local-tokens", str(config.routing.max_local_tokens)),
     ]
     if config.allow_remote_clients:
         arguments.append("--allow-remote-clients")

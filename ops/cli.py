@@ -17,6 +17,7 @@ import typer
 
 from triolet.config import EngineConfig, LinkConfig, ServerConfig  # noqa: TC001 (typer, too)
 from triolet.config_gpu import GpuConfig  # noqa: TC001 (typer, too)
+from triolet.config_routing import LocalPrefill
 from triolet.config_speculation import SpeculationConfig  # noqa: TC001 (typer, too)
 from triolet.errors import ConfigError
 from triolet.status import Failed, report
@@ -115,7 +116,7 @@ def serve(
     model: ModelArgument = None,
     servers: ServersOption = 1,
     prefill: Annotated[
-        int, typer.Option(help="Prefill workers.", rich_help_panel="Processes and links")
+        int, typer.Option(help="Prefill workers, or 0.", rich_help_panel="Processes and links")
     ] = 1,
     decode: Annotated[
         int, typer.Option(help="Decode workers.", rich_help_panel="Processes and links")
@@ -177,7 +178,10 @@ def server(
     own = read_siblings(siblings)
 
     def run() -> None:
-        for role, addresses in (("prefill", prefill), ("decode", decode)):
+        named = {"prefill": prefill, "decode": decode}
+        if config.routing.local_prefill is not LocalPrefill.OFF:
+            del named["prefill"]
+        for role, addresses in named.items():
             if not addresses:
                 raise ConfigError(f"no {role} worker is named; give --{role} ADDRESS at least once")
         model_dir = find_model(model).path

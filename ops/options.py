@@ -22,9 +22,10 @@ from triolet.config import (
     WorkerConfig,
 )
 from triolet.config_gpu import GpuConfig
+from triolet.config_routing import LocalPrefill, RoutingConfig
 from triolet.config_siblings import SiblingConfig
 from triolet.config_speculation import LOOKUP, NO_GUESSES, SpeculationConfig
-from triolet.config_wire import WireConfig
+from triolet.config_wire import KvWire, WireConfig
 from triolet.errors import ConfigError
 
 from .quantities import parse_size, show_size
@@ -82,6 +83,17 @@ WorkerNameOption: TypeAlias = Annotated[
     str | None, typer.Option(help="Name in the fleet.", show_default="role and process id")
 ]
 
+ThreadsOption: TypeAlias = Annotated[
+    int | None,
+    _compute(help="CPU threads of each worker.", show_default="cores divided among local workers"),
+]
+PromptChunkOption: TypeAlias = Annotated[
+    int, _compute(min=1, help="Prompt tokens per decode step, beside running streams.")
+]
+TargetStepOption: TypeAlias = Annotated[
+    float, _compute(min=0.001, max=DAY_S, help="Seconds that a step with prompts should take.")
+]
+
 
 def read_siblings(text: str | None) -> SiblingConfig | None:
     """Return what a supervisor tells one of several servers, as JSON.
@@ -116,18 +128,18 @@ def engine_options(
     max_num_batched_tokens: Annotated[
         int, _compute(help="Prompt tokens per prefill step.")
     ] = _ENGINE.max_num_batched_tokens,
+    prompt_chunk: PromptChunkOption = _ENGINE.prompt_chunk_tokens,
+    target_step: TargetStepOption = _ENGINE.target_step_s,
     max_model_len: Annotated[
         int | None, _compute(help="Context length.", show_default="the model's own")
     ] = _ENGINE.max_model_len,
-    threads: Annotated[
-        int | None,
-        _compute(
-            help="CPU threads of each worker.", show_default="cores divided among local workers"
-        ),
-    ] = _ENGINE.threads,
+    threads: ThreadsOption = _ENGINE.threads,
     no_prefix_cache: Annotated[
         bool, _compute("--no-prefix-cache", help="Keep no KV for prompts that begin alike.")
     ] = not _ENGINE.prefix_cache,
+    kv_wire: Annotated[
+        KvWire, _compute(help="KV on its way to decode: int8 rounds it, for slow links.")
+    ] = _ENGINE.kv_wire,
     host_cache: Annotated[
         str, _compute(help="Host memory of each worker for KV that its pool cannot keep.")
     ] = show_size(_ENGINE.host_cache_bytes).replace(" ", ""),
@@ -148,9 +160,12 @@ def engine_options(
         kv_pool_bytes=parse_size(kv_pool),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        prompt_chunk_tokens=prompt_chunk,
+        target_step_s=target_step,
         max_model_len=max_model_len,
         threads=threads,
         prefix_cache=not no_prefix_cache,
+        kv_wire=kv_wire,
         host_cache_bytes=parse_size(host_cache),
         poison_freed_blocks=poison_freed_blocks,
     )
@@ -268,6 +283,17 @@ def server_options(
     max_connections: Annotated[
         int, _http(min=1, help="Client connections.")
     ] = _SERVER.max_connections,
+    local_prefill: Annotated[
+        LocalPrefill,
+        _fleet(
+            help="Whether decode computes prompts itself: off, auto (short ones, and all while "
+            "no prefill worker is there) or always."
+        ),
+    ] = _SERVER.routing.local_prefill,
+    max_local_tokens: Annotated[
+        int,
+        _fleet(min=0, help="Longest prompt, without what is cached, that auto lets decode have."),
+    ] = _SERVER.routing.max_local_tokens,
     metrics_compat: Annotated[
         str, _http(help="Second names of metrics: vllm or none.")
     ] = _SERVER.metrics_compat,
@@ -287,4 +313,5 @@ def server_options(
         max_queued_requests=max_queued_requests,
         max_connections=max_connections,
         metrics_compat=metrics_compat,
+        routing=RoutingConfig(local_prefill=local_prefill, max_local_tokens=max_local_tokens),
     )

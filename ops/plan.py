@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from triolet.config import WorkerConfig
+from triolet.config_routing import LocalPrefill
 from triolet.config_siblings import SiblingConfig
 from triolet.config_speculation import SpeculationConfig
 from triolet.errors import ConfigError
@@ -49,7 +50,7 @@ class FleetPlan:
       engine: settings of every worker; no `threads` means a fair share of the cores.
       link: settings of every process.
       servers: how many share the port.
-      prefill: how many prefill workers.
+      prefill: how many prefill workers; with none decode computes prompts itself.
       decode: how many decode workers.
       log_level: for every process.
       worker_drain_timeout_s: how long a worker that is restarted may let its sequences finish.
@@ -68,13 +69,14 @@ class FleetPlan:
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self) -> None:
-        for name, count, most in (
-            ("--servers", self.servers, MAX_SERVERS),
-            ("--prefill", self.prefill, MAX_WORKERS),
-            ("--decode", self.decode, MAX_WORKERS),
+        least_prefill = int(self.server.routing.local_prefill is LocalPrefill.OFF)
+        for name, count, least, most in (
+            ("--servers", self.servers, 1, MAX_SERVERS),
+            ("--prefill", self.prefill, least_prefill, MAX_WORKERS),
+            ("--decode", self.decode, 1, MAX_WORKERS),
         ):
-            if not 1 <= count <= most:
-                raise ConfigError(f"{name} is {count}; allowed: 1 to {most}")
+            if not least <= count <= most:
+                raise ConfigError(f"{name} is {count}; allowed: {least} to {most}")
 
     @property
     def server_names(self) -> list[str]:

@@ -86,7 +86,9 @@ class PrefillCore:
         self.roster: Roster[Attempt] = Roster(
             engine.ledger, PREFILL_TRANSITIONS, link, self.outbox, on_end=self._on_end
         )
-        self.shipper = Shipper(link, ring, engine.bytes_per_block, engine.num_layers, self._export)
+        self.shipper = Shipper(
+            link, ring, engine.wire_bytes_per_block, engine.num_layers, self._export
+        )
         self._engine = engine
         self._identity = identity
         self._link = link
@@ -182,6 +184,8 @@ class PrefillCore:
             bad_digests=counters.bad_digests,
             dropped=counters.dropped_by_reason(),
             cache=cache_load(self._engine.prefix_cache),
+            step_s=self.stepper.rates.step_s,
+            prompt_tokens_per_s=self.stepper.rates.prompt_tokens_per_s,
         )
 
     def account(self, now: float) -> WorkerAudit:

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.batch import SampleSpec, StepRow
 from engine.pace import StepBudget
 from transport.frames import EndReason, FirstToken
 from transport.lease import LeaseEvent
+from worker.chunks import Chunk, ChunkScheduler, chunk_row
+from worker.rates import StepRates
 from worker.roster import FailedStep
 from worker.rows import token_row
 
-from .scheduler import ChunkScheduler
 from .waiting import candidates
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.batch import Sampled
+    from engine.batch import Sampled, StepRow
     from triolet.config_wire import WireConfig
     from worker.counters import Counters
     from worker.engine_port import EnginePort
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from worker.roster import Roster
 
     from .attempt import Attempt
-    from .scheduler import Chunk
     from .shipper import Shipper
 
 
@@ -42,6 +41,9 @@ class Stepper:
       outbox: takes the FIRST_TOKEN frames.
       counters: of steps and tokens.
       wire: when KV leaves by layer groups.
+
+    Attributes:
+      rates: how fast steps have been.
     """
 
     def __init__(
@@ -59,9 +61,10 @@ class Stepper:
         self._outbox = outbox
         self._counters = counters
         self._wire = wire
-        self._scheduler = ChunkScheduler()
+        self.rates = StepRates(engine.pace)
+        self._scheduler: ChunkScheduler[Attempt] = ChunkScheduler()
         self._budget = StepBudget(engine.pace)
-        self._chunks: list[Chunk] = []
+        self._chunks: list[Chunk[Attempt]] = []
         self._began_at = 0.0
 
     def plan(self, now: float) -> list[StepRow]:
@@ -81,7 +84,7 @@ class Stepper:
             if not chunk.attempt.is_started:
                 self._start(chunk.attempt, now)
         self._roster.begin_step(chunk.attempt.key for chunk in self._chunks)
-        return [_row(chunk) for chunk in self._chunks]
+        return [chunk_row(chunk) for chunk in self._chunks]
 
     @property
     def num_layer_groups(self) -> int:
@@ -97,14 +100,16 @@ class Stepper:
             if attempt.key in self._roster.attempts:
                 self._shipper.computed(attempt.key, num_blocks, None, num_layers)
 
-    def _long_chunks(self) -> list[Chunk]:
+    def _long_chunks(self) -> list[Chunk[Attempt]]:
         least_tokens = self._wire.layer_group_min_tokens
         return [chunk for chunk in self._chunks if chunk.num_tokens >= least_tokens]
 
     def complete(self, results: Sequence[Sampled | None], now: float) -> None:
         """Take in what the step that `plan` began has computed."""
         chunks = self._take_chunks(now)
-        self._budget.took(sum(chunk.num_tokens for chunk in chunks), now - self._began_at)
+        num_tokens = sum(chunk.num_tokens for chunk in chunks)
+        self._budget.took(num_tokens, now - self._began_at)
+        self.rates.took(now - self._began_at, num_prompt_tokens=num_tokens)
         for chunk, sampled in zip(chunks, results, strict=True):
             attempt = chunk.attempt
             self._counters.computed_tokens += chunk.num_tokens
@@ -129,7 +134,7 @@ class Stepper:
         for chunk in chunks:
             self._roster.end(chunk.attempt.key, EndReason.ERROR, now, message, failed)
 
-    def _take_chunks(self, now: float) -> list[Chunk]:
+    def _take_chunks(self, now: float) -> list[Chunk[Attempt]]:
         self._counters.steps += 1
         self._roster.finish_step(now)
         chunks, self._chunks = self._chunks, []
@@ -159,23 +164,3 @@ class Stepper:
         )
         self._outbox.to_server(attempt.server.identity(), frame)
         self._shipper.computed(attempt.key, attempt.num_blocks, first)
-
-
-def _row(chunk: Chunk) -> StepRow:
-    attempt, num_tokens = chunk
-    start = attempt.num_computed_tokens
-    end = start + num_tokens
-    sample = None
-    if end == len(attempt.prompt_ids):
-        sample = SampleSpec(
-            params=attempt.sampling,
-            position=0,
-            prompt_ids=attempt.prompt_ids,
-            eos_token_ids=attempt.eos_token_ids,
-        )
-    return StepRow(
-        token_ids=attempt.prompt_ids[start:end],
-        start=start,
-        block_table=attempt.block_table,
-        sample=sample,
-    )

@@ -1,8 +1,8 @@
 """Which prompts may have a row in the next step, seen through what the prefix cache has.
 
-Knows attempts and the cache; does not choose among them (scheduler.py) and begins nothing. A prompt
-that leaves the cache where another one is just computing waits for that one: the same block is not
-computed twice.
+Knows attempts and the cache; does not choose among them (worker/chunks.py) and begins nothing. A
+prompt that leaves the cache where another one is just computing waits for that one: the same block
+is not computed twice.
 """
 
 from __future__ import annotations

@@ -45,6 +45,7 @@ COUNTERS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("requests_accepted", "Sequences taken on", ()),
     ("requests_rejected", "Sequences refused at once", ("code",)),
     ("requests", "Sequences by how they ended", ("outcome",)),
+    ("prompts_routed", "Prompts by who computes them, and why", ("role", "why")),
     ("attempts_failed", "Attempts that another one followed", ("cause",)),
     ("http_errors", "Requests answered with an error", ("status",)),
     ("prompt_tokens", "Tokens in prompts", ()),
@@ -61,6 +62,7 @@ HISTOGRAMS: Final[tuple[tuple[str, str, tuple[float, ...]], ...]] = (
     ("queue_seconds", "From submission to dispatch", SECONDS_BUCKETS),
     ("prefill_queue_seconds", "In the prefill worker before it computed", SECONDS_BUCKETS),
     ("prefill_seconds", "A prefill worker computed", SECONDS_BUCKETS),
+    ("local_prefill_seconds", "Decode computed a prompt itself", SECONDS_BUCKETS),
     ("decode_seconds", "From the first token to the end", SECONDS_BUCKETS),
     ("request_prompt_tokens", "Prompt by size", TOKEN_BUCKETS),
     ("request_completion_tokens", "Completion by size", TOKEN_BUCKETS),
@@ -151,6 +153,14 @@ class Metrics:
         """A prefill worker said how long a prompt waited there and took."""
         self._histograms["prefill_queue_seconds"].observe(queue_s)
         self._histograms["prefill_seconds"].observe(compute_s)
+
+    def prompt_routed(self, role: str, why: str) -> None:
+        """It is settled who computes a prompt, and why; both are words of our own."""
+        self._counters["prompts_routed"].labels(str(role), str(why)).inc()
+
+    def local_prefill_computed(self, elapsed_s: float) -> None:
+        """Decode computed a prompt itself."""
+        self._histograms["local_prefill_seconds"].observe(elapsed_s)
 
     def first_token(self, ttft_s: float) -> None:
         """Its first token came."""

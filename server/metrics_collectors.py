@@ -127,6 +127,15 @@ class FleetCollector(Collector):
                 ("stale_frames", "Frames dropped because they named no live lease"),
                 ("bad_digests", "KV chunks whose digest was wrong"),
                 ("preemptions", "Sequences that lost their blocks to others"),
+                ("local_prompts", "Prompts that decode computed itself"),
+            )
+        }
+        gauges = {
+            field: GaugeMetricFamily(f"triolet_worker_{name}", text, labels=("role", "worker"))
+            for field, name, text in (
+                ("step_s", "step_seconds", "What a step takes, decode's without prompt tokens"),
+                ("prompt_tokens_per_s", "prompt_tokens_per_second", "Prompt tokens computed"),
+                ("waiting_tokens", "waiting_prompt_tokens", "Prompt tokens that wait for KV"),
             )
         }
         for worker in status.workers:
@@ -137,10 +146,13 @@ class FleetCollector(Collector):
                 dropped.add_metric((*labels, reason), count)
             for state in ("running", "paused", "waiting"):
                 sequences.add_metric((*labels, state), getattr(worker.load, state))
-            for name, family in counters.items():
-                family.add_metric(labels, getattr(worker.load, name))
+            for name, counter in counters.items():
+                counter.add_metric(labels, getattr(worker.load, name))
+            for name, gauge in gauges.items():
+                gauge.add_metric(labels, getattr(worker.load, name))
         yield from (up, sequences, breaker_open, dropped)
         yield from counters.values()
+        yield from gauges.values()
 
 
 class AliasCollector(Collector):

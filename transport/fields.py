@@ -25,6 +25,7 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
+Rate: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 PackedTokens: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS_ON_WIRE)]
 Salt: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=16)]
 """Whose prefix cache: KV is found again under the same salt only. Empty for everybody's."""

@@ -206,7 +206,8 @@ class Reserve(AttemptFrame, frozen=True, array_like=True, tag=6):
     """Server -> decode: hold blocks for this prompt.
 
     `replay` are completion tokens that the client already has: they are computed again, never
-    sampled and never sent again.
+    sampled and never sent again. If no more than `local_tokens` of the prompt have no KV there,
+    decode computes them itself, and no prefill worker is asked.
     """
 
     prompt: PackedTokens
@@ -217,13 +218,19 @@ class Reserve(AttemptFrame, frozen=True, array_like=True, tag=6):
     remaining_s: Seconds
     eos_token_ids: Annotated[tuple[int, ...], msgspec.Meta(max_length=64)] = ()
     salt: Salt = b""
+    local_tokens: Count = 0
 
 
 class Grant(AttemptFrame, frozen=True, array_like=True, tag=7):
-    """Decode -> server: the lease. Its first `held_blocks` hold the prompt's KV already."""
+    """Decode -> server: the lease. Its first `held_blocks` hold the prompt's KV already.
+
+    `is_local`: decode computes the rest of the prompt itself, so that its first token is a row of
+    TOKENS.
+    """
 
     epoch: Count
     held_blocks: Count = 0
+    is_local: bool = False
 
 
 class Refuse(AttemptFrame, frozen=True, array_like=True, tag=8):

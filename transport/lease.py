@@ -11,6 +11,7 @@ whole tombstone: an END that overtakes its RESERVE wins, and a late RESERVE of a
 finds its request further on.
 
     decode    RESERVED ──first chunk──▶ FILLING ──complete──▶ READY ──start──▶ RUNNING ⇄ PAUSED
+              RESERVED ──start──▶ COMPUTING ──complete──▶ READY, where it computes the prompt itself
     prefill   RESERVED ──start──▶ RUNNING ──computed──▶ SHIPPING
     and from every state ──end──▶ RELEASED
 """
@@ -37,6 +38,7 @@ class LeaseState(Enum):
 
     RESERVED = "reserved"  # blocks are held (decode), the prompt waits (prefill)
     FILLING = "filling"  # decode: KV is arriving
+    COMPUTING = "computing"  # decode: it computes the prompt itself
     READY = "ready"  # decode: all KV is here, no row yet
     RUNNING = "running"  # in the device's batch
     PAUSED = "paused"  # decode: out of token credit; keeps its blocks, loses its row
@@ -48,8 +50,8 @@ class LeaseEvent(Enum):
     """What moves it on."""
 
     FIRST_CHUNK = "first_chunk"
-    COMPLETE = "complete"  # decode: every chunk and the manifest are here
-    START = "start"
+    COMPLETE = "complete"  # decode: every chunk and the manifest are here, or all is computed
+    START = "start"  # it is in a step for the first time
     COMPUTED = "computed"  # prefill: the last prompt token is computed
     PAUSE = "pause"
     RESUME = "resume"
@@ -62,8 +64,14 @@ _S, _E = LeaseState, LeaseEvent
 
 DECODE_TRANSITIONS: Final[Transitions] = {
     # COMPLETE without a chunk: every block was held already.
-    _S.RESERVED: {_E.FIRST_CHUNK: _S.FILLING, _E.COMPLETE: _S.READY, _E.END: _S.RELEASED},
+    _S.RESERVED: {
+        _E.FIRST_CHUNK: _S.FILLING,
+        _E.COMPLETE: _S.READY,
+        _E.START: _S.COMPUTING,
+        _E.END: _S.RELEASED,
+    },
     _S.FILLING: {_E.COMPLETE: _S.READY, _E.END: _S.RELEASED},
+    _S.COMPUTING: {_E.COMPLETE: _S.READY, _E.END: _S.RELEASED},
     _S.READY: {_E.START: _S.RUNNING, _E.END: _S.RELEASED},
     _S.RUNNING: {_E.PAUSE: _S.PAUSED, _E.END: _S.RELEASED},
     _S.PAUSED: {_E.RESUME: _S.RUNNING, _E.END: _S.RELEASED},

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from .fields import Count, Name, Part
+from .fields import Count, Name, Part, Rate, Seconds
 
 
 class CacheLoad(Part, frozen=True, array_like=True):
@@ -43,3 +43,8 @@ class Load(Part, frozen=True, array_like=True):
     speculative_proposed: Count = 0  # guesses
     speculative_accepted: Count = 0  # of these, were the token that was chosen
     cache: CacheLoad = CacheLoad()
+    step_s: Seconds = 0.0  # of the usual step; decode's without prompt tokens
+    prompt_tokens_per_s: Rate = 0.0  # what a second of computing yields
+    local_tokens: Count = 0  # decode: prompt tokens that it has still to compute itself
+    local_prompts: Count = 0  # decode: prompts that it has computed itself
+    chunk_tokens: Count = 0  # decode: prompt tokens that its next step may hold

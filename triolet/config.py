@@ -12,9 +12,10 @@ from typing import Final
 
 from .config_gpu import GpuConfig
 from .config_recovery import RecoveryConfig
+from .config_routing import RoutingConfig
 from .config_siblings import SiblingConfig  # noqa: TC001 (as its neighbours)
 from .config_speculation import SpeculationConfig
-from .config_wire import WireConfig
+from .config_wire import KvWire, WireConfig
 from .errors import ConfigError
 from .loopback import is_loopback
 from .units import KIB, MIB, MILLISECONDS, SECONDS
@@ -185,6 +186,9 @@ class EngineConfig:
     its budget of tokens follows what its steps take from then on."""
     max_num_batched_tokens: int = 512
     """Prompt tokens per prefill step: the bound on how long a short prompt waits for a long one."""
+    prompt_chunk_tokens: int = 64
+    """Prompt tokens in a decode step beside running streams, where decode computes prompts itself:
+    what they may wait for. Fewer hardly shorten the step, for the weights are read all the same."""
     max_model_len: int | None = None
     """Context length; None takes the model's own."""
     threads: int | None = None
@@ -196,6 +200,8 @@ class EngineConfig:
     prefix_cache: bool = True
     """Keep the KV of finished blocks in memory that nobody leases, for prompts that begin alike. It
     gives way before anybody is refused or preempted, so it costs nothing."""
+    kv_wire: KvWire = KvWire.EXACT
+    """`int8` halves what travels, for slow links, and costs exactness."""
     host_cache_bytes: int = 0
     """Host memory of each worker for KV that gave way: a hit copies it back into the pool. None by
     default, because on a CPU the pool itself lies in host memory: raise `kv_pool_bytes` there."""
@@ -224,6 +230,10 @@ class EngineConfig:
             self.max_num_batched_tokens,
             f">= block_size ({self.block_size})",
         )
+        require(
+            self.prompt_chunk_tokens >= 1, "prompt_chunk_tokens", self.prompt_chunk_tokens, ">= 1"
+        )
+        require(self.target_step_s > 0, "target_step_s", self.target_step_s, "> 0")
         require(self.threads is None or self.threads >= 1, "threads", self.threads, ">= 1")
         require(0 <= self.niceness <= 19, "niceness", self.niceness, "0…19")
         require(self.host_cache_bytes >= 0, "host_cache_bytes", self.host_cache_bytes, ">= 0")
@@ -270,6 +280,7 @@ class ServerConfig:
     port: int = 8000
     link: LinkConfig = field(default_factory=LinkConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
+    routing: RoutingConfig = field(default_factory=RoutingConfig)
     curve_dir: str | None = None
     token_window: int = 64
     """Tokens a stream may run ahead of what its client has read (back-pressure, window 2)."""

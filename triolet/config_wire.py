@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from .errors import ConfigError
+
+
+class KvWire(StrEnum):
+    """What KV is on its way from prefill to decode.
+
+    `int8` rounds it, by a scale per token and head: about half of bfloat16's bytes. Logits are then
+    off by up to 3 % of their spread (root mean square), and the promises of exactness do not hold:
+    an answer may depend on what the caches held and where it was computed. Both sides must agree.
+    """
+
+    EXACT = "exact"
+    INT8 = "int8"
 
 
 @dataclass(frozen=True, slots=True)

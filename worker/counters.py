@@ -34,6 +34,7 @@ class Counters:
     kv_bytes: int = 0
     bad_digests: int = 0
     preemptions: int = 0
+    local_prompts: int = 0
     late_rows: int = 0
     speculative_rows: int = 0
     speculative_proposed: int = 0

@@ -41,6 +41,11 @@ class EnginePort(Protocol):
         ...
 
     @property
+    def wire_bytes_per_block(self) -> int:
+        """The same as it travels: what is exported and imported."""
+        ...
+
+    @property
     def num_layers(self) -> int:
         """Layers of a block, whose bytes lie one after the other."""
         ...

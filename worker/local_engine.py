@@ -41,6 +41,11 @@ class LocalEngine:
         return self._loaded.pool.bytes_per_block
 
     @property
+    def wire_bytes_per_block(self) -> int:
+        """Bytes of one block with all its layers, as it travels."""
+        return self._loaded.wire.bytes_per_block
+
+    @property
     def num_layers(self) -> int:
         """Layers of a block."""
         return self._loaded.pool.layout.num_layers
@@ -78,7 +83,7 @@ class LocalEngine:
         layers: range | None = None,
     ) -> memoryview:
         """Copy some layers of blocks out."""
-        return self._loaded.pool.export_blocks(block_ids, into, layers)
+        return self._loaded.wire.export_blocks(block_ids, into, layers)
 
     def pin(self, memory: memoryview) -> bool:
         """Note that blocks will be exported into this memory again and again."""
@@ -91,4 +96,4 @@ class LocalEngine:
         layers: range | None = None,
     ) -> None:
         """Overwrite some layers of blocks that no running step reads."""
-        self._loaded.pool.import_blocks(block_ids, payload, layers)
+        self._loaded.wire.import_blocks(block_ids, payload, layers)

@@ -12,9 +12,11 @@ import torch
 
 from engine.batch import Sampled
 from engine.block_ledger import BlockLedger
+from engine.int8_wire import Int8Wire
 from engine.kv_pool import KVLayout, KVPool
 from engine.pace import Pace
 from engine.prefix_cache import PrefixCache
+from triolet.config_wire import KvWire
 from triolet.units import MIB
 
 from .model import SHAPES
@@ -41,9 +43,12 @@ class StoredEngine:
       size: a shape of `model.SHAPES`, whose KV it has, in bf16.
       num_tokens: that the pool holds.
       fingerprint: what it claims to be.
+      kv_wire: what its KV is on the way.
     """
 
-    def __init__(self, size: str, num_tokens: int, fingerprint: str) -> None:
+    def __init__(
+        self, size: str, num_tokens: int, fingerprint: str, kv_wire: KvWire = KvWire.EXACT
+    ) -> None:
         shape = SHAPES[size]
         layout = KVLayout(
             shape.num_layers, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim, torch.bfloat16
@@ -61,11 +66,14 @@ class StoredEngine:
         self.block_size = BLOCK_SIZE
         self.num_layers = shape.num_layers
         self.bytes_per_block = layout.bytes_per_block
+        self._wire = Int8Wire(self.pool) if kv_wire is KvWire.INT8 else self.pool
+        self.wire_bytes_per_block = self._wire.bytes_per_block
         self.max_model_len = MAX_MODEL_LEN
         self.vocab_size = shape.vocab_size
         self.fingerprint = fingerprint
         # A whole prompt in one step: all of its KV is there at once.
-        self.pace = Pace(MAX_MODEL_LEN, 0.0, 1.0, MAX_MODEL_LEN, MAX_MODEL_LEN)
+        most = MAX_MODEL_LEN
+        self.pace = Pace(most, 0.0, 1.0, most, most, chunk_tokens=most)
 
     def step(
         self, rows: Sequence[StepRow], watch: LayerWatch | None = None
@@ -80,7 +88,7 @@ class StoredEngine:
         layers: range | None = None,
     ) -> memoryview:
         """Copy blocks out."""
-        return self.pool.export_blocks(block_ids, into, layers)
+        return self._wire.export_blocks(block_ids, into, layers)
 
     def pin(self, memory: memoryview) -> bool:
         """Note that blocks will be exported into this memory again and again."""
@@ -93,7 +101,7 @@ class StoredEngine:
         layers: range | None = None,
     ) -> None:
         """Overwrite blocks."""
-        self.pool.import_blocks(block_ids, payload, layers)
+        self._wire.import_blocks(block_ids, payload, layers)
 
 
 class NoDevice:

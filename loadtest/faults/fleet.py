@@ -52,6 +52,8 @@ SERVER_OPTIONS = (
     # Small, so that little has to stay unread until a row is paused.
     *("--token-window", "16"),
     *("--drain-timeout", "1"),
+    # Short questions go all the way, or there would be no phases to meet them in.
+    *("--max-local-tokens", "0"),
 )
 ENGINE_OPTIONS = (
     *("--threads", "1"),

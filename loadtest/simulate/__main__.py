@@ -85,6 +85,7 @@ def _show(campaign: Campaign, console: Console) -> None:
     console.print(table)
     console.print(f"endings: {_counts(campaign.endings)}", markup=False)
     console.print(f"attempts begun anew: {_counts(campaign.tally.causes)}", markup=False)
+    console.print(f"prompts computed by: {_counts(campaign.tally.routes)}", markup=False)
     rate = campaign.num_seeds / max(campaign.elapsed_s, 1e-9)
     console.print(
         f"{campaign.num_seeds} seeds in {campaign.elapsed_s:.1f} s: {rate:.1f} seeds/s, "

@@ -23,6 +23,11 @@ CORPUS: Final[dict[int, str]] = {
     230: "GOODBYEs that come again seconds later",
     1316: "the last rows of a window were lost in a short gap",
     1614: "the same for two streams at once, one way only",
+    368743073: "a prompt that came to a wedged worker was taken for what had wedged it",
+    # Prompts that go a rare way: to decode for want of a prefill worker, and not to decode because
+    # a worker may have died of them.
+    **dict.fromkeys((46, 49, 56, 117), "no prefill worker is left for a while"),
+    **dict.fromkeys((45, 63, 65), "suspects wait for prefill"),
     # Any others, so that each fault comes more than once whatever changes.
     **dict.fromkeys(range(100, 114), "nothing special"),
 }

@@ -181,6 +181,11 @@ class SimulatedEngine:
             into[:] = payload
         return payload
 
+    @property
+    def wire_bytes_per_block(self) -> int:
+        """As in the pool."""
+        return self.bytes_per_block
+
     def pin(self, memory: memoryview) -> bool:
         """Do nothing: there is no device."""
         return True

@@ -148,17 +148,20 @@ class Tally:
       asked: seeds that had the kind switched on.
       happened: how often each came about.
       causes: why attempts were begun anew.
+      routes: who computed prompts, and why.
     """
 
     asked: Counter[Fault] = field(default_factory=Counter)
     happened: Counter[Fault] = field(default_factory=Counter)
     causes: Counter[str] = field(default_factory=Counter)
+    routes: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Tally) -> None:
         """Add another run's."""
         self.asked += other.asked
         self.happened += other.happened
         self.causes += other.causes
+        self.routes += other.routes
 
     def never_happened(self) -> list[Fault]:
         """Return the kinds that were asked for and never came about."""

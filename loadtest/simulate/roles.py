@@ -25,7 +25,6 @@ from .text import NumberText
 from .weather import control_address, kv_address
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Awaitable, Callable
 
     from decode.core import DecodeCore
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from worker.shell import Shell
 
     from .engine import Cost
+    from .faults import Tally
     from .process import Surroundings
 
 SERVE = {Role.PREFILL: prefill.worker.serve, Role.DECODE: decode.worker.serve}
@@ -132,15 +132,19 @@ class WorkerProcess(Process):
 
 
 class Causes(SilentObserver):
-    """Counts why attempts failed."""
+    """Counts why attempts failed, and who computes prompts."""
 
-    def __init__(self, causes: Counter[str]) -> None:
+    def __init__(self, tally: Tally) -> None:
         super().__init__()
-        self._causes = causes
+        self._tally = tally
 
     def attempt_failed(self, cause: str) -> None:
         """Count it."""
-        self._causes[cause] += 1
+        self._tally.causes[cause] += 1
+
+    def prompt_routed(self, role: str, why: str) -> None:
+        """Count it."""
+        self._tally.routes[f"{role}: {why}"] += 1
 
 
 class ServerProcess(Process):
@@ -175,7 +179,7 @@ class ServerProcess(Process):
             self._config,
             NumberText(),
             self._wiring,
-            Causes(self._around.tally.causes),
+            Causes(self._around.tally),
             name=self.name,
             draw_epoch=self.draw_epoch,
         )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from triolet.config_routing import LocalPrefill
 from triolet.ids import Role
 from triolet.sampling import SamplingParams
 from triolet.units import MILLISECONDS, SECONDS
@@ -122,7 +123,8 @@ class _Scenario:
         self._is_mild = plan.is_mild
         report.tally.asked.update(plan.enabled)
         sizes = _sizes(plan, self._rng)._replace(
-            has_guesses=self._seed % GUESSING_ONE_IN == GUESSING_ONE_IN - 2
+            has_guesses=self._seed % GUESSING_ONE_IN == GUESSING_ONE_IN - 2,
+            local_prefill=_local_prefill(self._seed),
         )
         world = World(self._seed, sizes, self._trace, report.tally)
         checker = Checker(world, plan.latest_s)
@@ -266,6 +268,12 @@ def _sizes(plan: Plan, rng: random.Random) -> Sizes:
         max_num_seqs=4,
         costs=COSTS,
     )
+
+
+def _local_prefill(seed: int) -> LocalPrefill:
+    """Return who computes prompts in a seed; drawn apart, so that all else stays as it was."""
+    modes = (LocalPrefill.AUTO, LocalPrefill.AUTO, LocalPrefill.OFF, LocalPrefill.ALWAYS)
+    return random.Random(f"local prefill {seed}").choice(modes)
 
 
 async def _look(checker: Checker) -> None:

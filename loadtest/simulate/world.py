@@ -9,6 +9,7 @@ import random
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from triolet.config import EngineConfig, LinkConfig, ServerConfig
+from triolet.config_routing import LocalPrefill, RoutingConfig
 from triolet.ids import Role
 from triolet.units import MILLISECONDS, SECONDS
 
@@ -42,6 +43,7 @@ class Sizes(NamedTuple):
       max_num_seqs: rows of a step.
       costs: of steps, by role.
       has_guesses: whether decode workers guess coming tokens.
+      local_prefill: who computes prompts.
     """
 
     num_servers: int
@@ -49,6 +51,7 @@ class Sizes(NamedTuple):
     max_num_seqs: int
     costs: Mapping[Role, Cost]
     has_guesses: bool = False
+    local_prefill: LocalPrefill = LocalPrefill.AUTO
 
 
 class World:
@@ -130,5 +133,6 @@ class World:
             token_window=8,
             stall_timeout_s=4 * SECONDS,
             worker_wait_s=10 * SECONDS,
+            routing=RoutingConfig(self._sizes.local_prefill),
         )
         return ServerProcess(name, self, config)

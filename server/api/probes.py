@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from quart import Response
 
+from triolet.config_routing import LocalPrefill
 from triolet.errors import draining, no_worker
+from triolet.ids import Role
 
 from ..metrics_merge import merge
 from .generate import json_response
@@ -40,17 +42,33 @@ def ready(services: Services) -> Response:
     status = services.fleet.status()
     if not status.is_ready:
         roles = {worker.role.value for worker in status.workers if worker.state == "alive"}
-        missing = sorted({"prefill", "decode"} - roles)
+        missing = sorted({role.value for role in _needed(services)} - roles)
         raise no_worker(f"no live worker for {' and '.join(missing) or 'a request'}")
     # By name, so that whoever replaces a worker sees from here whether the new one is used.
     workers = {
-        worker.name: worker.state if _is_paired(worker, status.workers) else ANOTHER_MODEL
+        worker.name: worker.state if _is_used(worker, status.workers, services) else ANOTHER_MODEL
         for worker in status.workers
         if worker.capacity is not None
     }
     return json_response(
         {"status": "ready", "model": services.config.model_name, "workers": workers}
     )
+
+
+def _needed(services: Services) -> set[Role]:
+    """Return the roles without which no request can be taken."""
+    may_compute_there = services.config.routing.local_prefill is not LocalPrefill.OFF
+    return {Role.DECODE} if may_compute_there else {Role.PREFILL, Role.DECODE}
+
+
+def _is_used(worker: WorkerView, workers: Sequence[WorkerView], services: Services) -> bool:
+    """Whether requests go there: with a worker of the other role, or without one where decode
+    computes prompts and there is nobody else to do it."""
+    others = [other for other in workers if other is not worker]
+    is_alone = worker.role in _needed(services) and not any(
+        _is_paired(other, others) for other in others if other.role is Role.PREFILL
+    )
+    return _is_paired(worker, workers) or (len(_needed(services)) == 1 and is_alone)
 
 
 def _is_paired(worker: WorkerView, workers: Sequence[WorkerView]) -> bool:

@@ -49,10 +49,13 @@ def limits_of(workers: Iterable[Worker], max_model_len: int) -> Limits:
     return Limits(max_model_len, pools.get(Role.DECODE), pools.get(Role.PREFILL))
 
 
-def missing_role(workers: Iterable[Worker], wait_s: float, now: float) -> Role | None:
-    """Return a role that no worker has filled for longer than a restart takes (`wait_s`)."""
+def missing_role(
+    workers: Iterable[Worker], roles: Iterable[Role], wait_s: float, now: float
+) -> Role | None:
+    """Return one of the roles that no worker has filled for longer than a restart takes
+    (`wait_s`)."""
     workers = tuple(workers)
-    for role in (Role.PREFILL, Role.DECODE):
+    for role in roles:
         since = [w.missing_since for w in workers if w.role is role]
         gone = [at for at in since if at is not None]
         if len(gone) == len(since) and (not gone or now - max(gone) >= wait_s):

@@ -28,6 +28,7 @@ def reserve_frame(
         remaining_s=max(sequence.deadline - now, 0.0),
         eos_token_ids=eos_token_ids,
         salt=sequence.request.cache_salt,
+        local_tokens=attempt.local_tokens,
     )
 
 

@@ -6,14 +6,24 @@ why a request was accepted or cancelled (conductor.py) and which worker is best 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from transport.frames import End, Ended, EndReason, FirstToken, Grant, Refuse, RefuseReason
 from triolet.ids import AttemptKey, Role
 
 from . import ends
+from .admission import missing_role
 from .asking import prefill_frame, reserve_frame
-from .dispatch import Pair, blocks_needed, choose_pair, counted_tokens, is_model_gone
+from .dispatch import (
+    Pair,
+    Route,
+    blocks_needed,
+    choose_route,
+    counted_tokens,
+    is_model_gone,
+    needed_roles,
+    tokens_to_compute,
+)
 from .phases import Phase, Step
 from .progress import (
     Again,
@@ -36,11 +46,15 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
 
     from .book import RequestBook
+    from .dispatch import Need
     from .observer import FleetObserver
     from .outbox import Outbox
     from .progress import Change
     from .sequence import Sequence
     from .workers import Worker
+
+HANDOVER_TRUST: Final = 0.2
+"""How far one transfer of KV moves what is expected of the next."""
 
 
 class Attempts:
@@ -80,6 +94,7 @@ class Attempts:
         self._outbox = outbox
         self._eos_token_ids = eos_token_ids
         self._observer = observer
+        self._handover_s = 0.0
 
     def dispatch(self, now: float) -> None:
         """Begin an attempt for whoever is first in the line, as long as workers have room.
@@ -88,12 +103,12 @@ class Attempts:
         Only who waits for another one's probation lets others pass.
         """
         while (turn := self._next_turn(now)) is not None:
-            sequence, pair = turn
-            if isinstance(pair, Pair):
+            sequence, route = turn
+            if isinstance(route, Route):
                 self.line.remove(sequence)
-                self._begin(sequence, pair, now)
+                self._begin(sequence, route, now)
             else:
-                self.fail(sequence, pair, now)
+                self.fail(sequence, route, now)
 
     def take_rows(self, decode: Worker, rows: Iterable[TokenRow], now: float) -> None:
         """Take tokens of many sequences."""
@@ -103,13 +118,15 @@ class Attempts:
             if sequence is None or attempt is None or attempt.pair.decode is not decode:
                 self._observer.faults.frames_dropped("old_attempt")
                 continue
+            if sequence.phase is Phase.RESERVING and attempt.local_tokens:
+                # Its GRANT was lost or overtaken; who computes has granted.
+                self._compute_there(sequence, attempt, now)
             if not attempt.is_handed_over:
                 attempt.is_handed_over = True
                 attempt.pair.prefill.release(attempt.key)
             if not attempt.has_decoded:
                 attempt.has_decoded = True
-                decode.prefixes.keep(sequence.chain, decode.capacity)
-                self.recovery.worked(decode, now)
+                self._first_decoded(sequence, attempt, now)
             num_before = len(sequence.relay.token_ids)
             change = take_row(sequence, attempt, row, now)
             self._note_tokens(sequence, num_before, now)
@@ -131,11 +148,12 @@ class Attempts:
             return
         match frame:
             case Grant():
-                self._granted(sequence, attempt, frame, now)
+                self.apply(sequence, self._granted(sequence, attempt, frame, now), now)
             case Refuse():
                 self.apply(sequence, self._refused(attempt, frame, now), now)
             case FirstToken():
                 self._observer.prefill_computed(frame.queue_s, frame.compute_s)
+                attempt.first_token_at = now
                 self.recovery.worked(worker, now)
                 num_before = len(sequence.relay.token_ids)
                 change = take_first_token(sequence, attempt, frame, now)
@@ -196,8 +214,16 @@ class Attempts:
             self.apply(sequence, Again("no_grant", Fault(Role.DECODE)), now)
         elif gap_since is not None and now - gap_since >= config.link.peer_timeout_s:
             self.apply(sequence, Again("tokens_missing", Fault(Role.DECODE)), now)
-        elif attempt is not None and sequence.phase is Phase.DECODING:
+        elif attempt is not None and _may_decode(sequence, attempt):
             self._repeat_credit(attempt, len(sequence.relay.token_ids), now)
+
+    def end_hopeless(self, now: float) -> None:
+        """End what waits for workers that have been away for too long."""
+        roles = needed_roles(self._config.routing)
+        role = missing_role(self._workers, roles, self._config.worker_wait_s, now)
+        if role is not None:
+            for sequence in list(self.line):
+                self.fail(sequence, ends.no_worker_left(role), now)
 
     def begin_anew(self, cause: str, now: float) -> None:
         """Give up every lease through this server's own fault."""
@@ -220,22 +246,26 @@ class Attempts:
             decode = attempt.pair.decode
             self._outbox.allow(decode, attempt.key, attempt.allowed, num_tokens)
 
-    def _next_turn(self, now: float) -> tuple[Sequence, Pair | ends.End] | None:
+    def _next_turn(self, now: float) -> tuple[Sequence, Route | ends.End] | None:
         """Return who may leave the line now, and where to or with which end."""
-        paths = self.recovery.paths
         for sequence in self.line:
             need = sequence.need
-            pair = choose_pair(self._workers, need, paths, now)
-            if pair is not None:
-                return sequence, self.recovery.objection(sequence.request.prompt_ids, now) or pair
-            if is_model_gone(self._workers, need):
+            route = self._route(need, now)
+            if route is not None:
+                return sequence, self.recovery.objection(sequence.request.prompt_ids, now) or route
+            if is_model_gone(self._workers, need, self._config.routing):
                 return sequence, ends.other_model()
-            freely = need._replace(is_on_probation=False)
-            if freely == need or choose_pair(self._workers, freely, paths, now) is None:
+            freely = need._replace(is_on_probation=False, is_suspect=False)
+            if freely == need or self._route(freely, now) is None:
                 return None
         return None
 
-    def _begin(self, sequence: Sequence, pair: Pair, now: float) -> None:
+    def _route(self, need: Need, now: float) -> Route | None:
+        paths, routing = self.recovery.paths, self._config.routing
+        return choose_route(self._workers, need, paths, routing, self._handover_s, now)
+
+    def _begin(self, sequence: Sequence, route: Route, now: float) -> None:
+        pair = route.pair
         times = sequence.times
         if times.dispatched_at is None:
             times.dispatched_at = now
@@ -249,33 +279,79 @@ class Attempts:
             pair=pair,
             grant_by=now + self._config.link.peer_timeout_s,
             allowed=sequence.allowed,
+            local_tokens=route.local_tokens,
+            why=route.why,
         )
         sequence.num_attempts += 1
         sequence.attempt = attempt
         sequence.step(Step.DISPATCH)
         num_blocks = blocks_needed(pair.decode, need)
         is_on_probation = need.is_on_probation
-        pair.decode.reserve(key, num_blocks=num_blocks, is_on_probation=is_on_probation)
-        pair.decode.asked(key)
         num_tokens = counted_tokens(pair.prefill, need)
-        pair.prefill.reserve(key, num_tokens=num_tokens, is_on_probation=is_on_probation)
-        pair.prefill.prefixes.keep(
-            sequence.chain, pair.prefill.capacity
-        )  # soon: whoever comes next finds it there
+        if not pair.is_local:
+            pair.prefill.reserve(key, num_tokens=num_tokens, is_on_probation=is_on_probation)
+            # Soon: whoever comes next finds it there.
+            pair.prefill.prefixes.keep(sequence.chain, pair.prefill.capacity)
+        pair.decode.reserve(
+            key,
+            num_blocks=num_blocks,
+            num_tokens=num_tokens if pair.is_local else 0,
+            is_on_probation=is_on_probation,
+        )
+        pair.decode.asked(key)
         self._outbox.send(pair.decode, reserve_frame(sequence, attempt, self._eos_token_ids, now))
 
-    def _granted(self, sequence: Sequence, attempt: Attempt, grant: Grant, now: float) -> None:
-        decode = attempt.pair.decode
+    def _granted(
+        self, sequence: Sequence, attempt: Attempt, grant: Grant, now: float
+    ) -> Change | None:
+        decode, prefill = attempt.pair
         if sequence.phase is not Phase.RESERVING or grant.epoch != decode.monitor.epoch:
             self._observer.faults.frames_dropped("doubled_or_old_life")
-            return
+            return None
+        if grant.is_local:
+            if not attempt.local_tokens:
+                return Again("local_unasked", Fault(Role.DECODE))
+            assert decode.capacity is not None, "only welcomed workers are asked"
+            sequence.cached_tokens = grant.held_blocks * decode.capacity.block_size
+            self._compute_there(sequence, attempt, now)
+            return None
+        if attempt.pair.is_local:
+            return Again("local_refused", Fault(Role.DECODE))
         decode.granted(attempt.key)
+        attempt.granted_at = now
         sequence.step(Step.GRANT)
-        attempt.pair.prefill.asked(attempt.key)
-        self._outbox.send(
-            attempt.pair.prefill,
-            prefill_frame(sequence, attempt, self._eos_token_ids, grant.held_blocks, now),
-        )
+        prefill.asked(attempt.key)
+        self._observer.prompt_routed(Role.PREFILL, attempt.why[1])
+        frame = prefill_frame(sequence, attempt, self._eos_token_ids, grant.held_blocks, now)
+        self._outbox.send(prefill, frame)
+        return None
+
+    def _compute_there(self, sequence: Sequence, attempt: Attempt, now: float) -> None:
+        """Take in that decode has the lease and computes the prompt itself."""
+        decode, prefill = attempt.pair
+        if prefill is not decode:
+            prefill.release(attempt.key)
+            attempt.pair = Pair(decode, decode)
+            num_tokens = tokens_to_compute(decode, sequence.need)
+            decode.shares[attempt.key].num_tokens = num_tokens
+        decode.granted(attempt.key)
+        attempt.granted_at = now
+        attempt.is_handed_over = True  # nobody else has anything of it
+        sequence.step(Step.GRANT)
+        self._observer.prompt_routed(Role.DECODE, attempt.why[0])
+
+    def _first_decoded(self, sequence: Sequence, attempt: Attempt, now: float) -> None:
+        """Take in that decode has the whole prompt, by whose work whatever."""
+        decode = attempt.pair.decode
+        decode.prefixes.keep(sequence.chain, decode.capacity)
+        self.recovery.worked(decode, now)
+        if attempt.pair.is_local:
+            decode.computed(attempt.key)
+            if attempt.granted_at is not None:
+                self._observer.local_prefill_computed(now - attempt.granted_at)
+        elif attempt.first_token_at is not None:
+            took_s = now - attempt.first_token_at
+            self._handover_s += HANDOVER_TRUST * (took_s - self._handover_s)
 
     def _refused(self, attempt: Attempt, refusal: Refuse, now: float) -> Change:
         if refusal.reason is RefuseReason.TOO_LONG:
@@ -308,3 +384,9 @@ class Attempts:
             else:
                 self._observer.next_token(now - times.last_token_at)
             times.last_token_at = now
+
+
+def _may_decode(sequence: Sequence, attempt: Attempt) -> bool:
+    """Return whether tokens may be under way of which only decode can tell."""
+    is_computing = sequence.phase is Phase.PREFILLING and attempt.pair.is_local
+    return is_computing or sequence.phase is Phase.DECODING

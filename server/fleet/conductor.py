@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from transport.frames import Ended, FirstToken, Grant, Refuse, Tokens, WorkerHeartbeat
-from transport.liveness import PeerState, SelfFence
+from transport.liveness import PeerEvent, PeerState, SelfFence
 from triolet.audit import MAX_SECONDS
 from triolet.errors import RequestError, draining, server_error
 
@@ -19,10 +19,10 @@ from . import ends
 from .admission import limits_of, missing_role, refuse_overload, refuse_unfit
 from .attempts import Attempts
 from .book import RequestBook
+from .dispatch import is_ready, needed_roles
 from .outbox import Outbox
 from .phases import Phase
 from .progress import Again, Fault
-from .status import is_ready
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -186,6 +186,10 @@ class Conductor:
         struck = [sequence for sequence in self._book if sequence.needs(worker)]
         has_died = not left and cause not in NO_DEATH
         suspects = {s for s in struck if s.computes_on(worker)} if has_died else set()
+        if cause == PeerEvent.WEDGED.value:
+            # Whoever came to it when it stood still already is not what it stands still by.
+            since = now - self._config.link.progress_timeout_s
+            suspects = {s for s in suspects if s.began_before(since)}
         # Whoever is convicted by this first: the others are told that it was not they.
         struck.sort(key=lambda sequence: not sequence.suspicion.is_on_probation)
         for sequence in struck:
@@ -219,18 +223,15 @@ class Conductor:
     def sweep(self, now: float) -> None:
         """Look for whatever time alone brings about."""
         # A line in front of absent workers says nothing of how fast they are.
-        is_waiting = bool(self._attempts.line) and is_ready(self._workers)
-        self._attempts.pace.advance(now, is_waiting=is_waiting)
+        is_able = is_ready(self._workers, self._config.routing, now)
+        self._attempts.pace.advance(now, is_waiting=bool(self._attempts.line) and is_able)
         self.recovery.sweep(now)
         for worker in self._workers:
             if worker.monitor.check(now) is PeerState.DEAD:
                 self.lost(worker, worker.monitor.reason.value, now)
         for sequence in self._book.next_swept():
             self._attempts.sweep(sequence, self._drain_until, now)
-        role = missing_role(self._workers, self._config.worker_wait_s, now)
-        if role is not None:
-            for sequence in list(self._attempts.line):
-                self._attempts.fail(sequence, ends.no_worker_left(role), now)
+        self._attempts.end_hopeless(now)
         self._attempts.dispatch(now)
 
     def begin_drain(self, now: float) -> None:
@@ -266,7 +267,8 @@ class Conductor:
         if objection is not None:
             raise objection.error
         refuse_unfit(request, limits_of(self._workers, self._text.max_model_len))
-        role = missing_role(self._workers, self._config.worker_wait_s, now)
+        roles = needed_roles(self._config.routing)
+        role = missing_role(self._workers, roles, self._config.worker_wait_s, now)
         if role is not None:
             raise ends.no_worker_left(role).error
         line = self._attempts.line

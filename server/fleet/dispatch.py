@@ -1,10 +1,11 @@
-"""Which decode and which prefill worker a sequence goes to.
+"""Which decode and which prefill worker a sequence goes to, and which goes without the latter.
 
 Pure functions of the workers' announcements. Decode: most blocks left after what is reserved and
 what running sequences will grow by, unless another one holds enough of the prompt to make up for
 the streams that it has more. Prefill: fewest prompt tokens to compute until this prompt is done. So
 a prefix draws prompts to where it is until they are sooner done elsewhere. Both must hold the same
-model, or the KV of one would mean nothing to the other.
+model, or the KV of one would mean nothing to the other. Where decode computes the prompt itself
+(routing.py), it is both of the pair.
 
 Workers whose breakers are open are left out, up to half of a role. Where a sequence failed before,
 and pairs that lost one another, are the last choice: better than to wait.
@@ -14,12 +15,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from triolet.config_routing import LocalPrefill
 from triolet.ids import Role
 
 from .breaker import ejected
+from .routing import DecodeRates, PrefillRates, Why, most_local_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from triolet.config_routing import RoutingConfig
 
     from .paths import BrokenPaths
     from .prefixes import PrefixChain
@@ -42,6 +47,7 @@ class Need(NamedTuple):
       fingerprint: of the model that it began with; empty if it has not begun.
       shunned: addresses of workers where it failed.
       is_on_probation: it must not share a worker with another one that is.
+      is_suspect: its prompt may be what a worker died of.
       chain: names the prompt's blocks; None if nobody is asked for them.
     """
 
@@ -50,18 +56,160 @@ class Need(NamedTuple):
     fingerprint: str = ""
     shunned: frozenset[str] = frozenset()
     is_on_probation: bool = False
+    is_suspect: bool = False
     chain: PrefixChain | None = None
 
 
 class Pair(NamedTuple):
-    """Where it goes."""
+    """Where it goes; the same worker twice if decode computes the prompt."""
 
     decode: Worker
     prefill: Worker
 
+    @property
+    def is_local(self) -> bool:
+        """Whether decode computes the prompt."""
+        return self.prefill is self.decode
+
     def of(self, role: Role) -> Worker:
         """Return the one of this role."""
         return self.decode if role is Role.DECODE else self.prefill
+
+
+class Route(NamedTuple):
+    """Where a sequence goes, and who computes its prompt.
+
+    Attributes:
+      pair: of workers.
+      local_tokens: decode computes the prompt if no more than these have no KV there.
+      why: it would be so, and why it would not.
+    """
+
+    pair: Pair
+    local_tokens: int
+    why: tuple[Why, Why]
+
+
+def choose_route(
+    workers: Iterable[Worker],
+    need: Need,
+    paths: BrokenPaths,
+    config: RoutingConfig,
+    handover_s: float,
+    now: float,
+) -> Route | None:
+    """Return where a sequence goes now, or None if it has to wait.
+
+    Args:
+      workers: every worker.
+      need: what it asks for.
+      paths: which pairs lost one another.
+      config: who may compute prompts.
+      handover_s: what KV took lately, from prefill's first token until decode had it.
+      now: the time.
+    """
+    workers = tuple(workers)
+    if config.local_prefill is LocalPrefill.OFF:
+        return _over_prefill(workers, need, paths, Why.OFF, now)
+    if config.local_prefill is LocalPrefill.ALWAYS:
+        return _local(choose_decode(workers, need, now), need, Why.ALWAYS)
+    grace_s = config.suspect_grace_s if need.is_suspect else config.prefill_grace_s
+    if is_prefill_away(workers, grace_s, now):
+        return _local(choose_decode(workers, need, now), need, Why.NO_PREFILL)
+    if need.is_suspect:
+        return _over_prefill(workers, need, paths, Why.SUSPECT, now)
+    route = _over_prefill(workers, need, paths, Why.LONG, now)
+    if route is not None:
+        decode, prefill = route.pair
+        local_tokens = _most_local_tokens(decode, prefill, config, handover_s)
+        return route._replace(local_tokens=local_tokens)
+    decode_worker = choose_decode(workers, need, now)
+    busy = [w for w in workers if w.role is Role.PREFILL and w.is_usable]
+    if decode_worker is None or not busy:
+        return None
+    # Prefill takes nothing more at the moment; what is short need not wait for it.
+    least_busy = min(busy, key=lambda worker: worker.waiting_tokens)
+    local_tokens = _most_local_tokens(decode_worker, least_busy, config, handover_s)
+    if tokens_to_compute(decode_worker, need) > local_tokens:
+        return None
+    return _local(decode_worker, need, Why.SHORT)
+
+
+def is_prefill_away(workers: Iterable[Worker], grace_s: float, now: float) -> bool:
+    """Return whether no prefill worker is there that some decode worker could work with, nor was
+    one until just now."""
+    workers = tuple(workers)
+    models = {w.fingerprint for w in workers if w.role is Role.DECODE and w.is_usable}
+    for worker in workers:
+        if worker.role is not Role.PREFILL:
+            continue
+        if worker.is_connected and not worker.is_draining and worker.fingerprint in models:
+            return False
+        if worker.missing_since is not None and now - worker.missing_since < grace_s:
+            return False
+    return True
+
+
+def is_ready(workers: Iterable[Worker], config: RoutingConfig, now: float) -> bool:
+    """Return whether some workers could take a request now, whoever computes its prompt."""
+    workers = tuple(workers)
+    models = {
+        role: {w.fingerprint for w in workers if w.role is role and w.is_usable}
+        for role in (Role.PREFILL, Role.DECODE)
+    }
+    if models[Role.PREFILL] & models[Role.DECODE]:
+        return True
+    match config.local_prefill:
+        case LocalPrefill.OFF:
+            is_local = False
+        case LocalPrefill.AUTO:
+            is_local = is_prefill_away(workers, config.prefill_grace_s, now)
+        case LocalPrefill.ALWAYS:
+            is_local = True
+    return is_local and bool(models[Role.DECODE])
+
+
+def choose_decode(workers: Iterable[Worker], need: Need, now: float) -> Worker | None:
+    """Return the decode worker for a sequence whose prompt it computes, or None."""
+    usable = [w for w in workers if w.is_usable]
+    decodes = [w for w in _admitted(usable, Role.DECODE, need) if _has_room(w, need, now)]
+    return next(iter(_ranked(decodes, need)), None)
+
+
+def _over_prefill(
+    workers: Iterable[Worker], need: Need, paths: BrokenPaths, why: Why, now: float
+) -> Route | None:
+    pair = choose_pair(workers, need, paths, now)
+    return None if pair is None else Route(pair, 0, (Why.SHORT, why))
+
+
+def _local(decode: Worker | None, need: Need, why: Why) -> Route | None:
+    if decode is None:
+        return None
+    return Route(Pair(decode, decode), need.prompt_tokens, (why, why))
+
+
+def _most_local_tokens(
+    decode: Worker, prefill: Worker, config: RoutingConfig, handover_s: float
+) -> int:
+    """Return what the rates say that both announced, and what this server has sent them since."""
+    of_decode, of_prefill = decode.load, prefill.load
+    return most_local_tokens(
+        DecodeRates(
+            of_decode.prompt_tokens_per_s,
+            of_decode.step_s,
+            of_decode.running,
+            max(of_decode.local_tokens, decode.waiting_tokens),
+            of_decode.chunk_tokens,
+        ),
+        PrefillRates(
+            of_prefill.prompt_tokens_per_s,
+            of_prefill.step_s,
+            max(of_prefill.waiting_tokens, prefill.waiting_tokens),
+            handover_s,
+        ),
+        config,
+    )
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
@@ -118,16 +266,24 @@ def _ranked(decodes: list[Worker], need: Need) -> list[Worker]:
     return sorted(decodes, key=rank)
 
 
-def is_model_gone(workers: Iterable[Worker], need: Need) -> bool:
-    """Return whether a sequence can never go on: workers of its role are there, all with another
-    model than it began with."""
+def is_model_gone(workers: Iterable[Worker], need: Need, config: RoutingConfig) -> bool:
+    """Return whether a sequence can never go on: workers of a role that it needs are there, all
+    with another model than it began with."""
     if not need.fingerprint:
         return False
-    for role in (Role.PREFILL, Role.DECODE):
+    workers = tuple(workers)
+    for role in needed_roles(config):
         present = [w.fingerprint for w in workers if w.role is role and w.is_connected]
         if present and need.fingerprint not in present:
             return True
     return False
+
+
+def needed_roles(config: RoutingConfig) -> tuple[Role, ...]:
+    """Return the roles without which nothing goes."""
+    if config.local_prefill is LocalPrefill.OFF:
+        return (Role.PREFILL, Role.DECODE)
+    return (Role.DECODE,)
 
 
 def _admitted(usable: list[Worker], role: Role, need: Need) -> list[Worker]:

@@ -6,6 +6,7 @@ sent goes out. No task here belongs to a request, so no client can hold one up o
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -19,9 +20,10 @@ from triolet.process import process_facts
 
 from .auditor import Auditor
 from .conductor import FAREWELL, Conductor
+from .dispatch import is_ready
 from .handout import Handout
 from .observer import SilentObserver
-from .status import FleetStatus, is_ready, present, worker_status
+from .status import FleetStatus, present, worker_status
 from .stream import Stream
 from .workers import Worker
 
@@ -74,6 +76,7 @@ class Fleet:
         )
         self._observer = observer or SilentObserver()
         self._conductor = Conductor(config, self._workers, text, self._observer, now)
+        self._is_ready = partial(is_ready, self._workers, config.routing)
         self._auditor = Auditor(self._me, config, self._workers, self._conductor)
         self._connections: dict[Worker, Connection] = {}
         self._credit_due = trio.Event()
@@ -100,7 +103,7 @@ class Fleet:
                 worker_status(worker)
                 for worker in present(self._workers, self._config.spare_addresses)
             ),
-            is_ready=is_ready(self._workers) and not conductor.is_draining,
+            is_ready=self._is_ready(trio.current_time()) and not conductor.is_draining,
             is_draining=conductor.is_draining,
             queued=conductor.num_queued,
             running=conductor.num_in_flight - conductor.num_queued,
@@ -140,8 +143,8 @@ class Fleet:
             self._connections.clear()
 
     async def wait_ready(self) -> None:
-        """Wait until a prefill and a decode worker take requests."""
-        while not is_ready(self._workers):
+        """Wait until workers take requests."""
+        while not self._is_ready(trio.current_time()):
             await self._changed.wait()
 
     def begin_drain(self) -> None:

@@ -65,6 +65,14 @@ class FleetObserver(Protocol):
         """A prefill worker said how long a prompt waited there and took."""
         ...
 
+    def prompt_routed(self, role: str, why: str) -> None:
+        """It is settled who computes a prompt: a worker of this role, and why."""
+        ...
+
+    def local_prefill_computed(self, elapsed_s: float) -> None:
+        """Decode computed a prompt itself, so long after it had granted the lease."""
+        ...
+
     def first_token(self, ttft_s: float) -> None:
         """Its first token came."""
         ...
@@ -132,6 +140,12 @@ class SilentObserver:
         """Ignore it."""
 
     def prefill_computed(self, queue_s: float, compute_s: float) -> None:
+        """Ignore it."""
+
+    def prompt_routed(self, role: str, why: str) -> None:
+        """Ignore it."""
+
+    def local_prefill_computed(self, elapsed_s: float) -> None:
         """Ignore it."""
 
     def first_token(self, ttft_s: float) -> None:

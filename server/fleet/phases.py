@@ -20,7 +20,7 @@ class Phase(Enum):
 
     QUEUED = auto()  # waits for workers with room
     RESERVING = auto()  # decode was asked for a lease
-    PREFILLING = auto()  # decode granted it, prefill computes the prompt
+    PREFILLING = auto()  # decode granted it; prefill, or decode itself, computes the prompt
     DECODING = auto()  # tokens arrive
     FINISHING = auto()  # decode is done, some of its tokens are still under way
     FINISHED = auto()  # one terminal event was given out

@@ -131,7 +131,7 @@ def take_ended(
     if verdict is Verdict.MOVE:
         return Again(frame.reason)
     if verdict is Verdict.RETRY or sequence.phase is Phase.RESERVING:
-        return Again(frame.reason, _fault_at(role, frame))
+        return Again(frame.reason, _fault_at(role, frame, is_local=attempt.pair.is_local))
     if frame.num_tokens < len(sequence.relay.token_ids):
         return Fail(server_error())
     sequence.step(Step.COMPLETE)
@@ -155,7 +155,7 @@ def refused_as_too_long() -> Fail:
     )
 
 
-def _fault_at(role: Role, frame: Ended) -> Fault:
+def _fault_at(role: Role, frame: Ended, *, is_local: bool = False) -> Fault:
     """Return what a worker's ENDED says of who is to blame."""
     match frame.reason:
         case EndReason.ERROR if frame.failed_rows:
@@ -164,7 +164,7 @@ def _fault_at(role: Role, frame: Ended) -> Fault:
             )
         case EndReason.ERROR:
             # Decode has no errors of its own but those of KV that came damaged or in disorder.
-            is_path = role is Role.DECODE
+            is_path = role is Role.DECODE and not is_local
             return Fault(role, is_workers=not is_path, is_path=is_path)
         case EndReason.PEER_LOST:
             return Fault(role, is_workers=False, is_path=True, is_shared=True)

@@ -14,6 +14,7 @@ from triolet.ids import Role
 
 from . import ends
 from .paths import BrokenPaths
+from .phases import Phase
 from .quarantine import Quarantine
 from .retry_budget import RetryBudget
 from .suspicion import CLEARING_TOKENS, Standing
@@ -108,7 +109,9 @@ class Recovery:
         sequence.faults.append(event)
         sequence.faulted_at = num_tokens
         if fault.num_suspects:
-            standing = sequence.suspicion.struck(fault.at, num_tokens, fault.num_suspects)
+            is_prompt = attempt.pair.is_local and sequence.phase is Phase.PREFILLING
+            work = Role.PREFILL if is_prompt else fault.at
+            standing = sequence.suspicion.struck(work, num_tokens, fault.num_suspects)
             if standing is Standing.CONVICTED:
                 self._convict(sequence, now)
                 return ends.quarantined()

@@ -13,6 +13,7 @@ from ..generation import Usage
 from .dispatch import Need
 from .phases import Phase, Step, after
 from .prefixes import PrefixChain
+from .routing import Why
 from .suspicion import Suspicion
 
 if TYPE_CHECKING:
@@ -36,12 +37,16 @@ class Attempt:
       pair: where it runs.
       grant_by: decode has to answer the RESERVE by then.
       allowed: positions below this decode was told it may produce.
+      local_tokens: decode computes the prompt if no more than these have no KV there.
+      why: decode does so, and why it does not.
       early: rows whose predecessors are still under way, by position.
       gap_since: since when something is missing; None if nothing is.
       num_seen: tokens there were when somebody last looked whether more had come.
       quiet_since: since when there are no more than that, or their credit was repeated.
       is_handed_over: decode has the KV, prefill's part is done.
       has_decoded: decode has sent a token.
+      granted_at: when decode granted the lease.
+      first_token_at: when prefill's first token came.
       num_tokens: completion tokens there are in all, once decode has said so.
       finish_reason: how decode said that it ended.
     """
@@ -50,12 +55,16 @@ class Attempt:
     pair: Pair
     grant_by: float
     allowed: int
+    local_tokens: int = 0
+    why: tuple[Why, Why] = (Why.OFF, Why.OFF)
     early: dict[int, TokenRow] = field(default_factory=dict)
     gap_since: float | None = None
     num_seen: int = 0
     quiet_since: float = 0.0
     is_handed_over: bool = False
     has_decoded: bool = False
+    granted_at: float | None = None
+    first_token_at: float | None = None
     num_tokens: int | None = None
     finish_reason: FinishReason | None = None
 
@@ -134,8 +143,15 @@ class Sequence:
         attempt = self.attempt
         if attempt is None or worker not in attempt.pair:
             return False
+        if attempt.pair.is_local:
+            return self.phase in (Phase.PREFILLING, Phase.DECODING)
         computing = Phase.DECODING if worker is attempt.pair.decode else Phase.PREFILLING
         return self.phase is computing
+
+    def began_before(self, when: float) -> bool:
+        """Return whether decode had its present attempt by then."""
+        attempt = self.attempt
+        return attempt is not None and attempt.granted_at is not None and attempt.granted_at <= when
 
     def excuse(self, absence_s: float) -> None:
         """Take back time in which this server did not listen, to its reader and its workers."""
@@ -155,6 +171,7 @@ class Sequence:
             self.fingerprint,
             self.shunned,
             self.suspicion.is_on_probation,
+            self.suspicion.is_of_prompt,
             self.chain,
         )
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from triolet.ids import Role
-
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from transport.frames import Capacity, Load
+    from triolet.ids import Role
 
     from .workers import Worker
 
@@ -51,7 +50,8 @@ class FleetStatus:
 
     Attributes:
       workers: in the order of the configuration, prefill first.
-      is_ready: a prefill and a decode worker with the same model take requests.
+      is_ready: a decode worker takes requests, and so does a prefill worker with the same model,
+        or decode computes prompts itself.
       is_draining: this server takes nothing new.
       queued: requests that wait for workers.
       running: requests that workers are busy with.
@@ -98,12 +98,3 @@ def worker_status(worker: Worker) -> WorkerStatus:
         attempts=len(worker.shares),
         breaker=worker.breaker.state.value,
     )
-
-
-def is_ready(workers: tuple[Worker, ...]) -> bool:
-    """Return whether some pair of workers could take a request now."""
-    models = {
-        role: {w.fingerprint for w in workers if w.role is role and w.is_usable}
-        for role in (Role.PREFILL, Role.DECODE)
-    }
-    return bool(models[Role.PREFILL] & models[Role.DECODE])

@@ -27,11 +27,10 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
 
 from triolet.errors import LocalProtocolError
+from triolet.ids import Role
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from triolet.ids import Role
 
 CLEARING_TOKENS: Final = 16
 """Tokens past the strike that clear: more than a dead worker can have computed of one stream that
@@ -107,11 +106,16 @@ class Suspicion:
         """Whether it must not meet another one on probation."""
         return self.standing is Standing.ON_PROBATION
 
+    @property
+    def is_of_prompt(self) -> bool:
+        """Whether what a worker died of may be in its prompt."""
+        return self.standing is not Standing.CLEAN and self._role is Role.PREFILL
+
     def struck(self, role: Role, num_tokens: int, num_suspects: int) -> Standing:
         """Note that a worker died, or its step raised, while it computed this request.
 
         Args:
-          role: of the worker.
+          role: whose work it was: a prompt is prefill's, wherever it was computed.
           num_tokens: tokens that the request has.
           num_suspects: requests that computed there, this one included.
         """

@@ -29,7 +29,7 @@ class Share:
 
     Attributes:
       num_blocks: blocks that its prompt needs on decode.
-      num_tokens: prompt tokens that prefill has still to compute.
+      num_tokens: prompt tokens that this worker has still to compute.
       is_asked: the worker was told of the attempt. Prefill is not before decode has granted it.
       is_granted: decode has leased the blocks, so its heartbeats from now on count them.
       is_on_probation: its request may be what workers fail by.
@@ -115,7 +115,7 @@ class Worker:
 
     @property
     def waiting_tokens(self) -> int:
-        """Prompt tokens of this server that prefill has still to compute."""
+        """Prompt tokens of this server that the worker has still to compute."""
         return sum(share.num_tokens for share in self.shares.values())
 
     def welcomed(self, welcome: Welcome, now: float) -> bool:
@@ -171,7 +171,7 @@ class Worker:
             self.shares[key].is_granted = True
 
     def computed(self, key: AttemptKey) -> None:
-        """Note that prefill is done computing; its blocks may still be under way to decode."""
+        """Note that the prompt is computed; prefill's blocks may still be under way to decode."""
         if key in self.shares:
             self.shares[key].num_tokens = 0
 

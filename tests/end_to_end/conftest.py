@@ -29,7 +29,9 @@ WATCHED = ("--poison-freed-blocks", "--kv-pool", "64MiB")
 def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
     """One server, one prefill and one decode worker with the demo model, for the whole session."""
     log = tmp_path_factory.mktemp("fleet") / "fleet.log"
-    fleet = FleetProcess(log, *WATCHED, "--stall-timeout", str(STALL_TIMEOUT_S))
+    stall = ("--stall-timeout", str(STALL_TIMEOUT_S))
+    # Every prompt goes all the way, however short; test_local_prefill.py has the short cut.
+    fleet = FleetProcess(log, *WATCHED, *stall, "--local-prefill", "off")
     try:
         fleet.wait_ready()
         yield fleet

@@ -50,7 +50,9 @@ def test_a_question_is_answered(fleet: FleetProcess) -> None:
 
 def test_kv_bytes_received_are_the_whole_blocks_of_the_prompts(fleet: FleetProcess) -> None:
     before = kv_bytes_received(fleet)
-    texts = [f"Tell me a story about {n} {'big ' * n}dragons." for n in range(1, 13)]
+    # No two begin alike, or the prefix cache would have some of them.
+    texts = [f"{n * 'big '}{n} dragons and a story, please." for n in range(1, 13)]
+    texts = [f"{chr(ord('A') + n)} {text}" for n, text in enumerate(texts)]
     with ThreadPoolExecutor(6) as threads:
         answers = list(threads.map(lambda text: chat(fleet, text, temperature=0), texts))
     block_size = fleet.metric("triolet_kv_block_tokens", pool="decode")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,9 @@ from ops.rolling import Move, Step, restart_steps
 from ops.word_wrap import WordWrap
 from triolet.config import Dtype, EngineConfig, LinkConfig, ServerConfig
 from triolet.config_gpu import GpuConfig
+from triolet.config_routing import LocalPrefill, RoutingConfig
 from triolet.config_speculation import SpeculationConfig
-from triolet.config_wire import WireConfig
+from triolet.config_wire import KvWire, WireConfig
 from triolet.errors import ConfigError
 from triolet.ids import Role
 from triolet.units import GIB, KIB, MIB
@@ -93,6 +95,7 @@ CONFIGS = [
         max_model_len=99,
         threads=3,
         prefix_cache=False,
+        kv_wire=KvWire.INT8,
         host_cache_bytes=123,
         poison_freed_blocks=True,
     ),
@@ -262,10 +265,19 @@ def test_cores_are_divided_among_workers(
     assert specs[0].env["OMP_NUM_THREADS"] == "1"
 
 
-@pytest.mark.parametrize(("prefill", "decode"), [(0, 1), (1, 0), (65, 1), (1, -1)])
+@pytest.mark.parametrize(("prefill", "decode"), [(-1, 1), (1, 0), (65, 1), (1, -1)])
 def test_a_plan_without_workers_is_refused(prefill: int, decode: int) -> None:
-    with pytest.raises(ConfigError, match="allowed: 1 to 64"):
+    with pytest.raises(ConfigError, match=r"allowed: [01] to 64"):
         plan(prefill, decode)
+
+
+def test_decode_alone_is_a_fleet_unless_it_may_compute_no_prompts() -> None:
+    alone = plan(0, 1)
+    assert [name for _, name in alone.workers] == ["decode-0"]
+    assert [name for _, name in alone.spares] == ["decode-spare"]
+    never = replace(alone.server, routing=RoutingConfig(LocalPrefill.OFF))
+    with pytest.raises(ConfigError, match="allowed: 1 to 64"):
+        replace(alone, server=never)
 
 
 WORDS = st.text(st.sampled_from("ab \n"), max_size=60)

@@ -23,6 +23,7 @@ from tests.server.fleet.fakes import server_config
 from tests.server.tiny_text import tiny_text
 from transport.memory_network import MemoryConnection, MemoryNetwork
 from triolet.config import EngineConfig, LinkConfig, WorkerConfig
+from triolet.config_routing import RoutingConfig
 from triolet.config_speculation import SpeculationConfig
 from triolet.ids import Role
 
@@ -83,6 +84,7 @@ class Observer(SilentObserver):
         self.faults = self
         self.causes: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
+        self.routes: Counter[str] = Counter()
         self.quarantined: list[str] = []
         self.breakers: list[tuple[str, str]] = []
         self.pauses: list[float] = []
@@ -90,6 +92,9 @@ class Observer(SilentObserver):
 
     def attempt_failed(self, cause: str) -> None:
         self.causes[cause] += 1
+
+    def prompt_routed(self, role: str, why: str) -> None:
+        self.routes[f"{role}: {why}"] += 1
 
     def retry_unaffordable(self) -> None:
         self.unaffordable += 1
@@ -158,6 +163,7 @@ class Slot:
         self._network = network
         self._make_engine = make_engine
         self._scope = trio.CancelScope()
+        self._is_retired = False
         self.config = WorkerConfig(
             name=name,
             model_dir="",
@@ -171,7 +177,7 @@ class Slot:
 
     async def supervise(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Live again and again."""
-        while True:
+        while not self._is_retired:
             self.engine = self._make_engine()
             self.prepare(self.engine)
             with trio.CancelScope() as self._scope:
@@ -207,6 +213,11 @@ class Slot:
     def kill(self) -> None:
         """SIGKILL."""
         self._scope.cancel()
+
+    def retire(self) -> None:
+        """SIGKILL, and no other life."""
+        self._is_retired = True
+        self.kill()
 
 
 class House:
@@ -269,6 +280,8 @@ class House:
         status = self.fleet.status()
         assert (status.queued, status.running) == (0, 0)
         for slot in (*self.prefills, *self.decodes):
+            if slot._is_retired:
+                continue
             slot.engine.ledger.check_invariants()
             assert slot.engine.ledger.leased_blocks == 0, slot.name
 
@@ -288,6 +301,8 @@ async def open_house(
     roles = (Role.PREFILL, Role.DECODE)
     if make_engines is None:
         make_engines = {role: lambda: StoryEngine(num_blocks) for role in roles}
+    # How fast a real engine is here and now must not decide where a prompt goes.
+    config = {"routing": RoutingConfig(max_local_tokens=0), **config}
     house = House(make_engines, (prefills, decodes), guessing or Guessing(), **config)
     async with trio.open_nursery() as nursery:
         for slot in (*house.prefills, *house.decodes):

@@ -187,6 +187,53 @@ async def test_a_client_cannot_tell(
         await house.check_idle()
 
 
+@pytest.mark.parametrize(
+    ("disturb", "cause", "num_tokens"),
+    [
+        (decode_dies, "decode_lost", 0),
+        (decode_dies, "decode_lost", 17),
+        (both_decodes_die, "decode_lost", 11),
+        (decode_drains, "drain", 7),
+        (decode_step_fails, "error", 2),
+        (server_and_decode_are_parted, "decode_lost", 13),
+    ],
+)
+async def test_a_client_cannot_tell_where_decode_computes_prompts(
+    disturb: Callable[[House], Awaitable[None]],
+    cause: str,
+    num_tokens: int,
+    expected: list[Record],
+    autojump_clock: MockClock,
+) -> None:
+    async with open_house(prefills=0) as house:
+
+        async def disturb_in_time() -> None:
+            if num_tokens:
+                await house.until(
+                    lambda: any(len(r.token_ids) >= num_tokens for r in house.records.values())
+                )
+            await disturb(house)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(disturb_in_time)
+            records = await read_all(house, requests())
+        assert house.seen.causes[cause], f"nothing was disturbed: {house.seen.causes}"
+        assert set(house.seen.routes) == {"decode: no_prefill"}
+        assert records == expected
+        await house.check_idle()
+
+
+async def test_prompts_go_to_decode_while_prefill_is_gone(
+    expected: list[Record], autojump_clock: MockClock
+) -> None:
+    async with open_house() as house:
+        house.prefills[0].retire()
+        records = await read_all(house, requests())
+        assert house.seen.routes["decode: no_prefill"] == len(KINDS)
+        assert records == expected
+        await house.check_idle()
+
+
 @pytest.mark.parametrize("num_blocks", [70, 46])
 async def test_a_pool_that_is_smaller_than_all_of_them_together_preempts_and_never_jams(
     num_blocks: int, expected: list[Record], autojump_clock: MockClock

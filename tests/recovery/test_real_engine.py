@@ -12,7 +12,8 @@ import trio
 from server.generation import GenerationRequest
 from tests.engine.checkpoints import write_checkpoint
 from tests.engine.driver import open_engine
-from triolet.config import Dtype, EngineConfig
+from triolet.config import AUTO_BACKEND, Dtype, EngineConfig
+from triolet.config_routing import LocalPrefill, RoutingConfig
 from triolet.ids import Role
 from triolet.sampling import SamplingParams
 from triolet.units import KIB
@@ -45,6 +46,7 @@ SAMPLINGS = (
     SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, logit_bias=((9, 4.0), (77, -9.0))),
     SamplingParams(max_tokens=NUM_TOKENS, temperature=1.0, min_p=0.05, top_k=40, seed=8),
 )
+OVER_PREFILL = RoutingConfig(LocalPrefill.OFF)
 Engines = dict[Role, "Callable[[], EnginePort]"]
 
 
@@ -61,10 +63,16 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def engines(model: Path, dtype: Dtype, pool_bytes: int = 512 * KIB) -> Engines:
+def engines(
+    model: Path, dtype: Dtype, pool_bytes: int = 512 * KIB, backend: str = AUTO_BACKEND
+) -> Engines:
     """Return what loads an engine for each life of each worker."""
     config = EngineConfig(
-        dtype=dtype, block_size=4, kv_pool_bytes=pool_bytes, max_num_batched_tokens=16
+        dtype=dtype,
+        backend=backend,
+        block_size=4,
+        kv_pool_bytes=pool_bytes,
+        max_num_batched_tokens=16,
     )
 
     def make() -> EnginePort:
@@ -115,6 +123,12 @@ def _fail_next(slot: Slot) -> None:
     runner.step = failing  # type: ignore[assignment,method-assign]
 
 
+def lose_prefill_and_decode(house: House) -> None:
+    """Let no prefill worker come back, and a decode worker die."""
+    house.prefills[0].retire()
+    house.decodes[0].kill()
+
+
 CUTS = [(kill_decode, 11), (kill_prefill, 1), (fail_step, 5)]
 
 
@@ -136,16 +150,43 @@ def test_preemption_changes_no_bit(model: Path, dtype: Dtype) -> None:
     assert _run(tight, decodes=1, cause="preempted") == expected
 
 
+@pytest.mark.parametrize("dtype", list(Dtype))
+@pytest.mark.parametrize("backend", [AUTO_BACKEND, "sdpa"])
+def test_who_computes_a_prompt_changes_no_bit(model: Path, dtype: Dtype, backend: str) -> None:
+    made = engines(model, dtype, backend=backend)
+    expected = _run(made)
+    local = RoutingConfig(LocalPrefill.ALWAYS)
+    assert _run(made, prefills=0, routing=local) == expected
+    assert _run(made, kill_decode, 7, prefills=0, routing=local) == expected
+
+
+@pytest.mark.parametrize("dtype", list(Dtype))
+@pytest.mark.parametrize("backend", [AUTO_BACKEND, "sdpa"])
+def test_a_stream_that_changes_the_way_changes_no_bit(
+    model: Path, dtype: Dtype, backend: str
+) -> None:
+    """Prompts go over prefill; it is gone for good when decode dies, and decode computes them."""
+    made = engines(model, dtype, backend=backend)
+    expected = _run(made)
+    rerouted = RoutingConfig(max_local_tokens=0)
+    assert _run(made, lose_prefill_and_decode, 7, routing=rerouted) == expected
+
+
 def _run(
     made: Engines,
     disturb: Callable[[House], None] | None = None,
     num_tokens: int = 0,
     *,
+    prefills: int = 1,
     decodes: int = 2,
     cause: str = "",
+    routing: RoutingConfig | None = None,
 ) -> list[Record]:
+    # What is disturbed must be there: elsewhere short prompts may not need a prefill worker.
+    settings = {"routing": routing or OVER_PREFILL}
+
     async def run() -> list[Record]:
-        async with open_house(1, decodes, make_engines=made) as house:
+        async with open_house(prefills, decodes, make_engines=made, **settings) as house:
             async with trio.open_nursery() as nursery:
                 if disturb is not None:
                     nursery.start_soon(_disturb, house, disturb, num_tokens)
@@ -153,6 +194,8 @@ def _run(
             is_disturbed = disturb is not None or bool(cause)
             assert bool(house.seen.causes) == is_disturbed, house.seen.causes
             assert not cause or house.seen.causes[cause]
+            if house.prefills and house.prefills[0]._is_retired:
+                assert house.seen.routes["decode: no_prefill"]
             await house.check_idle()
         return records
 

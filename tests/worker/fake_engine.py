@@ -61,7 +61,7 @@ class FakeEngine:
         self.max_model_len = max_model_len
         self.vocab_size = VOCAB_SIZE
         self.fingerprint = fingerprint
-        self.pace = Pace(8, step_s=0.0, target_s=1.0, least_tokens=8, most_tokens=8)
+        self.pace = Pace(8, step_s=0.0, target_s=1.0, least_tokens=8, most_tokens=8, chunk_tokens=8)
         self.fail_next_step = False
         self._pool = [bytearray(_POISON * block_size) for _ in range(num_blocks + 1)]
         self.ledger = BlockLedger(num_blocks + 1, poison=self)
@@ -108,6 +108,11 @@ class FakeEngine:
         if into is not None:
             into[:] = payload
         return payload
+
+    @property
+    def wire_bytes_per_block(self) -> int:
+        """As in the pool."""
+        return self.bytes_per_block
 
     def pin(self, memory: memoryview) -> bool:
         """Do nothing: there is no device."""

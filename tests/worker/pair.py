@@ -79,6 +79,7 @@ class Heard:
     granted: bool = False
     held_blocks: int = 0
     first: FirstToken | None = None
+    is_local: bool = False
     refused: Refuse | None = None
     ended: dict[Role, Ended] = field(default_factory=dict)
 
@@ -195,17 +196,27 @@ class Pair:
         priority: int = 0,
         remaining_s: float = 60.0,
         salt: bytes = b"",
+        local_tokens: int = 0,
         **sampling: object,
     ) -> AttemptKey:
-        """Send RESERVE, and PREFILL if that is granted."""
+        """Send RESERVE, and PREFILL if that is granted and decode does not compute the prompt."""
         key = self.new_key() if key is None else key
         params = SamplingParams(**{"max_tokens": 6, "seed": 3, **sampling})  # type: ignore[arg-type]
         self.heard[key] = Heard(tuple(prompt), params, len(replay))
         self.live.add(key)
         packed = pack_tokens(prompt)
         shared = (params, priority, allowed, remaining_s)
-        reserve = Reserve(*key, packed, pack_tokens(replay), *shared, salt=salt)
+        reserve = Reserve(
+            *key,
+            packed,
+            pack_tokens(replay),
+            *shared,
+            salt=salt,
+            local_tokens=local_tokens,
+        )
         self.to_worker(Role.DECODE, reserve)
+        if self.heard[key].is_local:
+            return key
         if self.heard[key].granted:
             held_blocks = self.heard[key].held_blocks
             shared = (params, priority, remaining_s, held_blocks)
@@ -218,8 +229,12 @@ class Pair:
     def end(self, key: AttemptKey, reason: EndReason = EndReason.CANCEL) -> None:
         """Send END to both."""
         self.live.discard(key)
-        for role in self.nodes:
+        for role in self._asked(key):
             self.to_worker(role, End(*key, reason))
+
+    def _asked(self, key: AttemptKey) -> tuple[Role, ...]:
+        """Return who was told of an attempt."""
+        return (Role.DECODE,) if self.heard[key].is_local else tuple(self.nodes)
 
     def allow(self, key: AttemptKey, allowed: int, received: int = 0) -> None:
         self.to_worker(Role.DECODE, TokenCredit((CreditRow(*key, allowed, received),)))
@@ -227,7 +242,11 @@ class Pair:
     def beat(self) -> None:
         """Heartbeats both ways."""
         for role in self.nodes:
-            wanted = (key for key in sorted(self.live) if role not in self.heard[key].ended)
+            wanted = (
+                key
+                for key in sorted(self.live)
+                if role in self._asked(key) and role not in self.heard[key].ended
+            )
             rows = tuple(AttemptRow(*key) for key in wanted)
             self.to_worker(role, ServerHeartbeat(SERVER.epoch, rows))
             self.nodes[role].core.reception.beat()
@@ -340,6 +359,7 @@ class Pair:
             case Grant():
                 self.heard[frame.key].granted = True
                 self.heard[frame.key].held_blocks = frame.held_blocks
+                self.heard[frame.key].is_local = frame.is_local
             case Refuse():
                 self.heard[frame.key].refused = frame
             case FirstToken(row=row):

@@ -30,6 +30,7 @@ def ask(pair: Pair, number: int) -> None:
         priority=number % 3,
         max_tokens=1 + number % 30,
         seed=number,
+        local_tokens=number % 5 * 7,  # decode computes some of the prompts
     )
 
 
@@ -47,6 +48,7 @@ def ask_again(pair: Pair, number: int) -> None:
         replay=tokens[: number % (len(tokens) + 1)],
         max_tokens=heard.sampling.max_tokens,
         seed=heard.sampling.seed,
+        local_tokens=number % 3 * 15,
     )
 
 

@@ -74,6 +74,8 @@ def test_no_seed_of_the_corpus_breaks_anything_and_every_fault_happens_there() -
     assert proposed > accepted > 0, "no guess ever failed, or none ever held"
     assert found["tokens"] > 0, "no prompt ever began like another"
     assert found["restored blocks"] > 0, "nothing ever came back from host memory"
+    often = {"prefill: long", "prefill: off", "decode: short", "decode: always"}
+    assert set(tally.routes) >= often, "prompts go both ways, and for every usual reason"
 
 
 @pytest.mark.slow

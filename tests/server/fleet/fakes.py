@@ -220,8 +220,9 @@ class FakeDecode:
         num_blocks = -(-num_tokens // BLOCK_SIZE)
         if num_blocks > self.free_blocks:
             return Refuse(*frame.key, RefuseReason.NO_BLOCKS, retry_after_s=0.2)
-        self.rows[frame.key] = FakeRow(frame, num_replayed, frame.allowed, num_blocks)
-        return Grant(*frame.key, epoch=self.epoch)
+        row = self.rows[frame.key] = FakeRow(frame, num_replayed, frame.allowed, num_blocks)
+        row.is_ready = len(unpack_tokens(frame.prompt)) <= frame.local_tokens
+        return Grant(*frame.key, epoch=self.epoch, is_local=row.is_ready)
 
     def _credit(self, rows: tuple[CreditRow, ...]) -> None:
         for credit in rows:

@@ -1,6 +1,6 @@
-"""Which chunks of which prompts the next prefill step computes.
+"""Which chunks of which prompts the next step computes, on prefill and on decode.
 
-Pure: attempts and free blocks in, chunks out. Shortest remaining first, so that a short prompt is
+Pure: prompts and free blocks in, chunks out. Shortest remaining first, so that a short prompt is
 done within a step or two whatever else is there; but a share of every step goes to the prompt that
 came first, so that a stream of short ones starves no long one. Age is order of arrival, not time:
 the guarantee holds at any speed of the device.
@@ -8,12 +8,15 @@ the guarantee holds at any speed of the device.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
+
+from engine.batch import SampleSpec, StepRow
+from triolet.config import MAX_NUM_SEQS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-    from .attempt import Attempt
+    from triolet.sampling import SamplingParams
 
 OLDEST_SHARE: Final = 4
 """One part in this many of each step's tokens is the oldest prompt's: a long prompt takes at most
@@ -24,7 +27,64 @@ MAX_OVERTAKES: Final = 16
 none may, so that the pool drains until the oldest fits."""
 
 
-class Chunk(NamedTuple):
+class Prompt(Protocol):
+    """What must be known of an attempt whose prompt is computed here."""
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """The prompt."""
+        ...
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Leading tokens whose KV is in the pool."""
+        ...
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Prompt tokens still to compute."""
+        ...
+
+    @property
+    def priority(self) -> int:
+        """Lower is more important."""
+        ...
+
+    @property
+    def order(self) -> int:
+        """Rises with each arrival."""
+        ...
+
+    @property
+    def num_needed_blocks(self) -> int:
+        """What its start takes of the blocks that are available, as things stand."""
+        ...
+
+    @property
+    def is_started(self) -> bool:
+        """Whether it has its blocks."""
+        ...
+
+    @property
+    def block_table(self) -> Sequence[int]:
+        """Its blocks, once it has them."""
+        ...
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How the first token is chosen."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The model's end tokens."""
+        ...
+
+
+P = TypeVar("P", bound=Prompt)
+
+
+class Chunk(NamedTuple, Generic[P]):
     """One row of a step.
 
     Attributes:
@@ -32,17 +92,44 @@ class Chunk(NamedTuple):
       num_tokens: how many of its next tokens.
     """
 
-    attempt: Attempt
+    attempt: P
     num_tokens: int
 
 
-class ChunkScheduler:
+def chunk_row(chunk: Chunk[P]) -> StepRow:
+    """Return the row of a chunk; the last one of a prompt chooses the first token."""
+    attempt, num_tokens = chunk
+    start = attempt.num_computed_tokens
+    end = start + num_tokens
+    sample = None
+    if end == len(attempt.prompt_ids):
+        sample = SampleSpec(
+            params=attempt.sampling,
+            position=0,
+            prompt_ids=attempt.prompt_ids,
+            eos_token_ids=attempt.eos_token_ids,
+        )
+    return StepRow(
+        token_ids=attempt.prompt_ids[start:end],
+        start=start,
+        block_table=attempt.block_table,
+        sample=sample,
+    )
+
+
+class ChunkScheduler(Generic[P]):
     """Chooses the chunks of each step."""
 
     def __init__(self) -> None:
         self._num_overtakes = 0
 
-    def plan(self, attempts: Iterable[Attempt], max_tokens: int, free_blocks: int) -> list[Chunk]:
+    def plan(
+        self,
+        attempts: Iterable[P],
+        max_tokens: int,
+        free_blocks: int,
+        max_rows: int = MAX_NUM_SEQS,
+    ) -> list[Chunk[P]]:
         """Choose the next step.
 
         Args:
@@ -51,6 +138,7 @@ class ChunkScheduler:
           free_blocks: blocks that can be leased now; an attempt that has not started needs all of
             its own at once (`num_needed_blocks`), so that two half-computed prompts never wait for
             one another.
+          max_rows: most chunks.
 
         Returns:
           At most one chunk per attempt, in all at most the budget.
@@ -60,6 +148,9 @@ class ChunkScheduler:
             return []
         oldest = min(waiting, key=lambda attempt: attempt.order)
         admitted = self._admit(waiting, oldest, free_blocks)
+        if len(admitted) > max_rows:
+            keeps_oldest = oldest in admitted[max_rows - 1 :]
+            admitted = admitted[: max_rows - keeps_oldest] + [oldest] * keeps_oldest
         shares = dict.fromkeys(admitted, 0)
         budget = max_tokens
         if oldest in shares:
@@ -74,7 +165,7 @@ class ChunkScheduler:
         self._count_overtakes(chosen, oldest)
         return chosen
 
-    def _admit(self, waiting: list[Attempt], oldest: Attempt, free_blocks: int) -> list[Attempt]:
+    def _admit(self, waiting: list[P], oldest: P, free_blocks: int) -> list[P]:
         """Return who may have a row, most urgent first; their blocks fit together."""
         is_oldest_stuck = not oldest.is_started and oldest.num_needed_blocks > free_blocks
         is_closed = is_oldest_stuck and self._num_overtakes >= MAX_OVERTAKES
@@ -89,12 +180,12 @@ class ChunkScheduler:
                 admitted.append(attempt)
         return admitted
 
-    def _count_overtakes(self, chosen: list[Chunk], oldest: Attempt) -> None:
+    def _count_overtakes(self, chosen: list[Chunk[P]], oldest: P) -> None:
         if oldest.is_started or any(chunk.attempt is oldest for chunk in chosen):
             self._num_overtakes = 0
         else:
             self._num_overtakes += sum(not chunk.attempt.is_started for chunk in chosen)
 
 
-def _by_urgency(attempt: Attempt) -> tuple[int, int, int]:
+def _by_urgency(attempt: Prompt) -> tuple[int, int, int]:
     return (attempt.priority, attempt.num_remaining_tokens, attempt.order)

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefill.attempt import Attempt
-from prefill.scheduler import MAX_OVERTAKES, OLDEST_SHARE, Chunk, ChunkScheduler
 from triolet.ids import AttemptKey, PeerId, Role
 from triolet.sampling import SamplingParams
+from worker.chunks import MAX_OVERTAKES, OLDEST_SHARE, Chunk, ChunkScheduler
 
 BUDGET = 64
 BLOCK_SIZE = 4
@@ -33,13 +33,13 @@ def attempt(order: int, num_tokens: int, priority: int = 0, *, is_started: bool 
     )
 
 
-def compute(chunks: list[Chunk]) -> None:
+def compute(chunks: list[Chunk[Attempt]]) -> None:
     for chunk in chunks:
         chunk.attempt.started_at = 0.0
         chunk.attempt.num_computed_tokens += chunk.num_tokens
 
 
-def tokens_of(chunks: list[Chunk], attempt: Attempt) -> int:
+def tokens_of(chunks: list[Chunk[Attempt]], attempt: Attempt) -> int:
     return sum(c.num_tokens for c in chunks if c.attempt is attempt)
 
 
@@ -67,6 +67,34 @@ def test_a_long_prompt_gets_its_share_under_a_stream_of_short_ones() -> None:
         compute(scheduler.plan([long, *short], BUDGET, MANY_BLOCKS))
         num_steps += 1
     assert num_steps <= 10 * OLDEST_SHARE
+
+
+@given(
+    st.integers(1, 3 * BUDGET),
+    st.lists(st.integers(3 * BUDGET + 1, 100 * BUDGET), max_size=12),
+    st.lists(st.integers(3 * BUDGET + 1, 100 * BUDGET), max_size=40),
+)
+def test_a_short_prompt_is_not_held_up_by_longer_ones_before_or_after_it(
+    num_tokens: int, before: list[int], after: list[int]
+) -> None:
+    scheduler: ChunkScheduler[Attempt] = ChunkScheduler()
+    waiting = [attempt(order, size, is_started=True) for order, size in enumerate(before)]
+    short = attempt(100, num_tokens)
+    waiting.append(short)
+    free_share = BUDGET - BUDGET // OLDEST_SHARE
+    for step in range(-(-num_tokens // free_share)):
+        waiting += [attempt(101 + step, size) for size in after[step : step + 1]]
+        compute(scheduler.plan([a for a in waiting if not a.is_computed], BUDGET, MANY_BLOCKS))
+    assert short.is_computed
+
+
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=30), st.integers(1, 8))
+def test_rows_are_few_and_the_oldest_has_one(sizes: list[int], max_rows: int) -> None:
+    waiting = [attempt(order, size, is_started=True) for order, size in enumerate(sizes)]
+    plan = ChunkScheduler[Attempt]().plan(waiting, BUDGET, 0, max_rows)
+    assert 0 < len(plan) <= max_rows
+    assert waiting[0] in [chunk.attempt for chunk in plan]
+    assert len({id(chunk.attempt) for chunk in plan}) == len(plan)
 
 
 def test_every_prompt_becomes_the_oldest_in_its_turn() -> None:

@@ -1,0 +1,280 @@
+"""`python -m loadtest.bench.interference`: what long prompts cost streams that are running.
+
+Eight streams run while prompts of 2,000 tokens arrive, over HTTP, for each arrangement of the same
+two cores: prefill and decode one core each, or one process that mixes chunks of prompts into its
+steps on both. What a client sees is measured: gaps between tokens, time to first token. Each
+arrangement is measured idle first, with streams of the same age.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from itertools import pairwise
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from rich.console import Console
+
+from .engines import BENCH
+from .fleets import ALL, CO_LOCATED, DISAGGREGATED, VLLM, Arrangement, RunningFleet, running
+from .machine import describe
+from .model import SHAPES, model_directory, write_model
+from .report import Ratio, Report
+from .streams import Stream, Streams, prompt_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+NUM_STREAMS: Final = 8
+STREAM_PROMPT: Final = 32
+LONG_PROMPT: Final = 2_000
+ANSWER_TOKENS: Final = 8
+WARM_UP_S: Final = 2.0
+DRAIN_S: Final = 20.0
+"""Prompts that arrived late in the measured time may still get their first token."""
+SEED: Final = 6
+TABLE_WIDTH: Final = 170
+ROLES: Final = ("server", "prefill", "decode", "other")
+"""Whose share of a core is told; vLLM's processes are `other`."""
+MAX_GROWTH: Final = 1.5
+MAX_SHARE: Final = 0.5
+
+
+class Load(NamedTuple):
+    """What is asked of one model.
+
+    Attributes:
+      prompts_per_s: long prompts that arrive.
+      seconds: measured under load; idle is measured for a third of it.
+      max_gap_s: the objective for every gap of a stream.
+      max_ttft_s: the objective for a long prompt.
+    """
+
+    prompts_per_s: float
+    seconds: float
+    max_gap_s: float
+    max_ttft_s: float
+
+
+LOADS: Final = {
+    "15m": Load(1.25, 16.0, 0.025, 1.0),
+    "150m": Load(0.1, 30.0, 0.100, 8.0),
+}
+
+
+class Seen(NamedTuple):
+    """What clients saw of one phase.
+
+    Attributes:
+      gaps_s: between tokens of the running streams.
+      good_tokens: in those seconds of a stream that had no gap beyond the objective.
+      ttfts_s: of the long prompts.
+      unanswered: long prompts without a first token.
+      seconds: that it lasted.
+      cpu: cores that each process used.
+    """
+
+    gaps_s: list[float]
+    good_tokens: int
+    ttfts_s: list[float]
+    unanswered: int
+    seconds: float
+    cpu: dict[str, float]
+
+
+def observe(
+    fleet: RunningFleet, model: str, load: Load, prompts_per_s: float, seconds: float
+) -> Seen:
+    """Run the streams, and the prompts if there are any, and watch."""
+    numbers = random.Random(SEED)
+    clients = Streams("127.0.0.1", fleet.port, model)
+    try:
+        runners = [
+            clients.ask(
+                prompt_of(numbers, STREAM_PROMPT), SHAPES[model[6:]].max_position_embeddings // 2
+            )
+            for _ in range(NUM_STREAMS)
+        ]
+        began_at = _warm_up(clients, runners)
+        before = fleet.cpu_s()
+        prompts = _arrive(clients, numbers, prompts_per_s, began_at, seconds)
+        clients.read_until(began_at + seconds)
+        ended_at, after = perf_counter(), fleet.cpu_s()
+        _drain(clients, prompts)
+    finally:
+        clients.close()
+    windows = [[t for t in r.times if began_at <= t <= ended_at] for r in runners]
+    ttfts = [prompt.ttft_s for prompt in prompts]
+    return Seen(
+        [late - early for times in windows for early, late in pairwise(times)],
+        sum(_good_tokens(times, load.max_gap_s) for times in windows),
+        [ttft for ttft in ttfts if ttft is not None],
+        sum(ttft is None for ttft in ttfts),
+        ended_at - began_at,
+        {name: (after[name] - before.get(name, 0.0)) / (ended_at - began_at) for name in after},
+    )
+
+
+def _warm_up(clients: Streams, runners: Sequence[Stream]) -> float:
+    """Return when every stream has been running for a while."""
+    while not all(runner.times for runner in runners):
+        clients.read(1.0)
+    clients.read_until(perf_counter() + WARM_UP_S)
+    return perf_counter()
+
+
+def _arrive(
+    clients: Streams, numbers: random.Random, prompts_per_s: float, began_at: float, seconds: float
+) -> list[Stream]:
+    """Ask the long prompts at their times: evenly, with half a gap of play to either side."""
+    prompts = []
+    for index in range(int(prompts_per_s * seconds)):
+        arrives_at = began_at + (index + numbers.uniform(0.25, 0.75)) / prompts_per_s
+        clients.read_until(arrives_at)
+        prompts.append(clients.ask(prompt_of(numbers, LONG_PROMPT), ANSWER_TOKENS))
+    return prompts
+
+
+def _drain(clients: Streams, prompts: Sequence[Stream]) -> None:
+    give_up_at = perf_counter() + DRAIN_S
+    while not all(prompt.times for prompt in prompts) and perf_counter() < give_up_at:
+        clients.read(0.1)
+
+
+def _good_tokens(times: list[float], max_gap_s: float) -> int:
+    """Count the tokens of those seconds in which a stream kept its objective."""
+    per_second: dict[int, int] = {}
+    for early, late in pairwise(times):
+        second = int(late - times[0])
+        kept = per_second.get(second, 0)
+        per_second[second] = kept + 1 if late - early <= max_gap_s and kept >= 0 else -1
+    return sum(count for count in per_second.values() if count > 0)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the value below which this share of all is; NaN of none."""
+    ordered = sorted(values)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else float("nan")
+
+
+def row_of(model: str, name: str, load: Load, seen: Seen, idle: Seen) -> dict[str, Any]:
+    """Return one row of the table, times in milliseconds."""
+    idle_p50_s = median(idle.gaps_s)
+    answered_in_time = sum(ttft <= load.max_ttft_s for ttft in seen.ttfts_s)
+    num_prompts = len(seen.ttfts_s) + seen.unanswered
+    row: dict[str, Any] = {
+        "model": model,
+        "mode": name,
+        "itl_p50": median(seen.gaps_s) * 1e3,
+        "itl_p99": percentile(seen.gaps_s, 0.99) * 1e3,
+        "itl_p99.9": percentile(seen.gaps_s, 0.999) * 1e3,
+        "itl_max": max(seen.gaps_s) * 1e3,
+        "stalled_%": 100 * sum(g > 2 * idle_p50_s for g in seen.gaps_s) / len(seen.gaps_s),
+        "tokens_per_s": len(seen.gaps_s) / seen.seconds,
+        "goodput": seen.good_tokens / seen.seconds,
+        "ttft_p50": median(seen.ttfts_s) * 1e3 if seen.ttfts_s else float("nan"),
+        "prompts_in_time": f"{answered_in_time}/{num_prompts}",
+        **{f"cpu_{role}": seen.cpu.get(role, 0.0) for role in ROLES},
+    }
+    return {key: round(v, 2) if isinstance(v, float) else v for key, v in row.items()}
+
+
+def measure(
+    model: str, load: Load, arrangements: Sequence[Arrangement], logs: Path, console: Console
+) -> list[dict[str, Any]]:
+    """Measure each arrangement with one model, idle and loaded."""
+    directory = model_directory(model)
+    if not (directory / "tokenizer.json").exists():
+        write_model(directory, SHAPES[model])
+    rows = []
+    for arrangement in arrangements:
+        log = logs / f"interference-{model}-{arrangement.name.replace(' ', '-')}.log"
+        with running(arrangement, directory, log) as fleet:
+            idle = observe(fleet, directory.name, load, 0.0, load.seconds / 3)
+            seen = observe(fleet, directory.name, load, load.prompts_per_s, load.seconds)
+        rows.append(row_of(model, f"{arrangement.name}, idle", load, idle, idle))
+        rows.append(row_of(model, arrangement.name, load, seen, idle))
+        console.print(f"[dim]{model}, {arrangement.name}: done[/dim]")
+    return rows
+
+
+def ratios_of(rows: Sequence[dict[str, Any]]) -> dict[str, Ratio]:
+    """Return what the goals speak of, model by model."""
+    ratios: dict[str, Ratio] = {}
+    for model in dict.fromkeys(row["model"] for row in rows):
+        of = {row["mode"]: row for row in rows if row["model"] == model}
+        ours, idle = of.get(DISAGGREGATED.name), of.get(f"{DISAGGREGATED.name}, idle")
+        chunked = [of[a.name] for a in CO_LOCATED.values() if a.name in of]
+        if ours is None or idle is None:
+            continue
+        ratios[f"{model}: ITL p99 / idle p99"] = Ratio(
+            ours["itl_p99"] / idle["itl_p99"], ceiling=MAX_GROWTH
+        )
+        if chunked:
+            best = min(chunked, key=lambda row: row["itl_p99"])
+            ratios[f"{model}: ITL p99 / best co-located chunked ({best['mode']})"] = Ratio(
+                ours["itl_p99"] / best["itl_p99"], ceiling=MAX_SHARE
+            )
+            # With a core each, a prompt has half of the machine: only the small model is held to
+            # the mode that has all of it.
+            limit = {"15m": 1.0}.get(model, 2.0)
+            ratios[f"{model}: TTFT p50 / the same mode"] = Ratio(
+                ours["ttft_p50"] / best["ttft_p50"], ceiling=limit
+            )
+        if VLLM.name in of:
+            good = max(of[VLLM.name]["goodput"], 0.1)
+            ratios[f"{model}: goodput / vllm"] = Ratio(ours["goodput"] / good, floor=1.0)
+    return ratios
+
+
+def run(arguments: argparse.Namespace, console: Console) -> Report:
+    """Measure everything that was asked for."""
+    logs = BENCH / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    machine = describe(2)
+    wanted = [a for a in ALL if not arguments.modes or a.name in arguments.modes]
+    skipped = {a.name: reason for a in wanted if (reason := a.why_not())}
+    able = [a for a in wanted if a.name not in skipped]
+    rows: list[dict[str, Any]] = []
+    for model in arguments.models:
+        load = LOADS[model]
+        if arguments.seconds:
+            load = load._replace(seconds=arguments.seconds)
+        console.print(
+            f"{model}: {load.prompts_per_s} prompts of {LONG_PROMPT} tokens per second, "
+            f"{NUM_STREAMS} streams; objectives: gaps <= {load.max_gap_s * 1e3:.0f} ms, first "
+            f"token <= {load.max_ttft_s:.0f} s; goodput counts tokens of seconds without a longer "
+            "gap"
+        )
+        rows += measure(model, load, able, logs, console)
+    objectives = {model: LOADS[model]._asdict() for model in arguments.models}
+    return Report(
+        "interference",
+        machine | {"loads": objectives},
+        rows,
+        ratios_of(rows),
+        skipped,
+        (("model", "mode"), "itl_p99"),
+    )
+
+
+def main() -> int:
+    """Measure, print, write; exit code 0 unless something broke."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="*", choices=sorted(LOADS), default=["15m", "150m"])
+    parser.add_argument("--modes", nargs="*", help="only these: " + "; ".join(a.name for a in ALL))
+    parser.add_argument("--seconds", type=float, help="under load; by default 16 and 30")
+    console = Console(width=TABLE_WIDTH)
+    report = run(parser.parse_args(), console)
+    path = report.write(BENCH)
+    report.show(console)
+    console.print(str(path))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

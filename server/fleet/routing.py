@@ -1,0 +1,101 @@
+"""Whether decode computes a prompt itself, or a prefill worker does: conditional disaggregation.
+
+Pure: measured rates in, a number of tokens out. Up to so many prompt tokens without KV decode does
+better itself; how many of a prompt's tokens those are only decode knows, so the number travels with
+RESERVE and the answer comes back in GRANT. Knows no frames and no workers; whose rates are asked is
+dispatch.py's to say.
+
+For n tokens the sum of waiting is compared, in seconds:
+
+    on decode    a step and a half until it joins, then n tokens at decode's rate and the steps that
+                 its chunks ride on; and each running stream waits for the n tokens too
+    on prefill   what is before it there, n tokens at prefill's rate, and the way of the KV
+
+Both are lines in n, so the answer is where they cross, within the bounds of the configuration.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from triolet.config_routing import RoutingConfig
+
+JOIN_STEPS: Final = 1.5
+"""Decode's running step is half done on average when a prompt arrives, and the next one carries
+it."""
+
+
+class Why(StrEnum):
+    """Why a prompt went where it went."""
+
+    OFF = "off"  # prefill: nothing else was allowed
+    LONG = "long"  # prefill: decode would take longer, or cost its streams too much
+    SUSPECT = "suspect"  # prefill: it may be what workers die of, and decode has streams to lose
+    SHORT = "short"  # decode: it is sooner done there
+    NO_PREFILL = "no_prefill"  # decode: nobody else is there
+    ALWAYS = "always"  # decode: nothing else was allowed
+
+
+class PrefillRates(NamedTuple):
+    """What a prefill worker is like just now.
+
+    Attributes:
+      tokens_per_s: that it computes.
+      step_s: of its usual step; shorter prompts overtake, so nobody short waits for much more.
+      waiting_tokens: that it has still to compute.
+      handover_s: from its first token until decode has all of the KV.
+    """
+
+    tokens_per_s: float
+    step_s: float
+    waiting_tokens: int
+    handover_s: float
+
+
+class DecodeRates(NamedTuple):
+    """What a decode worker is like just now.
+
+    Attributes:
+      tokens_per_s: prompt tokens that it computes, beside its streams.
+      step_s: of a step without prompt tokens.
+      streams: that run there.
+      waiting_tokens: prompt tokens that it has still to compute.
+      chunk_tokens: prompt tokens that a step holds.
+    """
+
+    tokens_per_s: float
+    step_s: float
+    streams: int
+    waiting_tokens: int
+    chunk_tokens: int
+
+
+def most_local_tokens(decode: DecodeRates, prefill: PrefillRates, config: RoutingConfig) -> int:
+    """Return up to how many prompt tokens without KV decode should compute itself.
+
+    Args:
+      decode: who would compute them.
+      prefill: who would otherwise.
+      config: bounds.
+    """
+    if decode.tokens_per_s <= 0.0 or prefill.tokens_per_s <= 0.0:
+        return 0  # nothing is known yet
+    token_s = 1.0 / decode.tokens_per_s
+    step_s = decode.step_s if decode.streams else 0.0
+    chunk_s = step_s / max(decode.chunk_tokens, 1)
+    ahead_s = min(prefill.waiting_tokens / prefill.tokens_per_s, prefill.step_s)
+    on_prefill_s = ahead_s + prefill.handover_s
+    on_decode_s = JOIN_STEPS * step_s + decode.waiting_tokens * (token_s + chunk_s)
+    per_token_s = token_s + chunk_s + config.stream_weight * decode.streams * token_s
+    gained_s = on_prefill_s - on_decode_s
+    lost_per_token_s = per_token_s - 1.0 / prefill.tokens_per_s
+    if gained_s < 0.0:
+        return 0
+    crossing = gained_s / lost_per_token_s if lost_per_token_s > 0.0 else math.inf
+    harmless = math.inf
+    if decode.streams:
+        harmless = config.max_gap_growth * step_s * decode.tokens_per_s - decode.waiting_tokens
+    return max(0, int(min(crossing, harmless, config.max_local_tokens)))

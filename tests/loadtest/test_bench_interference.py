@@ -1,0 +1,74 @@
+"""What the benchmark of interference makes of what its clients saw."""
+
+from __future__ import annotations
+
+import math
+import socket
+
+import pytest
+
+from loadtest.bench.fleets import ALL, CO_LOCATED, DISAGGREGATED, VLLM
+from loadtest.bench.interference import LOADS, Seen, percentile, ratios_of, row_of
+from loadtest.bench.streams import Stream, StreamBrokenError
+
+
+def seen(gap_s: float, late: int = 0, **more: float) -> Seen:
+    gaps = [gap_s] * 990 + [10 * gap_s] * late
+    return Seen(gaps, 500, [more.get("ttft_s", 0.5)] * 4, 1, 10.0, {"decode": 0.9})
+
+
+def test_a_percentile_is_a_value_that_was_seen() -> None:
+    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert percentile([1.0], 0.999) == 1.0
+    assert math.isnan(percentile([], 0.5))
+
+
+def test_a_row_tells_stalls_by_the_idle_gap() -> None:
+    row = row_of("15m", "x", LOADS["15m"], seen(0.01, late=10), seen(0.01))
+    assert row["itl_p50"] == 10.0
+    assert row["itl_max"] == 100.0
+    assert row["stalled_%"] == 1.0
+    assert row["prompts_in_time"] == "4/5"
+    assert (row["cpu_decode"], row["cpu_prefill"]) == (0.9, 0.0)
+
+
+def test_the_goals_compare_with_idle_and_with_the_better_of_the_chunked_modes() -> None:
+    small, large = (arrangement.name for arrangement in CO_LOCATED.values())
+    rows = [
+        row_of("15m", name, LOADS["15m"], of, seen(0.01))
+        for name, of in (
+            (DISAGGREGATED.name, seen(0.012)),
+            (f"{DISAGGREGATED.name}, idle", seen(0.01)),
+            (small, seen(0.03, ttft_s=1.0)),
+            (large, seen(0.06, ttft_s=0.4)),
+        )
+    ]
+    ratios = ratios_of(rows)
+    assert [round(ratio.value, 2) for ratio in ratios.values()] == [1.2, 0.4, 0.5]
+    assert all(ratio.is_met for ratio in ratios.values())
+    assert not ratios_of(rows[2:])
+
+
+def test_events_are_counted_however_the_bytes_are_cut() -> None:
+    body = b"HTTP/1.1 200 OK\r\n\r\n" + b'data: {"choices": []}\n\n' * 5 + b"data: [DONE]\n\n"
+    for size in (1, 3, 7, 1000):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            stream = Stream(ours, asked_at=1.0)
+            for at in range(0, len(body), size):
+                stream.take(body[at : at + size], now=2.0)
+        assert len(stream.times) == 5, size
+        assert stream.ttft_s == 1.0
+
+
+def test_an_error_is_not_taken_for_a_stream() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(StreamBrokenError, match="503"):
+        Stream(ours, asked_at=1.0).take(b"HTTP/1.1 503 Service Unavailable\r\n\r\n{}", now=2.0)
+
+
+def test_co_located_is_decode_alone() -> None:
+    assert len({arrangement.name for arrangement in ALL}) == len(ALL)
+    assert VLLM.is_peer
+    for arrangement in CO_LOCATED.values():
+        assert arrangement.options[:2] == ("--prefill", "0")

@@ -1,0 +1,59 @@
+"""Bounds of where a prompt is computed: by a prefill worker, or by decode itself.
+
+Knows numbers; what they decide is server/fleet/routing.py's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from .errors import ConfigError
+from .units import SECONDS
+
+
+class LocalPrefill(StrEnum):
+    """When decode computes a prompt itself."""
+
+    OFF = "off"
+    """Never: without a prefill worker requests wait, and are refused in the end."""
+    AUTO = "auto"
+    """Where it is short and costs its streams less than the way over a prefill worker takes, and
+    whenever no prefill worker is there."""
+    ALWAYS = "always"
+    """Every prompt: prefill workers get nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingConfig:
+    """What conditional disaggregation may cost."""
+
+    local_prefill: LocalPrefill = LocalPrefill.AUTO
+    max_local_tokens: int = 256
+    """Prompt tokens without KV beyond which a prefill worker computes, whatever the rates say: a
+    rate is a guess about the next second, and a long prompt lasts longer than that."""
+    max_gap_growth: float = 0.5
+    """A prompt that decode computes beside running streams may lengthen a step by this share of
+    it: gaps within one and a half of their usual length are what disaggregation is for."""
+    stream_weight: float = 0.25
+    """What a second that a running stream waits for its next token counts, beside one that a
+    client waits for its first: readers are behind their streams, and do not see a short wait."""
+    prefill_grace_s: float = 1.0 * SECONDS
+    """How long after the last prefill worker was lost its return is waited for, before decode
+    computes long prompts too: most of a restart on the same machine. It also covers the start, when
+    decode may be met first."""
+
+    suspect_grace_s: float = 10.0 * SECONDS
+    """The same for a prompt that may be what the last one died of: a restart, slow ones included.
+    Prefill has nothing but prompts to lose, decode has streams."""
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("max_local_tokens", self.max_local_tokens),
+            ("max_gap_growth", self.max_gap_growth),
+            ("stream_weight", self.stream_weight),
+            ("prefill_grace_s", self.prefill_grace_s),
+            ("suspect_grace_s", self.suspect_grace_s),
+        ):
+            if value < 0:
+                raise ConfigError(f"{name} is {value!r}; allowed: >= 0")
