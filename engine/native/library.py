@@ -7,7 +7,7 @@ instruction sets, `load_library` returns None and the engine computes with torch
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_int64, c_void_p
+from ctypes import POINTER, c_double, c_int64, c_void_p
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -58,6 +58,14 @@ class Library:
         self._pack = loaded.triolet_pack
         self._pack.argtypes = (POINTER(PackingFields), c_int64)
         self._pack.restype = None
+        self._time_reading = loaded.triolet_time_reading
+        self._time_reading.argtypes = (c_void_p, c_int64, c_int64)
+        self._time_products = loaded.triolet_time_products
+        self._time_products.argtypes = (c_int64, c_int64, c_int64)
+        self._time_reading.restype = self._time_products.restype = c_double
+        self._product_operations = loaded.triolet_product_operations
+        self._product_operations.argtypes = (c_int64,)
+        self._product_operations.restype = c_int64
         self.runs_here = bool(loaded.triolet_runs_here())
         self.arithmetic = int(loaded.triolet_arithmetic())
         self.panel = int(loaded.triolet_panel())
@@ -74,6 +82,15 @@ class Library:
     def pack(self, packing: PackingFields, num_threads: int) -> None:
         """Cut a weight into panels. Python's lock is released meanwhile."""
         self._pack(packing, num_threads)
+
+    def read_speed(self, address: int, num_bytes: int, num_threads: int) -> float:
+        """Return the bytes per second at which memory is read once, for benchmarks."""
+        return num_bytes / float(self._time_reading(address, num_bytes, num_threads))
+
+    def product_speed(self, is_bf16: bool, rounds: int, num_threads: int) -> float:
+        """Return the operations per second of products of what lies in caches, for benchmarks."""
+        seconds = float(self._time_products(is_bf16, rounds, num_threads))
+        return rounds * num_threads * int(self._product_operations(is_bf16)) / seconds
 
     def attend(
         self, model: ModelFields, step: StepFields, layer: int, queries: int, output: int

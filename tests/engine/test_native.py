@@ -266,6 +266,14 @@ def test_structures_mirror_the_header(name: str, fields: type[Structure]) -> Non
     assert ctypes.sizeof(fields) % 8 == 0
 
 
+def test_the_limits_of_the_machine_are_numbers(library: Library) -> None:
+    memory = torch.ones(1 << 18)
+    for num_threads in (1, 2):
+        assert library.read_speed(memory.data_ptr(), memory.nbytes, num_threads) > 0
+        for is_bf16 in (False, True):
+            assert library.product_speed(is_bf16, 10, num_threads) > 0
+
+
 def test_parts_of_a_step_are_numbered_as_in_the_header() -> None:
     [listed] = re.findall(r"enum \{ (.*), NUM_PARTS \}", (SOURCES / "model.h").read_text())
     assert tuple(name.strip().removeprefix("PART_").lower() for name in listed.split(",")) == PARTS

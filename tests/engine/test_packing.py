@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -48,6 +49,20 @@ def test_a_packed_weight_holds_every_number_once(library: Library, dtype: torch.
         assert not numbers[:, inputs:].any()
     odd = pack(library, torch.ones(2, 5, dtype=dtype))
     assert unpacked(odd, library.panel, dtype)[:2].sum() == 10
+
+
+def test_packed_weights_lie_where_large_pages_are_allowed(library: Library) -> None:
+    packed = pack(library, torch.ones(512, 4096))
+    address = packed.weight.data_ptr()
+    if not Path("/proc/self/maps").exists():
+        pytest.skip("this system does not show a process's memory")
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, permissions = line.split()[:2]
+        first, end = (int(part, 16) for part in span.split("-"))
+        if first <= address < end:
+            assert permissions == "rw-p", "shared memory has small pages only"
+            return
+    raise AssertionError("it lies nowhere")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -12,6 +12,7 @@
 #include <stddef.h>
 
 #include "attention.h"
+#include "limits.h"
 #include "packing.h"
 
 #define ALIGNED(bytes) (((bytes) + 63) / 64 * 64)
@@ -298,6 +299,17 @@ EXPORT void triolet_attend(const Model *model, const Step *step, int64_t layer, 
                output, &tile);
     restore_subnormals(before);
 }
+
+/* What this machine can do at most, in seconds; see limits.h. */
+EXPORT double triolet_time_reading(const char *memory, int64_t bytes, int64_t threads) {
+    return time_reading(memory, bytes, threads);
+}
+
+EXPORT double triolet_time_products(int64_t is_bf16, int64_t rounds, int64_t threads) {
+    return time_products(is_bf16, rounds, threads);
+}
+
+EXPORT int64_t triolet_product_operations(int64_t is_bf16) { return product_operations(is_bf16); }
 
 /* Cut a weight into panels, and round it to int8 if it gets scales. */
 EXPORT void triolet_pack(const Packing *packing, int64_t threads) { pack(packing, threads); }
