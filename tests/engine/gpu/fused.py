@@ -55,5 +55,5 @@ def fused_engine(path: Path, device: torch.device, config: EngineConfig) -> Engi
         load_eos_token_ids(path),
         MAX_MODEL_LEN,
         "a test",
-        Pace(512, 0.1, 0.1, 16, 512),
+        Pace(512, 0.1, 0.1, 16, 512, 512),
     )
