@@ -109,13 +109,14 @@ class EventStreamBody(ResponseBody):
 
     def _take(self) -> bytes:
         """Return as bytes what the choices have by now."""
-        written = b""
-        for index, events in self._choices.take_now():
-            for event in events:
-                written += self._write(index, event)
+        parts = [
+            self._write(index, event)
+            for index, events in self._choices.take_now()
+            for event in events
+        ]
         if not self._is_over and self._choices.are_over:
-            written += self._ending()
-        return written
+            parts.append(self._ending())
+        return b"".join(parts)
 
     def _write(self, index: int, event: Event) -> bytes:
         if self._is_over:
