@@ -127,10 +127,15 @@ class ZmqNetwork:
         raw.set(zmq.SNDHWM, hwm)
         raw.set(zmq.RCVHWM, hwm)
         raw.set(zmq.MAXMSGSIZE, max_frame_bytes)
-        raw.set(zmq.HEARTBEAT_IVL, round(self._config.zmtp_heartbeat_s * 1000))
-        raw.set(zmq.HEARTBEAT_TIMEOUT, round(self._config.zmtp_timeout_s * 1000))
+        # ZeroMQ's own heartbeats stay off: where a connection breaks whose input waits for us to
+        # read, or that another one has taken over, their timer aborts the process (libzmq 4.3.5).
         if isinstance(place, TcpAddress):
             raw.set(zmq.IPV6, place.is_ipv6)
+            raw.set(zmq.TCP_MAXRT, round(self._config.dead_host_s * 1000))
+            raw.set(zmq.TCP_KEEPALIVE, 1)
+            raw.set(zmq.TCP_KEEPALIVE_IDLE, 1)
+            raw.set(zmq.TCP_KEEPALIVE_INTVL, 1)
+            raw.set(zmq.TCP_KEEPALIVE_CNT, round(self._config.dead_host_s))
             if self._keys is not None:
                 raw.set(zmq.CURVE_PUBLICKEY, self._keys.public)
                 raw.set(zmq.CURVE_SECRETKEY, self._keys.secret)

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from transport.link import Message
 
 ROOT = Path(__file__).parents[2]
-PATIENT = LinkConfig(zmtp_heartbeat_s=20.0, zmtp_timeout_s=60.0)
-"""ZeroMQ itself notices nothing during a test."""
 LIFETIME_S = 120.0
 """The process ends by itself, whatever becomes of the test."""
 
@@ -77,7 +75,7 @@ def echo_peer(*arguments: str) -> Iterator[EchoPeer]:
 
 
 async def _bind(address: str) -> None:
-    listener = ZmqNetwork(PATIENT).listen(address, hwm=1000, max_frame_bytes=64 * MIB)
+    listener = ZmqNetwork(LinkConfig()).listen(address, hwm=1000, max_frame_bytes=64 * MIB)
     print(listener.address, flush=True)  # noqa: T201
     while True:
         for message in await listener.receive_many():
@@ -86,7 +84,7 @@ async def _bind(address: str) -> None:
 
 async def _connect(address: str) -> None:
     identity = PeerId(Role.SERVER, f"echo-{os.getpid()}", new_epoch()).identity()
-    network = ZmqNetwork(PATIENT)
+    network = ZmqNetwork(LinkConfig())
     connection = network.connect(address, identity, hwm=4, max_frame_bytes=64 * MIB)
     await connection.send(Drain(0.0))
     print(identity.decode(), flush=True)  # noqa: T201

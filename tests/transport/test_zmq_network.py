@@ -20,7 +20,6 @@ from triolet.config import LinkConfig
 from triolet.errors import ConfigError
 from triolet.units import MIB
 
-from .echo_peer import PATIENT
 from .ends import ME, PATIENCE_S, chunk, is_gone, number_of, until
 
 if TYPE_CHECKING:
@@ -138,8 +137,8 @@ async def test_a_payload_is_not_copied_on_its_way_out() -> None:
     payloads: list[bytearray] = []
     # Behind so much that nobody reads pings go unanswered: a link that heeds them would soon break.
     with (
-        closing(ZmqNetwork(PATIENT)) as theirs,
-        closing(ZmqNetwork(PATIENT)) as ours,
+        closing(ZmqNetwork(LinkConfig())) as theirs,
+        closing(ZmqNetwork(LinkConfig())) as ours,
         trio.fail_after(PATIENCE_S),
     ):
         listener = theirs.listen(ANY_PORT, **bounds)
