@@ -109,13 +109,15 @@ class EventStreamBody(ResponseBody):
 
     def _take(self) -> bytes:
         """Return as bytes what the choices have by now."""
-        written = b""
-        for index, events in self._choices.take_now():
-            for event in events:
-                written += self._write(index, event)
+        # Joined once: each addition to what is there would copy all of it.
+        pieces = [
+            self._write(index, event)
+            for index, events in self._choices.take_now()
+            for event in events
+        ]
         if not self._is_over and self._choices.are_over:
-            written += self._ending()
-        return written
+            pieces.append(self._ending())
+        return b"".join(pieces)
 
     def _write(self, index: int, event: Event) -> bytes:
         if self._is_over:
