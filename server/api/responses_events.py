@@ -192,7 +192,7 @@ class ResponseEvents:
 
     @property
     def _all_logprobs(self) -> msgspec.Raw:
-        return msgspec.Raw(b"[%b]" % self._logprobs)
+        return msgspec.Raw(b"[%b]" % bytes(self._logprobs))
 
     def _item(self, status: str | None) -> dict[str, Any]:
         return {
