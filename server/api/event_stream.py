@@ -109,15 +109,14 @@ class EventStreamBody(ResponseBody):
 
     def _take(self) -> bytes:
         """Return as bytes what the choices have by now."""
-        # Joined once: each addition to what is there would copy all of it.
-        pieces = [
+        parts = [
             self._write(index, event)
             for index, events in self._choices.take_now()
             for event in events
         ]
         if not self._is_over and self._choices.are_over:
-            pieces.append(self._ending())
-        return b"".join(pieces)
+            parts.append(self._ending())
+        return b"".join(parts)
 
     def _write(self, index: int, event: Event) -> bytes:
         if self._is_over:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 JOIN_STEPS: Final = 1.5
 """Decode's running step is half done on average when a prompt arrives, and the next one carries
 it."""
+LEAST_TOKENS_PER_S: Final = 1e-3
+"""A slower worker has told nonsense, and what is computed from it would be no number."""
 
 
 class Why(StrEnum):
@@ -81,8 +83,8 @@ def most_local_tokens(decode: DecodeRates, prefill: PrefillRates, config: Routin
       prefill: who would otherwise.
       config: bounds.
     """
-    if decode.tokens_per_s <= 0.0 or prefill.tokens_per_s <= 0.0:
-        return 0  # nothing is known yet
+    if min(decode.tokens_per_s, prefill.tokens_per_s) < LEAST_TOKENS_PER_S:
+        return 0  # nothing is known yet, or nothing of use
     token_s = 1.0 / decode.tokens_per_s
     step_s = decode.step_s if decode.streams else 0.0
     chunk_s = step_s / max(decode.chunk_tokens, 1)

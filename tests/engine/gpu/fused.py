@@ -48,6 +48,7 @@ def fused_engine(path: Path, device: torch.device, config: EngineConfig) -> Engi
     return Engine(
         runner,
         pool,
+        pool,
         ledger,
         PrefixCache(ledger, config.block_size, pool),
         "fingerprint",
