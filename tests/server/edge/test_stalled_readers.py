@@ -27,6 +27,7 @@ STALL_S = 0.2
 CUT_S = STALL_S + CUT_AFTER_STALL_S
 BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
 BURST = "x" * 4096
+MOST_UNREAD = 64
 
 
 async def was_reset(client: RawClient) -> bool:
@@ -40,9 +41,11 @@ async def was_reset(client: RawClient) -> bool:
 
 
 async def talk(generation: FakeGeneration) -> None:
-    """Always have something to say, until nobody wants to hear it."""
+    """Always have something to say, until nobody wants to hear it; and no more than a window of
+    tokens would let it, or the end of a stall finds a hundred megabytes to encode."""
     while not generation.was_cancelled.is_set():
-        generation.say(BURST)
+        if generation.num_unread < MOST_UNREAD:
+            generation.say(BURST)
         await trio.lowlevel.checkpoint()
 
 

@@ -77,6 +77,11 @@ class FakeGeneration:
     def usage(self) -> Usage:
         return Usage(len(self._request.prompt_ids), self._num_tokens)
 
+    @property
+    def num_unread(self) -> int:
+        """Events that the reader has not taken."""
+        return len(self._events)
+
     def push(self, *events: Event) -> None:
         """Add events for the reader."""
         for event in events:
