@@ -1,8 +1,8 @@
 """Whether a peer lives, and whether we ourselves have been away.
 
 Judges by what the peer says and by its silence; sends nothing, and the clock is the caller's.
-ZeroMQ's own pings would be answered by its I/O thread while everything behind it may be stuck, so a peer
-has to show progress: with work pending and a counter that stands still it is as good as dead.
+ZeroMQ's own pings would be answered by its I/O thread while everything behind it may be stuck, so a
+peer has to show progress: with work pending and a counter that stands still it is as good as dead.
 
     CONNECTING ──greeted──▶ ALIVE ⇄ SUSPECT          (quiet, heard)
          └────────────────────┴────────┴──silent, wedged, lost──▶ DEAD ──greeted──▶ ALIVE
