@@ -201,7 +201,7 @@ async def test_the_end_of_a_worker_is_the_end_of_its_links(directory: Path) -> N
         assert (await ends.at_worker(1))[-1] == 2
 
 
-async def test_through_a_partition_comes_nothing_and_afterwards_everything(
+async def test_through_a_partition_comes_nothing_and_afterwards_what_is_new(
     directory: Path,
 ) -> None:
     async with linked(directory) as ends:
@@ -209,8 +209,7 @@ async def test_through_a_partition_comes_nothing_and_afterwards_everything(
             await ends.to_worker(1)
             with trio.fail_after(PATIENCE_S):
                 await until(lambda: blackout.hits > 0)
-            # ZeroMQ's own pings are swallowed too, so that both sides notice.
-            await ends.server_notices()
+        # Neither side's ZeroMQ has noticed: what was swallowed stays lost, the link goes on.
         await ends.to_worker(3)
         assert await ends.at_worker(1) == [3]
 
