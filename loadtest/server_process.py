@@ -1,4 +1,4 @@
-"""A `triolet serve` of one's own: started on a free port, waited for, stopped by its pid."""
+"""A server of one's own, `triolet serve` or another's: started, waited for, stopped by its pid."""
 
 from __future__ import annotations
 
@@ -49,19 +49,30 @@ def running_server(options: Sequence[str], log: Path) -> Iterator[str]:
         )
         url = f"http://127.0.0.1:{port}"
         try:
-            _wait_ready(process, url, log)
+            wait_ready(process, f"{url}/health/ready", log, START_DEADLINE_S)
             yield url
         finally:
-            _stop(process)
+            stop(process)
 
 
-def _wait_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    give_up_s = time.monotonic() + START_DEADLINE_S
+def wait_ready(process: subprocess.Popen[bytes], url: str, log: Path, deadline_s: float) -> None:
+    """Return once a server says 200 at a URL.
+
+    Args:
+      process: of the server.
+      url: what to ask.
+      log: what the server writes.
+      deadline_s: from now.
+
+    Raises:
+      ServerDidNotStartError: it ended, or took longer; with the end of its log.
+    """
+    give_up_s = time.monotonic() + deadline_s
     while not _is_ready(url):
         if process.poll() is not None:
-            what = f"`triolet serve` ended with exit code {process.returncode}"
+            what = f"the server ended with exit code {process.returncode}"
         elif time.monotonic() > give_up_s:
-            what = f"`triolet serve` was not ready within {START_DEADLINE_S:.0f} s"
+            what = f"the server was not ready within {deadline_s:.0f} s"
         else:
             time.sleep(POLL_S)
             continue
@@ -71,13 +82,14 @@ def _wait_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
 
 def _is_ready(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/health/ready", timeout=2.0) as answer:
+        with urllib.request.urlopen(url, timeout=2.0) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a server as its user would, and by force if that takes too long."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
     try:

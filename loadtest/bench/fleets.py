@@ -4,17 +4,15 @@ of its own that is started, waited for, watched and stopped by its pid."""
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ..server_process import stop, wait_ready
 from .environment import ENVIRONMENTS, python_of, why_not
 
 if TYPE_CHECKING:
@@ -23,15 +21,9 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[2]
 START_DEADLINE_S: Final = 240.0
 """vLLM compiles for a minute and a half on its first start."""
-STOP_DEADLINE_S: Final = 30.0
-POLL_S: Final = 0.1
 UNBOUNDED_TOKENS: Final = 8192
 PATIENT_STEP_S: Final = 60.0
 """A step's target that no step reaches: chunks are as large as was asked for."""
-
-
-class ServerDidNotStartError(Exception):
-    """It ended before it was ready, or was not ready in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +114,10 @@ def running(arrangement: Arrangement, model: Path, log: Path) -> Iterator[Runnin
         )
     try:
         path = "/health" if arrangement.is_peer else "/health/ready"
-        _wait_ready(process, f"http://127.0.0.1:{port}{path}", log)
+        wait_ready(process, f"http://127.0.0.1:{port}{path}", log, START_DEADLINE_S)
         yield RunningFleet(process, port)
     finally:
-        _stop(process)
+        stop(process)
 
 
 def _environment(arrangement: Arrangement) -> dict[str, str]:
@@ -146,35 +138,6 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _wait_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    give_up_at = time.monotonic() + START_DEADLINE_S
-    while not _is_ready(url):
-        if process.poll() is None and time.monotonic() < give_up_at:
-            time.sleep(POLL_S)
-            continue
-        last_lines = log.read_text(errors="replace").splitlines()[-15:]
-        what = f"exit code {process.returncode}, not ready; its log {log} ends:"
-        raise ServerDidNotStartError("\n".join([what, *last_lines]))
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=2.0) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-    try:
-        process.wait(STOP_DEADLINE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _family(pid: int) -> list[int]:

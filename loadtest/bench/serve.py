@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 from rich.console import Console
 
+from ..server_process import ServerDidNotStartError
 from .engines import BENCH
 from .machine import describe
 from .model import SHAPES, model_directory, write_model
 from .report import Ratio, Report
 from .serve_client import Answer, Target, ask_together, at_once
-from .serve_servers import SERVERS, Running, ServerLostError, started
+from .serve_servers import SERVERS, Running, started
 from .serve_shapes import lengths_in_words, scaled, shape_of
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def run(arguments: argparse.Namespace, console: Console) -> Report:
 def _is_ready(one: Running, skipped: dict[str, str], console: Console) -> bool:
     try:
         one.wait_ready()
-    except ServerLostError as error:
+    except ServerDidNotStartError as error:
         if one.server.name.startswith("triolet"):
             raise
         skipped[one.server.name] = str(error).splitlines()[0]

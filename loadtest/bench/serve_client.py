@@ -16,22 +16,15 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from .serve_shapes import Arrival
+from .streams import FIRST_WORD, LAST_WORD, MARK, SAID, StreamBrokenError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-FIRST_WORD, LAST_WORD = 4_200, 16_000
-"""Token ids that are whole words in every model of bench.model, behind the demo's vocabulary."""
-SAID: Final = 5_000
-MARK: Final = b"data: {"
 END: Final = b"data: [DONE]"
 WHOLE: Final = b'"finish_reason":"length"'
 RECEIVE_BYTES: Final = 64 * 1024
 TIMEOUT_S: Final = 240.0
-
-
-class StreamBrokenError(Exception):
-    """An answer that is not what was asked for."""
 
 
 @dataclass(slots=True)

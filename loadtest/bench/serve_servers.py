@@ -6,16 +6,14 @@ All of them stand side by side with the same model directory; whoever is not ask
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from ..server_process import stop, wait_ready
 from .engines import ROOT
 from .environment import python_of, why_not
 
@@ -25,15 +23,9 @@ if TYPE_CHECKING:
 
 START_DEADLINE_S: Final = 300.0
 """vLLM takes a minute and a half on a machine that does nothing else."""
-STOP_DEADLINE_S: Final = 30.0
-POLL_S: Final = 0.2
 MAX_NUM_SEQS: Final = "64"
 VLLM: Final = "vllm"
 LLAMA: Final = "llama.cpp"
-
-
-class ServerLostError(Exception):
-    """A server ended, or was not ready in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +111,7 @@ def started(server: Server, model: Path, dtype: str, logs: Path) -> Iterator[Run
         try:
             yield Running(server, port, process, log)
         finally:
-            _stop(process)
+            stop(process)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,35 +134,7 @@ class Running:
         """Return once it takes requests.
 
         Raises:
-          ServerLostError: with the end of its log.
+          ServerDidNotStartError: with the end of its log.
         """
-        give_up_at = time.monotonic() + START_DEADLINE_S
         url = f"http://127.0.0.1:{self.port}{self.server.ready_path}"
-        while not _is_ready(url):
-            if self.process.poll() is None and time.monotonic() < give_up_at:
-                time.sleep(POLL_S)
-                continue
-            last = self.log.read_text(errors="replace").splitlines()[-15:]
-            raise ServerLostError(
-                "\n".join(
-                    [f"not ready, or not within {START_DEADLINE_S:.0f} s; {self.log} ends:", *last]
-                )
-            )
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=2.0) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-    try:
-        process.wait(STOP_DEADLINE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        wait_ready(self.process, url, self.log, START_DEADLINE_S)

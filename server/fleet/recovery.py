@@ -159,7 +159,7 @@ class Recovery:
         )
 
     def _convict(self, sequence: RunningSequence, now: float) -> None:
-        """Refuse its prompt, and hold what it did against nobody else."""
+        """Refuse its prompt, and hold what it did against no other request."""
         self._quarantine.add(sequence.request.prompt_ids, now)
         for event in sequence.faults:
             self._explained[event] = None
