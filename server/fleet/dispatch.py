@@ -1,11 +1,11 @@
 """Which decode and which prefill worker a sequence goes to, and which goes without the latter.
 
-Pure functions of the workers' announcements. Decode: most blocks left after what is reserved and
-what running sequences will grow by, unless another one holds enough of the prompt to make up for
-the streams that it has more. Prefill: fewest prompt tokens to compute until this prompt is done. So
-a prefix draws prompts to where it is until they are sooner done elsewhere. Both must hold the same
-model, or the KV of one would mean nothing to the other. Where decode computes the prompt itself
-(routing.py), it is both of the pair.
+Pure functions of the workers' announcements. Decode: fewest streams, for each makes the step of all
+others longer, unless another one holds enough of the prompt to make up for the streams that it has
+more; whose pool is nearly full comes last. Prefill: fewest prompt tokens to compute until this
+prompt is done. So a prefix draws prompts to where it is until they are sooner done elsewhere. Both
+must hold the same model, or the KV of one would mean nothing to the other. Where decode computes
+the prompt itself (routing.py), it is both of the pair.
 
 Workers whose breakers are open are left out, up to half of a role. Where a sequence failed before,
 and pairs that lost one another, are the last choice: better than to wait.
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 TOKENS_PER_STREAM: Final = 256
 """Prompt tokens that a decode worker must hold for each stream that it has more than the emptiest
 one: KV that does not travel is worth a little, a slower step for everybody is not."""
+TIGHT_SHARE: Final = 1 / 8
+"""Of a pool: where less than this would stay free, growing sequences soon push one another out."""
 MIN_GAIN_TOKENS: Final = 64
 """Less is not worth a thought: what a few tokens save is not felt, and where blocks are is."""
 
@@ -255,15 +257,36 @@ def counted_tokens(worker: Worker, need: Need) -> int:
 
 def _ranked(decodes: list[Worker], need: Need) -> list[Worker]:
     """Return decode workers, the best first."""
-    fewest = min((len(worker.shares) for worker in decodes), default=0)
+    fewest = min((streams_on(worker) for worker in decodes), default=0)
 
-    def rank(worker: Worker) -> tuple[bool, int, int, str]:
-        crowd = TOKENS_PER_STREAM * (len(worker.shares) - fewest)
+    def rank(worker: Worker) -> tuple[bool, bool, int, int, int, str]:
+        is_shunned = worker.address in need.shunned
+        crowd = TOKENS_PER_STREAM * (streams_on(worker) - fewest)
         gain = worker.prefixes.held_tokens(need.chain, worker.capacity) - crowd
         gain = gain if gain >= MIN_GAIN_TOKENS else 0
-        return worker.address in need.shunned, -gain, -_spare_blocks(worker), worker.address
+        spare = _spare_blocks(worker)
+        return (
+            is_shunned,
+            _is_tight(worker, need),
+            -gain,
+            streams_on(worker),
+            -spare,
+            worker.address,
+        )
 
     return sorted(decodes, key=rank)
+
+
+def streams_on(worker: Worker) -> int:
+    """Return how many sequences are there, of this server and of others."""
+    return len(worker.shares) + worker.foreign_streams
+
+
+def _is_tight(worker: Worker, need: Need) -> bool:
+    """Return whether a sequence would leave hardly anything for others to grow into."""
+    assert worker.capacity is not None, "only welcomed workers are asked"
+    left = _spare_blocks(worker) - blocks_needed(worker, need)
+    return left < TIGHT_SHARE * worker.capacity.num_blocks
 
 
 def is_model_gone(workers: Iterable[Worker], need: Need, config: RoutingConfig) -> bool:

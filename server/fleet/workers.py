@@ -54,6 +54,7 @@ class Worker:
       beat: its last heartbeat in this life.
       busy_until: it refused a lease and is not asked again before.
       available_blocks: free or reclaimable, less what was reserved since the last heartbeat.
+      foreign_streams: sequences of other servers there, as of the last heartbeat.
       shares: this server's attempts there.
       prefixes: what its prefix cache probably holds.
       missing_since: when it was last seen to be gone; None while it is there.
@@ -70,6 +71,7 @@ class Worker:
         self.beat: WorkerHeartbeat | None = None
         self.busy_until = now
         self.available_blocks = 0
+        self.foreign_streams = 0
         self.shares: dict[AttemptKey, Share] = {}
         self.prefixes = PrefixIndex()
         self.missing_since: float | None = now
@@ -141,6 +143,9 @@ class Worker:
         # granted is not: frames of one link keep their order.
         asked = sum(share.num_blocks for share in self.shares.values() if not share.is_granted)
         self.available_blocks = beat.load.free_blocks + beat.load.cached_blocks - asked
+        held = sum(share.is_granted for share in self.shares.values())
+        present = beat.load.running + beat.load.paused + beat.load.waiting
+        self.foreign_streams = max(0, present - held)
         return True
 
     @property

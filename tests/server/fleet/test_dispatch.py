@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from server.fleet.admission import Limits, refuse_overload, refuse_unfit
-from server.fleet.dispatch import Need, choose_pair
+from server.fleet.dispatch import Need, choose_pair, streams_on
 from server.fleet.paths import BrokenPaths
 from triolet.config_recovery import RecoveryConfig
 from triolet.errors import RequestError
@@ -45,6 +46,44 @@ def test_decode_with_most_blocks_and_prefill_with_least_to_do() -> None:
     world.workers[3].reserve(KEY, num_blocks=15)
     world.workers[0].reserve(KEY, num_tokens=5)
     assert chosen(world) == ("d0", "p1")
+
+
+def test_streams_are_spread_whatever_else_pools_hold() -> None:
+    world = world_of(
+        FakePrefill(), FakeDecode("d0", num_blocks=900), FakeDecode("d1", num_blocks=850)
+    )
+    names = []
+    for number in range(4):
+        pair = choose_pair(world.workers, TEN, BrokenPaths(RecoveryConfig()), world.now)
+        assert pair is not None
+        names.append(world.of[pair.decode].name)
+        pair.decode.reserve(AttemptKey(number.to_bytes(16, "big"), 0), num_blocks=3)
+    assert names == ["d0", "d1"] * 2
+
+
+def test_streams_of_other_servers_count() -> None:
+    world = world_of(FakePrefill(), FakeDecode("d0"), FakeDecode("d1"))
+    first = world.workers[1]
+    heard = world.of[first].heartbeat()
+    busy = msgspec.structs.replace(heard.load, running=2, waiting=1)
+    first.heartbeat(msgspec.structs.replace(heard, load=busy), world.now)
+    assert (streams_on(first), chosen(world)) == (3, ("d1", "prefill-0"))
+    first.reserve(KEY)
+    first.granted(KEY)
+    first.heartbeat(msgspec.structs.replace(heard, load=busy), world.now)
+    assert streams_on(first) == 3
+
+
+def test_a_pool_that_is_nearly_full_comes_last() -> None:
+    world = world_of(
+        FakePrefill(), FakeDecode("d0", num_blocks=16), FakeDecode("d1", num_blocks=16)
+    )
+    idle, busy = world.workers[1:]
+    idle.available_blocks = 4
+    busy.reserve(KEY)
+    assert chosen(world) == ("d1", "prefill-0")
+    idle.available_blocks = 5
+    assert chosen(world) == ("d0", "prefill-0")
 
 
 def test_running_sequences_keep_a_block_each_to_grow() -> None:
