@@ -18,7 +18,7 @@ from triolet.ids import new_request_id
 from ..generation import GenerationRequest
 from .answers import collect
 from .choices import Choices
-from .chunks import Envelope, total_usage
+from .chunks import ChunkStream, Envelope, total_usage
 from .event_stream import EventStreamBody
 from .intake import check_model, deadline_s, live_request, shown_request_id
 from .live import own_shortcut
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from .answers import Answer
     from .chunks import ChunkWriter
+    from .event_stream import StreamForm
+    from .live import LiveRequest
     from .ports import Services
     from .schemas import GenerationFields
 
@@ -87,15 +89,21 @@ def check_fields(fields: GenerationFields, services: Services) -> None:
         raise invalid_request("is for streams only; set stream to true", "stream_options")
 
 
-def begin_choices(plan: Plan, services: Services) -> Choices:
-    """Submit every sequence of a plan.
+def generation_requests(
+    plan: Plan, services: Services, *, within_s: float, client_request_id: str
+) -> list[GenerationRequest]:
+    """Return what is to be generated for each choice of a plan, in order.
+
+    Args:
+      plan: what was asked for.
+      services: what it works with.
+      within_s: the deadline of each.
+      client_request_id: what the client calls the request.
 
     Raises:
-      RequestError: one of them was refused; the others end with the request.
+      RequestError: a prompt is too long for its completion.
     """
     max_model_len = services.fleet.status().max_model_len
-    live = live_request()
-    within_s = deadline_s(services.config)
     fields = plan.fields
     requests = []
     for prompt_ids in plan.prompts:
@@ -119,17 +127,47 @@ def begin_choices(plan: Plan, services: Services) -> Choices:
                 priority=fields.priority or 0,
                 skip_special_tokens=fields.skip_special_tokens is not False,
                 include_stop=bool(fields.include_stop_str_in_output),
-                client_request_id=shown_request_id(),
+                client_request_id=client_request_id,
                 cache_salt=salt_of(fields.cache_salt),
             )
             for index in range(plan.per_prompt)
         ]
+    return requests
+
+
+def submit_all(
+    requests: Sequence[GenerationRequest], services: Services, live: LiveRequest
+) -> Choices:
+    """Begin what was asked for; it ends with `live`.
+
+    Raises:
+      RequestError: one of them was refused.
+    """
     generations = []
     for one in requests:
         generation = services.fleet.submit(one)
         live.hold(generation)
         generations.append(generation)
     return Choices(generations)
+
+
+def begin_choices(plan: Plan, services: Services) -> Choices:
+    """Submit every sequence of a plan.
+
+    Raises:
+      RequestError: one of them was refused; the others end with the request.
+    """
+    return submit_all(own_requests(plan, services), services, live_request())
+
+
+def own_requests(plan: Plan, services: Services) -> list[GenerationRequest]:
+    """Return what is to be generated for a plan of the HTTP request that is being answered."""
+    return generation_requests(
+        plan,
+        services,
+        within_s=deadline_s(services.config),
+        client_request_id=shown_request_id(),
+    )
 
 
 def head(kind: str, prefix: str, services: Services) -> dict[str, Any]:
@@ -155,12 +193,16 @@ def stream_response(
         with_usage=options is not None and bool(options.include_usage),
         with_token_ids=bool(plan.fields.return_token_ids),
     )
+    stream = ChunkStream(form(envelope), count=plan.count, per_prompt=plan.per_prompt)
+    return event_stream(begin_choices(plan, services), stream, services)
+
+
+def event_stream(choices: Choices, form: StreamForm, services: Services) -> Response:
+    """Return the stream of what was begun, in the form of an endpoint."""
     body = EventStreamBody(
-        begin_choices(plan, services),
-        form(envelope),
+        choices,
+        form,
         own_shortcut(request.scope),
-        count=plan.count,
-        per_prompt=plan.per_prompt,
         keep_alive_s=services.config.keep_alive_s,
     )
     return Response(body, headers=STREAM_HEADERS)
