@@ -179,5 +179,6 @@ def _advice(error: HTTPException) -> str:
     if has_request_context() and request.path.startswith(f"{RESPONSES}/"):
         return "responses are not stored; what POST or the WebSocket at /v1/responses says is all"
     if isinstance(error, MethodNotAllowed):
-        return f"this path takes {', '.join(sorted(error.valid_methods or ()))}"
+        also = ", and WebSockets" if has_request_context() and request.path == RESPONSES else ""
+        return f"this path takes {', '.join(sorted(error.valid_methods or ()))}{also}"
     return NOT_FOUND if error.code == 404 else error.name
