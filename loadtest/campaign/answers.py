@@ -171,8 +171,7 @@ class ResponseMessages:
             case "response.completed" | "response.incomplete":
                 self._finish(event["response"])
             case "response.failed":
-                error = event["response"].get("error") or {}
-                raise StreamFailedError(_words(error | {"code": error.get("type")}))
+                raise StreamFailedError(_words(event["response"].get("error")))
             case "error":
                 raise StreamFailedError(_words(event.get("error")))
         return False

@@ -6,16 +6,13 @@ Knows a bound in characters; forgets the oldest answers beyond it. Lives and die
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final
 
 from triolet.errors import RequestError, invalid_request
 
 from .errors import echo
 
-if TYPE_CHECKING:
-    from .schemas import Message
-
-Turns: TypeAlias = "tuple[Message, ...]"
+Turns = tuple[dict[str, str], ...]
 
 MAX_CHARS: Final = 2_000_000
 """Twice the largest message: a long conversation and what it branched from."""
@@ -54,7 +51,7 @@ class Conversations:
 
 
 def _size(turns: Turns) -> int:
-    return sum(TURN_CHARS + len(turn.content) for turn in turns)
+    return sum(TURN_CHARS + len(turn["content"]) for turn in turns)
 
 
 def _not_found(response_id: str) -> RequestError:

@@ -6,7 +6,7 @@ Knows neither how a prompt comes about nor the form of an answer; both are hande
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -73,14 +73,6 @@ class Plan:
         return len(self.prompts) * self.per_prompt
 
 
-def warming(plan: Plan) -> Plan:
-    """Return a plan of which only the prompt's KV is wanted, for whoever asks with it next.
-
-    The shortest completion there is: its one token is not shown.
-    """
-    return replace(plan, max_tokens=1)
-
-
 def check_fields(fields: GenerationFields, services: Services) -> None:
     """Refuse what can be refused before any text is worked on.
 
@@ -125,9 +117,10 @@ def generation_requests(
         params = sampling_params(
             fields, services.defaults, max_tokens=max_tokens, logprobs=plan.logprobs
         )
+        request_ids = [new_request_id() for _ in range(plan.per_prompt)]
         requests += [
             GenerationRequest(
-                request_id=new_request_id(),
+                request_id=request_id,
                 prompt_ids=prompt_ids,
                 sampling=of_choice(params, index),
                 deadline_s=within_s,
@@ -137,8 +130,9 @@ def generation_requests(
                 include_stop=bool(fields.include_stop_str_in_output),
                 client_request_id=client_request_id,
                 cache_salt=salt_of(fields.cache_salt),
+                origin_id=request_ids[0] if index else b"",
             )
-            for index in range(plan.per_prompt)
+            for index, request_id in enumerate(request_ids)
         ]
     return requests
 
@@ -149,13 +143,11 @@ def submit_all(
     """Begin what was asked for; it ends with `live`.
 
     Raises:
-      RequestError: one of them was refused.
+      RequestError: one of them was refused, and nothing was begun.
     """
-    generations = []
-    for one in requests:
-        generation = services.fleet.submit(one)
+    generations = services.fleet.submit_together(requests)
+    for generation in generations:
         live.hold(generation)
-        generations.append(generation)
     return Choices(generations)
 
 
@@ -163,7 +155,7 @@ def begin_choices(plan: Plan, services: Services) -> Choices:
     """Submit every sequence of a plan.
 
     Raises:
-      RequestError: one of them was refused; the others end with the request.
+      RequestError: one of them was refused, and nothing was begun.
     """
     return submit_all(own_requests(plan, services), services, live_request())
 
