@@ -6,7 +6,7 @@ Knows neither how a prompt comes about nor the form of an answer; both are hande
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -71,6 +71,14 @@ class Plan:
     def count(self) -> int:
         """Choices in all."""
         return len(self.prompts) * self.per_prompt
+
+
+def warming(plan: Plan) -> Plan:
+    """Return a plan of which only the prompt's KV is wanted, for whoever asks with it next.
+
+    The shortest completion there is: its one token is not shown.
+    """
+    return replace(plan, max_tokens=1)
 
 
 def check_fields(fields: GenerationFields, services: Services) -> None:
