@@ -125,9 +125,10 @@ def generation_requests(
         params = sampling_params(
             fields, services.defaults, max_tokens=max_tokens, logprobs=plan.logprobs
         )
+        request_ids = [new_request_id() for _ in range(plan.per_prompt)]
         requests += [
             GenerationRequest(
-                request_id=new_request_id(),
+                request_id=request_id,
                 prompt_ids=prompt_ids,
                 sampling=of_choice(params, index),
                 deadline_s=within_s,
@@ -137,8 +138,9 @@ def generation_requests(
                 include_stop=bool(fields.include_stop_str_in_output),
                 client_request_id=client_request_id,
                 cache_salt=salt_of(fields.cache_salt),
+                origin_id=request_ids[0] if index else b"",
             )
-            for index in range(plan.per_prompt)
+            for index, request_id in enumerate(request_ids)
         ]
     return requests
 
@@ -149,13 +151,11 @@ def submit_all(
     """Begin what was asked for; it ends with `live`.
 
     Raises:
-      RequestError: one of them was refused.
+      RequestError: one of them was refused, and nothing was begun.
     """
-    generations = []
-    for one in requests:
-        generation = services.fleet.submit(one)
+    generations = services.fleet.submit_together(requests)
+    for generation in generations:
         live.hold(generation)
-        generations.append(generation)
     return Choices(generations)
 
 
@@ -163,7 +163,7 @@ def begin_choices(plan: Plan, services: Services) -> Choices:
     """Submit every sequence of a plan.
 
     Raises:
-      RequestError: one of them was refused; the others end with the request.
+      RequestError: one of them was refused, and nothing was begun.
     """
     return submit_all(own_requests(plan, services), services, live_request())
 
