@@ -47,6 +47,7 @@ COUNTERS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("requests", "Sequences by how they ended", ("outcome",)),
     ("prompts_routed", "Prompts by who computes them, and why", ("role", "why")),
     ("attempts_failed", "Attempts that another one followed", ("cause",)),
+    ("http_requests", "Requests by the route that answered", ("endpoint",)),
     ("http_errors", "Requests answered with an error", ("status",)),
     ("prompt_tokens", "Tokens in prompts", ()),
     ("cached_prompt_tokens", "Prompt tokens whose KV was there already", ()),
@@ -128,6 +129,10 @@ class Metrics:
     def exposition(self) -> bytes:
         """Return everything in Prometheus's text form."""
         return generate_latest(self._registry)
+
+    def http_request(self, endpoint: str) -> None:
+        """A request came to one of the routes, of which there are as many as the map has."""
+        self._counters["http_requests"].labels(endpoint).inc()
 
     def http_error(self, status: int) -> None:
         """A request was answered with an error."""

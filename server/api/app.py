@@ -144,6 +144,7 @@ def _check_who_asks(services: Services, host: str | None) -> None:
 
 async def _finish(services: Services, response: Response) -> Response:
     elapsed_s = trio.current_time() - live_request().began_at
+    services.metrics.http_request(request.endpoint or "none")
     response.headers.update(HEADERS)
     response.headers["x-request-id"] = shown_request_id()
     if _is_of_messages():

@@ -165,6 +165,10 @@ class TextPort(Protocol):
 class MetricsPort(Protocol):
     """What the surface counts, and shows of everything counted."""
 
+    def http_request(self, endpoint: str) -> None:
+        """Count a request by the name of its route."""
+        ...
+
     def http_error(self, status: int) -> None:
         """Count a request that was answered with an error."""
         ...

@@ -97,6 +97,7 @@ class ResponsesSession:
     def _handle(self, body: dict[str, Any], nursery: trio.Nursery) -> None:
         kind = body.pop("type", None)
         if kind == "response.create":
+            self._services.metrics.http_request("WS response.create")
             self._create(read_request(ResponseCreate, body), nursery)
         elif kind == "response.cancel":
             self._cancel(read_request(ResponseCancel, body))
