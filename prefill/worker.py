@@ -76,7 +76,13 @@ async def serve(
         if not engine.pin(ring.memory):
             log.warning("ring_not_pinned", bytes=len(ring.memory))
         core = PrefillCore(
-            engine, identity, config.link, ring.memory, trio.current_time(), read_process
+            engine,
+            identity,
+            config.link,
+            ring.memory,
+            trio.current_time(),
+            read_process,
+            config.engine.embedding,
         )
         async with trio.open_nursery() as links_nursery:
             links = KvLinks(

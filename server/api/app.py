@@ -22,6 +22,7 @@ from triolet.loopback import is_loopback
 from ..edge.cures_quart import CuredHTTPConnection
 from .chat import chat_completions
 from .completions import completions
+from .embeddings import embeddings
 from .errors import CODES, error_body, error_headers, http_error
 from .fleet_audit import OWN_AUDIT, fleet_audit, own_audit
 from .intake import live_request, shown_request_id
@@ -89,6 +90,7 @@ def _add_routes(app: QuartTrio, services: Services) -> None:
 
     add("POST", CHAT, chat_completions)
     add("POST", "/v1/completions", completions)
+    add("POST", "/v1/embeddings", embeddings)
     add("GET", "/v1/models", list_models)
     add("GET", "/v1/models/<path:name>", show_model)
     add("POST", "/tokenize", tokenize)

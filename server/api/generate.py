@@ -116,7 +116,7 @@ def begin_choices(plan: Plan, services: Services) -> Choices:
                 sampling=of_choice(params, index),
                 deadline_s=within_s,
                 stop=fields.stop,
-                priority=fields.priority or 0,
+                priority=live.priority(fields.priority),
                 skip_special_tokens=fields.skip_special_tokens is not False,
                 include_stop=bool(fields.include_stop_str_in_output),
                 client_request_id=shown_request_id(),

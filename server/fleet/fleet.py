@@ -18,9 +18,11 @@ from transport.link import PeerBusy, PeerGone
 from triolet.ids import PeerId, Role, new_epoch
 from triolet.process import process_facts
 
+from . import ends
 from .auditor import Auditor
 from .conductor import FAREWELL, Conductor
 from .dispatch import is_ready
+from .embedding_run import FleetEmbeddingRun
 from .handout import Handout
 from .observer import SilentObserver
 from .status import FleetStatus, present, worker_status
@@ -29,13 +31,16 @@ from .workers import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Sequence as TypingSequence
 
     from transport.frames import AnyFrame
     from transport.link import Connection, Network
     from triolet.audit import FleetAudit
     from triolet.config import ServerConfig
 
+    from ..embedding import EmbeddingRequest
     from ..generation import CancelReason, GenerationRequest
+    from .embeddings import Input
     from .observer import FleetObserver
     from .relay import RelayText
     from .sequence import Sequence
@@ -94,6 +99,21 @@ class Fleet:
         sequence = self._conductor.submit(request, now)
         self._flush()
         return Stream(sequence, self._taken, self._cancel, self._handout.add)
+
+    def embed(self, requests: TypingSequence[EmbeddingRequest]) -> FleetEmbeddingRun:
+        """Begin to make vectors of inputs, of all or of none.
+
+        Raises:
+          RequestError: refused; nothing was begun.
+        """
+        now = trio.current_time()
+        self._conductor.wake(now)
+        run = FleetEmbeddingRun(self._cancel_inputs)
+        is_draining = self._conductor.is_draining
+        inputs = self._conductor.embeddings.submit(requests, run.note, now, is_draining=is_draining)
+        run.begin(inputs)
+        self._flush()
+        return run
 
     def status(self) -> FleetStatus:
         """Look at the fleet."""
@@ -200,6 +220,14 @@ class Fleet:
     def _cancel(self, sequence: Sequence, reason: CancelReason) -> None:
         self._conductor.wake(trio.current_time())
         self._conductor.cancel(sequence, reason, trio.current_time())
+        self._flush()
+
+    def _cancel_inputs(self, inputs: TypingSequence[Input], reason: CancelReason) -> None:
+        now = trio.current_time()
+        self._conductor.wake(now)
+        for one in inputs:
+            self._conductor.embeddings.cancel(one, ends.cancelled(reason, self._config), now)
+        self._conductor.embeddings.dispatch(now)
         self._flush()
 
     async def _receive(self, worker: Worker) -> None:
