@@ -347,7 +347,8 @@ class PrefillCore:
         else:
             self.roster.end(key, EndReason.UNWANTED, now)
 
-    def _on_end(self, attempt: Attempt | Embedding) -> None:
+    def _on_end(self, attempt: Attempt | Embedding, now: float) -> None:
+        del now
         if isinstance(attempt, Attempt):
             self.shipper.forget(attempt.key)
 
