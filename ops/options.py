@@ -95,6 +95,10 @@ EmbeddingWaitOption: TypeAlias = Annotated[
     float,
     _compute(min=0.0, max=1.0, help="Seconds that an input for embeddings may wait for others."),
 ]
+PoisonOption: TypeAlias = Annotated[
+    bool,
+    _compute("--poison-freed-blocks", help="Fill freed blocks with NaN, to find bugs in Triolet."),
+]
 PromptChunkOption: TypeAlias = Annotated[
     int, _compute(min=1, help="Prompt tokens per decode step, beside running streams.")
 ]
@@ -153,12 +157,7 @@ def engine_options(
     host_cache: Annotated[
         str, _compute(help="Host memory of each worker for KV that its pool cannot keep.")
     ] = show_size(_ENGINE.host_cache_bytes).replace(" ", ""),
-    poison_freed_blocks: Annotated[
-        bool,
-        _compute(
-            "--poison-freed-blocks", help="Fill freed blocks with NaN, to find bugs in Triolet."
-        ),
-    ] = _ENGINE.poison_freed_blocks,
+    poison_freed_blocks: PoisonOption = _ENGINE.poison_freed_blocks,
 ) -> EngineConfig:
     """Return what a worker computes with."""
     return EngineConfig(

@@ -133,7 +133,7 @@ def generation_requests(
                 sampling=of_choice(params, index),
                 deadline_s=within_s,
                 stop=fields.stop,
-                priority=live_request().priority(fields.priority),
+                priority=fields.priority or 0,
                 skip_special_tokens=fields.skip_special_tokens is not False,
                 include_stop=bool(fields.include_stop_str_in_output),
                 client_request_id=client_request_id,
@@ -153,7 +153,8 @@ def submit_all(
     Raises:
       RequestError: one of them was refused, and nothing was begun.
     """
-    generations = services.fleet.submit_together(requests)
+    ranked = [replace(one, priority=live.priority(one.priority)) for one in requests]
+    generations = services.fleet.submit_together(ranked)
     for generation in generations:
         live.hold(generation)
     return Choices(generations)

@@ -200,7 +200,7 @@ class Conductor:
         if worker.missing_since is not None:
             return
         left = cause == FAREWELL
-        num_inputs = self.embeddings.num_on(worker)
+        num_inputs = sum(one.worker is worker for one in self.embeddings)
         worker.lost(now, is_its_fault=not left)
         self._observer.worker_lost(str(worker), cause)
         struck = [sequence for sequence in self._book if sequence.needs(worker)]

@@ -27,7 +27,7 @@ from .admission import limits_of, missing_role
 from .breaker import ejected
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from triolet.config import ServerConfig
 
@@ -204,10 +204,6 @@ class Embeddings:
             if one.worker is worker:
                 self._again(one, cause, now, is_fault=is_fault)
 
-    def num_on(self, worker: Worker) -> int:
-        """Return how many inputs a worker may be computing."""
-        return sum(one.worker is worker for one in self._inputs.values())
-
     def begin_anew(self, cause: str, now: float) -> None:
         """Give up every attempt through this server's own fault."""
         for one in self:
@@ -221,7 +217,7 @@ class Embeddings:
                 self._fail(one, ends.too_late(one.request.deadline_s), now)
             elif drain_until is not None and now >= drain_until:
                 self._fail(one, ends.drained(), now)
-        if self._line and self._is_hopeless(now):
+        if self._line and _is_hopeless(self._workers, self._config, now):
             for one in list(self._line):
                 self._fail(one, ends.no_worker_left(Role.PREFILL), now)
         self.dispatch(now)
@@ -248,15 +244,11 @@ class Embeddings:
                     "input",
                     "context_length_exceeded",
                 )
-        if self._is_hopeless(now):
+        if _is_hopeless(self._workers, self._config, now):
             raise ends.no_worker_left(Role.PREFILL).error
         most = self._config.embedding.max_waiting_inputs
         if len(self._line) and len(self._line) + len(requests) > most:
             raise overloaded(f"{len(self._line)} inputs wait already", 1.0)
-
-    def _is_hopeless(self, now: float) -> bool:
-        roles = (Role.PREFILL,)
-        return missing_role(self._workers, roles, self._config.worker_wait_s, now) is not None
 
     def _accept(
         self, request: EmbeddingRequest, at: int, on_done: Callable[[], None], now: float
@@ -287,20 +279,13 @@ class Embeddings:
         suspects_on = {one.worker for one in self._suspects}
         for index, one in enumerate(self._line):
             for worker in usable:
-                if self._has_room(worker, len(one.request.input_ids)) and not (
+                if _has_room(worker, len(one.request.input_ids), self._config) and not (
                     one.num_faults and worker in suspects_on
                 ):
                     return index, worker
             if not one.num_faults:
                 return None
         return None
-
-    def _has_room(self, worker: Worker, num_tokens: int) -> bool:
-        if worker.beat is None:
-            return False
-        credit = self._config.embedding.credit_share * worker.beat.token_credit
-        under_way = sum(worker.inputs.values())
-        return not under_way or under_way + num_tokens <= credit
 
     def _begin(self, one: Input, worker: Worker, now: float) -> None:
         request, form = one.request, one.request.form
@@ -366,3 +351,17 @@ class Embeddings:
             elapsed_s=round(elapsed_s, 4),
         )
         one.on_done()
+
+
+def _is_hopeless(workers: Iterable[Worker], config: ServerConfig, now: float) -> bool:
+    """Return whether prefill workers have been away for too long."""
+    return missing_role(workers, (Role.PREFILL,), config.worker_wait_s, now) is not None
+
+
+def _has_room(worker: Worker, num_tokens: int, config: ServerConfig) -> bool:
+    """Return whether a prefill worker takes an input: within its part of the credit, or alone."""
+    if worker.beat is None:
+        return False
+    credit = config.embedding.credit_share * worker.beat.token_credit
+    under_way = sum(worker.inputs.values())
+    return not under_way or under_way + num_tokens <= credit

@@ -18,11 +18,10 @@ from transport.link import PeerBusy, PeerGone
 from triolet.ids import PeerId, Role, new_epoch
 from triolet.process import process_facts
 
-from . import ends
 from .auditor import Auditor
 from .conductor import FAREWELL, Conductor
 from .dispatch import is_ready
-from .embedding_run import FleetEmbeddingRun
+from .embedding_run import begin_embeddings
 from .handout import Handout
 from .observer import SilentObserver
 from .status import FleetStatus, present, worker_status
@@ -37,9 +36,7 @@ if TYPE_CHECKING:
     from triolet.audit import FleetAudit
     from triolet.config import ServerConfig
 
-    from ..embedding import EmbeddingRequest
     from ..generation import CancelReason, GenerationRequest
-    from .embeddings import Input
     from .observer import FleetObserver
     from .relay import RelayText
     from .sequence import Sequence as RunningSequence
@@ -57,6 +54,9 @@ class Fleet:
       observer: told of what happens.
       name: of this server, as workers see it.
       draw_epoch: where its epoch comes from; a simulator brings its own.
+
+    Attributes:
+      embed: begins to make vectors of inputs.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class Fleet:
         )
         self._observer = observer or SilentObserver()
         self._conductor = Conductor(config, self._workers, text, self._observer, now)
+        self.embed = partial(begin_embeddings, self._conductor, config, self._flush)
         self._is_ready = partial(is_ready, self._workers, config.routing)
         self._auditor = Auditor(self._me, config, self._workers, self._conductor)
         self._connections: dict[Worker, Connection] = {}
@@ -109,21 +110,6 @@ class Fleet:
         return [
             Stream(sequence, self._taken, self._cancel, self._handout.add) for sequence in sequences
         ]
-
-    def embed(self, requests: Sequence[EmbeddingRequest]) -> FleetEmbeddingRun:
-        """Begin to make vectors of inputs, of all or of none.
-
-        Raises:
-          RequestError: refused; nothing was begun.
-        """
-        now = trio.current_time()
-        self._conductor.wake(now)
-        run = FleetEmbeddingRun(self._cancel_inputs)
-        is_draining = self._conductor.is_draining
-        inputs = self._conductor.embeddings.submit(requests, run.note, now, is_draining=is_draining)
-        run.begin(inputs)
-        self._flush()
-        return run
 
     def status(self) -> FleetStatus:
         """Look at the fleet."""
@@ -226,14 +212,6 @@ class Fleet:
     def _cancel(self, sequence: RunningSequence, reason: CancelReason) -> None:
         self._conductor.wake(trio.current_time())
         self._conductor.cancel(sequence, reason, trio.current_time())
-        self._flush()
-
-    def _cancel_inputs(self, inputs: Sequence[Input], reason: CancelReason) -> None:
-        now = trio.current_time()
-        self._conductor.wake(now)
-        for one in inputs:
-            self._conductor.embeddings.cancel(one, ends.cancelled(reason, self._config), now)
-        self._conductor.embeddings.dispatch(now)
         self._flush()
 
     async def _receive(self, worker: Worker) -> None:
