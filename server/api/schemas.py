@@ -83,6 +83,10 @@ def _stop(value: object) -> object:
     return tuple(texts)
 
 
+StopStrings = Annotated[tuple[str, ...], BeforeValidator(_stop)]
+"""One string or several, which end the text before the first that occurs."""
+
+
 def _logit_bias(value: object) -> object:
     if value is None:
         return ()
@@ -196,7 +200,7 @@ class SamplingFields(StrictModel):
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(_logit_bias)] = ()
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: Annotated[tuple[str, ...], BeforeValidator(_stop)] = ()
+    stop: StopStrings = ()
     stop_token_ids: Annotated[tuple[int, ...], BeforeValidator(_token_ids)] = ()
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
