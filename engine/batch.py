@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Final, NamedTuple, overload
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, overload
 
 from triolet.errors import invalid_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
+
+    from numpy import bool_
+    from numpy.typing import NDArray
 
     from triolet.sampling import SamplingParams
 
@@ -28,6 +32,27 @@ get a rest: in fp32 2 and 8 threads gave other bits for 5-7 and 9-11 rows, 16 th
 25-27 too. Multiples of 4 agreed with one another everywhere; bf16 agreed for any number."""
 
 
+class Mask(NamedTuple):
+    """Which tokens may come next.
+
+    Attributes:
+      allowed: [vocab_size], of tokens that have text.
+      may_end: whether the completion may end here.
+    """
+
+    allowed: NDArray[bool_]
+    may_end: bool
+
+
+class Constraint(Protocol):
+    """What one sequence's completion has to be."""
+
+    def begin(self, output_ids: Sequence[int]) -> Future[Mask | None]:
+        """Begin to find out what may follow the completion so far; None if nothing can be said,
+        because nothing may follow it or because that became too costly to know."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class SampleSpec:
     """How to choose the token that follows a row.
@@ -38,6 +63,7 @@ class SampleSpec:
       prompt_ids: for the repetition penalty.
       output_ids: the `position` completion tokens so far, for the penalties.
       eos_token_ids: the model's own end tokens, not chosen before `min_tokens`.
+      constraint: what the completion has to be, None for anything.
     """
 
     params: SamplingParams
@@ -45,6 +71,7 @@ class SampleSpec:
     prompt_ids: Sequence[int] = ()
     output_ids: Sequence[int] = ()
     eos_token_ids: tuple[int, ...] = ()
+    constraint: Constraint | None = None
 
 
 def is_plain(params: SamplingParams, position: int) -> bool:
@@ -58,6 +85,7 @@ def is_plain(params: SamplingParams, position: int) -> bool:
     """
     return (
         params.logprobs is None
+        and params.grammar is None
         and not params.has_penalties
         and not params.logit_bias
         and position >= params.min_tokens
@@ -133,11 +161,13 @@ class Sampled:
       token_id: its id.
       logprob: natural logarithm before temperature and penalties, None if not asked for.
       top: (token id, logprob) of the best, best first, as many as asked for.
+      is_stuck: no token could be chosen, because of the constraint; the others mean nothing then.
     """
 
     token_id: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+    is_stuck: bool = False
 
 
 class PooledRow(NamedTuple):

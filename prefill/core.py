@@ -326,6 +326,7 @@ class PrefillCore:
             num_blocks=num_blocks,
             num_needed_blocks=num_blocks,
             num_computed_tokens=num_cached_tokens,
+            constraint=self._engine.constrain(frame.sampling.grammar),
         )
         self.roster.add(attempt, now, frame.remaining_s)
         self.shipper.begin(

@@ -143,6 +143,9 @@ class Stepper:
             )
             if attempt.is_computed:
                 assert sampled is not None, "the last chunk of a prompt has a result"
+                if sampled.is_stuck:
+                    self._roster.end(attempt.key, EndReason.STUCK, now)
+                    continue
                 self._finish(attempt, sampled, now)
             else:
                 self._shipper.computed(attempt.key, num_full_blocks, None)

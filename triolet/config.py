@@ -12,6 +12,7 @@ from typing import Final
 
 from .config_embedding import EmbeddingConfig, EmbeddingLimits
 from .config_gpu import GpuConfig
+from .config_grammar import GrammarConfig
 from .config_recovery import RecoveryConfig
 from .config_routing import RoutingConfig
 from .config_siblings import SiblingConfig  # noqa: TC001 (as its neighbours)
@@ -278,6 +279,7 @@ class ServerConfig:
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     embedding: EmbeddingLimits = field(default_factory=EmbeddingLimits)
+    grammar: GrammarConfig = field(default_factory=GrammarConfig)
     curve_dir: str | None = None
     token_window: int = 64
     """Tokens a stream may run ahead of what its client has read (back-pressure, window 2)."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from engine.batch import LayerWatch, SampleSpec, StepRow
     from triolet.config import EngineConfig
-    from triolet.sampling import SamplingParams
+    from triolet.sampling import Grammar, SamplingParams
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -175,6 +175,10 @@ class SimulatedEngine:
         self._happened = happened
         self._poisoned = _POISON * config.block_size
         self._pool = [bytearray(self._poisoned) for _ in range(num_blocks + 1)]
+
+    def constrain(self, grammar: Grammar | None) -> None:
+        """Its tokens are no text: requests with a grammar are not for it."""
+        assert grammar is None
 
     def step(
         self, rows: Sequence[StepRow], watch: LayerWatch | None = None

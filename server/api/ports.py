@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from triolet.audit import FleetAudit
     from triolet.config import ServerConfig
     from triolet.ids import Role
+    from triolet.sampling import Grammar
 
     from ..embedding import EmbeddingRequest, EmbeddingRun
     from ..generation import Generation, GenerationRequest
@@ -168,6 +169,14 @@ class TextPort(Protocol):
         ...
 
 
+class GrammarPort(Protocol):
+    """Says whether a grammar can be used."""
+
+    async def check(self, grammar: Grammar, param: str) -> None:
+        """Return if it can; RequestError that names `param` if not."""
+        ...
+
+
 class MetricsPort(Protocol):
     """What the surface counts, and shows of everything counted."""
 
@@ -201,6 +210,7 @@ class Services:
     fleet: FleetPort
     text: TextPort
     metrics: MetricsPort
+    grammars: GrammarPort
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     parser_threads: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(1))

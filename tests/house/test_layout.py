@@ -62,6 +62,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "flash_attn": ("engine/attention/flash",),
     "triton": ("engine/gpu/",),
     "msgpack": ("transport/codec.py",),
+    "llguidance": ("triolet/grammar.py",),
     "prometheus_client": ("server/metrics",),
     "locust": ("loadtest/",),
 }

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.batch import LayerWatch, SampleSpec, StepRow
+    from triolet.sampling import Grammar
 
 VOCAB_SIZE = 1000
 HIDDEN_SIZE = 4
@@ -88,6 +89,10 @@ class FakeEngine:
         """See engine.block_ledger.Poison."""
         clean = _POISON * self.block_size
         return sum(self._pool[block] != clean for block in block_ids)
+
+    def constrain(self, grammar: Grammar | None) -> None:
+        """Its tokens are no text: requests with a grammar are not for it."""
+        assert grammar is None
 
     def step(
         self, rows: Sequence[StepRow], watch: LayerWatch | None = None
