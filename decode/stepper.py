@@ -114,6 +114,11 @@ class Stepper:
         ]
         return self._speculation.wanted(rows, self._capacity.max_model_len)
 
+    def due_after(self, now: float) -> float | None:
+        """Return when there will be something to plan although nothing happens: never."""
+        del now
+        return None
+
     def complete(self, results: Sequence[Sampled | None], now: float) -> None:
         """Take in what the step that `plan` began has computed."""
         turns, chunks = self._take_step(now)

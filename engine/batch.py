@@ -7,7 +7,7 @@ that the workers' schedulers can be tested without either.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, overload
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from triolet.sampling import SamplingParams
+
+    from .pooling import Pool
 
 STEP_TOKENS_MULTIPLE: Final = 4
 """Steps are padded to a multiple of this, so that a token never depends on who else was in the
@@ -139,6 +141,7 @@ class StepRow:
         so a prompt's token is prefill also where the borders of chunks leave it alone.
       follows: index of the row, in the step that was launched just before, that chooses this row's
         token; `token_ids` then holds a placeholder, for that step may still be under way.
+      pool: takes hidden states, of a row whose input becomes a vector; such a row samples nothing.
     """
 
     token_ids: Sequence[int]
@@ -147,6 +150,7 @@ class StepRow:
     sample: SampleSpec | None = None
     is_decode: bool = False
     follows: int | None = None
+    pool: Pool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +170,22 @@ class Sampled:
     is_stuck: bool = False
 
 
+class PooledRow(NamedTuple):
+    """Tokens of one row whose hidden states are wanted.
+
+    Attributes:
+      row: index of the row.
+      first: index of the first token in `token_ids`.
+      num_tokens: how many; at least one.
+      pool: takes them.
+    """
+
+    row: int
+    first: int
+    num_tokens: int
+    pool: Pool
+
+
 @dataclass(frozen=True, slots=True)
 class FlatStep:
     """The rows of a step end to end, as the model's one forward takes them.
@@ -182,6 +202,7 @@ class FlatStep:
         sequence.
       sample_rows: indices into the rows that choose a token.
       sample_tokens: index in `token_ids` of the last token of each such row, padded.
+      pooled: rows of which hidden states are wanted.
     """
 
     token_ids: list[int]
@@ -194,6 +215,7 @@ class FlatStep:
     continues: list[bool]
     sample_rows: list[int]
     sample_tokens: list[int]
+    pooled: list[PooledRow] = field(default_factory=list)
 
 
 class LayerWatch(NamedTuple):
@@ -244,6 +266,9 @@ def flatten(rows: Sequence[StepRow], block_size: int) -> FlatStep:
         if row.sample is not None:
             step.sample_rows.append(index)
             step.sample_tokens.append(len(step.token_ids) - 1)
+        elif row.pool is not None and (wanted := row.pool.wanted(row.start, end)):
+            first = len(step.token_ids) - (end - wanted.start)
+            step.pooled.append(PooledRow(index, first, len(wanted), row.pool))
     _pad(step.token_ids)
     _pad(step.positions)
     if step.sample_tokens:

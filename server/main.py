@@ -32,6 +32,7 @@ from .edge.sockets import base_url, open_listening_socket, open_own_socket
 from .fleet.fleet import Fleet
 from .metrics import Metrics
 from .siblings import Siblings
+from .text.embedding_files import read_embedding_model
 from .text.grammars import Grammars
 from .text.sampling_defaults import read_sampling_defaults
 from .text.tokenizer import TextModel
@@ -94,6 +95,7 @@ async def serve(
                 defaults,
                 lifecycle or Lifecycle(),
                 count_connections=lambda: edge.connections,
+                embedding=read_embedding_model(config.model_dir),
                 siblings=siblings,
             )
             edge = Edge(build_app(services), config)

@@ -164,7 +164,8 @@ def submit_all(
     Raises:
       RequestError: one of them was refused, and nothing was begun.
     """
-    generations = services.fleet.submit_together(requests)
+    ranked = [replace(one, priority=live.priority(one.priority)) for one in requests]
+    generations = services.fleet.submit_together(ranked)
     for generation in generations:
         live.hold(generation)
     return Choices(generations)

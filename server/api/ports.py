@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
+from ..text.embedding_files import EmbeddingModel
 from ..text.sampling_defaults import SamplingDefaults
 from .live import Lifecycle
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from triolet.ids import Role
     from triolet.sampling import Grammar
 
+    from ..embedding import EmbeddingRequest, EmbeddingRun
     from ..generation import Generation, GenerationRequest
     from ..text.tool_calls import ToolForm
 
@@ -117,6 +119,10 @@ class FleetPort(Protocol):
 
     def submit(self, request: GenerationRequest) -> Generation:
         """Begin a generation; RequestError if it is refused."""
+        ...
+
+    def embed(self, requests: Sequence[EmbeddingRequest]) -> EmbeddingRun:
+        """Begin to make vectors, of all inputs or of none; RequestError if refused."""
         ...
 
     def status(self) -> FleetView:
@@ -218,5 +224,7 @@ class Services:
     """For large bodies. One: parsing is Python's work, so a second would not make it faster."""
     count_connections: Callable[[], int] = lambda: 0
     """How many clients are connected."""
+    embedding: EmbeddingModel = field(default_factory=EmbeddingModel)
+    """How inputs become vectors with this model."""
     siblings: SiblingsPort | None = None
     """None where this is the only server."""

@@ -123,7 +123,8 @@ def _ids(value: Sequence[object]) -> tuple[int, ...]:
 Prompt = str | tuple[int, ...]
 
 
-def _prompts(value: object) -> object:
+def read_prompts(value: object) -> object:
+    """Return prompts: one text or list of token ids, or a list of either."""
     items = value if isinstance(value, list) else [value]
     if items and type(items[0]) is int:
         items = [items]
@@ -262,7 +263,7 @@ class ChatRequest(GenerationFields, ToolFields):
 class CompletionRequest(GenerationFields):
     """POST /v1/completions."""
 
-    prompt: Annotated[tuple[Prompt, ...], BeforeValidator(_prompts)]
+    prompt: Annotated[tuple[Prompt, ...], BeforeValidator(read_prompts)]
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool | None = None
 

@@ -240,7 +240,7 @@ SANS_IO_FOLDERS: dict[str, tuple[str, ...]] = {
     "worker": ("entry.py", "shell.py", "local_engine.py"),
     "prefill": ("links.py", "worker.py"),
     "decode": ("worker.py",),
-    "server/fleet": ("fleet.py", "handout.py", "stream.py"),
+    "server/fleet": ("embedding_run.py", "fleet.py", "handout.py", "stream.py"),
 }
 SANS_IO = (
     "engine/batch.py",
