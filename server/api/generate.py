@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from triolet.sampling import Grammar
 
+    from ..text.tool_calls import ToolForm
     from .answers import Answer
     from .chunks import ChunkWriter
     from .event_stream import StreamForm
@@ -56,6 +57,7 @@ class Plan:
       param: the field that holds the prompts.
       logprobs: alternatives per token, None for no logprobs.
       grammar: what each completion has to be, None for anything.
+      tool_form: how calls of tools in it are written; None if there are none.
     """
 
     fields: GenerationFields
@@ -65,6 +67,7 @@ class Plan:
     param: str
     logprobs: int | None
     grammar: Grammar | None = None
+    tool_form: ToolForm | None = None
 
     @property
     def per_prompt(self) -> int:

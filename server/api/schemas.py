@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar
 
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
@@ -19,6 +19,7 @@ from triolet.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_TOP_K, MAX_
 from .constraint_schema import ConstraintFields
 from .errors import MAX_ECHO, echo, http_error, unsupported
 from .strict_fields import StrictFields
+from .tool_schema import MAX_TOOLS, ToolCall, ToolFields
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -180,9 +181,18 @@ class Message(StrictModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(joined_text)]
-    tool_calls: Annotated[None, BeforeValidator(lambda value: value or None)] = None
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | None, BeforeValidator(joined_text)] = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Message:
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise ValueError("needs content")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("may have tool_calls only in the role assistant")
+        return self
 
 
 class SamplingFields(StrictModel):
@@ -239,7 +249,7 @@ class TemplateSwitches(TypedDict, total=False):
     thinking: bool
 
 
-class ChatRequest(GenerationFields):
+class ChatRequest(GenerationFields, ToolFields):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
