@@ -54,7 +54,13 @@ class Conversations:
 
 
 def _size(turns: Turns) -> int:
-    return sum(TURN_CHARS + len(turn.content or "") for turn in turns)
+    return sum(_size_of(turn) for turn in turns)
+
+
+def _size_of(turn: Message) -> int:
+    calls = turn.tool_calls or ()
+    of_calls = sum(TURN_CHARS + len(call.function.arguments) for call in calls)
+    return TURN_CHARS + len(turn.content or "") + of_calls
 
 
 def _not_found(response_id: str) -> RequestError:

@@ -74,22 +74,32 @@ def params_called(names: Mapping[str, str]) -> Iterator[None]:
     """Let errors name parameters as another API calls them.
 
     Args:
-      names: by what they are called here, or how their names begin, longer beginnings first.
+      names: by what they are called here, or how their names begin, longer beginnings first; `*`
+        is any one part, such as a number.
     """
     try:
         yield
     except RequestError as error:
-        param = f"{error.param}."
-        known = next((name for name in names if param.startswith(f"{name}.")), None)
-        if known is None:
+        param = _renamed((error.param or "").split("."), names)
+        if param is None:
             raise
         raise RequestError(
             error.message,
             status=error.status,
             code=error.code,
-            param=(names[known] + param[len(known) :])[:-1],
+            param=param,
             retry_after_s=error.retry_after_s,
         ) from error
+
+
+def _renamed(parts: list[str], names: Mapping[str, str]) -> str | None:
+    for old, new in names.items():
+        pairs = list(zip(old.split("."), parts, strict=False))
+        if len(pairs) == old.count(".") + 1 and all(name in ("*", part) for name, part in pairs):
+            any_parts = iter([part for name, part in pairs if name == "*"])
+            begin = [next(any_parts) if name == "*" else name for name in new.split(".")]
+            return ".".join([*begin, *parts[len(pairs) :]])
+    return None
 
 
 def error_object(error: RequestError) -> dict[str, Any]:

@@ -7,7 +7,7 @@ the names of errors.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from .answers import collect
 from .chat import encode_chat, plan_chat
@@ -24,19 +24,24 @@ from .intake import live_request, read_fields, shown_request_id
 from .messages_form import MessageForm, MessageStream
 from .messages_schema import CountRequest, MessagesRequest
 from .schemas import ChatRequest, GenerationFields, Message
+from .tool_schema import Function, FunctionName, NamedTool, Tool
+from .tools import plan_tools
 
 if TYPE_CHECKING:
     from quart import Response
 
     from .generate import Plan
-    from .messages_schema import PromptFields
+    from .messages_schema import OfferedTool, PromptFields, ToolUse
     from .ports import Services
 
+OF_OWN_FORM: Final = frozenset({"stream", "max_tokens", "tools", "tool_choice"})
 MESSAGES: Final = "/v1/messages"
 PARAMS: Final = {
     "stop": "stop_sequences",
     "response_format.json_schema": "output_config.format",
     "response_format": "output_config.format",
+    "tools.*.function.parameters": "tools.*.input_schema",
+    "tools.*.function": "tools.*",
 }
 """What a chat calls its parameters, and what they are called here."""
 
@@ -48,7 +53,10 @@ async def create_message(services: Services) -> Response:
     (request,) = own_requests(plan, services)
     live = live_request()
     form = MessageForm(
-        f"msg_{live.request_id.hex()}", services.config.model_name, fields.max_tokens
+        f"msg_{live.request_id.hex()}",
+        services.config.model_name,
+        fields.max_tokens,
+        plan.tool_form,
     )
     choices = submit_all([request], services, live)
     if fields.stream:
@@ -60,9 +68,12 @@ async def create_message(services: Services) -> Response:
 async def count_message_tokens(services: Services) -> Response:
     """Return how many tokens a conversation has as a prompt."""
     fields = await read_fields(CountRequest, services)
-    chat = _as_chat(fields)
-    check_fields(chat, services)
-    return json_response({"input_tokens": len(await encode_chat(chat, services))})
+    with params_called(PARAMS):
+        chat = _as_chat(fields)
+        check_fields(chat, services)
+        tools = await plan_tools(chat, services)
+        prompt_ids = await encode_chat(chat, services, tools.shown)
+    return json_response({"input_tokens": len(prompt_ids)})
 
 
 async def _plan(fields: MessagesRequest, services: Services) -> Plan:
@@ -80,18 +91,39 @@ def _as_chat(fields: PromptFields) -> ChatRequest:
     """Return what was asked for as a chat. All of it has been checked."""
     if fields.messages[-1].role == "assistant":
         raise unsupported("messages", "continuing the last message")
-    turns = [Message.model_construct(role=t.role, content=t.content) for t in fields.messages]
+    turns = [turn for m in fields.messages for turn in m.content.messages(m.role)]
     if fields.system:
         turns.insert(0, Message.model_construct(role="system", content=fields.system))
     same = {
         name: getattr(fields, name)
         for name in GenerationFields.model_fields
-        if name in type(fields).model_fields and name not in {"stream", "max_tokens"}
+        if name in type(fields).model_fields and name not in OF_OWN_FORM
     }
-    output = fields.output_config
+    output, choice = fields.output_config, fields.tool_choice
     return ChatRequest.model_construct(
         **same,
         messages=turns,
         chat_template_kwargs=fields.chat_template_kwargs,
         response_format=output.format.of_chat() if output and output.format else None,
+        tools=[_tool(tool) for tool in fields.tools] if fields.tools else None,
+        tool_choice=None if choice is None else _choice(choice),
+        parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
     )
+
+
+def _tool(tool: OfferedTool) -> Tool:
+    function = Function(
+        name=tool.name,
+        description=tool.description,
+        parameters=tool.input_schema,
+        strict=tool.strict,
+    )
+    return Tool(type="function", function=function)
+
+
+def _choice(choice: ToolUse) -> NamedTool | Literal["none", "auto", "required"]:
+    if choice.name is not None:
+        return NamedTool(type="function", function=FunctionName(name=choice.name))
+    if choice.type == "any":
+        return "required"
+    return "none" if choice.type == "none" else "auto"

@@ -6,16 +6,23 @@ that it has. A stream is: message_start, ping, the blocks, message_delta, messag
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from ..generation import Delta, Failed, Finished, FinishReason
+from ..text.tool_calls import Arguments, CallBegins, Text
+from .pieces import reader_of
+from .tools import parsed_arguments
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from triolet.errors import RequestError
 
     from ..generation import Event, GenerationRequest, Usage
+    from ..text.tool_calls import Piece, ToolForm
     from .answers import Answer
 
 _encode = msgspec.json.Encoder().encode
@@ -66,9 +73,13 @@ class MessageForm:
       message_id: `msg_` and hex.
       model: the served one.
       max_tokens: as the client asked; 0 for one that only warms the prefix cache.
+      tool_form: how calls of tools in it are written; None if there are none.
     """
 
-    def __init__(self, message_id: str, model: str, max_tokens: int) -> None:
+    def __init__(
+        self, message_id: str, model: str, max_tokens: int, tool_form: ToolForm | None = None
+    ) -> None:
+        self.tool_form = tool_form
         self._message_id = message_id
         self._model = model
         self._max_tokens = max_tokens
@@ -91,9 +102,12 @@ class MessageForm:
             "usage": usage,
         }
 
-    def end(self, end: Finished) -> dict[str, Any]:
+    def end(self, end: Finished, num_calls: int) -> dict[str, Any]:
         """Return why it ended."""
-        return {"stop_reason": self._stop_reason(end), "stop_sequence": end.stop_string}
+        return {
+            "stop_reason": self._stop_reason(end, num_calls),
+            "stop_sequence": end.stop_string,
+        }
 
     def usage(self, usage: Usage) -> dict[str, Any]:
         """Return the token counts at the end."""
@@ -102,13 +116,16 @@ class MessageForm:
 
     def whole(self, answer: Answer) -> dict[str, Any]:
         """Return the message at once."""
-        text, end = answer.text if self.shows_output else "", answer.finished
-        content = [{"type": "text", "text": text}] if text else []
-        return self.message(self.usage(end.usage), content) | self.end(end)
+        reader, end = reader_of(self.tool_form), answer.finished
+        pieces = reader.push(answer.text) + reader.finish() if self.shows_output else []
+        message = self.message(self.usage(end.usage), _blocks(pieces))
+        return message | self.end(end, reader.num_calls)
 
-    def _stop_reason(self, end: Finished) -> str:
+    def _stop_reason(self, end: Finished, num_calls: int) -> str:
         if not self.shows_output:
             return "max_tokens"
+        if num_calls and end.reason is FinishReason.STOP:
+            return "tool_use"
         if end.reason is FinishReason.STOP:
             return "end_turn" if end.stop_string is None else "stop_sequence"
         if end.usage.completion_tokens < self._max_tokens:
@@ -131,8 +148,9 @@ class MessageStream:
         self._form = form
         self._request = request
         self._request_id = request_id
+        self._reader = reader_of(form.tool_form)
         self._block = -1
-        self._is_open = False
+        self._is_open = self._is_text = False
 
     def begin(self) -> bytes:
         """Return what is known before anything is computed: the prompt's length."""
@@ -143,14 +161,15 @@ class MessageStream:
         """Return what something that happened looks like; the last of it ends the stream."""
         match event:
             case Delta():
-                return self._text(event.text) if self._form.shows_output else b""
+                return self._show(self._reader.push(event.text))
             case Finished():
                 return b"".join(
                     (
+                        self._show(self._reader.finish()),
                         self._close(),
                         _event(
                             "message_delta",
-                            delta=self._form.end(event),
+                            delta=self._form.end(event, self._reader.num_calls),
                             usage=self._form.usage(event.usage),
                         ),
                         _event("message_stop"),
@@ -165,18 +184,30 @@ class MessageStream:
         """Return nothing: message_stop was the end."""
         return b""
 
-    def _text(self, text: str) -> bytes:
-        """Return what new text looks like; nothing for part of a character."""
-        if not text:
+    def _show(self, pieces: Iterable[Piece]) -> bytes:
+        if not self._form.shows_output:
             return b""
-        opening = self._open({"type": "text", "text": ""})
-        return opening + _event(
-            "content_block_delta", index=self._block, delta={"type": "text_delta", "text": text}
-        )
+        return b"".join(frame for piece in pieces for frame in self._frames(piece))
+
+    def _frames(self, piece: Piece) -> Iterator[bytes]:
+        """Yield what a piece looks like, and the borders of its block."""
+        match piece:
+            case Text():
+                if not self._is_text:
+                    yield self._close()
+                    yield self._open({"type": "text", "text": ""})
+                    self._is_text = True
+                yield self._delta({"type": "text_delta", "text": piece.text})
+            case CallBegins():
+                yield self._close()
+                yield self._open(_tool_use(piece))
+            case Arguments():
+                yield self._delta({"type": "input_json_delta", "partial_json": piece.text})
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return _event("content_block_delta", index=self._block, delta=delta)
 
     def _open(self, block: dict[str, Any]) -> bytes:
-        if self._is_open:
-            return b""
         self._is_open = True
         self._block += 1
         return _event("content_block_start", index=self._block, content_block=block)
@@ -184,9 +215,36 @@ class MessageStream:
     def _close(self) -> bytes:
         if not self._is_open:
             return b""
-        self._is_open = False
+        self._is_open = self._is_text = False
         return _event("content_block_stop", index=self._block)
 
 
 def _event(kind: str, **fields: object) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode({"type": kind, **fields}))
+
+
+def _tool_use(piece: CallBegins) -> dict[str, Any]:
+    call_id = f"toolu_{secrets.token_hex(12)}"
+    return {"type": "tool_use", "id": call_id, "name": piece.name, "input": {}}
+
+
+def _blocks(pieces: Iterable[Piece]) -> list[dict[str, Any]]:
+    """Return the content of a whole message."""
+    blocks: list[dict[str, Any]] = []
+    arguments: dict[int, str] = {}
+    for piece in pieces:
+        match piece:
+            case Text():
+                if not blocks or blocks[-1]["type"] != "text":
+                    blocks.append({"type": "text", "text": ""})
+                blocks[-1]["text"] += piece.text
+            case CallBegins():
+                blocks.append(_tool_use(piece))
+            case Arguments():
+                place = len(blocks) - 1
+                arguments[place] = arguments.get(place, "") + piece.text
+    for place, text in arguments.items():
+        # What was cut at the limit is no object; the stop_reason says so.
+        given = parsed_arguments(text)
+        blocks[place]["input"] = given if isinstance(given, dict) else {}
+    return blocks

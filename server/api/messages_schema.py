@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from .constraint_schema import NamedSchema, ResponseFormat
+from .errors import echo
+from .messages_content import Content, read_content
 from .schemas import (
     IGNORED,
     MAX_INT,
@@ -19,16 +22,22 @@ from .schemas import (
     TemplateSwitches,
     joined_text,
 )
+from .tool_schema import MAX_TOOLS, ToolName
 
 _IGNORED: Final = IGNORED | frozenset(
     "cache_control diagnostics inference_geo speed thinking user_profile_id workspace_id".split()
 )
 _UNSUPPORTED: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
     **UNSUPPORTED,
-    "tool_choice": ("calling tools", ({"type": "auto"}, {"type": "none"})),
     "container": ("a container", ()),
     "mcp_servers": ("calling other servers", ([],)),
 }
+
+
+def _own_tool(value: object) -> object:
+    if value not in (None, "custom"):
+        raise PydanticCustomError("unsupported", f"a tool of type {echo(value)}")
+    return value
 
 
 class OutputFormat(StrictModel):
@@ -57,7 +66,33 @@ class Turn(StrictModel):
     model_config = ConfigDict(extra="ignore")
 
     role: Literal["user", "assistant", "system"]
-    content: Annotated[str, BeforeValidator(joined_text)]
+    content: Annotated[Content, BeforeValidator(read_content)]
+
+
+class OfferedTool(StrictModel):
+    """A function that the model may call."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Annotated[Literal["custom"] | None, BeforeValidator(_own_tool)] = None
+    name: ToolName
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+
+
+class ToolUse(StrictModel):
+    """Whether tools are to be called, and which."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: ToolName | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _names_one(self) -> ToolUse:
+        if (self.type == "tool") != (self.name is not None):
+            raise ValueError("needs a name with type tool, and only then")
+        return self
 
 
 class PromptFields(StrictModel):
@@ -71,6 +106,8 @@ class PromptFields(StrictModel):
     system: Annotated[str, BeforeValidator(joined_text)] | None = None
     output_config: OutputConfig | None = None
     chat_template_kwargs: TemplateSwitches | None = None
+    tools: Annotated[list[OfferedTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolUse | None = None
 
 
 class CountRequest(PromptFields):

@@ -12,7 +12,7 @@ from .answers import collect
 from .generate import event_stream, json_response, own_requests, submit_all
 from .intake import live_request, read_fields
 from .responses_document import ResponseDocument
-from .responses_events import ResponseEvents, ResponseStream, sse_frame
+from .responses_events import ResponseEvents, ResponseStream, message_frame, sse_frame
 from .responses_plan import plan_response
 from .responses_schema import ResponseRequest
 
@@ -37,11 +37,16 @@ async def create_response(services: Services) -> Response:
     plan = await plan_response(fields, (), services)
     live = live_request()
     (request,) = (replace(one, request_id=live.request_id) for one in own_requests(plan, services))
-    document = ResponseDocument(f"resp_{live.request_id.hex()}", fields, request, services.config)
+    response_id = f"resp_{live.request_id.hex()}"
+    document = ResponseDocument(response_id, fields, request, services.config, plan.tool_form)
     choices = submit_all([request], services, live)
     if fields.stream:
-        events = ResponseEvents(document, sse_frame)
-        return event_stream(choices, ResponseStream(events), services)
+        stream = ResponseStream(ResponseEvents(document, sse_frame))
+        return event_stream(choices, stream, services)
     (answer,) = await collect(choices, 1)
-    document.add(Delta(answer.text, tuple(answer.token_ids), tuple(answer.logprobs)))
-    return json_response(document.finished(answer.finished.reason, answer.finished.usage))
+    # What a stream would have ended with.
+    events = ResponseEvents(document, message_frame)
+    events.begin()
+    events.write(Delta(answer.text, tuple(answer.token_ids), tuple(answer.logprobs)))
+    events.write(answer.finished)
+    return json_response(events.response)

@@ -16,11 +16,12 @@ from .listening import listen_until
 from .live import LiveRequest
 from .responses_document import ResponseDocument
 from .responses_events import ResponseEvents, message_frame
-from .responses_plan import message, plan_response
+from .responses_plan import answer_of, plan_response, turns_of
 
 if TYPE_CHECKING:
     from ..generation import Generation, GenerationRequest
     from .conversations import Conversations, Turns
+    from .generate import Plan
     from .live import Departure
     from .ports import Services
     from .responses_schema import ResponseCreate
@@ -78,12 +79,15 @@ class ResponseAnswer:
         """
         earlier = self._earlier()
         with LiveRequest(self._departure) as live:
-            request = await self._request(earlier)
+            plan = await plan_response(self._create, earlier, self._services)
+            request = self._request(plan)
             self._generation = self._services.fleet.submit(request)
             live.hold(self._generation)
             if self._is_cancelled:
                 self._generation.cancel(CancelReason.STOPPED)
-            document = ResponseDocument(self.id, self._create, request, self._services.config)
+            document = ResponseDocument(
+                self.id, self._create, request, self._services.config, plan.tool_form
+            )
             events = ResponseEvents(document, message_frame, self.stream_id)
             for frame in events.begin():
                 await outbox.put(frame)
@@ -91,8 +95,8 @@ class ResponseAnswer:
                 for frame in await self._next_frames(events, self._generation, outbox):
                     await outbox.put(frame)
         if not events.have_failed:
-            answer = [message("assistant", document.text)] if document.shows_output else []
-            self._conversations.remember(self.id, (*earlier, *self._create.input, *answer))
+            turns = turns_of(self._create.input)
+            self._conversations.remember(self.id, (*earlier, *turns, *answer_of(document.items)))
 
     async def _next_frames(
         self, events: ResponseEvents, generation: Generation, outbox: WsOutbox
@@ -115,8 +119,7 @@ class ResponseAnswer:
             return ()
         return self._conversations.up_to(self._create.previous_response_id)
 
-    async def _request(self, earlier: Turns) -> GenerationRequest:
-        plan = await plan_response(self._create, earlier, self._services)
+    def _request(self, plan: Plan) -> GenerationRequest:
         (request,) = generation_requests(
             plan,
             self._services,

@@ -1,27 +1,28 @@
-"""The object of a response as it grows: head, message, end. Pure: knows no stream and no socket.
+"""The object of a response as it grows: head, items, end. Pure: knows no stream and no socket.
 
-Every answer is one message with one part of text; what only warms the prefix cache has none.
+An answer is one message with one part of text; where tools may be called, calls are items too. What
+only warms the prefix cache has none.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from pydantic import BaseModel
 
 from ..generation import FinishReason
-from .logprobs import chat_logprobs
+from .tool_chunks import new_call_id
 
 if TYPE_CHECKING:
     from triolet.config import ServerConfig
     from triolet.errors import RequestError
 
-    from ..generation import Delta, GenerationRequest, Usage
+    from ..generation import GenerationRequest, Usage
+    from ..text.tool_calls import ToolForm
     from .responses_schema import ResponseFields
-
-_encode = msgspec.json.Encoder().encode
 
 TOO_MANY: Final = 429
 
@@ -45,6 +46,71 @@ def response_error(error: RequestError) -> dict[str, Any]:
     return {"code": code, "message": error.message, "param": error.param, "type": error.code}
 
 
+@dataclass(slots=True)
+class MessageItem:
+    """Text of an answer."""
+
+    item_id: str
+    text: str = ""
+    # As text, a fifth of what the same would take as objects: the end of the answer repeats it
+    # all, and until then a client that reads slowly has it kept here.
+    logprobs: bytearray = field(default_factory=bytearray)
+
+    def shown(self, status: str) -> dict[str, Any]:
+        """Return the item; it has its part only once it has ended."""
+        return {
+            "id": self.item_id,
+            "type": "message",
+            "role": "assistant",
+            "status": status,
+            "content": [] if status == "in_progress" else [self.part()],
+        }
+
+    def part(self) -> dict[str, Any]:
+        """Return the text as far as it is known."""
+        return {
+            "type": "output_text",
+            "text": self.text,
+            "annotations": [],
+            "logprobs": self.all_logprobs,
+        }
+
+    @property
+    def all_logprobs(self) -> msgspec.Raw:
+        """The list of every token's logprobs."""
+        return msgspec.Raw(b"[" + self.logprobs + b"]")
+
+    def add(self, text: str, scored: bytes) -> None:
+        """Take in more text and the inside of its tokens' list of logprobs."""
+        self.text += text
+        if scored:
+            self.logprobs += b"," + scored if self.logprobs else scored
+
+
+@dataclass(slots=True)
+class CallItem:
+    """A call of a tool."""
+
+    item_id: str
+    call_id: str
+    name: str
+    arguments: str = ""
+
+    def shown(self, status: str) -> dict[str, Any]:
+        """Return the item."""
+        return {
+            "id": self.item_id,
+            "type": "function_call",
+            "call_id": self.call_id,
+            "name": self.name,
+            "arguments": self.arguments,
+            "status": status,
+        }
+
+
+Item = MessageItem | CallItem
+
+
 class ResponseDocument:
     """One response.
 
@@ -53,12 +119,14 @@ class ResponseDocument:
       fields: what was asked for.
       request: what is generated for it.
       config: names the served model.
+      tool_form: how calls of tools in the answer are written; None if there are none.
 
     Attributes:
-      text: of the answer so far.
-      shows_output: whether it has a message at all.
+      items: of the answer so far.
+      shows_output: whether it has any.
+      wants_logprobs: whether tokens are listed with what the model thought of them.
+      tool_form: see above.
       head: the response before its end.
-      item_id: of its message.
     """
 
     def __init__(
@@ -67,14 +135,14 @@ class ResponseDocument:
         fields: ResponseFields,
         request: GenerationRequest,
         config: ServerConfig,
+        tool_form: ToolForm | None = None,
     ) -> None:
-        self.text = ""
+        self.items: list[Item] = []
         self.shows_output = not fields.only_warms
-        self.item_id = f"msg_{response_id.removeprefix('resp_')}"
-        # As text, a fifth of what the same would take as objects: the end of the answer repeats it
-        # all, and until then a client that reads slowly has it kept here.
-        self._logprobs = bytearray()
-        self._wants_logprobs = fields.wants_logprobs
+        self.wants_logprobs = fields.wants_logprobs
+        self.tool_form = tool_form
+        self._hex = response_id.removeprefix("resp_")
+        choice = fields.tool_choice
         self.head: dict[str, Any] = {
             "id": response_id,
             "object": "response",
@@ -88,33 +156,33 @@ class ResponseDocument:
             "metadata": {},
             "model": config.model_name,
             "output": [],
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": fields.parallel_tool_calls is not False,
             "previous_response_id": fields.previous_response_id,
             "store": False,
             "temperature": request.sampling.temperature,
             "text": {"format": fields.text_format.model_dump(by_alias=True, exclude_none=True)},
-            "tool_choice": "auto",
-            "tools": [],
+            "tool_choice": choice.model_dump()
+            if isinstance(choice, BaseModel)
+            else choice or "auto",
+            "tools": [tool.model_dump() for tool in fields.tools or ()],
             "top_logprobs": request.sampling.logprobs or 0,
             "top_p": request.sampling.top_p,
             "truncation": "disabled",
             "usage": None,
         }
 
-    def add(self, delta: Delta) -> bytes | None:
-        """Take in what was generated.
+    def add_message(self) -> MessageItem:
+        """Begin a message, which is the next item."""
+        place = f"_{len(self.items)}" if self.items else ""
+        item = MessageItem(f"msg_{self._hex}{place}")
+        self.items.append(item)
+        return item
 
-        Returns:
-          The new tokens' logprobs as the inside of a JSON array; None if there is nothing to show.
-        """
-        if not self.shows_output or not (delta.text or delta.logprobs):
-            return None
-        scored = b""
-        if self._wants_logprobs and delta.logprobs:
-            scored = _encode(chat_logprobs(delta.logprobs))[1:-1]
-            self._logprobs += b"," + scored if self._logprobs else scored
-        self.text += delta.text
-        return scored
+    def add_call(self, name: str) -> CallItem:
+        """Begin a call, which is the next item."""
+        item = CallItem(f"fc_{self._hex}_{len(self.items)}", new_call_id(), name)
+        self.items.append(item)
+        return item
 
     def finished(self, reason: FinishReason, usage: Usage) -> dict[str, Any]:
         """Return the response at its good end."""
@@ -138,34 +206,12 @@ class ResponseDocument:
             "usage": response_usage(usage),
         }
 
-    @property
-    def all_logprobs(self) -> msgspec.Raw:
-        """The list of every token's logprobs."""
-        return msgspec.Raw(b"[" + self._logprobs + b"]")
-
-    def item(self, status: str) -> dict[str, Any]:
-        """Return the message; it has its part only once it has ended."""
-        return {
-            "id": self.item_id,
-            "type": "message",
-            "role": "assistant",
-            "status": status,
-            "content": [] if status == "in_progress" else [self.part()],
-        }
-
-    def part(self) -> dict[str, Any]:
-        """Return the message's text as far as it is known."""
-        return {
-            "type": "output_text",
-            "text": self.text,
-            "annotations": [],
-            "logprobs": self.all_logprobs,
-        }
-
     def _ended(self, status: str, usage: Usage) -> dict[str, Any]:
-        of_item = "completed" if status == "completed" else "incomplete"
+        output = [item.shown("completed") for item in self.items]
+        if output and status != "completed":
+            output[-1] = self.items[-1].shown("incomplete")
         return self.head | {
             "status": status,
-            "output": [self.item(of_item)] if self.shows_output else [],
+            "output": output,
             "usage": response_usage(usage),
         }

@@ -1,7 +1,7 @@
 """The events of one response, in order, as frames of a WebSocket or of Server-Sent Events. Pure.
 
-The order is: created, in_progress, the message and its part added, deltas, the same closed from the
-inside out, and one terminal event.
+The order is: created, in_progress, an item and its part added, deltas, the same closed from the
+inside out, the next item, and one terminal event.
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 
 from ..generation import Delta, Failed, Finished
+from ..text.tool_calls import Arguments, CallBegins, Text
 from .chunks import KEEP_ALIVE
 from .errors import error_object
+from .logprobs import chat_logprobs
+from .pieces import reader_of
+from .responses_document import CallItem, MessageItem
 
 if TYPE_CHECKING:
     from triolet.errors import RequestError
 
     from ..generation import Event, Usage
-    from .responses_document import ResponseDocument
+    from ..text.tool_calls import Piece
+    from .responses_document import Item, ResponseDocument
 
 DELTA: Final = b"response.output_text.delta"
 LOGPROBS: Final = b',"logprobs":'
@@ -73,6 +78,7 @@ class ResponseEvents:
       stream_id: the lane that each event names; None for none.
 
     Attributes:
+      response: as it is at the end; its head before.
       are_over: nothing follows.
       have_failed: and the end was a bad one.
     """
@@ -80,33 +86,27 @@ class ResponseEvents:
     def __init__(
         self, document: ResponseDocument, framing: Framing, stream_id: str | None = None
     ) -> None:
+        self.response = document.head
         self.are_over = False
         self.have_failed = False
         self._document = document
+        self._reader = reader_of(document.tool_form)
+        self._open: Item | None = None
         self._framing = framing
         self._sequence = 0
         self._lane = {} if stream_id is None else {"stream_id": stream_id}
-        self._place = {"item_id": document.item_id, "output_index": 0, "content_index": 0}
-        # Most events are deltas, which differ in little: what is around that is encoded once.
-        self._delta_form = (
-            b'{"type":"%b","sequence_number":' % DELTA,
-            b',%b,"delta":' % _encode(self._place)[1:-1],
-            b"," + _encode(self._lane)[1:] if self._lane else b"}",
-        )
+        self._delta_form = (b"", b"", b"")
 
     def begin(self) -> list[bytes]:
-        """Return what comes before the text."""
+        """Return what comes before the answer."""
         document = self._document
         frames = [
             self._event("response.created", response=document.head),
             self._event("response.in_progress", response=document.head),
         ]
-        if document.shows_output:
-            item = document.item("in_progress")
-            frames += [
-                self._event("response.output_item.added", output_index=0, item=item),
-                self._event("response.content_part.added", **self._place, part=document.part()),
-            ]
+        if document.shows_output and document.tool_form is None:
+            # It will be a message, whatever it says.
+            frames += self._open_message()
         return frames
 
     def write(self, event: Event, *, is_cancelled: bool = False) -> list[bytes]:
@@ -120,50 +120,117 @@ class ResponseEvents:
             case Delta():
                 return self._delta(event)
             case Finished():
+                left = [frame for piece in self._reader.finish() for frame in self._piece(piece)]
                 response = self._document.finished(event.reason, event.usage)
-                return self._close(response)
+                return left + self._end(response)
             case Failed() if is_cancelled:
-                return self._close(self._document.cancelled(event.usage))
+                return self._end(self._document.cancelled(event.usage))
             case Failed():
                 return self._fail(event.error, event.usage)
 
     def _delta(self, delta: Delta) -> list[bytes]:
         """Return what new text looks like; nothing for part of a character."""
-        scored = self._document.add(delta)
-        if scored is None:
+        document = self._document
+        if not document.shows_output or not (delta.text or delta.logprobs):
             return []
+        scored = b""
+        if document.wants_logprobs and delta.logprobs:
+            scored = _encode(chat_logprobs(delta.logprobs))[1:-1]
+        frames: list[bytes] = []
+        pieces = self._reader.push(delta.text)
+        if scored and not pieces and isinstance(self._open, MessageItem):
+            pieces = [Text("")]
+        for piece in pieces:
+            frames += self._piece(piece, scored)
+            scored = b""
+        return frames
+
+    def _piece(self, piece: Piece, scored: bytes = b"") -> list[bytes]:
+        match piece:
+            case Text():
+                opening = [] if isinstance(self._open, MessageItem) else self._open_message()
+                return [*opening, self._text(piece.text, scored)]
+            case CallBegins():
+                return self._open_item(self._document.add_call(piece.name))
+            case Arguments():
+                assert isinstance(self._open, CallItem)
+                self._open.arguments += piece.text
+                delta = {**self._place, "delta": piece.text}
+                return [self._event("response.function_call_arguments.delta", **delta)]
+
+    def _text(self, text: str, scored: bytes) -> bytes:
+        assert isinstance(self._open, MessageItem)
+        self._open.add(text, scored)
         before, between, after = self._delta_form
         sequence, self._sequence = self._sequence, self._sequence + 1
-        text = _encode(delta.text)
-        event = b"%b%d%b%b%b[%b]%b" % (before, sequence, between, text, LOGPROBS, scored, after)
-        return [self._framing(DELTA, event)]
+        shown = _encode(text)
+        event = b"%b%d%b%b%b[%b]%b" % (before, sequence, between, shown, LOGPROBS, scored, after)
+        return self._framing(DELTA, event)
+
+    def _open_message(self) -> list[bytes]:
+        item = self._document.add_message()
+        frames = self._open_item(item)
+        place = {**self._place, "content_index": 0}
+        # Most events are deltas, which differ in little: what is around that is encoded once.
+        self._delta_form = (
+            b'{"type":"%b","sequence_number":' % DELTA,
+            b',%b,"delta":' % _encode(place)[1:-1],
+            b"," + _encode(self._lane)[1:] if self._lane else b"}",
+        )
+        return [*frames, self._event("response.content_part.added", **place, part=item.part())]
+
+    def _open_item(self, item: Item) -> list[bytes]:
+        closed = self._close_item("completed")
+        self._open = item
+        index = len(self._document.items) - 1
+        shown = item.shown("in_progress")
+        return [
+            *closed,
+            self._event("response.output_item.added", output_index=index, item=shown),
+        ]
+
+    def _close_item(self, status: str) -> list[bytes]:
+        """Close what is open, from the inside out."""
+        item, place = self._open, self._place
+        self._open = None
+        frames: list[bytes] = []
+        match item:
+            case None:
+                return []
+            case MessageItem():
+                inside = {**place, "content_index": 0}
+                told = {"text": item.text, "logprobs": item.all_logprobs}
+                frames.append(self._event("response.output_text.done", **inside, **told))
+                part = item.part()
+                frames.append(self._event("response.content_part.done", **inside, part=part))
+            case CallItem():
+                told = {"name": item.name, "arguments": item.arguments}
+                kind = "response.function_call_arguments.done"
+                frames.append(self._event(kind, **place, **told))
+        index, shown = place["output_index"], item.shown(status)
+        frames.append(self._event("response.output_item.done", output_index=index, item=shown))
+        return frames
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        """Where the open item is."""
+        if self._open is None:
+            return {}
+        place = len(self._document.items) - 1
+        return {"item_id": self._open.item_id, "output_index": place}
 
     def _fail(self, error: RequestError, usage: Usage) -> list[bytes]:
         self.are_over = self.have_failed = True
-        return [self._event("response.failed", response=self._document.failed(error, usage))]
+        self.response = self._document.failed(error, usage)
+        return [self._event("response.failed", response=self.response)]
 
-    def _close(self, response: dict[str, Any]) -> list[bytes]:
+    def _end(self, response: dict[str, Any]) -> list[bytes]:
         self.are_over = True
+        self.response = response
         is_complete = response["status"] == "completed"
+        closed = self._close_item("completed" if is_complete else "incomplete")
         kind = "response.completed" if is_complete else "response.incomplete"
-        return [*self._close_items(response), self._event(kind, response=response)]
-
-    def _close_items(self, response: dict[str, Any]) -> list[bytes]:
-        document = self._document
-        return [
-            frame
-            for item in response["output"]
-            for frame in (
-                self._event(
-                    "response.output_text.done",
-                    **self._place,
-                    text=document.text,
-                    logprobs=document.all_logprobs,
-                ),
-                self._event("response.content_part.done", **self._place, part=document.part()),
-                self._event("response.output_item.done", output_index=0, item=item),
-            )
-        ]
+        return [*closed, self._event(kind, response=response)]
 
     def _event(self, kind: str, **fields: object) -> bytes:
         event = {"type": kind, "sequence_number": self._sequence, **fields, **self._lane}

@@ -7,27 +7,34 @@ names only, forth in requests and back in errors.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from triolet.errors import invalid_request
 
 from .chat import plan_chat
 from .errors import params_called
 from .generate import check_fields, warming
+from .responses_document import CallItem, MessageItem
 from .schemas import ChatRequest, GenerationFields, Message
+from .tool_schema import CalledFunction, Function, FunctionName, NamedTool, Tool, ToolCall
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .conversations import Turns
     from .generate import Plan
     from .ports import Services
-    from .responses_schema import ResponseFields
+    from .responses_document import Item
+    from .responses_schema import FunctionChoice, FunctionTool, InputItem, ResponseFields
 
 PARAMS: Final = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
+    "tools.*.function": "tools.*",
 }
+OF_OWN_FORM: Final = frozenset({"stream", "stream_options", "tools", "tool_choice"})
 """What a chat calls its parameters, and what they are called here."""
 
 
@@ -60,17 +67,77 @@ def _as_chat(fields: ResponseFields, earlier: Turns) -> ChatRequest:
     same = {
         name: getattr(fields, name)
         for name in GenerationFields.model_fields
-        if name in type(fields).model_fields and name not in {"stream", "stream_options"}
+        if name in type(fields).model_fields and name not in OF_OWN_FORM
     }
     return ChatRequest.model_construct(
         **same,
-        messages=[*system, *earlier, *fields.input],
+        messages=[*system, *earlier, *turns_of(fields.input)],
         max_tokens=fields.max_output_tokens,
         logprobs=fields.wants_logprobs,
         response_format=fields.text_format.of_chat(),
         top_logprobs=fields.top_logprobs if fields.wants_logprobs else None,
         chat_template_kwargs=fields.chat_template_kwargs,
+        tools=[_tool(tool) for tool in fields.tools] if fields.tools else None,
+        tool_choice=_choice(fields.tool_choice),
     )
+
+
+def turns_of(items: Sequence[InputItem]) -> list[Message]:
+    """Return what was sent as the turns of a chat, where calls belong to the turn before them."""
+    turns: list[Message] = []
+    for item in items:
+        if item.type == "message":
+            turns.append(message(item.role or "user", item.content or ""))
+        elif item.type == "function_call_output":
+            turns.append(
+                Message.model_construct(role="tool", content=item.output, tool_call_id=item.call_id)
+            )
+        else:
+            before = turns.pop() if turns and turns[-1].role == "assistant" else None
+            turns.append(with_call(before, item.call_id or "", item.name or "", item.arguments))
+    return turns
+
+
+def answer_of(items: Sequence[Item]) -> list[Message]:
+    """Return an answer as the one turn that it is in a chat; none if it has no items."""
+    turn: Message | None = None
+    for item in items:
+        match item:
+            case MessageItem():
+                said = (turn.content or "") if turn else ""
+                calls = turn.tool_calls if turn else None
+                turn = Message.model_construct(
+                    role="assistant", content=said + item.text, tool_calls=calls
+                )
+            case CallItem():
+                turn = with_call(turn, item.call_id, item.name, item.arguments)
+    return [] if turn is None else [turn]
+
+
+def with_call(before: Message | None, call_id: str, name: str, arguments: str | None) -> Message:
+    """Return a turn of the assistant's with one call more."""
+    call = ToolCall(id=call_id, function=CalledFunction(name=name, arguments=arguments or ""))
+    calls = [*((before and before.tool_calls) or ()), call]
+    content = before.content if before else None
+    return Message.model_construct(role="assistant", content=content, tool_calls=calls)
+
+
+def _tool(tool: FunctionTool) -> Tool:
+    function = Function(
+        name=tool.name,
+        description=tool.description,
+        parameters=tool.parameters,
+        strict=tool.strict,
+    )
+    return Tool(type="function", function=function)
+
+
+def _choice(
+    choice: FunctionChoice | Literal["none", "auto", "required"] | None,
+) -> NamedTool | Literal["none", "auto", "required"] | None:
+    if choice is None or isinstance(choice, str):
+        return choice
+    return NamedTool(type="function", function=FunctionName(name=choice.name))
 
 
 def message(role: str, content: str) -> Message:

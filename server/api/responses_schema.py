@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from triolet.errors import invalid_request
@@ -19,11 +19,12 @@ from .schemas import (
     MAX_MESSAGES,
     UNSUPPORTED,
     CacheSalt,
-    Message,
     SamplingFields,
     StrictModel,
     TemplateSwitches,
+    joined_text,
 )
+from .tool_schema import MAX_TOOLS, ToolName
 
 LANE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 INCLUDE_LOGPROBS: Final = "message.output_text.logprobs"
@@ -34,19 +35,64 @@ def _messages(value: object) -> object:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
-def _only_messages(value: object) -> object:
-    kind = value.get("type", "message") if isinstance(value, dict) else "message"
-    if kind != "message":
-        raise PydanticCustomError("unsupported", f"an item of type {echo(kind)}")
+def _known_item(value: object) -> object:
+    if isinstance(value, str) and value not in _NEEDED:
+        raise PydanticCustomError("unsupported", f"an item of type {echo(value)}")
     return value
 
 
-class InputMessage(Message):
-    """One turn, as a client writes it or as an earlier answer gave it."""
+def _own_tool(value: object) -> object:
+    if isinstance(value, str) and value != "function":
+        raise PydanticCustomError("unsupported", f"a tool of type {echo(value)}")
+    return value
+
+
+_NEEDED: Final = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+}
+"""What an item of each type has to hold."""
+
+
+class InputItem(StrictModel):
+    """A turn, a call of a tool or what came of one: as a client writes it, or as it was given."""
 
     model_config = ConfigDict(extra="ignore")
 
-    type: Literal["message"] = "message"
+    type: Annotated[
+        Literal["message", "function_call", "function_call_output"], BeforeValidator(_known_item)
+    ] = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: Annotated[str | None, BeforeValidator(joined_text)] = None
+    call_id: str | None = None
+    name: ToolName | None = None
+    arguments: str | None = None
+    output: Annotated[str | None, BeforeValidator(joined_text)] = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> InputItem:
+        for name in _NEEDED[self.type]:
+            if getattr(self, name) is None:
+                raise ValueError(f"needs {name}")
+        return self
+
+
+class FunctionTool(StrictModel):
+    """A function that the model may call."""
+
+    type: Annotated[Literal["function"], BeforeValidator(_own_tool)]
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FunctionChoice(StrictModel):
+    """The one function that has to be called."""
+
+    type: Literal["function"]
+    name: ToolName
 
 
 class TextFormat(StrictModel):
@@ -101,7 +147,7 @@ class ResponseFields(SamplingFields):
 
     model: str | None = None
     input: Annotated[
-        list[Annotated[InputMessage, BeforeValidator(_only_messages)]],
+        list[InputItem],
         BeforeValidator(_messages),
         Field(min_length=1, max_length=MAX_MESSAGES),
     ]
@@ -126,6 +172,9 @@ class ResponseFields(SamplingFields):
     ) = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     text: TextConfig | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    parallel_tool_calls: bool | None = None
     priority: Annotated[int, Field(ge=-100, le=100)] | None = None
     chat_template_kwargs: TemplateSwitches | None = None
     cache_salt: CacheSalt = None

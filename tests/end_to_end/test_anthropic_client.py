@@ -123,6 +123,27 @@ def test_output_follows_the_type_that_it_is_parsed_into(client: Anthropic) -> No
     assert isinstance(parsed.parsed_output, Verdict)
 
 
+def test_a_tool_is_called_and_its_result_is_taken(client: Anthropic) -> None:
+    asked: dict[str, Any] = {
+        **ASKED,
+        "max_tokens": 80,
+        "tools": [{"name": "paint", "input_schema": Verdict.model_json_schema()}],
+    }
+    forced = {**asked, "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+    first = client.messages.create(**forced)
+    (used,) = first.content
+    assert used.type == "tool_use"
+    assert first.stop_reason == "tool_use"
+    assert Verdict.model_validate(used.input)
+    with client.messages.stream(**forced) as stream:
+        (streamed,) = stream.get_final_message().content
+    assert streamed.type == "tool_use"
+    assert streamed.input == used.input
+    result = {"type": "tool_result", "tool_use_id": used.id, "content": "ok"}
+    turns = [*ASKED["messages"], first.to_param(), {"role": "user", "content": [result]}]
+    assert client.messages.create(**{**asked, "messages": turns}).usage.output_tokens
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "named"),
     [

@@ -131,6 +131,30 @@ def test_text_follows_the_type_that_it_is_parsed_into(client: OpenAI) -> None:
     assert isinstance(final.output_parsed, Verdict)
 
 
+def test_a_tool_is_called_and_its_result_is_taken(client: OpenAI) -> None:
+    tool: Any = {
+        "type": "function",
+        "name": "paint",
+        "description": "Paint the wall.",
+        "parameters": Verdict.model_json_schema(),
+        "strict": True,
+    }
+    asked = {**ASKED, "max_output_tokens": 80, "tools": [tool], "tool_choice": "required"}
+    first = client.responses.create(**asked, parallel_tool_calls=False)
+    (called,) = first.output
+    assert called.type == "function_call"
+    assert Verdict.model_validate_json(called.arguments)
+    with client.responses.stream(**asked, parallel_tool_calls=False) as stream:
+        pieces = "".join(
+            e.delta for e in stream if e.type == "response.function_call_arguments.delta"
+        )
+    assert pieces == called.arguments
+    history: list[Any] = [{"role": "user", "content": "Hello!"}, called.model_dump()]
+    history.append({"type": "function_call_output", "call_id": called.call_id, "output": "ok"})
+    second = client.responses.create(**{**ASKED, "input": history, "tools": [tool]})
+    assert second.output
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "param"),
     [
@@ -244,3 +268,18 @@ def test_langchain_asks_and_streams(langchain: ChatOpenAI) -> None:
 def test_langchain_gets_objects(langchain: ChatOpenAI) -> None:
     structured = langchain.with_structured_output(Verdict, method="json_schema")
     assert isinstance(structured.invoke("Which colour?"), Verdict)
+
+
+def test_langchain_calls_tools(langchain: ChatOpenAI) -> None:
+    # Bound as one that has to be called, because the demo model has never heard of tools.
+    bound = langchain.bind_tools([Verdict], tool_choice="Verdict", strict=True)
+    whole = bound.invoke("Which colour?")
+    (called,) = whole.tool_calls
+    assert called["name"] == "Verdict"
+    assert Verdict.model_validate(called["args"])
+    gathered: Any = None
+    for chunk in bound.stream("Which colour?"):
+        gathered = chunk if gathered is None else gathered + chunk
+    assert gathered is not None
+    (streamed,) = gathered.tool_calls
+    assert streamed["args"] == called["args"]

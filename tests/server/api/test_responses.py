@@ -52,6 +52,16 @@ for _ in range(50):
     NESTED = {"items": NESTED}
 
 
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "name": "weather",
+    "description": "Tell the weather.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    "strict": False,
+}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+
+
 def ask(**more: object) -> dict[str, Any]:
     return {"model": MODEL, "input": "hi", **more}
 
@@ -213,6 +223,85 @@ async def test_the_text_may_have_to_follow_a_schema_and_the_response_repeats_it(
     assert json.loads(second.text) == {"type": "object"}
 
 
+def call(generation: FakeGeneration) -> None:
+    for piece in ("Let me see. ", CALL[:30], CALL[30:45], CALL[45:]):
+        generation.say(piece)
+    generation.finish()
+
+
+async def test_calls_of_tools_are_items_whole_and_streamed() -> None:
+    async with surface(FakeFleet(call)) as server:
+        whole = (await server.post(PATH, ask(tools=[WEATHER]))).json
+        events = events_of(await server.post(PATH, ask(tools=[WEATHER], stream=True)))
+    said, called = whole["output"]
+    assert said["content"][0]["text"] == "Let me see. "
+    assert (called["type"], called["name"]) == ("function_call", "weather")
+    assert json.loads(called["arguments"]) == {"city": "Rome"}
+    assert called["call_id"].startswith("call_")
+    assert whole["tools"] == [WEATHER]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    kinds = [event["type"] for event in events if not event["type"].endswith(".delta")]
+    assert kinds == [
+        *ORDER[:4],
+        *ORDER[6:9],
+        "response.output_item.added",
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    parts = [e["delta"] for e in events if e["type"] == "response.function_call_arguments.delta"]
+    assert json.loads("".join(parts)) == {"city": "Rome"}
+    assert {e["output_index"] for e in events if "arguments" in e["type"]} == {1}
+    last = events[-1]["response"]["output"]
+    assert [item["type"] for item in last] == ["message", "function_call"]
+    assert last[1] == events[-2]["item"]
+
+
+async def test_items_of_calls_are_turns_of_a_chat() -> None:
+    items = [
+        {"role": "user", "content": "How is it in Rome?"},
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "Wait.", "annotations": []}],
+        },
+        {
+            "type": "function_call",
+            "id": "fc_1",
+            "call_id": "a",
+            "name": "weather",
+            "arguments": '{"city": "Rome"}',
+            "status": "completed",
+        },
+        {"type": "function_call_output", "call_id": "a", "output": "warm"},
+    ]
+    called = {"name": "weather", "arguments": '{"city": "Rome"}'}
+    same = [
+        items[0],
+        {
+            "role": "assistant",
+            "content": "Wait.",
+            "tool_calls": [{"id": "a", "type": "function", "function": called}],
+        },
+        {"role": "tool", "tool_call_id": "a", "content": "warm"},
+    ]
+    function = {name: value for name, value in WEATHER.items() if name != "type"}
+    asked = ask(input=items, tools=[WEATHER], tool_choice={"type": "function", "name": "weather"})
+    chat = {
+        "messages": same,
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": {"type": "function", "function": {"name": "weather"}},
+    }
+    async with surface() as server:
+        whole = await server.post(PATH, asked)
+        assert (await server.post("/v1/chat/completions", chat)).status == 200
+    assert whole.json["tool_choice"] == {"type": "function", "name": "weather"}
+    first, second = (generation.request for generation in server.fleet.generations)
+    assert first.prompt_ids == second.prompt_ids
+    assert first.sampling.grammar == second.sampling.grammar
+    assert first.sampling.grammar is not None
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_warming_computes_the_prompt_and_says_nothing(stream: bool) -> None:
     asked = ask(prompt_cache_options={"prewarm": True}, stream=stream)
@@ -267,7 +356,8 @@ async def test_what_changes_no_promise_is_accepted() -> None:
         ({"max_output_tokens": 10**6}, "input"),
         ({"min_tokens": 9, "max_output_tokens": 8}, "min_tokens"),
         ({"input": []}, "input"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0.type"),
+        ({"input": [{"type": "function_call", "name": "f"}]}, "input.0"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content"),
         ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
@@ -276,7 +366,11 @@ async def test_what_changes_no_promise_is_accepted() -> None:
             {"text": {"format": {"type": "json_schema", "name": "n", "schema": NESTED}}},
             "text.format.schema",
         ),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [WEATHER, WEATHER]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
+        ({"tools": [{**WEATHER, "strict": True, "parameters": NESTED}]}, "tools.0.parameters"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"temperature": True}, "temperature"),
     ],

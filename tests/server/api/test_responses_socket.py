@@ -205,6 +205,36 @@ async def test_a_turn_may_be_warmed_and_then_be_built_upon() -> None:
     assert bytes(second.prompt_ids) == b"user: one\nuser: two\nassistant:"
 
 
+async def test_a_call_of_a_tool_is_answered_on_the_same_socket() -> None:
+    call = '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'
+
+    def script(generation: FakeGeneration) -> None:
+        generation.say(call)
+        generation.finish()
+
+    tools = [{"type": "function", "name": "weather"}]
+    async with surface(FakeFleet(script)) as server:
+        socket = await open_socket(server)
+        async with socket.client.stream:
+            await socket.send(create(tools=tools))
+            first = (await socket.until("response.completed"))[-1]["response"]
+            (item,) = first["output"]
+            result = {
+                "type": "function_call_output",
+                "call_id": item["call_id"],
+                "output": "warm",
+            }
+            more = create(input=[result], tools=tools, previous_response_id=first["id"])
+            await socket.send(more)
+            await socket.until("response.completed")
+    prompt = bytes(server.fleet.generations[1].request.prompt_ids).decode()
+    call_id = item["call_id"]
+    assert prompt == (
+        f"tool weather\nuser: hi\nassistant:  {call_id}=weather({{}})\n"
+        f"tool of {call_id}: warm\nassistant:"
+    )
+
+
 async def test_earlier_answers_may_be_sent_back_as_they_came() -> None:
     history = [
         {"role": "developer", "content": [{"type": "input_text", "text": "be kind"}]},
@@ -252,7 +282,7 @@ async def test_logprobs_come_where_they_are_asked_for() -> None:
         ({"type": "response.steer", "input": []}, "type"),
         (create(input=[]), "input"),
         (create(input=5), "input"),
-        (create(input=[{"role": "user"}]), "input.0.content"),
+        (create(input=[{"role": "user"}]), "input.0"),
         (create(input=[{"type": "function_call", "role": "user", "content": ""}]), "input.0"),
         (
             create(input=[{"role": "user", "content": [{"type": "input_image"}]}]),
@@ -261,7 +291,7 @@ async def test_logprobs_come_where_they_are_asked_for() -> None:
         (create(temperature="hot"), "temperature"),
         (create(max_output_tokens=0), "max_output_tokens"),
         (create(max_output_tokens=10**6), "input"),
-        (create(tools=[{"type": "web_search"}]), "tools"),
+        (create(tools=[{"type": "web_search"}]), "tools.0.type"),
         (create(background=True), "background"),
         (create(store=True), "store"),
         (create(text={"format": {"type": "yaml"}}), "text.format.type"),
