@@ -61,7 +61,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-keys_app = typer.Typer(help="Keys for links between machines.", no_args_is_help=True)
+keys_app = typer.Typer(
+    help="Keys for links between machines, and for clients.", no_args_is_help=True
+)
 app.add_typer(keys_app, name="keys")
 
 
@@ -378,6 +380,16 @@ def make_keys(directory: Annotated[Path, typer.Argument(metavar="DIR")]) -> None
     public = make(directory)
     typer.echo(f"{directory}: new keys; others let this process in by its public key:")
     typer.echo(public.decode())
+
+
+@keys_app.command("issue")
+def issue_key(tenant: Annotated[str, typer.Argument(metavar="TENANT")]) -> None:
+    """Make an API key, and the line that lets it in, for the file of --api-keys."""
+    from server.api.keys import key_line, new_key
+
+    key = new_key()
+    typer.echo(key_line(tenant, key))
+    typer.echo(f"the key itself, which is stored nowhere: {key}", err=True)
 
 
 @app.command()

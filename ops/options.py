@@ -262,9 +262,12 @@ def server_options(
         bool,
         _http(
             "--allow-remote-clients",
-            help="Listen beyond this machine, although there are no API keys.",
+            help="Listen beyond this machine without API keys.",
         ),
     ] = _SERVER.allow_remote_clients,
+    api_keys: Annotated[
+        str | None, _http(help="File of API keys (see `triolet keys issue`).", show_default="none")
+    ] = _SERVER.api_keys,
     model_name: Annotated[
         str, _http(help="What clients call the model.", show_default="the directory's name")
     ] = "",
@@ -307,6 +310,7 @@ def server_options(
         host=host,
         port=port,
         allow_remote_clients=allow_remote_clients,
+        api_keys=api_keys,
         token_window=token_window,
         stall_timeout_s=stall_timeout,
         drain_timeout_s=drain_timeout,

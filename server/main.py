@@ -24,6 +24,7 @@ from triolet.errors import ConfigError
 from triolet.status import SUCCESSOR_SIGNAL, ServerReady, report
 
 from .api.app import build_app
+from .api.keys import read_keys
 from .api.live import Lifecycle
 from .api.ports import Services
 from .edge.accept import Edge
@@ -77,6 +78,7 @@ async def serve(
             listening.append(sockets.enter_context(open_own_socket(config.siblings)))
         text = _load_text(config)
         defaults = read_sampling_defaults(config.model_dir)
+        keys = None if config.api_keys is None else read_keys(config.api_keys)
         network = ZmqNetwork(config.link, config.curve_dir)
         try:
             metrics = Metrics(config.model_name, config.metrics_compat)
@@ -91,6 +93,7 @@ async def serve(
                 lifecycle or Lifecycle(),
                 count_connections=lambda: edge.connections,
                 siblings=siblings,
+                keys=keys,
             )
             edge = Edge(build_app(services), config)
             metrics.watch(fleet.status, lambda: edge.connections, lambda: edge.writes.by_way)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from triolet.ids import Role
 
     from ..generation import Generation, GenerationRequest
+    from .keys import KeyRing
 
 
 class WorkerView(Protocol):
@@ -195,3 +196,5 @@ class Services:
     """How many clients are connected."""
     siblings: SiblingsPort | None = None
     """None where this is the only server."""
+    keys: KeyRing | None = None
+    """None where anybody who reaches the port is let in."""

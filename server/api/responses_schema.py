@@ -9,9 +9,9 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from triolet.sampling import MAX_TOP_LOGPROBS
 
+from .accepted import MAX_INT
 from .errors import unsupported
 from .schemas import (
-    MAX_INT,
     MAX_MESSAGES,
     CacheSalt,
     Message,
