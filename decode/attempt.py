@@ -47,7 +47,8 @@ class Attempt:
         lets it run ahead.
       kv_sender: routing id of the prefill worker that ships to it, None before the first chunk.
       salt: whose prefix cache it uses.
-      num_held_blocks: leading blocks of the prompt that were here when it came.
+      num_held_blocks: leading blocks of the prompt that were here when it came, or that it shares
+        with the attempt whose fork it is.
       is_local: its prompt is computed here; nobody ships to it.
     """
 

@@ -41,6 +41,7 @@ from worker.roster import Roster
 
 from .assembly import Assembly
 from .attempt import Attempt
+from .forks import num_shared_blocks
 from .intake import KvIntake
 from .keeping import keep_completion
 from .scheduler import blocks_for
@@ -277,9 +278,12 @@ class DecodeCore:
             check_request(self._engine.vocab_size, prompt_ids + replay_ids, frame.sampling)
             if not prompt_ids:
                 raise RemoteProtocolError("a prompt without tokens")
-            reason = self._refusal(frame, len(prompt_ids), len(replay_ids))
+            origin = None
+            if frame.fork_of is not None:
+                origin = self.stepper.forks.origin(frame.fork_of, server, prompt_ids, frame.salt)
+            reason = self._refusal(frame, len(prompt_ids), len(replay_ids), origin)
             if reason is None:
-                self._admit(server, frame, prompt_ids, replay_ids, now)
+                self._admit(server, frame, prompt_ids, replay_ids, origin, now)
         else:
             known = self.roster.attempts.get(frame.key)
             is_its_own = known is not None and known.server == server
@@ -294,20 +298,30 @@ class DecodeCore:
         self.outbox.to_server(server.identity(), answer)
 
     def _refusal(
-        self, frame: Reserve, num_prompt_tokens: int, num_replay_tokens: int
+        self,
+        frame: Reserve,
+        num_prompt_tokens: int,
+        num_replay_tokens: int,
+        origin: Attempt | None,
     ) -> RefuseReason | None:
         if self.reception.is_draining:
             return RefuseReason.DRAINING
         num_tokens = num_prompt_tokens + max(1, num_replay_tokens)
         if num_tokens > self._identity.capacity.max_model_len:
             return RefuseReason.TOO_LONG
+        if frame.fork_of is not None and origin is None:
+            return RefuseReason.NO_FORK
         if self._num_free_rows() == 0:
             return RefuseReason.NO_ROWS
         # Everybody here may need another block soon: a new prompt must not make that a preemption.
         growth_blocks = len(self.roster.leases)
         num_blocks = blocks_for(num_prompt_tokens + num_replay_tokens, self._engine.block_size)
-        prospect = self._engine.prefix_cache.prospect(frame.prompt, frame.salt, num_blocks)
-        needed_blocks = prospect.num_needed_blocks
+        if origin is not None:
+            num_shared = num_shared_blocks(num_prompt_tokens, self._engine.block_size)
+            needed_blocks = num_blocks - num_shared
+        else:
+            prospect = self._engine.prefix_cache.prospect(frame.prompt, frame.salt, num_blocks)
+            needed_blocks = prospect.num_needed_blocks
         if needed_blocks + growth_blocks > self._engine.ledger.available_blocks:
             return RefuseReason.NO_BLOCKS
         return None
@@ -318,16 +332,22 @@ class DecodeCore:
         frame: Reserve,
         prompt_ids: tuple[int, ...],
         replay_ids: tuple[int, ...],
+        origin: Attempt | None,
         now: float,
     ) -> None:
         block_size = self._engine.block_size
         # The replay's blocks at once too: the next step would ask for them anyhow.
         num_blocks = blocks_for(len(prompt_ids) + len(replay_ids), block_size)
-        blocks, num_held_blocks = self._engine.prefix_cache.lease(
-            frame.key, frame.prompt, frame.salt, num_blocks
-        )
+        if origin is None:
+            blocks, num_held_blocks = self._engine.prefix_cache.lease(
+                frame.key, frame.prompt, frame.salt, num_blocks
+            )
+        else:
+            # Only what it writes itself: the origin's blocks are not finished yet.
+            num_held_blocks = num_shared_blocks(len(prompt_ids), block_size)
+            blocks = self._engine.ledger.lease(frame.key, num_blocks - num_held_blocks)
         num_held_tokens = num_held_blocks * block_size
-        is_local = len(prompt_ids) - num_held_tokens <= frame.local_tokens
+        is_local = origin is not None or len(prompt_ids) - num_held_tokens <= frame.local_tokens
         attempt = Attempt(
             key=frame.key,
             server=server,
@@ -350,10 +370,12 @@ class DecodeCore:
             salt=frame.salt,
             num_held_blocks=num_held_blocks,
             is_local=is_local,
-            num_computed_tokens=num_held_tokens if is_local else 0,
+            num_computed_tokens=num_held_tokens if is_local and origin is None else 0,
         )
         self.roster.add(attempt, now, frame.remaining_s)
-        if is_local:
+        if origin is not None:
+            self.stepper.forks.add(attempt, origin)
+        elif is_local:
             self.stepper.prompts.add(attempt)
 
     def _grant_tokens(self, server: PeerId, frame: TokenCredit) -> None:
@@ -362,7 +384,8 @@ class DecodeCore:
             if attempt is not None and attempt.server == server:
                 self.stepper.credit(attempt, row)
 
-    def _on_end(self, attempt: Attempt) -> None:
+    def _on_end(self, attempt: Attempt, now: float) -> None:
+        self.stepper.forks.forsake(attempt, now)
         self._speculation.forget(attempt.key)
         if not attempt.assembly.is_complete:
             self._intake.abandon(attempt)

@@ -16,6 +16,7 @@ from worker.chunks import chunk_row
 from worker.roster import FailedStep
 from worker.rows import token_row
 
+from .forks import Forks
 from .keeping import keep_prompt
 from .prompts import Prompts
 from .scheduler import plan_step
@@ -51,6 +52,7 @@ class Stepper:
 
     Attributes:
       prompts: those that are computed here.
+      forks: attempts that share the prompt of another one.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Stepper:
         self._counters = counters
         self._speculation = speculation
         self.prompts = Prompts(roster, engine.pace, identity.capacity.max_num_seqs)
+        self.forks = Forks(engine, roster, self.prompts)
         self._turns: list[Turn] = []
         self._awake: dict[AttemptKey, Attempt] = {}
 
@@ -221,6 +224,7 @@ class Stepper:
             self._tell([(attempt.server, first)])
         self._awake[attempt.key] = attempt
         keep_prompt(self._engine.prefix_cache, attempt, self._engine.block_size)
+        self.forks.complete(attempt)
         self._end_finished((attempt,), now)
 
     def credit(self, attempt: Attempt, row: CreditRow) -> None:

@@ -131,16 +131,30 @@ class BlockLedger:
         revived = {block for block in shared if block in self._cached}
         _require(num_blocks, self.available_blocks - len(revived))
 
-    def extend(self, owner: Hashable, num_blocks: int) -> list[int]:
-        """Add blocks to a lease and return the new ones.
+    def extend(self, owner: Hashable, num_blocks: int, shared: Sequence[int] = ()) -> list[int]:
+        """Add blocks to a lease.
+
+        Args:
+          owner: who holds it.
+          num_blocks: new ones, at its end.
+          shared: finished blocks of other leases, which the owner reads and does not write; they
+            come before all that it has.
+
+        Returns:
+          The new ones.
 
         Raises:
           CapacityError: fewer blocks are available; nothing has changed.
-          LeaseError: the owner has no lease.
+          LeaseError: the owner has no lease, or nobody leases a shared block.
         """
         blocks = self._lease_of(owner)
         _require(num_blocks, self.available_blocks)
+        for block in shared:
+            if block not in self._references:
+                raise LeaseError(f"block {block} is not leased: nobody vouches for what is in it")
+        self._references.update(shared)
         added = self._take(num_blocks)
+        blocks[:0] = shared
         blocks.extend(added)
         return added
 

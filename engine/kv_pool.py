@@ -161,6 +161,14 @@ class KVPool:
         assert self._staging is not None
         self._staging.import_blocks(block_ids, received)
 
+    def copy_block(self, source: int, target: int) -> None:
+        """Overwrite a block that no running step reads with another one.
+
+        What a running step writes into `source` meanwhile may or may not be copied.
+        """
+        # Over the host, also on a GPU: ordered with the steps as every import is.
+        self.import_blocks([target], self.export_blocks([source]))
+
     def pin(self, memory: memoryview) -> bool:
         """Note that blocks will be exported into this memory again and again.
 

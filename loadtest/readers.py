@@ -85,7 +85,9 @@ def read_response_events(messages: Iterable[str | bytes]) -> Iterator[Part]:
                 yield End(event["response"]["usage"]["output_tokens"])
                 return
             case "response.failed":
-                raise StreamFailedError(f"failed: {_reason(event['response'].get('error'))}")
+                error = event["response"].get("error") or {}
+                # What the API has no word for stands in `type`.
+                raise StreamFailedError(f"failed: {error.get('type') or _reason(error)}")
             case "error":
                 raise StreamFailedError(f"error event: {_reason(event.get('error'))}")
     raise StreamFailedError("ended without a terminal event")

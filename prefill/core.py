@@ -294,7 +294,8 @@ class PrefillCore:
         else:
             self.roster.end(key, EndReason.UNWANTED, now)
 
-    def _on_end(self, attempt: Attempt) -> None:
+    def _on_end(self, attempt: Attempt, now: float) -> None:
+        del now
         self.shipper.forget(attempt.key)
 
     def _export(self, key: AttemptKey, piece: Piece, into: memoryview) -> None:

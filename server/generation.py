@@ -48,6 +48,8 @@ class GenerationRequest:
       include_stop: keep the stop string in the text.
       client_request_id: what its client calls it; appears beside `request_id` in the log.
       cache_salt: whose KV it may share; empty for everybody's.
+      origin_id: the request_id of another completion of the same prompt and salt, whose KV it may
+        share while that runs; empty for none.
     """
 
     request_id: bytes
@@ -60,6 +62,7 @@ class GenerationRequest:
     include_stop: bool = False
     client_request_id: str = ""
     cache_salt: bytes = b""
+    origin_id: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

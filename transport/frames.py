@@ -207,7 +207,8 @@ class Reserve(AttemptFrame, frozen=True, array_like=True, tag=6):
 
     `replay` are completion tokens that the client already has: they are computed again, never
     sampled and never sent again. If no more than `local_tokens` of the prompt have no KV there,
-    decode computes them itself, and no prefill worker is asked.
+    decode computes them itself, and no prefill worker is asked. With `fork_of` the prompt is that
+    of another attempt of this server there, whose KV it shares as soon as that has it.
     """
 
     prompt: PackedTokens
@@ -219,6 +220,7 @@ class Reserve(AttemptFrame, frozen=True, array_like=True, tag=6):
     eos_token_ids: Annotated[tuple[int, ...], msgspec.Meta(max_length=64)] = ()
     salt: Salt = b""
     local_tokens: Count = 0
+    fork_of: AttemptRow | None = None
 
 
 class Grant(AttemptFrame, frozen=True, array_like=True, tag=7):

@@ -18,6 +18,7 @@ class EndReason(StrEnum):
     DEADLINE = "deadline"
     DRAIN = "drain"
     PREEMPTED = "preempted"  # blocks ran out; the server begins a new attempt
+    FORSAKEN = "forsaken"  # decode only: the attempt whose prompt it was to share ended first
     SUPERSEDED = "superseded"  # a newer attempt of the same request exists
     LEASE_EXPIRED = "lease_expired"  # its server fell silent or no longer names it
     PEER_LOST = "peer_lost"  # the other worker of the pair
@@ -35,3 +36,4 @@ class RefuseReason(StrEnum):
     DRAINING = "draining"
     TOO_LONG = "too_long"
     ENDED = "ended"  # a tombstone: the END overtook its RESERVE
+    NO_FORK = "no_fork"  # the attempt whose prompt it was to share is not here

@@ -92,6 +92,10 @@ class EnginePort(Protocol):
         device can write it at full speed."""
         ...
 
+    def copy_block(self, source: int, target: int) -> None:
+        """Overwrite a block that no running step reads with another one, bit for bit."""
+        ...
+
     def import_blocks(
         self,
         block_ids: Sequence[int],

@@ -89,6 +89,10 @@ class LocalEngine:
         """Note that blocks will be exported into this memory again and again."""
         return self._loaded.pool.pin(memory)
 
+    def copy_block(self, source: int, target: int) -> None:
+        """Overwrite a block that no running step reads with another one."""
+        self._loaded.pool.copy_block(source, target)
+
     def import_blocks(
         self,
         block_ids: Sequence[int],

@@ -83,7 +83,7 @@ class Roster(Generic[A]):
       transitions: the table of this role.
       link: lifetimes of leases and tombstones.
       outbox: takes the ENDED frames.
-      on_end: told of each attempt that ends, before its blocks go back.
+      on_end: told of each attempt that ends, and when, before its blocks go back.
 
     Attributes:
       attempts: the living ones.
@@ -98,7 +98,7 @@ class Roster(Generic[A]):
         transitions: Transitions,
         link: LinkConfig,
         outbox: Outbox,
-        on_end: Callable[[A], None],
+        on_end: Callable[[A, float], None],
     ) -> None:
         self.attempts: dict[AttemptKey, A] = {}
         self.leases = LeaseTable(transitions, link)
@@ -194,7 +194,7 @@ class Roster(Generic[A]):
         if self.leases.release(key, now) is None:
             return
         attempt = self.attempts.pop(key)
-        self._on_end(attempt)
+        self._on_end(attempt, now)
         departure = _Departure(attempt, reason, message[:MAX_TEXT], failed)
         if key in self._in_step:
             # The device still writes into its blocks.

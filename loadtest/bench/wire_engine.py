@@ -94,6 +94,10 @@ class StoredEngine:
         """Note that blocks will be exported into this memory again and again."""
         return self.pool.pin(memory)
 
+    def copy_block(self, source: int, target: int) -> None:
+        """Overwrite one block with another."""
+        self.pool.copy_block(source, target)
+
     def import_blocks(
         self,
         block_ids: Sequence[int],

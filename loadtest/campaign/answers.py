@@ -171,7 +171,8 @@ class ResponseMessages:
             case "response.completed" | "response.incomplete":
                 self._finish(event["response"])
             case "response.failed":
-                raise StreamFailedError(_words(event["response"].get("error")))
+                error = event["response"].get("error") or {}
+                raise StreamFailedError(_words(error | {"code": error.get("type")}))
             case "error":
                 raise StreamFailedError(_words(event.get("error")))
         return False

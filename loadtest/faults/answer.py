@@ -74,14 +74,15 @@ class Answer:
             case "response.completed" | "response.incomplete":
                 response = event["response"]
                 details = response.get("incomplete_details") or {}
-                reason = details.get("reason") or "stop"
+                is_cancelled = response.get("status") == "cancelled"
+                reason = details.get("reason") or ("cancelled" if is_cancelled else "stop")
                 # The same end by another name.
                 self.ends.append("length" if reason == "max_output_tokens" else reason)
                 self.num_tokens = response["usage"]["output_tokens"]
                 self.is_done = True
             case "response.failed":
                 error = event["response"].get("error") or {}
-                self.ends.append(f"error:{error.get('code')}")
+                self.ends.append(f"error:{error.get('type') or error.get('code')}")
                 self.is_done = True
             case "error":
                 self.ends.append(f"error:{event['error']['code']}")

@@ -168,7 +168,7 @@ class Leavers:
             self.result.free_s.append(max(0.0, freed_at - left_at))
         for worker in self._world.workers:
             assert worker.engine is not None, "nobody dies here"
-            sampled_at = worker.engine.sampled_at.pop(client.wish.prompt_ids, 0.0)
+            sampled_at = worker.engine.sampled_at.pop(client.wish.chosen_by, 0.0)
             if left_at is not None and sampled_at - left_at > CALM.max_delay_s:
                 late_s = sampled_at - left_at
                 self._world.report(f"{worker} began a step {late_s:.3f} s after {client} had left")

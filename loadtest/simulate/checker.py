@@ -100,7 +100,7 @@ class Checker:
             for worker in self._world.workers:
                 if client.left_at is None or worker.engine is None:
                     continue
-                sampled_at = worker.engine.sampled_at.get(client.wish.prompt_ids, 0.0)
+                sampled_at = worker.engine.sampled_at.get(client.wish.chosen_by, 0.0)
                 late_s = sampled_at - max(client.left_at, worker.away_until)
                 if late_s > self._orphan_s:
                     self._report(f"{worker} computed for {client} {late_s:.1f} s after it had left")

@@ -44,8 +44,9 @@ class Wish:
 
     Attributes:
       number: names it.
-      prompt_ids: its prompt, unlike everybody else's.
+      prompt_ids: its prompt, unlike everybody else's but its origin's.
       sampling: how many tokens, which seed.
+      origin: number of the wish for another completion of this prompt; None for none.
       stop: stop strings.
       priority: lower is more important.
       comes_after_s: when it comes.
@@ -63,6 +64,12 @@ class Wish:
     leaves_after_s: float | None = None
     stalls_at: int | None = None
     stalls_s: float = 0.0
+    origin: int | None = None
+
+    @property
+    def chosen_by(self) -> tuple[tuple[int, ...], int]:
+        """What its tokens are a function of."""
+        return self.prompt_ids, self.sampling.seed
 
 
 class Client:
@@ -72,6 +79,7 @@ class Client:
       wish: what it wants.
       draw_request_id: where request ids come from.
       report: told of everything that must not happen, in words.
+      find: gives the request of another wish, by number; empty if there is none.
 
     Attributes:
       ending: how it ended; None while it runs.
@@ -84,7 +92,11 @@ class Client:
     """
 
     def __init__(
-        self, wish: Wish, draw_request_id: Callable[[], bytes], report: Callable[[str], None]
+        self,
+        wish: Wish,
+        draw_request_id: Callable[[], bytes],
+        report: Callable[[str], None],
+        find: Callable[[int], bytes] = lambda number: b"",
     ) -> None:
         self.wish = wish
         self.ending: str | None = None
@@ -96,6 +108,7 @@ class Client:
         self.is_over = trio.Event()
         self._draw_request_id = draw_request_id
         self._report = report
+        self._find = find
         self._text: list[str] = []
         self._expected = expected_ids(wish)
 
@@ -126,6 +139,7 @@ class Client:
                 deadline_s=DEADLINE_S,
                 stop=self.wish.stop,
                 priority=self.wish.priority,
+                origin_id=b"" if self.wish.origin is None else self._find(self.wish.origin),
             )
             try:
                 stream = fleet.submit(request)

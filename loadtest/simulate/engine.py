@@ -123,7 +123,7 @@ class SimulatedEngine:
 
     Attributes:
       fail_steps: so many of the next steps raise.
-      sampled_at: when the step began that last chose a token for a prompt.
+      sampled_at: when the step began that last chose a token for a prompt and seed.
       on_freed: told of each attempt whose blocks go back.
     """
 
@@ -150,7 +150,7 @@ class SimulatedEngine:
             config.max_num_batched_tokens, cost.of(config.max_num_batched_tokens), config
         )
         self.fail_steps = 0
-        self.sampled_at: dict[Sequence[int], float] = {}
+        self.sampled_at: dict[tuple[Sequence[int], int], float] = {}
         self.on_freed: Callable[[Hashable], None] | None = None
         self._report = report
         self._happened = happened
@@ -189,6 +189,12 @@ class SimulatedEngine:
     def pin(self, memory: memoryview) -> bool:
         """Do nothing: there is no device."""
         return True
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Overwrite one block with another."""
+        if not (self.ledger.is_leased(source) and self.ledger.is_leased(target)):
+            self._report(f"block {source} was copied to {target}, and nobody leases one of them")
+        self._pool[target][:] = self._pool[source]
 
     def import_blocks(
         self,
@@ -283,7 +289,8 @@ class SimulatedDevice:
         for row in _rows(args):
             num_tokens += len(row.token_ids)
             if row.sample is not None:
-                self._engine.sampled_at[row.sample.prompt_ids] = began_at
+                chosen = (row.sample.prompt_ids, row.sample.params.seed)
+                self._engine.sampled_at[chosen] = began_at
         await trio.sleep(self._cost.of(num_tokens))
         if self._wedged_until > trio.current_time():
             self._happened[Fault.WEDGE] += 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -58,6 +58,8 @@ GUESSING_ONE_IN: Final = 3
 MIN_CLIENTS, MAX_CLIENTS = 4, 8
 NO_ANSWER: Final = ("no_worker", "quarantined", "reset")
 """Endings that are nobody's wish, and that too many faults may bring about all the same."""
+FORKED_SHARE: Final = 0.25
+"""Of the wishes: so many are for another completion of a prompt."""
 MAX_BEGINNING: Final = 14
 """Tokens: three whole blocks and a part of one."""
 INSTRUCTIONS: Final = tuple(range(900, 900 + MAX_BEGINNING))
@@ -135,7 +137,7 @@ class _Scenario:
                 nursery.start_soon(process.keep)
             nursery.start_soon(_look, checker)
             async with trio.open_nursery() as clients:
-                for wish in self._wishes(plan):
+                for wish in _with_forks(self._wishes(plan), self._seed):
                     clients.start_soon(self._client, world, wish)
                 await injector.run(CHAOS_S)
                 healed_at = trio.current_time()
@@ -166,7 +168,11 @@ class _Scenario:
     async def _client(self, world: World, wish: Wish) -> None:
         """Bring one client to a server, and wait until it has its end."""
         await trio.sleep(wish.comes_after_s)
-        client = Client(wish, lambda: world.rng.randbytes(16), world.report)
+
+        def find(number: int) -> bytes:
+            return next((c.request_id for c in world.clients if c.wish.number == number), b"")
+
+        client = Client(wish, lambda: world.rng.randbytes(16), world.report, find)
         world.clients.append(client)
         server = world.servers[wish.number % len(world.servers)]
         try:
@@ -274,6 +280,24 @@ def _local_prefill(seed: int) -> LocalPrefill:
     """Return who computes prompts in a seed; drawn apart, so that all else stays as it was."""
     modes = (LocalPrefill.AUTO, LocalPrefill.AUTO, LocalPrefill.OFF, LocalPrefill.ALWAYS)
     return random.Random(f"local prefill {seed}").choice(modes)
+
+
+def _with_forks(wishes: list[Wish], seed: int) -> list[Wish]:
+    """Let some wishes be for another completion of an earlier one's prompt, soon after it and from
+    the same server; drawn apart as well."""
+    rng = random.Random(f"forks {seed}")
+    forked = wishes[:2]
+    for wish in wishes[2:]:
+        origin = forked[wish.number % 2]
+        if rng.random() < FORKED_SHARE:
+            wish = replace(
+                wish,
+                prompt_ids=origin.prompt_ids,
+                origin=origin.number,
+                comes_after_s=origin.comes_after_s + rng.choice((0.0, 0.05, 0.5)),
+            )
+        forked.append(wish)
+    return forked
 
 
 async def _look(checker: Checker) -> None:

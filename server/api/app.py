@@ -42,6 +42,7 @@ from .probes import (
     ready,
     version,
 )
+from .responses import create_response
 from .responses_socket import responses_socket
 from .static_files import read_static_files
 
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-CHAT: Final = "/v1/chat/completions"
 RESPONSES: Final = "/v1/responses"
 NOT_FOUND: Final = "there is nothing at this path; the API is below /v1, the chat page at /"
 SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
@@ -105,8 +105,9 @@ def _add_routes(app: QuartTrio, services: Services) -> None:
             provide_automatic_options=False,
         )
 
-    add("POST", CHAT, chat_completions)
+    add("POST", "/v1/chat/completions", chat_completions)
     add("POST", "/v1/completions", completions)
+    add("POST", RESPONSES, create_response)
     add("GET", "/v1/models", list_models)
     add("GET", "/v1/models/<path:name>", show_model)
     add("POST", "/tokenize", tokenize)
@@ -204,8 +205,9 @@ def _shown(error: Exception) -> RequestError:
 
 
 def _advice(error: HTTPException) -> str:
-    if has_request_context() and request.path == RESPONSES:
-        return f"this path is a WebSocket; over HTTP, POST to {CHAT}"
+    if has_request_context() and request.path.startswith(f"{RESPONSES}/"):
+        return "responses are not stored; what POST or the WebSocket at /v1/responses says is all"
     if isinstance(error, MethodNotAllowed):
-        return f"this path takes {', '.join(sorted(error.valid_methods or ()))}"
+        also = ", and WebSockets" if has_request_context() and request.path == RESPONSES else ""
+        return f"this path takes {', '.join(sorted(error.valid_methods or ()))}{also}"
     return NOT_FOUND if error.code == 404 else error.name

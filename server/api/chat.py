@@ -37,7 +37,7 @@ async def chat_completions(services: Services) -> Response:
     """Answer a conversation."""
     fields = await read_fields(ChatRequest, services)
     check_fields(fields, services)
-    plan = await _plan(fields, services)
+    plan = await plan_chat(fields, services)
     if fields.stream:
         return stream_response(
             plan, services, head("chat.completion.chunk", "chatcmpl", services), ChatChunks
@@ -47,7 +47,12 @@ async def chat_completions(services: Services) -> Response:
     )
 
 
-async def _plan(fields: ChatRequest, services: Services) -> Plan:
+async def plan_chat(fields: ChatRequest, services: Services) -> Plan:
+    """Return what is to be generated for a conversation, in whatever API's words it came.
+
+    Raises:
+      RequestError: 400 in the words of this one.
+    """
     if fields.top_logprobs is not None and not fields.logprobs:
         raise invalid_request("needs logprobs to be true", "top_logprobs")
     prompt = await services.text.render_chat(

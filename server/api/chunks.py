@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
+from ..generation import Delta, Failed, Finished
 from .errors import error_body
 from .logprobs import chat_logprobs, completion_logprobs
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from triolet.errors import RequestError
 
-    from ..generation import Delta, FinishReason, Usage
+    from ..generation import Event, FinishReason, Usage
 
 DONE: Final = b"data: [DONE]\n\n"
 KEEP_ALIVE: Final = b": keep-alive\n\n"
@@ -173,3 +174,43 @@ class CompletionChunks:
     def finish(self, index: int, reason: FinishReason) -> bytes:
         """Return the one chunk with a finish_reason."""
         return self.envelope.chunk(index, b'"text":""', reason=_encode(reason))
+
+
+class ChunkStream:
+    """The stream of chat or plain completions (see StreamForm).
+
+    Args:
+      writer: the form of the chunks.
+      count: number of choices.
+      per_prompt: choices that share one prompt.
+    """
+
+    keep_alive = KEEP_ALIVE
+
+    def __init__(self, writer: ChunkWriter, *, count: int, per_prompt: int) -> None:
+        self._writer = writer
+        self._per_prompt = per_prompt
+        self._usages: list[Usage | None] = [None] * count
+
+    def begin(self) -> bytes:
+        """Return the first chunk of every choice."""
+        return b"".join(self._writer.first(index) for index in range(len(self._usages)))
+
+    def write(self, index: int, event: Event) -> bytes:
+        """Return an event's chunk."""
+        match event:
+            case Delta():
+                is_shown = self._writer.envelope.is_worth_a_chunk(event)
+                return self._writer.delta(index, event) if is_shown else b""
+            case Finished():
+                self._usages[index] = event.usage
+                return self._writer.finish(index, event.reason)
+            case Failed():
+                return error_event(event.error)
+
+    def end(self) -> bytes:
+        """Return the usage, if it was asked for, and DONE."""
+        if not self._writer.envelope.with_usage:
+            return DONE
+        usages = [usage for usage in self._usages if usage is not None]
+        return self._writer.envelope.usage(total_usage(usages, self._per_prompt)) + DONE

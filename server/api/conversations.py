@@ -6,13 +6,16 @@ Knows a bound in characters; forgets the oldest answers beyond it. Lives and die
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from triolet.errors import RequestError, invalid_request
 
 from .errors import echo
 
-Turns = tuple[dict[str, str], ...]
+if TYPE_CHECKING:
+    from .schemas import Message
+
+Turns: TypeAlias = "tuple[Message, ...]"
 
 MAX_CHARS: Final = 2_000_000
 """Twice the largest message: a long conversation and what it branched from."""
@@ -51,7 +54,7 @@ class Conversations:
 
 
 def _size(turns: Turns) -> int:
-    return sum(TURN_CHARS + len(turn["content"]) for turn in turns)
+    return sum(TURN_CHARS + len(turn.content) for turn in turns)
 
 
 def _not_found(response_id: str) -> RequestError:

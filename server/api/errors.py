@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 import reprlib
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,6 +17,7 @@ import msgspec
 from triolet.errors import RequestError, invalid_request
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
     from typing import Any
 
 MAX_RETRY_AFTER_S = 120.0
@@ -65,6 +67,28 @@ def unsupported(param: str, what: str) -> RequestError:
     """Return the error for a parameter that is known but not served here."""
     message = f"{what} is not supported by this server"
     return invalid_request(message, param, code="unsupported_parameter")
+
+
+@contextmanager
+def params_called(names: Mapping[str, str]) -> Iterator[None]:
+    """Let errors name parameters as another API calls them.
+
+    Args:
+      names: by the first part of what they are called here.
+    """
+    try:
+        yield
+    except RequestError as error:
+        first, dot, rest = (error.param or "").partition(".")
+        if first not in names:
+            raise
+        raise RequestError(
+            error.message,
+            status=error.status,
+            code=error.code,
+            param=f"{names[first]}{dot}{rest}",
+            retry_after_s=error.retry_after_s,
+        ) from error
 
 
 def error_object(error: RequestError) -> dict[str, Any]:

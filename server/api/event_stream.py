@@ -8,22 +8,44 @@ ends, or until there was silence for too long.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 from quart.wrappers.response import ResponseBody
 
-from ..generation import Delta, Failed, Finished
-from .chunks import DONE, KEEP_ALIVE, error_event, total_usage
+from ..generation import Failed
 from .listening import listen_until
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from ..generation import Event, Usage
+    from ..generation import Event
     from .choices import Choices
-    from .chunks import ChunkWriter
     from .shortcut import Shortcut
+
+
+class StreamForm(Protocol):
+    """What the stream of one endpoint looks like, in bytes. Pure; one per stream."""
+
+    @property
+    def keep_alive(self) -> bytes:
+        """What is sent into a silence; clients skip it."""
+        ...
+
+    def begin(self) -> bytes:
+        """Return what comes before all else; may be empty."""
+        ...
+
+    def write(self, index: int, event: Event) -> bytes:
+        """Return what an event of a choice looks like; empty if it shows nothing.
+
+        A Failed is the end of the whole stream, in this API's form.
+        """
+        ...
+
+    def end(self) -> bytes:
+        """Return what follows the good ends of all choices."""
+        ...
 
 
 class EventStreamBody(ResponseBody):
@@ -31,31 +53,20 @@ class EventStreamBody(ResponseBody):
 
     Args:
       choices: what to read.
-      writer: the form of the chunks.
+      form: what is written.
       shortcut: of the connection.
-      count: number of choices.
-      per_prompt: choices that share one prompt.
-      keep_alive_s: silence after which a comment is sent, which also finds out whether the client
-        is still there.
+      keep_alive_s: silence after which something is sent that says nothing, which also finds out
+        whether the client is still there.
     """
 
     def __init__(
-        self,
-        choices: Choices,
-        writer: ChunkWriter,
-        shortcut: Shortcut,
-        *,
-        count: int,
-        per_prompt: int,
-        keep_alive_s: float,
+        self, choices: Choices, form: StreamForm, shortcut: Shortcut, *, keep_alive_s: float
     ) -> None:
         self._choices = choices
-        self._writer = writer
+        self._form = form
         self._shortcut = shortcut
-        self._per_prompt = per_prompt
         self._keep_alive_s = keep_alive_s
-        self._usages: list[Usage | None] = [None] * count
-        self._opening = b"".join(writer.first(index) for index in range(count))
+        self._opening = form.begin()
         self._is_over = False
         self._shown_at = trio.current_time()
         self._unsent = b""
@@ -88,7 +99,7 @@ class EventStreamBody(ResponseBody):
             return written
         while not await listen_until(self._choices.listen, self._is_blocked, self._silent_until):
             if trio.current_time() >= self._silent_until:
-                return KEEP_ALIVE
+                return self._form.keep_alive
         unsent, self._unsent = self._unsent, b""
         return unsent
 
@@ -109,33 +120,15 @@ class EventStreamBody(ResponseBody):
 
     def _take(self) -> bytes:
         """Return as bytes what the choices have by now."""
-        parts = [
-            self._write(index, event)
-            for index, events in self._choices.take_now()
-            for event in events
-        ]
-        if not self._is_over and self._choices.are_over:
-            parts.append(self._ending())
-        return b"".join(parts)
-
-    def _write(self, index: int, event: Event) -> bytes:
-        if self._is_over:
-            return b""
-        match event:
-            case Delta():
-                is_shown = self._writer.envelope.is_worth_a_chunk(event)
-                return self._writer.delta(index, event) if is_shown else b""
-            case Finished():
-                self._usages[index] = event.usage
-                return self._writer.finish(index, event.reason)
-            case Failed():
+        parts = []
+        for index, events in self._choices.take_now():
+            for event in events:
+                if self._is_over:
+                    break
+                parts.append(self._form.write(index, event))
                 # One error ends the whole stream; the other choices end with the request.
-                self._is_over = True
-                return error_event(event.error)
-
-    def _ending(self) -> bytes:
-        self._is_over = True
-        if not self._writer.envelope.with_usage:
-            return DONE
-        usages = [usage for usage in self._usages if usage is not None]
-        return self._writer.envelope.usage(total_usage(usages, self._per_prompt)) + DONE
+                self._is_over = isinstance(event, Failed)
+        if not self._is_over and self._choices.are_over:
+            self._is_over = True
+            parts.append(self._form.end())
+        return b"".join(parts)

@@ -6,7 +6,7 @@ Knows neither how a prompt comes about nor the form of an answer; both are hande
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,7 +18,7 @@ from triolet.ids import new_request_id
 from ..generation import GenerationRequest
 from .answers import collect
 from .choices import Choices
-from .chunks import Envelope, total_usage
+from .chunks import ChunkStream, Envelope, total_usage
 from .event_stream import EventStreamBody
 from .intake import check_model, deadline_s, live_request, shown_request_id
 from .live import own_shortcut
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from .answers import Answer
     from .chunks import ChunkWriter
+    from .event_stream import StreamForm
+    from .live import LiveRequest
     from .ports import Services
     from .schemas import GenerationFields
 
@@ -71,6 +73,14 @@ class Plan:
         return len(self.prompts) * self.per_prompt
 
 
+def warming(plan: Plan) -> Plan:
+    """Return a plan of which only the prompt's KV is wanted, for whoever asks with it next.
+
+    The shortest completion there is: its one token is not shown.
+    """
+    return replace(plan, max_tokens=1)
+
+
 def check_fields(fields: GenerationFields, services: Services) -> None:
     """Refuse what can be refused before any text is worked on.
 
@@ -87,15 +97,21 @@ def check_fields(fields: GenerationFields, services: Services) -> None:
         raise invalid_request("is for streams only; set stream to true", "stream_options")
 
 
-def begin_choices(plan: Plan, services: Services) -> Choices:
-    """Submit every sequence of a plan.
+def generation_requests(
+    plan: Plan, services: Services, *, within_s: float, client_request_id: str
+) -> list[GenerationRequest]:
+    """Return what is to be generated for each choice of a plan, in order.
+
+    Args:
+      plan: what was asked for.
+      services: what it works with.
+      within_s: the deadline of each.
+      client_request_id: what the client calls the request.
 
     Raises:
-      RequestError: one of them was refused; the others end with the request.
+      RequestError: a prompt is too long for its completion.
     """
     max_model_len = services.fleet.status().max_model_len
-    live = live_request()
-    within_s = deadline_s(services.config)
     fields = plan.fields
     requests = []
     for prompt_ids in plan.prompts:
@@ -109,9 +125,10 @@ def begin_choices(plan: Plan, services: Services) -> Choices:
         params = sampling_params(
             fields, services.defaults, max_tokens=max_tokens, logprobs=plan.logprobs
         )
+        request_ids = [new_request_id() for _ in range(plan.per_prompt)]
         requests += [
             GenerationRequest(
-                request_id=new_request_id(),
+                request_id=request_id,
                 prompt_ids=prompt_ids,
                 sampling=of_choice(params, index),
                 deadline_s=within_s,
@@ -119,17 +136,46 @@ def begin_choices(plan: Plan, services: Services) -> Choices:
                 priority=fields.priority or 0,
                 skip_special_tokens=fields.skip_special_tokens is not False,
                 include_stop=bool(fields.include_stop_str_in_output),
-                client_request_id=shown_request_id(),
+                client_request_id=client_request_id,
                 cache_salt=salt_of(fields.cache_salt),
+                origin_id=request_ids[0] if index else b"",
             )
-            for index in range(plan.per_prompt)
+            for index, request_id in enumerate(request_ids)
         ]
-    generations = []
-    for one in requests:
-        generation = services.fleet.submit(one)
+    return requests
+
+
+def submit_all(
+    requests: Sequence[GenerationRequest], services: Services, live: LiveRequest
+) -> Choices:
+    """Begin what was asked for; it ends with `live`.
+
+    Raises:
+      RequestError: one of them was refused, and nothing was begun.
+    """
+    generations = services.fleet.submit_together(requests)
+    for generation in generations:
         live.hold(generation)
-        generations.append(generation)
     return Choices(generations)
+
+
+def begin_choices(plan: Plan, services: Services) -> Choices:
+    """Submit every sequence of a plan.
+
+    Raises:
+      RequestError: one of them was refused, and nothing was begun.
+    """
+    return submit_all(own_requests(plan, services), services, live_request())
+
+
+def own_requests(plan: Plan, services: Services) -> list[GenerationRequest]:
+    """Return what is to be generated for a plan of the HTTP request that is being answered."""
+    return generation_requests(
+        plan,
+        services,
+        within_s=deadline_s(services.config),
+        client_request_id=shown_request_id(),
+    )
 
 
 def head(kind: str, prefix: str, services: Services) -> dict[str, Any]:
@@ -155,12 +201,16 @@ def stream_response(
         with_usage=options is not None and bool(options.include_usage),
         with_token_ids=bool(plan.fields.return_token_ids),
     )
+    stream = ChunkStream(form(envelope), count=plan.count, per_prompt=plan.per_prompt)
+    return event_stream(begin_choices(plan, services), stream, services)
+
+
+def event_stream(choices: Choices, form: StreamForm, services: Services) -> Response:
+    """Return the stream of what was begun, in the form of an endpoint."""
     body = EventStreamBody(
-        begin_choices(plan, services),
-        form(envelope),
+        choices,
+        form,
         own_shortcut(request.scope),
-        count=plan.count,
-        per_prompt=plan.per_prompt,
         keep_alive_s=services.config.keep_alive_s,
     )
     return Response(body, headers=STREAM_HEADERS)

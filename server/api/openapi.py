@@ -16,9 +16,8 @@ from quart import Response
 
 from .openapi_results import RESULTS, ref
 from .probes import VERSION
+from .responses_schema import ResponseRequest
 from .schemas import (
-    IGNORED,
-    UNSUPPORTED,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -26,13 +25,11 @@ from .schemas import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pydantic import BaseModel
     from quart_trio import QuartTrio
     from werkzeug.routing import Rule
 
     from .ports import Services
+    from .schemas import StrictModel
 
 Document = dict[str, Any]
 JSON: Final = "application/json"
@@ -58,7 +55,7 @@ class Operation:
 
     summary: str
     result: str
-    body: type[BaseModel] | None = None
+    body: type[StrictModel] | None = None
     streams: bool = False
     media: str = JSON
     status: int = 200
@@ -70,6 +67,12 @@ OPERATIONS: Final[dict[str, Operation]] = {
     ),
     "POST /v1/completions": Operation(
         "Continue one or several prompts.", "Completion", CompletionRequest, streams=True
+    ),
+    "POST /v1/responses": Operation(
+        "Answer in the words of the Responses API; the same over a WebSocket at this path.",
+        "Response",
+        ResponseRequest,
+        streams=True,
     ),
     "GET /v1/models": Operation("List the served model.", "ModelList"),
     "GET /v1/models/<path:name>": Operation("Show one model.", "Model"),
@@ -167,23 +170,25 @@ def _error() -> Document:
     return {"description": "Why not.", "content": {JSON: {"schema": ref("Error")}}}
 
 
-def _add_schema(kind: type[BaseModel], schemas: dict[str, Any]) -> str:
+def _add_schema(kind: type[StrictModel], schemas: dict[str, Any]) -> str:
     """Add a request's schema and those that it is made of. Returns its name."""
     schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
     schemas.update(schema.pop("$defs", {}))
     if schema.get("additionalProperties") is False:
-        schema["properties"] |= _other_names(kind.model_fields)
+        schema["properties"] |= _other_names(kind)
     schemas[kind.__name__] = schema
     return kind.__name__
 
 
-def _other_names(fields: Mapping[str, object]) -> dict[str, Any]:
+def _other_names(kind: type[StrictModel]) -> dict[str, Any]:
     """Return what is taken although no field is named so: what has no effect, and what would have
     one, as long as it asks for nothing."""
+    fields = kind.model_fields
     ignored: dict[str, Any] = {
-        name: {"description": "Accepted without effect."} for name in sorted(IGNORED - set(fields))
+        name: {"description": "Accepted without effect."}
+        for name in sorted(kind.ignored - set(fields))
     }
-    for name, (what, harmless) in UNSUPPORTED.items():
+    for name, (what, harmless) in kind.unsupported.items():
         if name not in fields:
             ignored[name] = {"enum": [None, *harmless], "description": f"Not served: {what}."}
     return ignored

@@ -106,6 +106,14 @@ class FleetView(Protocol):
 class FleetPort(Protocol):
     """The worker side of the server."""
 
+    def submit_together(self, requests: Sequence[GenerationRequest]) -> Sequence[Generation]:
+        """Begin several generations, all of them or none.
+
+        Raises:
+          RequestError: one was refused.
+        """
+        ...
+
     def submit(self, request: GenerationRequest) -> Generation:
         """Begin a generation; RequestError if it is refused."""
         ...

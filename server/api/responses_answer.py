@@ -5,21 +5,21 @@ Knows the steps of an answer and where its frames go; knows nothing of lanes and
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from triolet.ids import new_request_id
 
-from ..generation import CancelReason, Delta, Failed, Finished, GenerationRequest
-from .chat import template_messages
-from .intake import check_model
+from ..generation import CancelReason
+from .generate import generation_requests
 from .listening import listen_until
 from .live import LiveRequest
-from .responses_events import ResponseEvents
-from .salt import salt_of
-from .sampling import check_token_ids, completion_budget, sampling_params
+from .responses_document import ResponseDocument
+from .responses_events import ResponseEvents, message_frame
+from .responses_plan import message, plan_response
 
 if TYPE_CHECKING:
-    from ..generation import Event, Generation
+    from ..generation import Generation, GenerationRequest
     from .conversations import Conversations, Turns
     from .live import Departure
     from .ports import Services
@@ -76,23 +76,23 @@ class ResponseAnswer:
         Raises:
           RequestError: nothing was begun.
         """
-        turns = self._turns()
+        earlier = self._earlier()
         with LiveRequest(self._departure) as live:
-            request = await self._generation_request(turns)
+            request = await self._request(earlier)
             self._generation = self._services.fleet.submit(request)
             live.hold(self._generation)
             if self._is_cancelled:
                 self._generation.cancel(CancelReason.STOPPED)
-            events = ResponseEvents(self.id, self._create, request, self._services.config)
+            document = ResponseDocument(self.id, self._create, request, self._services.config)
+            events = ResponseEvents(document, message_frame, self.stream_id)
             for frame in events.begin():
                 await outbox.put(frame)
             while not events.are_over:
                 for frame in await self._next_frames(events, self._generation, outbox):
                     await outbox.put(frame)
         if not events.have_failed:
-            self._conversations.remember(
-                self.id, (*turns, {"role": "assistant", "content": events.text})
-            )
+            answer = [message("assistant", document.text)] if document.shows_output else []
+            self._conversations.remember(self.id, (*earlier, *self._create.input, *answer))
 
     async def _next_frames(
         self, events: ResponseEvents, generation: Generation, outbox: WsOutbox
@@ -102,7 +102,7 @@ class ResponseAnswer:
 
         def is_blocked() -> bool:
             for event in generation.take_now():
-                for frame in self._frames(events, event):
+                for frame in events.write(event, is_cancelled=self._is_cancelled):
                     if unsent or not outbox.try_send(frame):
                         unsent.append(frame)
             return bool(unsent) or events.are_over
@@ -110,51 +110,17 @@ class ResponseAnswer:
         await listen_until(generation.listen, is_blocked)
         return unsent
 
-    def _turns(self) -> Turns:
-        create = self._create
-        check_model(create.model, self._services.config)
-        check_token_ids(create, self._services.text.vocab_size)
-        earlier: Turns = ()
-        if create.previous_response_id is not None:
-            earlier = self._conversations.up_to(create.previous_response_id)
-        return (*earlier, *template_messages(create.input))
+    def _earlier(self) -> Turns:
+        if self._create.previous_response_id is None:
+            return ()
+        return self._conversations.up_to(self._create.previous_response_id)
 
-    async def _generation_request(self, turns: Turns) -> GenerationRequest:
-        create, text = self._create, self._services.text
-        system = [{"role": "system", "content": create.instructions}] if create.instructions else []
-        prompt = await text.render_chat(
-            [*system, *turns], template_kwargs=create.chat_template_kwargs
-        )
-        prompt_ids = tuple(await text.encode(prompt, add_special_tokens=False, param="input"))
-        max_tokens = completion_budget(
-            len(prompt_ids),
-            create.max_output_tokens,
-            self._services.defaults.max_new_tokens,
-            self._services.fleet.status().max_model_len,
-            "input",
-        )
-        logprobs = (create.top_logprobs or 0) if create.include else None
-        sampling = sampling_params(
-            create, self._services.defaults, max_tokens=max_tokens, logprobs=logprobs
-        )
-        return GenerationRequest(
-            request_id=self._request_id,
-            prompt_ids=prompt_ids,
-            sampling=sampling,
-            deadline_s=self._services.config.default_deadline_s,
-            stop=create.stop,
-            priority=create.priority or 0,
+    async def _request(self, earlier: Turns) -> GenerationRequest:
+        plan = await plan_response(self._create, earlier, self._services)
+        (request,) = generation_requests(
+            plan,
+            self._services,
+            within_s=self._services.config.default_deadline_s,
             client_request_id=self._client_request_id,
-            cache_salt=salt_of(create.cache_salt),
         )
-
-    def _frames(self, events: ResponseEvents, event: Event) -> list[bytes]:
-        match event:
-            case Delta():
-                return events.delta(event)
-            case Finished():
-                return events.finish(event.reason, event.usage)
-            case Failed() if self._is_cancelled:
-                return events.cancelled(event.usage)
-            case Failed():
-                return events.fail(event.error, event.usage)
+        return replace(request, request_id=self._request_id)

@@ -1,18 +1,21 @@
-"""What a client may say on the WebSocket of the Responses API: names, types and ranges."""
+"""What may be asked of the Responses API, over HTTP and on a WebSocket: names, types, ranges."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from triolet.sampling import MAX_TOP_LOGPROBS
 
 from .accepted import MAX_INT
-from .errors import unsupported
+from .errors import echo, unsupported
 from .schemas import (
+    IGNORED,
     MAX_MESSAGES,
+    UNSUPPORTED,
     CacheSalt,
     Message,
     SamplingFields,
@@ -27,6 +30,13 @@ INCLUDE_LOGPROBS: Final = "message.output_text.logprobs"
 def _messages(value: object) -> object:
     """Return the short form, a string, as the one message that it means."""
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+def _only_messages(value: object) -> object:
+    kind = value.get("type", "message") if isinstance(value, dict) else "message"
+    if kind != "message":
+        raise PydanticCustomError("unsupported", f"an item of type {echo(kind)}")
+    return value
 
 
 def _only_text(value: object) -> object:
@@ -44,26 +54,92 @@ class InputMessage(Message):
     type: Literal["message"] = "message"
 
 
-class ResponseCreate(SamplingFields):
-    """`response.create`: begin an answer."""
+class CacheOptions(StrictModel):
+    """What is asked of the prefix cache."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    prewarm: bool | None = None
+
+
+class ResponseFields(SamplingFields):
+    """What an answer is made from."""
+
+    ignored: ClassVar[frozenset[str]] = IGNORED | {"access_programs", "image"}
+    unsupported: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
+        **UNSUPPORTED,
+        "prompt": ("a stored prompt", ()),
+        "store": ("storing responses", (False,)),
+    }
 
     model: str | None = None
     input: Annotated[
-        list[InputMessage],
-        BeforeValidator(_messages),
+        list[Annotated[InputMessage, BeforeValidator(_only_messages)]],
+        BeforeValidator(_messages, json_schema_input_type=str | list[InputMessage]),
         Field(min_length=1, max_length=MAX_MESSAGES),
     ]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
     previous_response_id: str | None = None
-    stream: Literal[True] | None = None
-    stream_id: str | None = None
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    # All but the first speak of items that never occur here.
+    include: (
+        list[
+            Literal[
+                "message.output_text.logprobs",
+                "message.input_image.image_url",
+                "reasoning.encrypted_content",
+                "file_search_call.results",
+                "web_search_call.results",
+                "web_search_call.action.sources",
+                "code_interpreter_call.outputs",
+                "computer_call_output.output.image_url",
+            ]
+        ]
+        | None
+    ) = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     text: Annotated[Any, BeforeValidator(_only_text)] = None
     priority: Annotated[int, Field(ge=-100, le=100)] | None = None
     chat_template_kwargs: TemplateSwitches | None = None
     cache_salt: CacheSalt = None
+    prompt_cache_options: CacheOptions | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether tokens are to be listed with what the model thought of them."""
+        return INCLUDE_LOGPROBS in (self.include or ())
+
+    @property
+    def only_warms(self) -> bool:
+        """Whether the prompt's KV is all that is asked for."""
+        options = self.prompt_cache_options
+        return options is not None and bool(options.prewarm)
+
+
+class ResponseStreamOptions(StrictModel):
+    """How a stream is written. Its events carry no random padding; nobody may count on it."""
+
+    include_obfuscation: Literal[False] | None = None
+
+
+class ResponseRequest(ResponseFields):
+    """POST /v1/responses."""
+
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+
+
+class ResponseCreate(ResponseFields):
+    """`response.create` on a WebSocket: begin an answer."""
+
+    stream: Literal[True] | None = None
+    stream_id: str | None = None
+    generate: bool | None = None
+
+    @property
+    def only_warms(self) -> bool:
+        """Whether the prompt's KV is all that is asked for."""
+        return self.generate is False or super().only_warms
 
 
 class ResponseCancel(StrictModel):

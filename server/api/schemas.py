@@ -8,7 +8,7 @@ is unknown, and refused too: a parameter that silently does nothing misleads its
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
@@ -159,9 +159,17 @@ def joined_text(value: object) -> object:
 
 
 class StrictModel(BaseModel):
-    """Nothing is converted: "1" is no number and true is no integer."""
+    """Nothing is converted: "1" is no number and true is no integer.
+
+    Attributes:
+      ignored: names that this endpoint accepts without effect.
+      unsupported: names that it refuses (see UNSUPPORTED).
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+    ignored: ClassVar[frozenset[str]] = IGNORED
+    unsupported: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = UNSUPPORTED
 
 
 class Message(StrictModel):
@@ -281,7 +289,7 @@ class DetokenizeRequest(StrictModel):
     ]
 
 
-ModelT = TypeVar("ModelT", bound=BaseModel)
+ModelT = TypeVar("ModelT", bound=StrictModel)
 
 
 def read_request(kind: type[ModelT], body: dict[str, Any]) -> ModelT:
@@ -292,10 +300,10 @@ def read_request(kind: type[ModelT], body: dict[str, Any]) -> ModelT:
     """
     fields = {}
     for name, value in body.items():
-        if name in IGNORED and name not in kind.model_fields:
+        if name in kind.ignored and name not in kind.model_fields:
             continue
-        if name in UNSUPPORTED and name not in kind.model_fields:
-            what, harmless = UNSUPPORTED[name]
+        if name in kind.unsupported and name not in kind.model_fields:
+            what, harmless = kind.unsupported[name]
             if value is not None and not any(
                 type(value) is type(same) and value == same for same in harmless
             ):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from transport.frames import KvTarget, Prefill, Reserve
+from transport.frames import AttemptRow, KvTarget, Prefill, Reserve
 from transport.tokens import pack_tokens
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def reserve_frame(
         eos_token_ids=eos_token_ids,
         salt=sequence.request.cache_salt,
         local_tokens=attempt.local_tokens,
+        fork_of=None if attempt.fork_of is None else AttemptRow(*attempt.fork_of),
     )
 
 

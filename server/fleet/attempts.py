@@ -24,6 +24,7 @@ from .dispatch import (
     needed_roles,
     tokens_to_compute,
 )
+from .forking import fork_route, need_on, note_no_fork
 from .phases import Phase, Step
 from .progress import (
     Again,
@@ -150,7 +151,7 @@ class Attempts:
             case Grant():
                 self.apply(sequence, self._granted(sequence, attempt, frame, now), now)
             case Refuse():
-                self.apply(sequence, self._refused(attempt, frame, now), now)
+                self.apply(sequence, self._refused(sequence, attempt, frame, now), now)
             case FirstToken():
                 self._observer.prefill_computed(frame.queue_s, frame.compute_s)
                 attempt.first_token_at = now
@@ -250,7 +251,7 @@ class Attempts:
         """Return who may leave the line now, and where to or with which end."""
         for sequence in self.line:
             need = sequence.need
-            route = self._route(need, now)
+            route = fork_route(sequence, now) or self._route(need, now)
             if route is not None:
                 return sequence, self.recovery.objection(sequence.request.prompt_ids, now) or route
             if is_model_gone(self._workers, need, self._config.routing):
@@ -281,10 +282,12 @@ class Attempts:
             allowed=sequence.allowed,
             local_tokens=route.local_tokens,
             why=route.why,
+            fork_of=route.fork_of,
         )
         sequence.num_attempts += 1
         sequence.attempt = attempt
         sequence.step(Step.DISPATCH)
+        need = need_on(route, need)
         num_blocks = blocks_needed(pair.decode, need)
         is_on_probation = need.is_on_probation
         num_tokens = counted_tokens(pair.prefill, need)
@@ -347,15 +350,18 @@ class Attempts:
         self.recovery.worked(decode, now)
         if attempt.pair.is_local:
             decode.computed(attempt.key)
-            if attempt.granted_at is not None:
+            if attempt.granted_at is not None and attempt.fork_of is None:
                 self._observer.local_prefill_computed(now - attempt.granted_at)
         elif attempt.first_token_at is not None:
             took_s = now - attempt.first_token_at
             self._handover_s += HANDOVER_TRUST * (took_s - self._handover_s)
 
-    def _refused(self, attempt: Attempt, refusal: Refuse, now: float) -> Change:
+    def _refused(self, sequence: Sequence, attempt: Attempt, refusal: Refuse, now: float) -> Change:
         if refusal.reason is RefuseReason.TOO_LONG:
             return refused_as_too_long()
+        if refusal.reason is RefuseReason.NO_FORK:
+            note_no_fork(sequence, attempt)
+            return Again("refused_no_fork")
         decode = attempt.pair.decode
         pause_s = max(refusal.retry_after_s, self._config.link.sweep_interval_s)
         decode.busy_until = max(decode.busy_until, now + pause_s)

@@ -100,6 +100,7 @@ class RequestBook:
             deadline=now + request.deadline_s,
             times=Times(submitted_at=now, queued_at=now),
             allowed=self._config.token_window,
+            origin=self._sequences.get(request.origin_id),
         )
         self._sequences[request.request_id] = sequence
         return sequence

@@ -134,23 +134,29 @@ class Conductor:
         if is_fenced:
             self._attempts.begin_anew(OWN_PAUSE, now)
 
-    def submit(self, request: GenerationRequest, now: float) -> Sequence:
-        """Accept a request; its events come to the returned sequence's mailbox.
+    def submit(self, requests: Iterable[GenerationRequest], now: float) -> list[Sequence]:
+        """Accept requests, all of them or none; events come to the returned sequences' mailboxes.
 
         Raises:
-          RequestError: refused, and nothing was begun.
+          RequestError: one was refused, and nothing was begun.
         """
-        self._book.receive()
+        requests = tuple(requests)
+        for _ in requests:
+            self._book.receive()
         try:
-            self._refuse(request, now)
+            for request in requests:
+                self._refuse(request, len(requests), now)
         except RequestError as error:
-            self._book.reject(error)
+            for _ in requests:
+                self._book.reject(error)
             raise
-        sequence = self._book.accept(request, now)
-        self.recovery.accepted()
-        self._attempts.line.add(sequence)
+        sequences = []
+        for request in requests:
+            sequences.append(self._book.accept(request, now))
+            self.recovery.accepted()
+            self._attempts.line.add(sequences[-1])
         self._attempts.dispatch(now)
-        return sequence
+        return sequences
 
     def cancel(self, sequence: Sequence, reason: CancelReason, now: float) -> None:
         """End a request from outside. Idempotent."""
@@ -258,7 +264,7 @@ class Conductor:
         """
         self._book.accounting.check(len(self._book))
 
-    def _refuse(self, request: GenerationRequest, now: float) -> None:
+    def _refuse(self, request: GenerationRequest, num_together: int, now: float) -> None:
         if self.is_draining:
             raise draining()
         if request.request_id in self._book:
@@ -281,4 +287,6 @@ class Conductor:
             )
             tokens_ahead = line.tokens_ahead(request.priority)
             predicted_s = self._attempts.pace.predict_s(tokens_ahead, running_tokens)
-        refuse_overload(request, self._config, len(line), predicted_s)
+        # Whether all find a place in a line where somebody waits; one that is empty moves.
+        num_queued = len(line) + num_together - 1 if line else 0
+        refuse_overload(request, self._config, num_queued, predicted_s)

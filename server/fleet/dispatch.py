@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from triolet.config_routing import RoutingConfig
+    from triolet.ids import AttemptKey
 
     from .paths import BrokenPaths
     from .prefixes import PrefixChain
@@ -85,11 +86,13 @@ class Route(NamedTuple):
       pair: of workers.
       local_tokens: decode computes the prompt if no more than these have no KV there.
       why: it would be so, and why it would not.
+      fork_of: the attempt there whose prompt it shares; None for none.
     """
 
     pair: Pair
     local_tokens: int
     why: tuple[Why, Why]
+    fork_of: AttemptKey | None = None
 
 
 def choose_route(
@@ -174,7 +177,7 @@ def is_ready(workers: Iterable[Worker], config: RoutingConfig, now: float) -> bo
 def choose_decode(workers: Iterable[Worker], need: Need, now: float) -> Worker | None:
     """Return the decode worker for a sequence whose prompt it computes, or None."""
     usable = [w for w in workers if w.is_usable]
-    decodes = [w for w in _admitted(usable, Role.DECODE, need) if _has_room(w, need, now)]
+    decodes = [w for w in _admitted(usable, Role.DECODE, need) if has_room(w, need, now)]
     return next(iter(_ranked(decodes, need)), None)
 
 
@@ -225,7 +228,7 @@ def choose_pair(
     """Return the workers to send a sequence to, or None if it has to wait."""
     usable = [w for w in workers if w.is_usable]
     prefills = [w for w in _admitted(usable, Role.PREFILL, need) if _has_token_credit(w, need)]
-    decodes = [w for w in _admitted(usable, Role.DECODE, need) if _has_room(w, need, now)]
+    decodes = [w for w in _admitted(usable, Role.DECODE, need) if has_room(w, need, now)]
     last_choice = None
     for decode in _ranked(decodes, need):
 
@@ -342,7 +345,8 @@ def blocks_needed(worker: Worker, need: Need) -> int:
     return blocks_for(need.kv_tokens, worker.capacity.block_size)
 
 
-def _has_room(worker: Worker, need: Need, now: float) -> bool:
+def has_room(worker: Worker, need: Need, now: float) -> bool:
+    """Return whether a decode worker has a row and blocks for a sequence, as far as is known."""
     if worker.beat is None or now < worker.busy_until:
         return False
     if len(worker.shares) >= worker.beat.row_credit:

@@ -28,7 +28,7 @@ from .stream import Stream
 from .workers import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from transport.frames import AnyFrame
     from transport.link import Connection, Network
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ..generation import CancelReason, GenerationRequest
     from .observer import FleetObserver
     from .relay import RelayText
-    from .sequence import Sequence
+    from .sequence import Sequence as RunningSequence
 
 log = structlog.get_logger(__name__)
 
@@ -89,11 +89,22 @@ class Fleet:
         Raises:
           RequestError: refused; nothing was begun.
         """
+        [stream] = self.submit_together((request,))
+        return stream
+
+    def submit_together(self, requests: Sequence[GenerationRequest]) -> list[Stream]:
+        """Begin several generations, all of them or none.
+
+        Raises:
+          RequestError: one was refused; nothing was begun.
+        """
         now = trio.current_time()
         self._conductor.wake(now)
-        sequence = self._conductor.submit(request, now)
+        sequences = self._conductor.submit(requests, now)
         self._flush()
-        return Stream(sequence, self._taken, self._cancel, self._handout.add)
+        return [
+            Stream(sequence, self._taken, self._cancel, self._handout.add) for sequence in sequences
+        ]
 
     def status(self) -> FleetStatus:
         """Look at the fleet."""
@@ -147,16 +158,12 @@ class Fleet:
         while not self._is_ready(trio.current_time()):
             await self._changed.wait()
 
-    def begin_drain(self) -> None:
-        """Refuse new requests from now on; running ones may finish until `drain_timeout_s`, then
-        each gets its terminal event. Idempotent."""
+    async def drain(self) -> None:
+        """Refuse new requests from now on, and wait until none runs. Those that run may finish
+        until `drain_timeout_s`, then each gets its terminal event."""
         self._conductor.wake(trio.current_time())
         self._conductor.begin_drain(trio.current_time())
         self._notify()
-
-    async def drain(self) -> None:
-        """Begin to drain and wait until no request runs. Bounded by `drain_timeout_s`."""
-        self.begin_drain()
         while self._conductor.num_in_flight:
             await self._changed.wait()
 
@@ -192,12 +199,12 @@ class Fleet:
         """
         self._conductor.check_accounting()
 
-    def _taken(self, sequence: Sequence) -> None:
+    def _taken(self, sequence: RunningSequence) -> None:
         self._conductor.taken(sequence)
         if self._conductor.outbox.has_credit:
             self._credit_due.set()
 
-    def _cancel(self, sequence: Sequence, reason: CancelReason) -> None:
+    def _cancel(self, sequence: RunningSequence, reason: CancelReason) -> None:
         self._conductor.wake(trio.current_time())
         self._conductor.cancel(sequence, reason, trio.current_time())
         self._flush()

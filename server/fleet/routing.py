@@ -39,6 +39,7 @@ class Why(StrEnum):
     SHORT = "short"  # decode: it is sooner done there
     NO_PREFILL = "no_prefill"  # decode: nobody else is there
     ALWAYS = "always"  # decode: nothing else was allowed
+    FORK = "fork"  # decode: it shares the prompt of another completion there
 
 
 class PrefillRates(NamedTuple):

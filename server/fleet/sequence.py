@@ -39,6 +39,7 @@ class Attempt:
       allowed: positions below this decode was told it may produce.
       local_tokens: decode computes the prompt if no more than these have no KV there.
       why: decode does so, and why it does not.
+      fork_of: the attempt whose prompt it shares; None for none.
       early: rows whose predecessors are still under way, by position.
       gap_since: since when something is missing; None if nothing is.
       num_seen: tokens there were when somebody last looked whether more had come.
@@ -57,6 +58,7 @@ class Attempt:
     allowed: int
     local_tokens: int = 0
     why: tuple[Why, Why] = (Why.OFF, Why.OFF)
+    fork_of: AttemptKey | None = None
     early: dict[int, TokenRow] = field(default_factory=dict)
     gap_since: float | None = None
     num_seen: int = 0
@@ -99,6 +101,7 @@ class Sequence:
       suspicion: whether it is what workers fail by.
       shunned: addresses of workers where it failed; others are preferred.
       fingerprint: of the model that made its first token.
+      origin: another completion of the same prompt, which it may share; None for none.
       cached_tokens: prompt tokens whose KV was there already; None before anybody has said so.
       chain: names the prompt's blocks.
     """
@@ -117,6 +120,7 @@ class Sequence:
     suspicion: Suspicion = field(default_factory=Suspicion)
     shunned: frozenset[str] = frozenset()
     fingerprint: str = ""
+    origin: Sequence | None = None
     cached_tokens: int | None = None
     chain: PrefixChain = field(init=False)
 

@@ -25,6 +25,7 @@ OF_DECODE: Final[dict[EndReason, Verdict]] = {
     EndReason.STOP: Verdict.COMPLETE,
     EndReason.LENGTH: Verdict.COMPLETE,
     EndReason.PREEMPTED: Verdict.MOVE,
+    EndReason.FORSAKEN: Verdict.MOVE,
     EndReason.DRAIN: Verdict.MOVE,
     EndReason.PEER_LOST: Verdict.RETRY,
     EndReason.LEASE_EXPIRED: Verdict.RETRY,

@@ -87,7 +87,7 @@ export class Answer {
         this.#isCut = event.response.incomplete_details?.reason === "max_output_tokens";
         break;
       case "response.failed":
-        this.fail({ status: 500, ...event.response.error });
+        this.fail({ status: 500, ...event.response.error, code: event.response.error.type });
         break;
       case "error":
         this.fail({ status: event.status, ...(event.error ?? event) });

@@ -94,6 +94,28 @@ def test_several_choices_differ_and_repeat_with_their_seed(client: OpenAI) -> No
     assert texts == [choice.message.content for choice in second.choices]
 
 
+def test_each_of_several_choices_is_what_its_seed_gives_alone(
+    client: OpenAI, fleet: FleetProcess
+) -> None:
+    question = "Tell me a story about a lighthouse and its keeper, please."
+    options = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": question}],
+        "max_tokens": 24,
+        "extra_body": {"cache_salt": "several choices"},
+    }
+    forks = fleet.metric("triolet_prompts_routed_total", role="decode", why="fork")
+    together = client.chat.completions.create(**options, n=8, seed=77)  # type: ignore[call-overload]
+    assert fleet.metric("triolet_prompts_routed_total", role="decode", why="fork") == forks + 7
+    alone = [
+        client.chat.completions.create(**options, seed=77 + index).choices[0]  # type: ignore[call-overload]
+        for index in range(8)
+    ]
+    told = [(c.message.content, c.finish_reason) for c in together.choices]
+    assert told == [(c.message.content, c.finish_reason) for c in alone]
+    assert together.usage.prompt_tokens < together.usage.completion_tokens
+
+
 def test_it_lists_models(client: OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["demo"]
     assert client.models.retrieve("demo").id == "demo"

@@ -20,6 +20,22 @@ def counts(ledger: BlockLedger) -> tuple[int, int, int]:
     return ledger.free_blocks, ledger.leased_blocks, ledger.cached_blocks
 
 
+def test_a_lease_may_be_given_finished_blocks_of_another_one_to_read() -> None:
+    ledger = BlockLedger(10)
+    origin = ledger.lease("origin", 3)
+    own = ledger.lease("fork", 1)
+    assert ledger.extend("fork", 1, origin[:2]) != origin[2:]
+    assert ledger.blocks_of("fork")[:3] == (*origin[:2], *own)
+    assert ledger.leased_blocks == 5
+    assert ledger.release("origin") == 1, "two of its blocks are read by the fork"
+    ledger.check_invariants()
+    with pytest.raises(LeaseError, match="vouches"):
+        ledger.extend("fork", 0, origin[2:])
+    assert ledger.release("fork") == 4
+    assert ledger.free_blocks == 9
+    ledger.check_invariants()
+
+
 def test_a_lease_takes_blocks_and_its_release_gives_them_back_once() -> None:
     ledger = BlockLedger(9)
     blocks = ledger.lease("a", 3)

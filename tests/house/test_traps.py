@@ -62,7 +62,7 @@ WALL_CLOCKS = {
 MAY_TELL_THE_TIME = {
     "server/api/generate.py": "`created` of an answer",
     "server/api/models.py": "`created` of a model",
-    "server/api/responses_events.py": "`created_at` of a response",
+    "server/api/responses_document.py": "`created_at` of a response",
     "server/text/template.py": "the date in a prompt",
 }
 

@@ -75,7 +75,9 @@ def test_what_comes_after_a_response_is_left_for_the_next() -> None:
         pytest.param([], "without a terminal event", id="nothing"),
         pytest.param([{"type": "error", "status": 503, **ERROR}], "overloaded", id="error"),
         pytest.param(
-            [{"type": "response.failed", "response": ERROR}], "failed: overloaded", id="failed"
+            [{"type": "response.failed", "response": {"error": {"type": "overloaded"}}}],
+            "failed: overloaded",
+            id="failed",
         ),
         pytest.param(
             [{"type": "response.failed", "response": {"error": None}}], "no code", id="no reason"

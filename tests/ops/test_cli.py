@@ -52,7 +52,6 @@ CONTROL = "--control ipc:///tmp/nowhere"
         ("chat --temperature 3", ["'--temperature'"]),
         ("keys make", ["'DIR'"]),
         ("keys issue a/b", ["'a/b' is no name of a tenant"]),
-        ("serve --api-keys /no/such/file", ["cannot be read", "/no/such/file"]),
     ],
 )
 def test_bad_input_gets_one_line_and_exit_code_2(

@@ -11,7 +11,7 @@ ROOT: Final = Path(__file__).parents[2]
 ATTACKS: Final = [f"A{number}" for number in range(1, 31)]
 
 
-def tests_in(path: Path) -> set[str]:
+def names_in(path: Path) -> set[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     kinds = ast.FunctionDef | ast.AsyncFunctionDef
     return {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
@@ -27,7 +27,7 @@ def test_every_attack_has_a_guard_and_tests_that_exist() -> None:
         named = re.findall(r"`(tests/[\w/]+\.py)`: ((?:`\w+`(?:, )?)+)", kept_by)
         assert named, attack
         for file, names in named:
-            missing = set(re.findall(r"\w+", names)) - tests_in(ROOT / file)
+            missing = set(re.findall(r"\w+", names)) - names_in(ROOT / file)
             assert not missing, (attack, file, missing)
         counted = sum(len(re.findall(r"\w+", names)) for _, names in named)
         assert len(re.findall(r"`test_\w+`", kept_by)) == counted, attack

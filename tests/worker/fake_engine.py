@@ -118,6 +118,10 @@ class FakeEngine:
         """Do nothing: there is no device."""
         return True
 
+    def copy_block(self, source: int, target: int) -> None:
+        """Overwrite one block with another."""
+        self._pool[target][:] = self._pool[source]
+
     def import_blocks(
         self,
         block_ids: Sequence[int],

@@ -197,6 +197,7 @@ class Pair:
         remaining_s: float = 60.0,
         salt: bytes = b"",
         local_tokens: int = 0,
+        fork_of: AttemptKey | None = None,
         **sampling: object,
     ) -> AttemptKey:
         """Send RESERVE, and PREFILL if that is granted and decode does not compute the prompt."""
@@ -213,6 +214,7 @@ class Pair:
             *shared,
             salt=salt,
             local_tokens=local_tokens,
+            fork_of=None if fork_of is None else AttemptRow(*fork_of),
         )
         self.to_worker(Role.DECODE, reserve)
         if self.heard[key].is_local:

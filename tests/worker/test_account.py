@@ -198,7 +198,7 @@ class Member:
 def roster_of(ledger: BlockLedger, count: int) -> Roster[Member]:
     """Return a roster with so many attempts of one block each, the oldest first."""
     roster: Roster[Member] = Roster(
-        ledger, DECODE_TRANSITIONS, LINK, Outbox(), on_end=lambda member: None
+        ledger, DECODE_TRANSITIONS, LINK, Outbox(), on_end=lambda member, now: None
     )
     for number in range(count):
         key = AttemptKey(number.to_bytes(16, "big"), 0)

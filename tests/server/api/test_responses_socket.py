@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from server.api.conversations import TURN_CHARS, Conversations
+from server.api.responses_plan import message
 from server.generation import CancelReason, FinishReason
 from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand
 from tests.server.support.surface import MODEL, PATIENCE_S, surface
@@ -78,7 +79,12 @@ async def test_a_failure_is_one_terminal_event() -> None:
             last = (await socket.until("response.failed"))[-1]["response"]
             again = await refused(socket, create(previous_response_id=last["id"]))
     assert last["status"] == "failed"
-    assert last["error"] == {"code": "no_worker", "message": "the worker died"}
+    assert last["error"] == {
+        "code": "server_error",
+        "type": "no_worker",
+        "message": "the worker died",
+        "param": None,
+    }
     assert again["error"]["code"] == "previous_response_not_found"
 
 
@@ -179,6 +185,26 @@ async def test_a_conversation_goes_on_from_an_earlier_answer() -> None:
     assert unknown["error"]["code"] == elsewhere["error"]["code"] == "previous_response_not_found"
 
 
+async def test_a_turn_may_be_warmed_and_then_be_built_upon() -> None:
+    async with surface() as server:
+        socket = await open_socket(server)
+        async with socket.client.stream:
+            await socket.send(create(input="one", generate=False))
+            events = await socket.until("response.completed")
+            warmed = events[-1]["response"]
+            await socket.send(create(input="two", previous_response_id=warmed["id"]))
+            await socket.until("response.completed")
+    assert [event["type"] for event in events] == [
+        "response.created",
+        "response.in_progress",
+        "response.completed",
+    ]
+    assert (warmed["output"], warmed["usage"]["output_tokens"]) == ([], 0)
+    first, second = (generation.request for generation in server.fleet.generations)
+    assert first.sampling.max_tokens == 1
+    assert bytes(second.prompt_ids) == b"user: one\nuser: two\nassistant:"
+
+
 async def test_earlier_answers_may_be_sent_back_as_they_came() -> None:
     history = [
         {"role": "developer", "content": [{"type": "input_text", "text": "be kind"}]},
@@ -227,7 +253,7 @@ async def test_logprobs_come_where_they_are_asked_for() -> None:
         (create(input=[]), "input"),
         (create(input=5), "input"),
         (create(input=[{"role": "user"}]), "input.0.content"),
-        (create(input=[{"type": "function_call", "role": "user", "content": ""}]), "input.0.type"),
+        (create(input=[{"type": "function_call", "role": "user", "content": ""}]), "input.0"),
         (
             create(input=[{"role": "user", "content": [{"type": "input_image"}]}]),
             "input.0.content",
@@ -325,9 +351,9 @@ async def test_a_socket_is_told_of_a_successor_and_served_until_the_drain() -> N
 
 def test_the_oldest_conversations_are_forgotten_first() -> None:
     conversations = Conversations(max_chars=10 + 2 * TURN_CHARS)
-    conversations.remember("a", ({"role": "user", "content": "12345"},))
-    conversations.remember("b", ({"role": "user", "content": "123"},))
-    conversations.remember("c", ({"role": "user", "content": "12345"},))
+    conversations.remember("a", (message("user", "12345"),))
+    conversations.remember("b", (message("user", "123"),))
+    conversations.remember("c", (message("user", "12345"),))
     assert conversations.up_to("b")
     assert conversations.up_to("c")
     with pytest.raises(RequestError, match="'a'"):
@@ -337,7 +363,7 @@ def test_the_oldest_conversations_are_forgotten_first() -> None:
 def test_turns_without_text_are_forgotten_too() -> None:
     conversations = Conversations(max_chars=10 * TURN_CHARS)
     for name in "abc":
-        conversations.remember(name, ({"role": "user", "content": ""},) * 5)
+        conversations.remember(name, (message("user", ""),) * 5)
     with pytest.raises(RequestError, match="'a'"):
         conversations.up_to("a")
     assert conversations.up_to("c")

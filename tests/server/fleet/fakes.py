@@ -116,6 +116,7 @@ class FakeDecode:
       rows: its leases.
       server: whose they are, as leases name it.
       computed: tokens per attempt that were computed after the replay.
+      forsaken: last words of forks whose origins have ended, still to be said.
     """
 
     name: str = "decode-0"
@@ -132,6 +133,7 @@ class FakeDecode:
     received: list[AnyFrame] = field(default_factory=list)
     steps: int = 0
     server: str = ""
+    forsaken: list[AnyFrame] = field(default_factory=list)
 
     @property
     def free_blocks(self) -> int:
@@ -185,13 +187,23 @@ class FakeDecode:
         row = self.rows.get(key)
         if row is not None:
             row.is_ready = True
+            for fork in self._forks(key):
+                self.rows[fork].is_ready = True
         return row is not None
+
+    def _forks(self, key: AttemptKey) -> list[AttemptKey]:
+        """Return the attempts that share an attempt's prompt."""
+        return [
+            fork
+            for fork, row in self.rows.items()
+            if row.reserve.fork_of is not None and row.reserve.fork_of.key == key
+        ]
 
     def step(self) -> list[AnyFrame]:
         """Compute one token for every row that may go on."""
         self.steps += 1
         out: list[TokenRow] = []
-        ended: list[AnyFrame] = []
+        ended, self.forsaken = self.forsaken, []
         for key, row in list(self.rows.items()):
             if not row.is_ready or row.position >= row.allowed:
                 continue
@@ -204,7 +216,7 @@ class FakeDecode:
             if is_end or row.position >= sampling.max_tokens:
                 reason = EndReason.STOP if is_end else EndReason.LENGTH
                 ended.append(self._ended(key, reason))
-        return [Tokens(self.steps, tuple(out)), *ended] if out else []
+        return [Tokens(self.steps, tuple(out)), *ended] if out else ended
 
     def end(self, key: AttemptKey, reason: EndReason) -> Ended:
         """End an attempt from inside, by preemption for example."""
@@ -218,11 +230,19 @@ class FakeDecode:
         num_replayed = len(unpack_tokens(frame.replay))
         num_tokens = len(unpack_tokens(frame.prompt)) + num_replayed
         num_blocks = -(-num_tokens // BLOCK_SIZE)
+        origin = None if frame.fork_of is None else self.rows.get(frame.fork_of.key)
+        if frame.fork_of is not None:
+            if origin is None or origin.reserve.prompt != frame.prompt:
+                return Refuse(*frame.key, RefuseReason.NO_FORK)
+            num_blocks -= (len(unpack_tokens(frame.prompt)) - 1) // BLOCK_SIZE
         if num_blocks > self.free_blocks:
             return Refuse(*frame.key, RefuseReason.NO_BLOCKS, retry_after_s=0.2)
         row = self.rows[frame.key] = FakeRow(frame, num_replayed, frame.allowed, num_blocks)
         row.is_ready = len(unpack_tokens(frame.prompt)) <= frame.local_tokens
-        return Grant(*frame.key, epoch=self.epoch, is_local=row.is_ready)
+        if origin is not None:
+            row.is_ready = origin.is_ready
+        is_local = row.is_ready or origin is not None
+        return Grant(*frame.key, epoch=self.epoch, is_local=is_local)
 
     def _credit(self, rows: tuple[CreditRow, ...]) -> None:
         for credit in rows:
@@ -234,6 +254,8 @@ class FakeDecode:
         row = self.rows.pop(key, None)
         if row is None:
             return Ended(*key, EndReason.UNKNOWN, num_tokens=0, freed_blocks=0)
+        for fork in [] if row.is_ready else self._forks(key):
+            self.forsaken.append(self._ended(fork, EndReason.FORSAKEN))
         return Ended(*key, reason, num_tokens=row.position, freed_blocks=row.num_blocks)
 
 

@@ -17,6 +17,8 @@ from triolet.config_recovery import RecoveryConfig
 from .fakes import LINK, FakeDecode, FakePrefill, server_config
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from server.fleet.sequence import Sequence
     from server.generation import CancelReason, Event, GenerationRequest
     from transport.frames import AnyFrame
@@ -109,10 +111,15 @@ class World:
         return next(w for w, f in self.of.items() if f is fake)
 
     def submit(self, request: GenerationRequest) -> Reader:
-        reader = Reader(self.conductor.submit(request, self.now))
-        self.readers.append(reader)
-        self.collect()
+        [reader] = self.submit_together([request])
         return reader
+
+    def submit_together(self, requests: Iterable[GenerationRequest]) -> list[Reader]:
+        """Submit several requests, all of them or none."""
+        readers = [Reader(sequence) for sequence in self.conductor.submit(requests, self.now)]
+        self.readers += readers
+        self.collect()
+        return readers
 
     def cancel(self, reader: Reader, reason: CancelReason) -> None:
         """Let a client leave."""

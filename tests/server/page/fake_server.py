@@ -96,7 +96,8 @@ class Exchange:
 
     def fail(self, code: str, message: str) -> None:
         """End with a response that failed."""
-        self._response_event("response.failed", "failed", error={"code": code, "message": message})
+        error = {"code": "server_error", "type": code, "message": message}
+        self._response_event("response.failed", "failed", error=error)
 
     def say_raw(self, text: str) -> None:
         """Send a message that is none of the protocol's."""

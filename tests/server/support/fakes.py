@@ -200,6 +200,9 @@ class FakeFleet:
         self._submitted.set()
         return generation
 
+    def submit_together(self, requests: Sequence[GenerationRequest]) -> list[FakeGeneration]:
+        return [self.submit(request) for request in requests]
+
     def status(self) -> FakeStatus:
         return self._status
 

@@ -106,6 +106,25 @@ class Answer:
         assert self.headers["content-type"] == "text/event-stream; charset=utf-8"
         return sse_events(self.body)
 
+    @property
+    def named_events(self) -> list[tuple[str, Any]]:
+        """The names and the data of its Server-Sent Events, where they have names."""
+        assert self.headers["content-type"] == "text/event-stream; charset=utf-8"
+        return named_sse_events(self.body)
+
+
+def named_sse_events(body: bytes) -> list[tuple[str, Any]]:
+    """Return the names and the data of a stream of named events; comments are left out."""
+    assert body.endswith(b"\n\n")
+    events = []
+    for frame in body.removesuffix(b"\n\n").split(b"\n\n"):
+        if not frame.startswith(b":"):
+            name, data = frame.split(b"\n")
+            assert name.startswith(b"event: ")
+            assert data.startswith(b"data: ")
+            events.append((name[7:].decode(), json.loads(data[6:])))
+    return events
+
 
 def sse_events(body: bytes) -> list[Any]:
     """Return the data lines of a stream, as JSON but for [DONE]; comments are left out."""

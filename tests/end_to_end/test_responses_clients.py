@@ -1,0 +1,221 @@
+"""The Responses API of the real fleet as the official client and LangChain use it.
+
+The client checks every object strictly against its types.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+from langchain_openai import ChatOpenAI
+from openai import AsyncOpenAI, OpenAI
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from openai.types.responses import Response
+    from openai.types.responses.responses_server_event import ResponsesServerEvent
+
+    from .fleet_process import FleetProcess
+
+pytestmark = [
+    pytest.mark.slow,
+    # The client calls websockets in a way that its newest version warns of.
+    pytest.mark.filterwarnings("ignore:connect\\(\\) must be used:DeprecationWarning"),
+]
+
+ASKED: dict[str, Any] = {
+    "model": "demo",
+    "input": "Hello!",
+    "temperature": 0,
+    "max_output_tokens": 30,
+}
+
+
+def strictly(fleet: FleetProcess) -> dict[str, Any]:
+    return {
+        "base_url": f"{fleet.url}/v1",
+        "api_key": "none",
+        "max_retries": 0,
+        "_strict_response_validation": True,
+    }
+
+
+@pytest.fixture
+def client(fleet: FleetProcess) -> Iterator[OpenAI]:
+    with OpenAI(**strictly(fleet)) as opened:
+        yield opened
+
+
+def test_pieces_and_helper_and_whole_answer_are_the_same(client: OpenAI) -> None:
+    whole: Response = client.responses.create(**ASKED)
+    events = list(client.responses.create(**ASKED, stream=True))
+    with client.responses.stream(**ASKED) as stream:
+        final = stream.get_final_response()
+    pieces = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+    assert whole.output_text
+    assert pieces == final.output_text == whole.output_text
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[-1].type in {"response.completed", "response.incomplete"}
+    assert whole.usage is not None
+    assert final.usage is not None
+    assert final.usage.output_tokens == whole.usage.output_tokens
+    assert final.usage.output_tokens_details.reasoning_tokens == 0
+
+
+def test_parameters_are_applied_and_shown(client: OpenAI) -> None:
+    response = client.responses.create(
+        model="demo",
+        instructions="You tell stories.",
+        input=[
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "input_text", "text": "Tell me a story."}]},
+        ],
+        max_output_tokens=5,
+        temperature=0.5,
+        top_p=0.9,
+        include=["message.output_text.logprobs"],
+        top_logprobs=2,
+        metadata={"ignored": "yes"},
+        store=False,
+        extra_body={"seed": 7, "ignore_eos": True, "cache_salt": "parameters"},
+    )
+    assert response.status == "incomplete"
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
+    assert (response.temperature, response.top_p, response.max_output_tokens) == (0.5, 0.9, 5)
+    assert response.usage is not None
+    assert response.usage.output_tokens == 5
+    (message,) = response.output
+    assert message.type == "message"
+    (part,) = message.content
+    assert part.type == "output_text"
+    assert len(part.logprobs or ()) == 5
+    assert all(len(token.top_logprobs) == 2 for token in part.logprobs or ())
+
+
+def test_warming_leaves_the_prompt_for_whoever_asks_next(client: OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": "demo",
+        "input": "Tell me a story about a fox named Mia on the moon. " * 3,
+        "max_output_tokens": 1,
+        "extra_body": {"cache_salt": "warmed by this test"},
+    }
+    warmed = client.responses.create(**asked, prompt_cache_options={"prewarm": True})
+    after = client.responses.create(**asked)
+    assert warmed.output == []
+    assert warmed.usage is not None
+    assert warmed.usage.input_tokens_details.cached_tokens == 0
+    assert after.usage is not None
+    assert after.usage.input_tokens_details.cached_tokens > 0
+    assert after.usage.input_tokens == warmed.usage.input_tokens
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "param"),
+    [
+        ({"model": "gpt-9"}, openai.NotFoundError, "model"),
+        ({"temperature": 9}, openai.BadRequestError, "temperature"),
+        ({"previous_response_id": "resp_1"}, openai.BadRequestError, "previous_response_id"),
+        ({"store": True}, openai.BadRequestError, "store"),
+        ({"input": "dragon " * 3000}, openai.BadRequestError, "input"),
+    ],
+)
+def test_errors_arrive_as_their_types(
+    client: OpenAI, change: dict[str, Any], kind: type[openai.APIStatusError], param: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        client.responses.create(**{**ASKED, **change})
+    assert caught.value.param == param
+    assert caught.value.request_id
+
+
+def test_the_asynchronous_client_streams_side_by_side(fleet: FleetProcess) -> None:
+    async def ask(client: AsyncOpenAI) -> str:
+        async with client.responses.stream(**ASKED) as stream:
+            pieces = [e.delta async for e in stream if e.type == "response.output_text.delta"]
+            final = await stream.get_final_response()
+        assert "".join(pieces) == final.output_text
+        return final.output_text
+
+    async def use() -> list[str]:
+        async with AsyncOpenAI(**strictly(fleet)) as client:
+            return await asyncio.gather(*(ask(client) for _ in range(4)))
+
+    assert len(set(asyncio.run(use()))) == 1
+
+
+def test_a_websocket_warms_continues_and_names_errors(client: OpenAI) -> None:
+    with client.responses.connect() as connection:
+
+        def until_the_end() -> list[ResponsesServerEvent]:
+            events: list[ResponsesServerEvent] = []
+            for event in connection:
+                events.append(event)
+                if event.type in {"response.completed", "response.incomplete", "error"}:
+                    break
+            return events
+
+        connection.response.create(**ASKED, stream_id="a", generate=False)
+        warmed = until_the_end()[-1]
+        assert warmed.type == "response.completed"
+        assert (warmed.stream_id, warmed.response.output) == ("a", [])
+        connection.response.create(
+            model="demo",
+            input="And then?",
+            previous_response_id=warmed.response.id,
+            stream_id="b",
+            temperature=0,
+            max_output_tokens=20,
+        )
+        events = until_the_end()
+        last = events[-1]
+        assert last.type in {"response.completed", "response.incomplete"}
+        assert {event.stream_id for event in events} == {"b"}
+        text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+        assert text == last.response.output_text
+        connection.response.create(model="demo", input="x", previous_response_id="resp_unknown")
+        (error,) = until_the_end()
+        assert error.type == "error"
+        assert (error.status, error.error.code) == (400, "previous_response_not_found")
+        assert error.error.param == "previous_response_id"
+
+
+def test_the_asynchronous_client_uses_a_websocket(fleet: FleetProcess) -> None:
+    async def use() -> str:
+        async with (
+            AsyncOpenAI(**strictly(fleet)) as client,
+            client.responses.connect() as connection,
+        ):
+            await connection.response.create(**ASKED)
+            async for event in connection:
+                if event.type in {"response.completed", "response.incomplete"}:
+                    return event.response.output_text
+        raise AssertionError("the connection ended before the answer")
+
+    assert asyncio.run(use())
+
+
+@pytest.mark.parametrize("use_responses_api", [False, True])
+def test_langchain_asks_and_streams(fleet: FleetProcess, use_responses_api: bool) -> None:
+    # Its own connections would outlive the test.
+    with openai.DefaultHttpxClient() as connections:
+        model = ChatOpenAI(
+            base_url=f"{fleet.url}/v1",
+            api_key="none",  # type: ignore[arg-type]
+            model="demo",
+            temperature=0,
+            max_completion_tokens=30,
+            max_retries=0,
+            use_responses_api=use_responses_api,
+            http_client=connections,
+        )
+        whole = model.invoke("Hello!")
+        chunks = list(model.stream("Hello!"))
+    assert whole.text
+    assert "".join(chunk.text for chunk in chunks) == whole.text
+    assert whole.usage_metadata is not None
+    assert whole.usage_metadata["output_tokens"] > 0

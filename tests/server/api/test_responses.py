@@ -1,0 +1,271 @@
+"""POST /v1/responses: order of events, forms of answers, what is refused and how."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from server.api.chunks import KEEP_ALIVE
+from server.api.responses_document import ResponseDocument
+from server.api.responses_events import ResponseEvents, ResponseStream, message_frame, sse_frame
+from server.api.responses_schema import ResponseRequest
+from server.api.schemas import read_request
+from server.generation import (
+    CancelReason,
+    Failed,
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    Usage,
+)
+from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand, delta
+from tests.server.support.surface import CONFIG, MODEL, PATIENCE_S, request_bytes, surface
+from triolet.errors import no_worker, overloaded
+from triolet.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from server.generation import Event
+    from tests.server.support.surface import Answer
+
+PATH = "/v1/responses"
+TEXT = "response.output_text"
+ORDER = [
+    "response.created",
+    "response.in_progress",
+    "response.output_item.added",
+    "response.content_part.added",
+    f"{TEXT}.delta",
+    f"{TEXT}.delta",
+    f"{TEXT}.done",
+    "response.content_part.done",
+    "response.output_item.done",
+    "response.completed",
+]
+
+
+def ask(**more: object) -> dict[str, Any]:
+    return {"model": MODEL, "input": "hi", **more}
+
+
+def events_of(answer: Answer) -> list[dict[str, Any]]:
+    """Return the events of a stream, whose names must be their types."""
+    named = answer.named_events
+    assert [name for name, _ in named] == [event["type"] for _, event in named]
+    return [event for _, event in named]
+
+
+def document(**more: object) -> ResponseDocument:
+    fields = read_request(ResponseRequest, ask(**more))
+    request = GenerationRequest(b"\0" * 16, (1, 2), SamplingParams(), 1.0)
+    return ResponseDocument("resp_00", fields, request, CONFIG)
+
+
+def test_events_come_in_order_and_each_end_is_one() -> None:
+    usage = Usage(2, 5)
+    ends: dict[str, Event] = {
+        "response.completed": Finished(FinishReason.STOP, usage),
+        "response.incomplete": Finished(FinishReason.LENGTH, usage),
+        "response.failed": Failed(no_worker("gone"), usage),
+    }
+    for last, end in ends.items():
+        form = ResponseStream(ResponseEvents(document(), sse_frame))
+        written = form.begin() + form.write(0, delta("Hello")) + form.write(0, delta(" there"))
+        written += form.write(0, end)
+        kinds = [
+            line.removeprefix("event: ")
+            for line in written.decode().split("\n")
+            if line.startswith("event: ")
+        ]
+        middle = ORDER[:6] if last == "response.failed" else ORDER[:-1]
+        assert kinds == [*middle, last]
+        assert form.end() == b""
+
+
+def test_part_of_a_character_is_no_event_and_takes_no_number() -> None:
+    events = ResponseEvents(document(), message_frame, "lane")
+    frames = events.begin()
+    assert events.write(delta("")) == []
+    (frame,) = events.write(delta("x"))
+    assert b'"sequence_number":%d,' % len(frames) in frame
+    assert frame.endswith(b'"stream_id":"lane"}')
+
+
+def test_a_cancel_is_no_failure_but_an_end_with_what_was_said() -> None:
+    events = ResponseEvents(document(), message_frame)
+    events.write(delta("so far"))
+    frames = events.write(Failed(no_worker("ended"), Usage(2, 1)), is_cancelled=True)
+    assert b'"status":"cancelled"' in frames[-1]
+    assert b'"text":"so far"' in frames[-1]
+    assert events.are_over
+    assert not events.have_failed
+
+
+async def test_a_stream_is_named_and_numbered_events() -> None:
+    async with surface() as server:
+        events = events_of(await server.post(PATH, ask(stream=True)))
+    assert [event["type"] for event in events] == ORDER
+    assert [event["sequence_number"] for event in events] == list(range(len(ORDER)))
+    assert all("stream_id" not in event for event in events)
+    last = events[-1]["response"]
+    assert last["output"][0]["content"][0]["text"] == "Hello there"
+    assert last["usage"]["output_tokens"] == len("Hello there")
+
+
+async def test_a_whole_answer_is_the_last_event_of_a_stream() -> None:
+    asked = ask(instructions="be kind", max_output_tokens=20, temperature=0.5)
+    async with surface() as server:
+        whole = (await server.post(PATH, asked)).json
+        events = events_of(await server.post(PATH, {**asked, "stream": True}))
+    streamed = events[-1]["response"]
+    for of_one in ("id", "created_at"):
+        assert whole.pop(of_one)
+        del streamed[of_one]
+    whole["output"][0].pop("id")
+    streamed["output"][0].pop("id")
+    assert whole == streamed
+    assert whole["instructions"] == "be kind"
+    assert (whole["max_output_tokens"], whole["temperature"]) == (20, 0.5)
+    request = server.fleet.generations[0].request
+    assert bytes(request.prompt_ids) == b"system: be kind\nuser: hi\nassistant:"
+
+
+async def test_the_length_limit_is_a_detail_of_an_incomplete_response() -> None:
+    def script(generation: FakeGeneration) -> None:
+        generation.say("cut")
+        generation.finish(FinishReason.LENGTH)
+
+    async with surface(FakeFleet(script)) as server:
+        whole = (await server.post(PATH, ask())).json
+    assert whole["status"] == "incomplete"
+    assert whole["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+async def test_a_failure_is_an_event_of_a_stream_and_a_status_of_a_whole_answer() -> None:
+    def script(generation: FakeGeneration) -> None:
+        generation.say("half")
+        generation.fail(no_worker("the worker died"))
+
+    async with surface(FakeFleet(script)) as server:
+        whole = await server.post(PATH, ask())
+        events = events_of(await server.post(PATH, ask(stream=True)))
+    assert (whole.status, whole.error["code"]) == (503, "no_worker")
+    assert events[-1]["type"] == "response.failed"
+    error = events[-1]["response"]["error"]
+    assert (error["code"], error["type"]) == ("server_error", "no_worker")
+
+
+async def test_what_is_refused_for_now_is_no_stream() -> None:
+    fleet = FakeFleet()
+    fleet.refuse_with = overloaded("busy", 1.0)
+    async with surface(fleet) as server:
+        answer = await server.post(PATH, ask(stream=True))
+    assert answer.status == 503
+    assert answer.headers["retry-after"]
+
+
+async def test_silence_is_filled_and_a_client_that_leaves_is_noticed() -> None:
+    fleet = FakeFleet(by_hand)
+    async with surface(fleet, keep_alive_s=0.01) as server:
+        client = await server.connect()
+        async with client.stream:
+            body = b'{"input": "hi", "stream": true}'
+            await client.send(request_bytes("POST", PATH, body=body))
+            await client.until(KEEP_ALIVE)
+            generation = await fleet.nth(0)
+        with trio.fail_after(PATIENCE_S):
+            await generation.was_cancelled.wait()
+    assert generation.cancelled[0] is CancelReason.CLIENT_GONE
+
+
+async def test_logprobs_come_where_they_are_asked_for() -> None:
+    asked = ask(include=["message.output_text.logprobs"], top_logprobs=1)
+    async with surface() as server:
+        whole = (await server.post(PATH, asked)).json
+        without = (await server.post(PATH, ask(include=["reasoning.encrypted_content"]))).json
+    scored = whole["output"][0]["content"][0]["logprobs"]
+    assert "".join(token["token"] for token in scored) == "Hello there"
+    assert scored[0]["top_logprobs"][0]["token"] == "H"
+    assert whole["top_logprobs"] == 1
+    assert without["output"][0]["content"][0]["logprobs"] == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_warming_computes_the_prompt_and_says_nothing(stream: bool) -> None:
+    asked = ask(prompt_cache_options={"prewarm": True}, stream=stream)
+    async with surface() as server:
+        answer = await server.post(PATH, asked)
+        response = events_of(answer)[-1]["response"] if stream else answer.json
+    assert (response["status"], response["output"]) == ("completed", [])
+    assert (response["usage"]["output_tokens"], response["usage"]["input_tokens"]) == (0, 19)
+    assert server.fleet.generations[0].request.sampling.max_tokens == 1
+
+
+async def test_what_changes_no_promise_is_accepted() -> None:
+    ignored = {
+        "metadata": {"a": "b"},
+        "user": "me",
+        "safety_identifier": "me",
+        "service_tier": "auto",
+        "reasoning": {"effort": "low"},
+        "prompt_cache_key": "k",
+        "parallel_tool_calls": False,
+        "image": {"context_compression": "auto"},
+        "store": False,
+        "background": False,
+        "truncation": "disabled",
+        "text": {"format": {"type": "text"}, "verbosity": "low"},
+        "tools": [],
+        "tool_choice": "auto",
+    }
+    async with surface() as server:
+        assert (await server.post(PATH, ask(**ignored))).status == 200
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"store": True}, "store"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"background": True}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+        ({"generate": False}, "generate"),
+        ({"stream_id": "a"}, "stream_id"),
+        ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
+        (
+            {"stream": True, "stream_options": {"include_obfuscation": True}},
+            "stream_options.include_obfuscation",
+        ),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": 10**6}, "input"),
+        ({"min_tokens": 9, "max_output_tokens": 8}, "min_tokens"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content"),
+        ({"text": {"format": {"type": "yaml"}}}, "text.format"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"temperature": True}, "temperature"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_what_is_refused_is_named(change: dict[str, Any], param: str) -> None:
+    async with surface() as server:
+        answer = await server.post(PATH, ask(**change))
+        assert not server.fleet.generations
+    assert (answer.status, answer.error["param"]) == (400, param)
+
+
+async def test_an_unknown_model_is_404_and_a_stored_response_is_nowhere() -> None:
+    async with surface() as server:
+        assert (await server.post(PATH, ask(model="nobody"))).error["code"] == "model_not_found"
+        stored = await server.request("GET", f"{PATH}/resp_1")
+        listed = await server.request("GET", PATH)
+    assert stored.status == 404
+    assert "not stored" in stored.error["message"]
+    assert (listed.status, listed.headers["allow"]) == (405, "POST")
