@@ -1,4 +1,4 @@
-"""`triolet keys`: keys for links between machines, and for clients. Writes no key to where logs go."""
+"""`triolet keys`: keys for links between machines, and for clients."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pathlib import Path  # noqa: TC003 (typer reads annotations)
 from typing import Annotated
 
 import typer
+
+from triolet.api_keys import key_line, new_key
 
 keys_app = typer.Typer(
     help="Keys for links between machines, and for clients.", no_args_is_help=True
@@ -25,8 +27,6 @@ def make_keys(directory: Annotated[Path, typer.Argument(metavar="DIR")]) -> None
 @keys_app.command("issue")
 def issue_key(tenant: Annotated[str, typer.Argument(metavar="TENANT")]) -> None:
     """Make an API key, and the line that lets it in, for the file of --api-keys."""
-    from server.api.keys import key_line, new_key
-
     key = new_key()
     typer.echo(key_line(tenant, key))
     typer.echo(f"the key itself, which is stored nowhere: {key}", err=True)

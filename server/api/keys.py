@@ -15,13 +15,12 @@ import base64
 import binascii
 import hashlib
 import hmac
-import re
-import secrets
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from triolet.api_keys import KEY_LINE, digest_of
 from triolet.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
@@ -34,10 +33,7 @@ SUBPROTOCOL: Final = "triolet"
 address, with whatever is in it, ends up in logs and histories."""
 KEY_SUBPROTOCOL: Final = "triolet-key."
 """Before the key in base64url, in Sec-WebSocket-Protocol."""
-KEY_PREFIX: Final = "sk-triolet-"
-"""So that scanners for leaked secrets find keys."""
 MAX_KEY_CHARS: Final = 256
-_LINE: Final = re.compile(r"(?P<tenant>[A-Za-z0-9._-]{1,64})\s+sha256:(?P<digest>[0-9a-f]{64})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,30 +94,6 @@ class KeyRing:
         return tenant
 
 
-def digest_of(key: str) -> str:
-    """Return what is stored of a key."""
-    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def new_key() -> str:
-    """Return a key that nobody can guess."""
-    return KEY_PREFIX + secrets.token_urlsafe(32)
-
-
-def key_line(tenant: str, key: str) -> str:
-    """Return the line of the operator's file that lets a key in.
-
-    Raises:
-      ConfigError: the tenant's name cannot stand there.
-    """
-    line = f"{tenant} sha256:{digest_of(key)}"
-    if _LINE.fullmatch(line) is None:
-        raise ConfigError(
-            f"{tenant!r} is no name of a tenant: up to 64 letters, digits, dots, - and _"
-        )
-    return line
-
-
 def read_keys(path: str) -> KeyRing:
     """Return the keys of a file: lines of a tenant and a digest, and comments.
 
@@ -136,7 +108,7 @@ def read_keys(path: str) -> KeyRing:
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        match = _LINE.fullmatch(line.strip())
+        match = KEY_LINE.fullmatch(line.strip())
         if match is None:
             # The line itself is not repeated: it may be a key that somebody wrote down whole.
             raise _wrong_line(path, number, "is not `TENANT sha256:DIGEST`")

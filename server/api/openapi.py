@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from quart import Response
 
+from .messages_schema import CountRequest, MessagesRequest
 from .openapi_results import RESULTS, ref
 from .probes import VERSION
 from .responses_schema import ResponseRequest
@@ -51,6 +52,7 @@ class Operation:
       streams: whether `stream: true` gets events.
       media: of the request's body.
       status: of a good answer.
+      error: name of a component for any other.
     """
 
     summary: str
@@ -59,6 +61,7 @@ class Operation:
     streams: bool = False
     media: str = JSON
     status: int = 200
+    error: str = "Error"
 
 
 OPERATIONS: Final[dict[str, Operation]] = {
@@ -73,6 +76,19 @@ OPERATIONS: Final[dict[str, Operation]] = {
         "Response",
         ResponseRequest,
         streams=True,
+    ),
+    "POST /v1/messages": Operation(
+        "Answer a conversation in the words of Anthropic's Messages API.",
+        "Message",
+        MessagesRequest,
+        streams=True,
+        error="MessagesError",
+    ),
+    "POST /v1/messages/count_tokens": Operation(
+        "Count the tokens of such a conversation.",
+        "MessageTokens",
+        CountRequest,
+        error="MessagesError",
     ),
     "GET /v1/models": Operation("List the served model.", "ModelList"),
     "GET /v1/models/<path:name>": Operation("Show one model.", "Model"),
@@ -140,7 +156,7 @@ def _operation(rule: Rule, schemas: dict[str, Any]) -> Document:
     shown: Document = {
         "summary": row.summary,
         "operationId": re.sub(r"\W+", "_", rule.endpoint).strip("_"),
-        "responses": {str(row.status): _answer(row), "default": _error()},
+        "responses": {str(row.status): _answer(row), "default": _error(row)},
     }
     names = _VARIABLE.findall(rule.rule)
     if names:
@@ -166,8 +182,8 @@ def _answer(row: Operation) -> Document:
     return {"description": row.summary, "content": content}
 
 
-def _error() -> Document:
-    return {"description": "Why not.", "content": {JSON: {"schema": ref("Error")}}}
+def _error(row: Operation) -> Document:
+    return {"description": "Why not.", "content": {JSON: {"schema": ref(row.error)}}}
 
 
 def _add_schema(kind: type[StrictModel], schemas: dict[str, Any]) -> str:

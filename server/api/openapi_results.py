@@ -53,6 +53,19 @@ RESULTS: Final[dict[str, Schema]] = {
             code={"type": ["string", "null"]},
         )
     ),
+    "MessagesError": _object(
+        type=_one_of("error"), error=_object(type=_TEXT, message=_TEXT), request_id=_TEXT
+    ),
+    "Message": _object(
+        id=_TEXT,
+        type=_one_of("message"),
+        role=_one_of("assistant"),
+        model=_TEXT,
+        content=_list(_object(type=_TEXT)),
+        stop_reason={"type": ["string", "null"]},
+        usage=_object(input_tokens=_COUNT, output_tokens=_COUNT),
+    ),
+    "MessageTokens": _object(input_tokens=_COUNT),
     "Usage": _USAGE,
     "ChatCompletion": _object(
         id=_TEXT,

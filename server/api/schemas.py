@@ -17,7 +17,8 @@ from typing_extensions import TypedDict
 from triolet.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_TOP_K, MAX_TOP_LOGPROBS
 
 from . import accepted
-from .accepted import MAX_INT, MAX_STOP_CHARS, MAX_STOP_STRINGS
+from .accepted import MAX_INT as MAX_INT
+from .accepted import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from .errors import MAX_ECHO, echo, http_error, unsupported
 
 if TYPE_CHECKING:
@@ -80,6 +81,12 @@ def _stop(value: object) -> object:
     if not all(0 < len(text) <= MAX_STOP_CHARS for text in texts):
         raise ValueError(f"strings must have 1 to {MAX_STOP_CHARS} characters")
     return tuple(texts)
+
+
+StopStrings = Annotated[
+    tuple[str, ...], BeforeValidator(_stop, json_schema_input_type=accepted.Stop)
+]
+"""One string or several, which end the text before the first that occurs."""
 
 
 def _logit_bias(value: object) -> object:
@@ -200,9 +207,7 @@ class SamplingFields(StrictModel):
         BeforeValidator(_logit_bias, json_schema_input_type=accepted.LogitBias),
     ] = ()
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: Annotated[
-        tuple[str, ...], BeforeValidator(_stop, json_schema_input_type=accepted.Stop)
-    ] = ()
+    stop: StopStrings = ()
     stop_token_ids: Annotated[
         tuple[int, ...], BeforeValidator(_token_ids, json_schema_input_type=accepted.StopTokenIds)
     ] = ()

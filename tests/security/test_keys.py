@@ -16,15 +16,13 @@ from server.api.keys import (
     KEY_SUBPROTOCOL,
     SUBPROTOCOL,
     KeyRing,
-    digest_of,
-    key_line,
-    new_key,
     read_keys,
     sent_key,
 )
 from tests.server.support.fakes import FakeFleet
 from tests.server.support.surface import PATIENCE_S, Surface, surface
 from tests.server.support.websocket import handshake, open_socket
+from triolet.api_keys import digest_of, key_line, new_key
 from triolet.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:

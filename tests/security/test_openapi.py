@@ -19,9 +19,10 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from server.api.app import build_app
-from server.api.keys import KeyRing, digest_of
+from server.api.keys import KeyRing
 from server.api.openapi import OPERATIONS, PATH
 from tests.server.support.surface import surface
+from triolet.api_keys import digest_of
 
 if TYPE_CHECKING:
     from tests.server.support.surface import Surface
