@@ -51,6 +51,7 @@ COUNTERS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("prompt_tokens", "Tokens in prompts", ()),
     ("cached_prompt_tokens", "Prompt tokens whose KV was there already", ()),
     ("completion_tokens", "Tokens generated", ()),
+    ("grammars_checked", "Grammars of requests by what became of them", ("verdict",)),
     ("workers_joined", "Lives of workers that were greeted", ()),
     ("workers_lost", "Workers given up", ("cause",)),
     ("workers_refused", "Workers that do not fit this server", ()),
@@ -132,6 +133,10 @@ class Metrics:
     def http_error(self, status: int) -> None:
         """A request was answered with an error."""
         self._counters["http_errors"].labels(str(status)).inc()
+
+    def grammar_checked(self, verdict: str) -> None:
+        """Somebody's grammar was looked at, or not for want of time."""
+        self._counters["grammars_checked"].labels(verdict).inc()
 
     def request_received(self) -> None:
         """Somebody submitted."""

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from .config_embedding import EmbeddingConfig, EmbeddingLimits
 from .config_gpu import GpuConfig
+from .config_grammar import GrammarConfig
 from .config_recovery import RecoveryConfig
 from .config_routing import RoutingConfig
 from .config_siblings import SiblingConfig  # noqa: TC001 (as its neighbours)
@@ -202,6 +204,8 @@ class EngineConfig:
     """Calls that may wait for the device thread behind the running one: one step ahead keeps it
     busy, and whatever is decided later is decided better."""
     gpu: GpuConfig = field(default_factory=GpuConfig)
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+    """How inputs that become vectors are batched."""
     poison_freed_blocks: bool = False
     """Fill freed blocks with NaN, and let an audit look whether they stay so: how tests find a
     write by somebody who is not the owner, and a read beyond a sequence. Costs a write per freed
@@ -274,6 +278,8 @@ class ServerConfig:
     link: LinkConfig = field(default_factory=LinkConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     routing: RoutingConfig = field(default_factory=RoutingConfig)
+    embedding: EmbeddingLimits = field(default_factory=EmbeddingLimits)
+    grammar: GrammarConfig = field(default_factory=GrammarConfig)
     curve_dir: str | None = None
     token_window: int = 64
     """Tokens a stream may run ahead of what its client has read (back-pressure, window 2)."""

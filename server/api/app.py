@@ -23,6 +23,7 @@ from triolet.loopback import is_loopback
 from ..edge.cures_quart import CuredHTTPConnection
 from .chat import chat_completions
 from .completions import completions
+from .embeddings import embeddings
 from .errors import CODES, error_body, error_headers, http_error
 from .fleet_audit import OWN_AUDIT, UNIX_PEER, fleet_audit, own_audit
 from .intake import live_request, shown_request_id
@@ -110,6 +111,7 @@ def _add_routes(app: QuartTrio, services: Services) -> None:
 
     add("POST", "/v1/chat/completions", chat_completions)
     add("POST", "/v1/completions", completions)
+    add("POST", "/v1/embeddings", embeddings)
     add("POST", RESPONSES, create_response)
     add("POST", MESSAGES, create_message)
     add("POST", f"{MESSAGES}/count_tokens", count_message_tokens)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from triolet.errors import invalid_request
 
 from .chunks import ChatChunks
+from .constraints import read_grammar
 from .generate import Plan, check_fields, head, stream_response, whole_response
 from .intake import read_fields
 from .logprobs import chat_logprobs
@@ -69,6 +70,7 @@ async def plan_chat(fields: ChatRequest, services: Services) -> Plan:
     """
     if fields.top_logprobs is not None and not fields.logprobs:
         raise invalid_request("needs logprobs to be true", "top_logprobs")
+    grammar = await read_grammar(fields, services)
     prompt_ids = await encode_chat(fields, services)
     max_tokens = fields.max_completion_tokens
     return Plan(
@@ -78,6 +80,7 @@ async def plan_chat(fields: ChatRequest, services: Services) -> Plan:
         default_max_tokens=services.defaults.max_new_tokens,
         param="messages",
         logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
+        grammar=grammar,
     )
 
 

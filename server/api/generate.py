@@ -28,6 +28,8 @@ from .sampling import check_token_ids, completion_budget, of_choice, sampling_pa
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from triolet.sampling import Grammar
+
     from .answers import Answer
     from .chunks import ChunkWriter
     from .event_stream import StreamForm
@@ -53,6 +55,7 @@ class Plan:
       default_max_tokens: in that case; None for as many as fit.
       param: the field that holds the prompts.
       logprobs: alternatives per token, None for no logprobs.
+      grammar: what each completion has to be, None for anything.
     """
 
     fields: GenerationFields
@@ -61,6 +64,7 @@ class Plan:
     default_max_tokens: int | None
     param: str
     logprobs: int | None
+    grammar: Grammar | None = None
 
     @property
     def per_prompt(self) -> int:
@@ -123,7 +127,11 @@ def generation_requests(
             plan.param,
         )
         params = sampling_params(
-            fields, services.defaults, max_tokens=max_tokens, logprobs=plan.logprobs
+            fields,
+            services.defaults,
+            max_tokens=max_tokens,
+            logprobs=plan.logprobs,
+            grammar=plan.grammar,
         )
         request_ids = [new_request_id() for _ in range(plan.per_prompt)]
         requests += [
@@ -153,7 +161,8 @@ def submit_all(
     Raises:
       RequestError: one of them was refused, and nothing was begun.
     """
-    generations = services.fleet.submit_together(requests)
+    ranked = [replace(one, priority=live.priority(one.priority)) for one in requests]
+    generations = services.fleet.submit_together(ranked)
     for generation in generations:
         live.hold(generation)
     return Choices(generations)

@@ -24,6 +24,7 @@ from .schemas import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from .schemas_embeddings import EmbeddingFields
 
 if TYPE_CHECKING:
     from quart_trio import QuartTrio
@@ -76,6 +77,9 @@ OPERATIONS: Final[dict[str, Operation]] = {
         "Response",
         ResponseRequest,
         streams=True,
+    ),
+    "POST /v1/embeddings": Operation(
+        "Turn one or several inputs into vectors.", "Embeddings", EmbeddingFields
     ),
     "POST /v1/messages": Operation(
         "Answer a conversation in the words of Anthropic's Messages API.",
@@ -174,7 +178,7 @@ def _answer(row: Operation) -> Document:
     if row.result in RESULTS:
         content: Document = {JSON: {"schema": ref(row.result)}}
         if row.streams:
-            content[EVENTS] = {"schema": {"type": "string"}}
+            content[EVENTS] = {}
     elif row.summary.startswith("A file"):
         content = {media: {} for media in (PAGE, "text/javascript", "text/css", "image/svg+xml")}
     else:

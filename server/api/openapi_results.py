@@ -106,6 +106,18 @@ RESULTS: Final[dict[str, Schema]] = {
         output=_list(_object(id=_TEXT, type=_TEXT)),
         usage=_object(input_tokens=_COUNT, output_tokens=_COUNT, total_tokens=_COUNT),
     ),
+    "Embeddings": _object(
+        object=_one_of("list"),
+        data=_list(
+            _object(
+                object=_one_of("embedding"),
+                index=_COUNT,
+                embedding={"oneOf": [_list({"type": "number"}), _TEXT]},
+            )
+        ),
+        model=_TEXT,
+        usage=_object(prompt_tokens=_COUNT, total_tokens=_COUNT),
+    ),
     "Model": _MODEL,
     "ModelList": _object(object=_one_of("list"), data=_list(ref("Model"))),
     "Tokens": _object(count=_COUNT, max_model_len=_COUNT, tokens=_list(_COUNT)),

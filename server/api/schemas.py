@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
@@ -19,7 +19,9 @@ from triolet.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_TOP_K, MAX_
 from . import accepted
 from .accepted import MAX_INT as MAX_INT
 from .accepted import MAX_STOP_CHARS, MAX_STOP_STRINGS
+from .constraint_schema import ConstraintFields
 from .errors import MAX_ECHO, echo, http_error, unsupported
+from .strict_fields import StrictFields
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,14 +42,11 @@ UNSUPPORTED: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
     "tool_choice": ("calling tools", ("none", "auto")),
     "functions": ("calling functions", ([],)),
     "function_call": ("calling functions", ("none", "auto")),
-    "response_format": ("a response_format other than text", ({"type": "text"},)),
-    "structured_outputs": ("constrained output", ()),
-    "guided_json": ("constrained output", ()),
-    "guided_regex": ("constrained output", ()),
-    "guided_choice": ("constrained output", ()),
-    "guided_grammar": ("constrained output", ()),
-    "grammar": ("constrained output", ()),
-    "regex": ("constrained output", ()),
+    "guided_decoding_backend": ("choosing what constrains output", ("auto", "guidance")),
+    "guided_whitespace_pattern": ("choosing the whitespace of JSON", ()),
+    "structural_tag": ("a structural tag", ()),
+    "grammar": ("this name (it is structured_outputs.grammar)", ()),
+    "regex": ("this name (it is structured_outputs.regex)", ()),
     "modalities": ("a modality other than text", (["text"],)),
     "audio": ("audio", ()),
     "prediction": ("predicted output", ()),
@@ -125,7 +124,8 @@ def _ids(value: Sequence[object]) -> tuple[int, ...]:
 Prompt = str | tuple[int, ...]
 
 
-def _prompts(value: object) -> object:
+def read_prompts(value: object) -> object:
+    """Return prompts: one text or list of token ids, or a list of either."""
     items = value if isinstance(value, list) else [value]
     if items and type(items[0]) is int:
         items = [items]
@@ -165,15 +165,13 @@ def joined_text(value: object) -> object:
     return "".join(texts)
 
 
-class StrictModel(BaseModel):
-    """Nothing is converted: "1" is no number and true is no integer.
+class StrictModel(StrictFields):
+    """The fields of a request, or of a part of one.
 
     Attributes:
       ignored: names that this endpoint accepts without effect.
       unsupported: names that it refuses (see UNSUPPORTED).
     """
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
     ignored: ClassVar[frozenset[str]] = IGNORED
     unsupported: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = UNSUPPORTED
@@ -227,7 +225,7 @@ class StreamOptions(StrictModel):
     include_obfuscation: Literal[False] | None = None
 
 
-class GenerationFields(SamplingFields):
+class GenerationFields(SamplingFields, ConstraintFields):
     """What chat and plain completions have in common."""
 
     model: str | None = None
@@ -266,7 +264,7 @@ class CompletionRequest(GenerationFields):
     """POST /v1/completions."""
 
     prompt: Annotated[
-        tuple[Prompt, ...], BeforeValidator(_prompts, json_schema_input_type=accepted.Prompts)
+        tuple[Prompt, ...], BeforeValidator(read_prompts, json_schema_input_type=accepted.Prompts)
     ]
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool | None = None

@@ -5,6 +5,7 @@ The text model's tokens are the bytes of UTF-8, so every text can be told from i
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,9 @@ from triolet.ids import Role
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from server.embedding import EmbeddingRequest
     from server.generation import Event, GenerationRequest
+    from triolet.sampling import Grammar
 
 MAX_MODEL_LEN = 4096
 CAPACITY = Capacity(
@@ -168,6 +171,20 @@ def answer_hello(generation: FakeGeneration) -> None:
     generation.finish()
 
 
+class FakeRun:
+    """Vectors that are there at once."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    async def vectors(self) -> Sequence[bytes]:
+        await trio.lowlevel.checkpoint()
+        return [struct.pack("<2f", 0.6, 0.8)] * self._count
+
+    def cancel(self, reason: CancelReason) -> None:
+        """Nothing runs."""
+
+
 class FakeFleet:
     """Begins generations that follow a script.
 
@@ -203,6 +220,9 @@ class FakeFleet:
     def submit_together(self, requests: Sequence[GenerationRequest]) -> list[FakeGeneration]:
         return [self.submit(request) for request in requests]
 
+    def embed(self, requests: Sequence[EmbeddingRequest]) -> FakeRun:
+        return FakeRun(len(requests))
+
     def status(self) -> FakeStatus:
         return self._status
 
@@ -221,6 +241,25 @@ class FakeFleet:
 
 def by_hand(generation: FakeGeneration) -> None:
     """A script that leaves everything to the test."""
+
+
+class FakeGrammars:
+    """Finds every grammar good but those in `refused`.
+
+    Attributes:
+      checked: what it was asked for.
+      refused: texts.
+    """
+
+    def __init__(self) -> None:
+        self.checked: list[Grammar] = []
+        self.refused: set[str] = set()
+
+    async def check(self, grammar: Grammar, param: str) -> None:
+        self.checked.append(grammar)
+        await trio.lowlevel.checkpoint()
+        if grammar.text in self.refused:
+            raise invalid_request("cannot be used", param)
 
 
 class FakeText:
