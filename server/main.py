@@ -96,6 +96,7 @@ async def serve(
             metrics.watch(fleet.status, lambda: edge.connections, lambda: edge.writes.by_way)
             async with trio.open_nursery() as nursery:
                 await nursery.start(fleet.run)
+                await nursery.start(services.kept.run)
                 await nursery.start(edge.run, *listening)
                 task_status.started(base_url(listening[0]))
                 nursery.start_soon(_hand_over, services.lifecycle, edge, config.handover_s)

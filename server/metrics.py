@@ -48,6 +48,7 @@ COUNTERS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("prompts_routed", "Prompts by who computes them, and why", ("role", "why")),
     ("attempts_failed", "Attempts that another one followed", ("cause",)),
     ("http_errors", "Requests answered with an error", ("status",)),
+    ("resumptions", "Answers that clients may come back to, and what became of them", ("what",)),
     ("prompt_tokens", "Tokens in prompts", ()),
     ("cached_prompt_tokens", "Prompt tokens whose KV was there already", ()),
     ("completion_tokens", "Tokens generated", ()),
@@ -132,6 +133,10 @@ class Metrics:
     def http_error(self, status: int) -> None:
         """A request was answered with an error."""
         self._counters["http_errors"].labels(str(status)).inc()
+
+    def resumption(self, what: str) -> None:
+        """An answer was begun or joined that outlives its connection, by a word of our own."""
+        self._counters["resumptions"].labels(what).inc()
 
     def request_received(self) -> None:
         """Somebody submitted."""

@@ -12,6 +12,7 @@ from typing import Final
 
 from .config_gpu import GpuConfig
 from .config_recovery import RecoveryConfig
+from .config_resume import ResumeConfig
 from .config_routing import RoutingConfig
 from .config_siblings import SiblingConfig  # noqa: TC001 (as its neighbours)
 from .config_speculation import SpeculationConfig
@@ -274,6 +275,8 @@ class ServerConfig:
     link: LinkConfig = field(default_factory=LinkConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     routing: RoutingConfig = field(default_factory=RoutingConfig)
+    resume: ResumeConfig = field(default_factory=ResumeConfig)
+    """Answers that clients may come back to."""
     curve_dir: str | None = None
     token_window: int = 64
     """Tokens a stream may run ahead of what its client has read (back-pressure, window 2)."""

@@ -6,7 +6,7 @@ its response, because a response that a client drops is finalised at a time of n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import trio
 
@@ -18,7 +18,6 @@ from .shortcut import NoShortcut
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from ..generation import Generation
     from .shortcut import Shortcut
 
 SCOPE_KEY: Final = "triolet.live"
@@ -37,6 +36,14 @@ def own_shortcut(scope: Any) -> Shortcut:  # noqa: ANN401 (ASGI's, of either kin
     """Return the short way to the client of a request, which may be none at all."""
     shortcut: Shortcut = scope["state"].get(SHORTCUT_KEY) or NoShortcut()
     return shortcut
+
+
+class Held(Protocol):
+    """What ends with a request."""
+
+    def cancel(self, reason: CancelReason) -> None:
+        """End, or leave, now. Idempotent."""
+        ...
 
 
 class Departure:
@@ -65,11 +72,11 @@ class LiveRequest:
         self.request_id = new_request_id()
         self.began_at = trio.current_time()
         self._departure = departure
-        self._generations: list[Generation] = []
+        self._held: list[Held] = []
 
-    def hold(self, generation: Generation) -> None:
-        """End this generation with the request."""
-        self._generations.append(generation)
+    def hold(self, held: Held) -> None:
+        """End this with the request."""
+        self._held.append(held)
 
     def __enter__(self) -> LiveRequest:
         return self
@@ -80,8 +87,8 @@ class LiveRequest:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for generation in self._generations:
-            generation.cancel(self._departure.reason)
+        for held in self._held:
+            held.cancel(self._departure.reason)
 
 
 class Lifecycle:

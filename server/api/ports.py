@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from ..text.sampling_defaults import SamplingDefaults
+from .kept_answers import KeptAnswers
 from .live import Lifecycle
 
 if TYPE_CHECKING:
@@ -169,6 +170,10 @@ class MetricsPort(Protocol):
         """Count a request that was answered with an error."""
         ...
 
+    def resumption(self, what: str) -> None:
+        """Count what becomes of answers that clients may come back to."""
+        ...
+
     def exposition(self) -> bytes:
         """Return everything in Prometheus's text form."""
         ...
@@ -203,3 +208,13 @@ class Services:
     """How many clients are connected."""
     siblings: SiblingsPort | None = None
     """None where this is the only server."""
+    kept: KeptAnswers = field(init=False)
+    """Answers that clients may come back to."""
+
+    def __post_init__(self) -> None:
+        kept = KeptAnswers(
+            self.config.resume,
+            is_leaving=lambda: self.lifecycle.is_draining,
+            count=self.metrics.resumption,
+        )
+        object.__setattr__(self, "kept", kept)  # as a frozen dataclass's own __init__ does
