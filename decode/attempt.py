@@ -16,6 +16,7 @@ from triolet.sampling import is_end_token
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from engine.batch import Constraint
     from transport.frames import TokenRow
     from transport.window import TokenWindow
     from triolet.ids import AttemptKey, PeerId
@@ -50,6 +51,7 @@ class Attempt:
       num_held_blocks: leading blocks of the prompt that were here when it came, or that it shares
         with the attempt whose fork it is.
       is_local: its prompt is computed here; nobody ships to it.
+      constraint: what its completion has to be, None for anything.
     """
 
     key: AttemptKey
@@ -71,6 +73,7 @@ class Attempt:
     salt: bytes = b""
     num_held_blocks: int = 0
     is_local: bool = False
+    constraint: Constraint | None = None
 
     @property
     def num_needed_blocks(self) -> int:
@@ -135,6 +138,7 @@ class Attempt:
                 prompt_ids=self.prompt_ids,
                 output_ids=FollowedBy(self.output_ids, guesses) if guesses else self.output_ids,
                 eos_token_ids=self.eos_token_ids,
+                constraint=self.constraint,
             )
         return StepRow(
             token_ids=(token_id,),

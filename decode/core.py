@@ -371,6 +371,7 @@ class DecodeCore:
             num_held_blocks=num_held_blocks,
             is_local=is_local,
             num_computed_tokens=num_held_tokens if is_local and origin is None else 0,
+            constraint=self._engine.constrain(frame.sampling.grammar),
         )
         self.roster.add(attempt, now, frame.remaining_s)
         if origin is not None:

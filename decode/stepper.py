@@ -114,6 +114,11 @@ class Stepper:
         ]
         return self._speculation.wanted(rows, self._capacity.max_model_len)
 
+    def due_after(self, now: float) -> float | None:
+        """Return when there will be something to plan although nothing happens: never."""
+        del now
+        return None
+
     def complete(self, results: Sequence[Sampled | None], now: float) -> None:
         """Take in what the step that `plan` began has computed."""
         turns, chunks = self._take_step(now)
@@ -148,13 +153,13 @@ class Stepper:
                 self._counters.late_rows += 1
                 self._counters.late_tokens += len(own)
                 continue  # it ended meanwhile: its tokens are never seen
-            rows = self._decided(turn, own)
+            rows = self._decided(turn, own, now)
             turn.attempt.last_turn = self._counters.computed_tokens
             produced += [(turn.attempt, row) for row in rows]
         self._tell([(attempt.server, row) for attempt, row in produced])
         self._end_finished((attempt for attempt, _ in produced), now)
 
-    def _decided(self, turn: Turn, results: Sequence[Sampled | None]) -> list[TokenRow]:
+    def _decided(self, turn: Turn, results: Sequence[Sampled | None], now: float) -> list[TokenRow]:
         """Take what an attempt's rows chose, until one is not what was guessed to follow it.
 
         KV behind that lies beyond `num_computed_tokens`, where nothing is read before the right
@@ -167,6 +172,9 @@ class Stepper:
         rows: list[TokenRow] = []
         for sampled in results:
             assert sampled is not None, "a row that samples has a result"
+            if sampled.is_stuck:
+                self._roster.end(attempt.key, EndReason.STUCK, now)
+                break
             rows.append(token_row(attempt.key, len(attempt.output_ids), sampled))
             attempt.num_computed_tokens += 1
             attempt.output_ids.append(sampled.token_id)
@@ -188,6 +196,9 @@ class Stepper:
         attempt.num_computed_tokens += num_tokens
         if attempt.num_remaining_tokens == 0:
             assert sampled is not None, "the last chunk of a prompt has a result"
+            if sampled.is_stuck:
+                self._roster.end(attempt.key, EndReason.STUCK, now)
+                return
             self._counters.local_prompts += 1
             self._roster.leases.step(attempt.key, LeaseEvent.COMPLETE)
             self._begin(attempt, token_row(attempt.key, 0, sampled), now)

@@ -7,16 +7,22 @@ that the workers' schedulers can be tested without either.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Final, NamedTuple, overload
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, overload
 
 from triolet.errors import invalid_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
+
+    from numpy import bool_
+    from numpy.typing import NDArray
 
     from triolet.sampling import SamplingParams
+
+    from .pooling import Pool
 
 STEP_TOKENS_MULTIPLE: Final = 4
 """Steps are padded to a multiple of this, so that a token never depends on who else was in the
@@ -24,6 +30,27 @@ step. Kernels take rows four at a time and whatever is left over in another orde
 one thread that only shows below 4 rows; with several the rows are dealt out, and some thread may
 get a rest: in fp32 2 and 8 threads gave other bits for 5-7 and 9-11 rows, 16 threads for 17-19 and
 25-27 too. Multiples of 4 agreed with one another everywhere; bf16 agreed for any number."""
+
+
+class Mask(NamedTuple):
+    """Which tokens may come next.
+
+    Attributes:
+      allowed: [vocab_size], of tokens that have text.
+      may_end: whether the completion may end here.
+    """
+
+    allowed: NDArray[bool_]
+    may_end: bool
+
+
+class Constraint(Protocol):
+    """What one sequence's completion has to be."""
+
+    def begin(self, output_ids: Sequence[int]) -> Future[Mask | None]:
+        """Begin to find out what may follow the completion so far; None if nothing can be said,
+        because nothing may follow it or because that became too costly to know."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +63,7 @@ class SampleSpec:
       prompt_ids: for the repetition penalty.
       output_ids: the `position` completion tokens so far, for the penalties.
       eos_token_ids: the model's own end tokens, not chosen before `min_tokens`.
+      constraint: what the completion has to be, None for anything.
     """
 
     params: SamplingParams
@@ -43,6 +71,7 @@ class SampleSpec:
     prompt_ids: Sequence[int] = ()
     output_ids: Sequence[int] = ()
     eos_token_ids: tuple[int, ...] = ()
+    constraint: Constraint | None = None
 
 
 def is_plain(params: SamplingParams, position: int) -> bool:
@@ -56,6 +85,7 @@ def is_plain(params: SamplingParams, position: int) -> bool:
     """
     return (
         params.logprobs is None
+        and params.grammar is None
         and not params.has_penalties
         and not params.logit_bias
         and position >= params.min_tokens
@@ -111,6 +141,7 @@ class StepRow:
         so a prompt's token is prefill also where the borders of chunks leave it alone.
       follows: index of the row, in the step that was launched just before, that chooses this row's
         token; `token_ids` then holds a placeholder, for that step may still be under way.
+      pool: takes hidden states, of a row whose input becomes a vector; such a row samples nothing.
     """
 
     token_ids: Sequence[int]
@@ -119,6 +150,7 @@ class StepRow:
     sample: SampleSpec | None = None
     is_decode: bool = False
     follows: int | None = None
+    pool: Pool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +161,29 @@ class Sampled:
       token_id: its id.
       logprob: natural logarithm before temperature and penalties, None if not asked for.
       top: (token id, logprob) of the best, best first, as many as asked for.
+      is_stuck: no token could be chosen, because of the constraint; the others mean nothing then.
     """
 
     token_id: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+    is_stuck: bool = False
+
+
+class PooledRow(NamedTuple):
+    """Tokens of one row whose hidden states are wanted.
+
+    Attributes:
+      row: index of the row.
+      first: index of the first token in `token_ids`.
+      num_tokens: how many; at least one.
+      pool: takes them.
+    """
+
+    row: int
+    first: int
+    num_tokens: int
+    pool: Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +202,7 @@ class FlatStep:
         sequence.
       sample_rows: indices into the rows that choose a token.
       sample_tokens: index in `token_ids` of the last token of each such row, padded.
+      pooled: rows of which hidden states are wanted.
     """
 
     token_ids: list[int]
@@ -164,6 +215,7 @@ class FlatStep:
     continues: list[bool]
     sample_rows: list[int]
     sample_tokens: list[int]
+    pooled: list[PooledRow] = field(default_factory=list)
 
 
 class LayerWatch(NamedTuple):
@@ -214,6 +266,9 @@ def flatten(rows: Sequence[StepRow], block_size: int) -> FlatStep:
         if row.sample is not None:
             step.sample_rows.append(index)
             step.sample_tokens.append(len(step.token_ids) - 1)
+        elif row.pool is not None and (wanted := row.pool.wanted(row.start, end)):
+            first = len(step.token_ids) - (end - wanted.start)
+            step.pooled.append(PooledRow(index, first, len(wanted), row.pool))
     _pad(step.token_ids)
     _pad(step.positions)
     if step.sample_tokens:

@@ -22,6 +22,7 @@ from .arithmetic import arithmetic
 from .backend import ALL_TRAITS, build_runner, choose_backend
 from .batch import SampleSpec, StepRow
 from .block_ledger import BlockLedger
+from .constraints import Constraints
 from .host_tier import HostTier
 from .int8_wire import Int8Wire
 from .kv_pool import KVLayout, KVPool
@@ -55,6 +56,7 @@ class Engine:
       max_model_len: longest sequence, prompt and completion together.
       max_model_len_reason: what limits it.
       pace: how much a step may hold here, and how long it takes.
+      constraints: keeps completions within grammars.
     """
 
     runner: Runner
@@ -68,6 +70,7 @@ class Engine:
     max_model_len: int
     max_model_len_reason: str
     pace: Pace
+    constraints: Constraints
 
 
 def load_engine(
@@ -128,6 +131,7 @@ def load_engine(
         max_model_len,
         reason,
         pace,
+        _constraints(model_dir, model_config, eos_token_ids),
     )
 
 
@@ -200,6 +204,14 @@ def _layout(config: EngineConfig, model: ModelConfig) -> KVLayout:
         model.head_dim,
         TORCH_DTYPES[config.dtype],
     )
+
+
+def _constraints(
+    model_dir: Path, model: ModelConfig, eos_token_ids: tuple[int, ...]
+) -> Constraints:
+    constraints = Constraints(model_dir / "tokenizer.json", model.vocab_size, eos_token_ids)
+    constraints.prepare()
+    return constraints
 
 
 def _prefix_cache(

@@ -116,7 +116,14 @@ class TorchModel:
             self._attention,
             watch,
         )
+        hand_out(step, hidden)
         if not step.sample_rows:
             return None
         last = torch.tensor(step.sample_tokens, device=self._device)
         return self._transformer.logits(hidden.index_select(0, last))
+
+
+def hand_out(step: FlatStep, hidden: Tensor) -> None:
+    """Give the hidden states [T, hidden_size] of a step to the rows that want some."""
+    for _, first, count, pool in step.pooled:
+        pool.add(hidden[first : first + count].float().cpu().numpy())

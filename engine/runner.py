@@ -15,7 +15,7 @@ import torch
 from triolet.errors import CapacityError
 
 from .batch import Sampled, StepRow, flatten
-from .sampler import sample
+from .sampler import begin_masks, sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -138,11 +138,13 @@ class Runner:
 
     def _step(self, rows: Sequence[StepRow], watch: LayerWatch | None) -> list[Sampled | None]:
         flat = flatten(rows, self._block_size)
+        specs = [spec for row in rows if (spec := row.sample) is not None]
+        masks = begin_masks(specs)
         logits = self.model.compute(flat, watch)
         results: list[Sampled | None] = [None] * len(rows)
         if logits is not None:
-            specs = [spec for row in rows if (spec := row.sample) is not None]
-            for index, sampled in zip(flat.sample_rows, sample(logits, specs), strict=True):
+            chosen = sample(logits, specs, masks)
+            for index, sampled in zip(flat.sample_rows, chosen, strict=True):
                 results[index] = sampled
         # Sampling has waited for the device already; whoever only fills blocks must not believe
         # them final before they are.

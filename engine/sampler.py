@@ -5,9 +5,10 @@ A random token is the first whose cumulative probability exceeds one uniform num
 same in every batch.
 
 Order, as in Hugging Face: repetition penalty, presence and frequency penalty, logit bias, no end
-token before `min_tokens`; then, unless greedy: temperature, top-k, top-p, min-p. Reported logprobs
-are of the model's own distribution, before all of this. Greedy rows that ask for nothing cost one
-argmax.
+token before `min_tokens`, nothing that the constraint forbids; then, unless greedy: temperature,
+top-k, top-p, min-p. Reported logprobs are of the model's own distribution, before all of this.
+Greedy rows that ask for nothing cost one argmax. What a constraint allows depends on the tokens so
+far alone, so it is found out while the device still computes the logits.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ import torch
 
 from triolet.sampling import end_token_ids
 
-from .batch import Sampled
+from .batch import Mask, Sampled
 from .philox import uniform
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from concurrent.futures import Future
 
     from torch import Tensor
 
@@ -36,28 +38,50 @@ TOP_P_CANDIDATES: Final = 1024
 of 128k tokens costs 10 ms a row, and hardly any nucleus is larger than this."""
 
 
-def sample(logits: Tensor, specs: Sequence[SampleSpec]) -> list[Sampled]:
+def begin_masks(specs: Sequence[SampleSpec]) -> dict[int, Future[Mask | None]]:
+    """Begin to find out what may follow each row that has a constraint; by index."""
+    return {
+        index: spec.constraint.begin(spec.output_ids)
+        for index, spec in enumerate(specs)
+        if spec.constraint is not None
+    }
+
+
+def sample(
+    logits: Tensor,
+    specs: Sequence[SampleSpec],
+    masks: dict[int, Future[Mask | None]] | None = None,
+) -> list[Sampled]:
     """Choose one token per row.
 
     Args:
       logits: fp32 [at least len(specs), vocab_size]; rows beyond the specs are padding. Changed in
         place.
       specs: how to choose, row by row.
+      masks: what `begin_masks` returned for them, if it was called already.
     """
+    if masks is None:
+        masks = begin_masks(specs)
     reports = {
         index: torch.log_softmax(logits[index], dim=-1)
         for index, spec in enumerate(specs)
         if spec.params.logprobs is not None
     }
+    stuck = set()
     for index, spec in enumerate(specs):
-        _adjust(logits[index], spec)
+        mask = masks[index].result() if index in masks else None
+        if mask is None and index in masks:
+            stuck.add(index)
+        _adjust(logits[index], spec, mask)
     token_ids = logits[: len(specs)].argmax(dim=-1).tolist()
     for index, spec in enumerate(specs):
         if spec.params.temperature > 0:
             number = uniform(spec.params.seed, spec.position)
             token_ids[index] = _draw(logits[index], token_ids[index], spec.params, number)
     return [
-        _sampled(token_id, reports.get(index), spec.params.logprobs or 0)
+        Sampled(0, is_stuck=True)
+        if index in stuck
+        else _sampled(token_id, reports.get(index), spec.params.logprobs or 0)
         for index, (token_id, spec) in enumerate(zip(token_ids, specs, strict=True))
     ]
 
@@ -70,7 +94,7 @@ def _sampled(token_id: int, logprobs: Tensor | None, num_top: int) -> Sampled:
     return Sampled(token_id, float(logprobs[token_id]), top)
 
 
-def _adjust(row: Tensor, spec: SampleSpec) -> None:
+def _adjust(row: Tensor, spec: SampleSpec, mask: Mask | None) -> None:
     """Apply, in place, whatever changes a row's logits beside temperature."""
     params = spec.params
     if params.has_penalties:
@@ -78,10 +102,28 @@ def _adjust(row: Tensor, spec: SampleSpec) -> None:
     if params.logit_bias:
         token_ids, biases = zip(*params.logit_bias, strict=True)
         row.index_add_(0, _ids(token_ids, row), torch.tensor(biases, device=row.device))
+    ends: list[int] = []
     if spec.position < params.min_tokens:
         # A stop id beyond the vocabulary can never be chosen anyway.
         ends = [i for i in end_token_ids(params, spec.eos_token_ids) if 0 <= i < len(row)]
-        row[_ids(ends, row)] = float("-inf")
+        if mask is None:
+            row[_ids(ends, row)] = float("-inf")
+    if mask is not None:
+        _constrain(row, spec, mask, ends)
+
+
+def _constrain(row: Tensor, spec: SampleSpec, mask: Mask, too_early: Sequence[int]) -> None:
+    """Leave nothing but what the constraint allows; of that no end that comes too early, unless
+    there is nothing else."""
+    allowed = torch.from_numpy(mask.allowed)
+    own_ends = [i for i in spec.eos_token_ids if 0 <= i < len(row)]
+    if mask.may_end and own_ends:
+        allowed[own_ends] = True
+    if too_early:
+        later = allowed.clone()
+        later[list(too_early)] = False
+        allowed = later if bool(later.any()) else allowed
+    row.masked_fill_(~allowed.to(row.device), float("-inf"))
 
 
 def _penalise(row: Tensor, spec: SampleSpec) -> None:

@@ -30,6 +30,8 @@ def engine_arguments(config: EngineConfig) -> list[str]:
         *("--prompt-chunk", str(config.prompt_chunk_tokens)),
         *("--target-step", str(config.target_step_s)),
         *("--kv-wire", config.kv_wire.value),
+        *("--embedding-batch", str(config.embedding.max_batch_tokens)),
+        *("--embedding-wait", str(config.embedding.max_wait_s)),
     ]
     if config.max_model_len is not None:
         arguments += ["--max-model-len", str(config.max_model_len)]

@@ -21,6 +21,7 @@ from triolet.config import (
     WeightFormat,
     WorkerConfig,
 )
+from triolet.config_embedding import EmbeddingConfig
 from triolet.config_gpu import GpuConfig
 from triolet.config_routing import LocalPrefill, RoutingConfig
 from triolet.config_siblings import SiblingConfig
@@ -87,6 +88,17 @@ ThreadsOption: TypeAlias = Annotated[
     int | None,
     _compute(help="CPU threads of each worker.", show_default="cores divided among local workers"),
 ]
+EmbeddingBatchOption: TypeAlias = Annotated[
+    int, _compute(min=1, help="Tokens of a batch of inputs for embeddings; 1: one by one.")
+]
+EmbeddingWaitOption: TypeAlias = Annotated[
+    float,
+    _compute(min=0.0, max=1.0, help="Seconds that an input for embeddings may wait for others."),
+]
+PoisonOption: TypeAlias = Annotated[
+    bool,
+    _compute("--poison-freed-blocks", help="Fill freed blocks with NaN, to find bugs in Triolet."),
+]
 PromptChunkOption: TypeAlias = Annotated[
     int, _compute(min=1, help="Prompt tokens per decode step, beside running streams.")
 ]
@@ -130,6 +142,8 @@ def engine_options(
     ] = _ENGINE.max_num_batched_tokens,
     prompt_chunk: PromptChunkOption = _ENGINE.prompt_chunk_tokens,
     target_step: TargetStepOption = _ENGINE.target_step_s,
+    embedding_batch: EmbeddingBatchOption = _ENGINE.embedding.max_batch_tokens,
+    embedding_wait: EmbeddingWaitOption = _ENGINE.embedding.max_wait_s,
     max_model_len: Annotated[
         int | None, _compute(help="Context length.", show_default="the model's own")
     ] = _ENGINE.max_model_len,
@@ -143,12 +157,7 @@ def engine_options(
     host_cache: Annotated[
         str, _compute(help="Host memory of each worker for KV that its pool cannot keep.")
     ] = show_size(_ENGINE.host_cache_bytes).replace(" ", ""),
-    poison_freed_blocks: Annotated[
-        bool,
-        _compute(
-            "--poison-freed-blocks", help="Fill freed blocks with NaN, to find bugs in Triolet."
-        ),
-    ] = _ENGINE.poison_freed_blocks,
+    poison_freed_blocks: PoisonOption = _ENGINE.poison_freed_blocks,
 ) -> EngineConfig:
     """Return what a worker computes with."""
     return EngineConfig(
@@ -168,6 +177,7 @@ def engine_options(
         kv_wire=kv_wire,
         host_cache_bytes=parse_size(host_cache),
         poison_freed_blocks=poison_freed_blocks,
+        embedding=EmbeddingConfig(embedding_batch, embedding_wait),
     )
 
 

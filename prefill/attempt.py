@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from engine.batch import Constraint
     from triolet.ids import AttemptKey, PeerId
     from triolet.sampling import SamplingParams
 
@@ -35,6 +36,7 @@ class Attempt:
       num_computed_tokens: leading tokens whose KV is final; while it waits, those that the prefix
         cache has at the moment.
       num_cached_tokens: of these, not computed for it.
+      constraint: what its completion has to be, None for anything.
     """
 
     key: AttemptKey
@@ -53,6 +55,7 @@ class Attempt:
     num_needed_blocks: int = 0
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
+    constraint: Constraint | None = None
 
     @property
     def num_output_tokens(self) -> int:

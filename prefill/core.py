@@ -11,7 +11,9 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from engine.batch import check_request
+from engine.pooling import Pool
 from transport.frames import (
+    Embed,
     EndReason,
     KvCredit,
     KvDone,
@@ -23,7 +25,10 @@ from transport.frames import (
 from transport.lease import PREFILL_TRANSITIONS, LeaseState, Standing
 from transport.tokens import unpack_tokens
 from triolet.audit import ProcessFacts
+from triolet.config_embedding import EmbeddingConfig
 from triolet.errors import RemoteProtocolError, RequestError
+from triolet.pooling import VectorForm
+from triolet.sampling import SamplingParams
 from worker.account import cache_load, worker_account
 from worker.counters import Counters, Drop
 from worker.outbox import Outbox
@@ -31,6 +36,7 @@ from worker.reception import Reception
 from worker.roster import Roster
 
 from .attempt import Attempt
+from .embedding import Embedding
 from .shipper import KvSend, Shipper
 from .stepper import Stepper
 
@@ -46,10 +52,14 @@ if TYPE_CHECKING:
 
     from .transfer import Piece
 
+BATCHING: Final = EmbeddingConfig()
 MAX_OVERRUN: Final = 4
 """Times `max_waiting_tokens` that may wait before a prompt is turned away: shares of credit change
 while frames are under way, and what servers believe to be cached here may be gone, so together they
 may overrun it for a moment, but not without end."""
+
+
+NOTHING_SAMPLED: Final = SamplingParams()
 
 
 class PrefillCore:
@@ -62,6 +72,7 @@ class PrefillCore:
       ring: host memory for KV on its way out.
       now: the time at which it begins.
       read_process: what the operating system says of the process; of nobody's by default.
+      embedding: how inputs that become vectors are batched.
 
     Attributes:
       outbox: what is to be sent to servers.
@@ -80,10 +91,11 @@ class PrefillCore:
         ring: memoryview,
         now: float,
         read_process: Callable[[], ProcessFacts] = ProcessFacts,
+        embedding: EmbeddingConfig = BATCHING,
     ) -> None:
         self.outbox = Outbox()
         self.counters = Counters()
-        self.roster: Roster[Attempt] = Roster(
+        self.roster: Roster[Attempt | Embedding] = Roster(
             engine.ledger, PREFILL_TRANSITIONS, link, self.outbox, on_end=self._on_end
         )
         self.shipper = Shipper(
@@ -105,7 +117,7 @@ class PrefillCore:
             now,
         )
         self.stepper = Stepper(
-            engine, self.roster, self.shipper, self.outbox, self.counters, link.wire
+            engine, self.roster, self.shipper, self.outbox, self.counters, link.wire, embedding
         )
 
     def wake(self, now: float) -> None:
@@ -127,6 +139,8 @@ class PrefillCore:
             match frame:
                 case Prefill():
                     self._accept(server, frame, now)
+                case Embed():
+                    self._accept_input(server, frame, now)
                 case _:
                     raise RemoteProtocolError(f"no {type(frame).__name__} to a prefill worker")
         except (RemoteProtocolError, RequestError) as error:
@@ -215,7 +229,9 @@ class PrefillCore:
         )
 
     def _num_waiting_tokens(self) -> int:
-        return sum(attempt.num_remaining_tokens for attempt in self.roster.attempts.values())
+        # Inputs that become vectors give way to prompts, so they are nothing to wait for.
+        attempts = self.roster.attempts.values()
+        return sum(a.num_remaining_tokens for a in attempts if isinstance(a, Attempt))
 
     def _accept(self, server: PeerId, frame: Prefill, now: float) -> None:
         standing = self.roster.leases.standing(frame.key)
@@ -233,6 +249,43 @@ class PrefillCore:
                 num_cached_tokens = prospect.num_cached_blocks * self._engine.block_size
                 self._check_room(len(prompt_ids), num_cached_tokens, frame.held_blocks)
                 self._admit(server, frame, prompt_ids, num_cached_tokens, now)
+
+    def _accept_input(self, server: PeerId, frame: Embed, now: float) -> None:
+        standing = self.roster.leases.standing(frame.key)
+        if standing is Standing.ENDED:
+            self.roster.repeat_last_words(server, frame.key)
+        elif standing is Standing.NEW:
+            self.roster.end_older(frame.key, now)
+            input_ids = unpack_tokens(frame.prompt)
+            check_request(self._engine.vocab_size, input_ids, NOTHING_SAMPLED)
+            if self.reception.is_draining:
+                self.roster.turn_away(server, frame.key, EndReason.DRAIN, now)
+                return
+            self._check_input(len(input_ids))
+            form = VectorForm(frame.pooling, frame.dimensions, frame.is_normalized)
+            embedding = Embedding(
+                key=frame.key,
+                server=server,
+                prompt_ids=input_ids,
+                pool=Pool(form, len(input_ids)),
+                priority=frame.priority,
+                order=next(self._orders),
+                arrived_at=now,
+                num_blocks=-(-len(input_ids) // self._engine.block_size),
+            )
+            self.roster.add(embedding, now, frame.remaining_s)
+
+    def _check_input(self, num_tokens: int) -> None:
+        capacity = self._identity.capacity
+        if num_tokens > capacity.max_model_len:
+            raise RemoteProtocolError(
+                f"an input of {num_tokens} tokens; {self._identity.me.name} can hold "
+                f"{capacity.max_model_len}"
+            )
+        waiting = sum(one.num_remaining_tokens for one in self.stepper.embedder.waiting)
+        most = MAX_OVERRUN * capacity.max_waiting_tokens
+        if waiting and waiting + num_tokens > most:
+            raise RemoteProtocolError(f"{waiting} tokens of inputs wait; at most {most} may")
 
     def _check_room(self, num_prompt_tokens: int, num_cached_tokens: int, held_blocks: int) -> None:
         capacity = self._identity.capacity
@@ -273,6 +326,7 @@ class PrefillCore:
             num_blocks=num_blocks,
             num_needed_blocks=num_blocks,
             num_computed_tokens=num_cached_tokens,
+            constraint=self._engine.constrain(frame.sampling.grammar),
         )
         self.roster.add(attempt, now, frame.remaining_s)
         self.shipper.begin(
@@ -294,9 +348,10 @@ class PrefillCore:
         else:
             self.roster.end(key, EndReason.UNWANTED, now)
 
-    def _on_end(self, attempt: Attempt, now: float) -> None:
+    def _on_end(self, attempt: Attempt | Embedding, now: float) -> None:
         del now
-        self.shipper.forget(attempt.key)
+        if isinstance(attempt, Attempt):
+            self.shipper.forget(attempt.key)
 
     def _export(self, key: AttemptKey, piece: Piece, into: memoryview) -> None:
         blocks, layers = piece

@@ -15,19 +15,23 @@ from worker.rates import StepRates
 from worker.roster import FailedStep
 from worker.rows import token_row
 
+from .attempt import Attempt
+from .embedder import Embedder
+from .embedding_batches import SHARE_BESIDE_CHAT
 from .waiting import candidates
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.batch import Sampled, StepRow
+    from triolet.config_embedding import EmbeddingConfig
     from triolet.config_wire import WireConfig
     from worker.counters import Counters
     from worker.engine_port import EnginePort
     from worker.outbox import Outbox
     from worker.roster import Roster
 
-    from .attempt import Attempt
+    from .embedding import Embedding
     from .shipper import Shipper
 
 
@@ -41,19 +45,22 @@ class Stepper:
       outbox: takes the FIRST_TOKEN frames.
       counters: of steps and tokens.
       wire: when KV leaves by layer groups.
+      embedding: how inputs that become vectors are batched.
 
     Attributes:
       rates: how fast steps have been.
+      embedder: plans what inputs get of each step.
     """
 
     def __init__(
         self,
         engine: EnginePort,
-        roster: Roster[Attempt],
+        roster: Roster[Attempt | Embedding],
         shipper: Shipper,
         outbox: Outbox,
         counters: Counters,
         wire: WireConfig,
+        embedding: EmbeddingConfig,
     ) -> None:
         self._engine = engine
         self._roster = roster
@@ -62,6 +69,7 @@ class Stepper:
         self._counters = counters
         self._wire = wire
         self.rates = StepRates(engine.pace)
+        self.embedder = Embedder(engine, roster, outbox, counters, embedding)
         self._scheduler: ChunkScheduler[Attempt] = ChunkScheduler()
         self._budget = StepBudget(engine.pace)
         self._chunks: list[Chunk[Attempt]] = []
@@ -70,21 +78,32 @@ class Stepper:
     def plan(self, now: float) -> list[StepRow]:
         """Begin the next step; an empty list means that there is nothing to compute, or no room
         for what would come of it."""
-        if self._shipper.is_full:
-            return []
-        engine = self._engine
-        waiting = (a for a in self._roster.attempts.values() if not a.is_computed)
-        self._chunks = self._scheduler.plan(
-            candidates(waiting, engine.prefix_cache, engine.block_size),
-            self._budget.tokens,
-            engine.ledger.available_blocks,
-        )
         self._began_at = now
+        waiting = [] if self._shipper.is_full else self._waiting()
+        budget = self._budget.tokens
+        inputs_due_at = self.embedder.due_at
+        if waiting and inputs_due_at is not None and inputs_due_at <= now:
+            budget -= budget // SHARE_BESIDE_CHAT
+        engine = self._engine
+        self._chunks = self._scheduler.plan(waiting, budget, engine.ledger.available_blocks)
         for chunk in self._chunks:
             if not chunk.attempt.is_started:
                 self._start(chunk.attempt, now)
-        self._roster.begin_step(chunk.attempt.key for chunk in self._chunks)
-        return [chunk_row(chunk) for chunk in self._chunks]
+        left = self._budget.tokens - sum(chunk.num_tokens for chunk in self._chunks)
+        inputs = self.embedder.plan(left, now, is_beside_chat=bool(self._chunks))
+        keys = [chunk.attempt.key for chunk in self._chunks] + self.embedder.keys
+        self._roster.begin_step(keys)
+        return [*(chunk_row(chunk) for chunk in self._chunks), *inputs]
+
+    def due_after(self, now: float) -> float | None:
+        """Return when there will be something to plan although nothing happens; None if never."""
+        due_at = self.embedder.due_at
+        return due_at if due_at is not None and due_at > now else None
+
+    def _waiting(self) -> list[Attempt]:
+        attempts = self._roster.attempts.values()
+        prompts = (a for a in attempts if isinstance(a, Attempt) and not a.is_computed)
+        return candidates(prompts, self._engine.prefix_cache, self._engine.block_size)
 
     @property
     def num_layer_groups(self) -> int:
@@ -106,11 +125,12 @@ class Stepper:
 
     def complete(self, results: Sequence[Sampled | None], now: float) -> None:
         """Take in what the step that `plan` began has computed."""
+        num_inputs_tokens = self.embedder.num_tokens
         chunks = self._take_chunks(now)
-        num_tokens = sum(chunk.num_tokens for chunk in chunks)
+        num_tokens = sum(chunk.num_tokens for chunk in chunks) + num_inputs_tokens
         self._budget.took(num_tokens, now - self._began_at)
         self.rates.took(now - self._began_at, num_prompt_tokens=num_tokens)
-        for chunk, sampled in zip(chunks, results, strict=True):
+        for chunk, sampled in zip(chunks, results, strict=False):  # behind them inputs'
             attempt = chunk.attempt
             self._counters.computed_tokens += chunk.num_tokens
             if attempt.key not in self._roster.attempts:
@@ -123,16 +143,22 @@ class Stepper:
             )
             if attempt.is_computed:
                 assert sampled is not None, "the last chunk of a prompt has a result"
+                if sampled.is_stuck:
+                    self._roster.end(attempt.key, EndReason.STUCK, now)
+                    continue
                 self._finish(attempt, sampled, now)
             else:
                 self._shipper.computed(attempt.key, num_full_blocks, None)
+        self.embedder.complete(now)
 
     def fail(self, message: str, now: float) -> None:
         """The step that `plan` began raised: each of its attempts ends, the others go on."""
+        num_inputs = len(self.embedder.keys)
         chunks = self._take_chunks(now)
-        failed = FailedStep(self._counters.steps, len(chunks))
+        failed = FailedStep(self._counters.steps, len(chunks) + num_inputs)
         for chunk in chunks:
             self._roster.end(chunk.attempt.key, EndReason.ERROR, now, message, failed)
+        self.embedder.fail(message, failed, now)
 
     def _take_chunks(self, now: float) -> list[Chunk[Attempt]]:
         self._counters.steps += 1

@@ -75,9 +75,7 @@ async def serve(
     ):
         if not engine.pin(ring.memory):
             log.warning("ring_not_pinned", bytes=len(ring.memory))
-        core = PrefillCore(
-            engine, identity, config.link, ring.memory, trio.current_time(), read_process
-        )
+        core = _make_core(engine, identity, config, ring.memory)
         async with trio.open_nursery() as links_nursery:
             links = KvLinks(
                 core,
@@ -91,6 +89,13 @@ async def serve(
             shell = Shell(core, engine, device, control, config, links.flush, layers=core.stepper)
             await shell.run(task_status=task_status)
             links_nursery.cancel_scope.cancel()
+
+
+def _make_core(
+    engine: EnginePort, identity: Identity, config: WorkerConfig, ring: memoryview
+) -> PrefillCore:
+    now, batching = trio.current_time(), config.engine.embedding
+    return PrefillCore(engine, identity, config.link, ring, now, read_process, batching)
 
 
 def _make_ring(link: LinkConfig) -> OwnRing | PrivateRing:

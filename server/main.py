@@ -14,6 +14,7 @@ import os
 import signal
 import threading
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -31,6 +32,8 @@ from .edge.sockets import base_url, open_listening_socket, open_own_socket
 from .fleet.fleet import Fleet
 from .metrics import Metrics
 from .siblings import Siblings
+from .text.embedding_files import read_embedding_model
+from .text.grammars import Grammars
 from .text.sampling_defaults import read_sampling_defaults
 from .text.tokenizer import TextModel
 
@@ -81,22 +84,25 @@ async def serve(
         try:
             metrics = Metrics(config.model_name, config.metrics_compat)
             siblings = Siblings(config.siblings) if config.siblings else None
+            grammars = _grammars(config, text, metrics)
             fleet = Fleet(config, text, network, metrics, siblings.own_name if siblings else ALONE)
             services = Services(
                 config,
                 fleet,
                 text,
                 metrics,
+                grammars,
                 defaults,
                 lifecycle or Lifecycle(),
                 count_connections=lambda: edge.connections,
+                embedding=read_embedding_model(config.model_dir),
                 siblings=siblings,
             )
             edge = Edge(build_app(services), config)
             metrics.watch(fleet.status, lambda: edge.connections, lambda: edge.writes.by_way)
             async with trio.open_nursery() as nursery:
-                await nursery.start(fleet.run)
-                await nursery.start(services.kept.run)
+                for part in (fleet, services.kept, grammars):
+                    await nursery.start(part.run)
                 await nursery.start(edge.run, *listening)
                 task_status.started(base_url(listening[0]))
                 nursery.start_soon(_hand_over, services.lifecycle, edge, config.handover_s)
@@ -116,6 +122,15 @@ def _load_text(config: ServerConfig) -> TextModel:
         config.model_dir,
         tokenize_threads=config.tokenize_threads,
         tokenize_timeout_s=config.tokenize_timeout_s,
+    )
+
+
+def _grammars(config: ServerConfig, text: TextModel, metrics: Metrics) -> Grammars:
+    return Grammars(
+        Path(config.model_dir) / "tokenizer.json",
+        text.eos_token_ids,
+        config.grammar,
+        metrics.grammar_checked,
     )
 
 

@@ -5,6 +5,7 @@ Every label has a bounded set of values: nothing that a client sends becomes one
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -52,6 +53,7 @@ COUNTERS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("prompt_tokens", "Tokens in prompts", ()),
     ("cached_prompt_tokens", "Prompt tokens whose KV was there already", ()),
     ("completion_tokens", "Tokens generated", ()),
+    ("grammars_checked", "Grammars of requests by what became of them", ("verdict",)),
     ("workers_joined", "Lives of workers that were greeted", ()),
     ("workers_lost", "Workers given up", ("cause",)),
     ("workers_refused", "Workers that do not fit this server", ()),
@@ -87,12 +89,19 @@ class Words:
         return word
 
 
+def _count(counter: Counter, word: str) -> None:
+    counter.labels(word).inc()
+
+
 class Metrics:
     """The counters of this process; also the fleet's observer.
 
     Args:
       model_name: label of the alias names.
       compat: `vllm` for alias names, `none` for own names only.
+
+    Attributes:
+      resumption: counts what becomes of answers that outlive their connection, by a word of ours.
     """
 
     def __init__(self, model_name: str, compat: str) -> None:
@@ -112,6 +121,7 @@ class Metrics:
             name: TokenHistogram(f"triolet_{name}", text, buckets, self._registry)
             for name, text, buckets in HISTOGRAMS
         }
+        self.resumption = partial(_count, self._counters["resumptions"])
         self._itl = self._histograms["inter_token_latency_seconds"]
 
     def watch(
@@ -134,9 +144,9 @@ class Metrics:
         """A request was answered with an error."""
         self._counters["http_errors"].labels(str(status)).inc()
 
-    def resumption(self, what: str) -> None:
-        """An answer was begun or joined that outlives its connection, by a word of our own."""
-        self._counters["resumptions"].labels(what).inc()
+    def grammar_checked(self, verdict: str) -> None:
+        """Somebody's grammar was looked at, or not for want of time."""
+        self._counters["grammars_checked"].labels(verdict).inc()
 
     def request_received(self) -> None:
         """Somebody submitted."""

@@ -11,124 +11,33 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 
 from triolet.audit import WorkerAudit  # noqa: TC001 (msgspec reads the annotations)
-from triolet.ids import AttemptKey, PeerId, Role
+from triolet.ids import AttemptKey
+from triolet.pooling import Pooling  # noqa: TC001 (msgspec reads the annotations)
 from triolet.sampling import SamplingParams  # noqa: TC001 (msgspec reads the annotations)
 
 from .fields import MAX_ROWS as MAX_ROWS
 from .fields import MAX_SECONDS as MAX_SECONDS
 from .fields import MAX_TEXT as MAX_TEXT
 from .fields import MAX_TOKEN_ROWS as MAX_TOKEN_ROWS
-from .fields import Count, Digest, Name, PackedTokens, RequestIdField, Salt, Seconds, Text
+from .fields import Count, Digest, PackedTokens, RequestIdField, Salt, Seconds, Text, Vector
 from .fields import Part as Part
 from .load import CacheLoad as CacheLoad
 from .load import Load as Load  # noqa: TC001
+from .parts import AttemptRow as AttemptRow  # noqa: TC001
+from .parts import Capacity as Capacity  # noqa: TC001
+from .parts import CreditRow as CreditRow  # noqa: TC001
+from .parts import KvTarget as KvTarget  # noqa: TC001
+from .parts import Peer as Peer  # noqa: TC001
+from .parts import SharedRange as SharedRange  # noqa: TC001
+from .parts import SharedRing as SharedRing  # noqa: TC001
+from .parts import TokenRow as TokenRow  # noqa: TC001
+from .parts import TopToken as TopToken
 from .reasons import EndReason as EndReason  # noqa: TC001
 from .reasons import RefuseReason as RefuseReason  # noqa: TC001
 
 PROTOCOL_VERSION: Final = 1
 OLDEST_PROTOCOL_VERSION: Final = 1
 """Peers that speak this version are still understood: one release back, for rolling upgrades."""
-
-
-class Peer(Part, frozen=True, array_like=True):
-    """A process, as it names itself."""
-
-    role: Role
-    name: Name
-    epoch: Count
-
-    @classmethod
-    def of(cls, peer_id: PeerId) -> Peer:
-        return cls(*peer_id)
-
-    @property
-    def peer_id(self) -> PeerId:
-        return PeerId(self.role, self.name, self.epoch)
-
-
-class Capacity(Part, frozen=True, array_like=True):
-    """What a worker has in all; fixed for its life."""
-
-    num_blocks: Count
-    block_size: Annotated[int, msgspec.Meta(ge=1)]
-    bytes_per_block: Count
-    max_num_seqs: Count
-    max_model_len: Count
-    max_waiting_tokens: Count = 0
-    kv_window_bytes: Count = 0
-    step_s: Seconds = 0.0  # what a full step takes; the server is at least this patient
-
-
-class KvTarget(Part, frozen=True, array_like=True):
-    """Where the KV of an attempt goes: one life of one decode worker."""
-
-    peer: Peer
-    address: Text
-
-
-class TopToken(Part, frozen=True, array_like=True):
-    """One alternative at a position."""
-
-    token_id: Count
-    logprob: float
-
-
-class TokenRow(Part, frozen=True, array_like=True):
-    """One token of one attempt. `position` counts completion tokens from 0."""
-
-    request_id: RequestIdField
-    attempt: Count
-    position: Count
-    token_id: Count
-    logprob: float | None = None
-    top: Annotated[tuple[TopToken, ...], msgspec.Meta(max_length=20)] = ()
-
-    @property
-    def key(self) -> AttemptKey:
-        return AttemptKey(self.request_id, self.attempt)
-
-
-class CreditRow(Part, frozen=True, array_like=True):
-    """Positions below `allowed` may be produced; those below `received` have arrived. Absolute, so
-    that a doubled frame and a reordered one (the largest wins) do no harm. One that allows nothing
-    new asks for everything after `received` once more."""
-
-    request_id: RequestIdField
-    attempt: Count
-    allowed: Count
-    received: Count = 0
-
-    @property
-    def key(self) -> AttemptKey:
-        return AttemptKey(self.request_id, self.attempt)
-
-
-class AttemptRow(Part, frozen=True, array_like=True):
-    """An attempt that its server still wants."""
-
-    request_id: RequestIdField
-    attempt: Count
-
-    @property
-    def key(self) -> AttemptKey:
-        return AttemptKey(self.request_id, self.attempt)
-
-
-class SharedRing(Part, frozen=True, array_like=True):
-    """A sender's ring, as another process of its host finds it: descriptor `fd` of process `pid`.
-    `token` is in it, which proves that both mean the same memory."""
-
-    pid: Annotated[int, msgspec.Meta(ge=1)]
-    fd: Count
-    num_bytes: Count
-    token: Digest
-
-
-class SharedRange(Part, frozen=True, array_like=True):
-    """Where in the sender's ring a chunk's bytes are, instead of a payload."""
-
-    offset: Count
-    num_bytes: Count
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -361,6 +270,28 @@ class Audited(Frame, frozen=True, array_like=True, tag=22):
     account: WorkerAudit
 
 
+class Embed(AttemptFrame, frozen=True, array_like=True, tag=23):
+    """Server -> prefill: compute this input and answer with one vector; no KV travels.
+
+    The lease is one of prefill's like any other: renewed, ended and accounted for in the same way.
+    """
+
+    prompt: PackedTokens
+    pooling: Pooling
+    dimensions: Count  # 0 for all
+    is_normalized: bool
+    priority: int
+    remaining_s: Seconds
+
+
+class Embedded(AttemptFrame, frozen=True, array_like=True, tag=24):
+    """Prefill -> server: the vector of an input. ENDED(embedded) follows."""
+
+    vector: Vector
+    queue_s: Seconds
+    compute_s: Seconds
+
+
 AnyFrame: TypeAlias = (
     Hello
     | Welcome
@@ -384,4 +315,6 @@ AnyFrame: TypeAlias = (
     | Drain
     | Audit
     | Audited
+    | Embed
+    | Embedded
 )

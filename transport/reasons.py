@@ -23,7 +23,9 @@ class EndReason(StrEnum):
     LEASE_EXPIRED = "lease_expired"  # its server fell silent or no longer names it
     PEER_LOST = "peer_lost"  # the other worker of the pair
     HANDED_OVER = "handed_over"  # prefill only: decode has all of the KV; a success
+    EMBEDDED = "embedded"  # prefill only: the vector was sent; a success
     UNWANTED = "unwanted"  # prefill only: decode has ended it, and says itself why
+    STUCK = "stuck"  # its grammar leaves no token, or became too costly to follow
     UNKNOWN = "unknown"  # the worker has no such attempt
     ERROR = "error"
 

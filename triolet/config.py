@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from .config_embedding import EmbeddingConfig, EmbeddingLimits
 from .config_gpu import GpuConfig
+from .config_grammar import GrammarConfig
 from .config_recovery import RecoveryConfig
 from .config_resume import ResumeConfig
 from .config_routing import RoutingConfig
@@ -203,6 +205,8 @@ class EngineConfig:
     """Calls that may wait for the device thread behind the running one: one step ahead keeps it
     busy, and whatever is decided later is decided better."""
     gpu: GpuConfig = field(default_factory=GpuConfig)
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+    """How inputs that become vectors are batched."""
     poison_freed_blocks: bool = False
     """Fill freed blocks with NaN, and let an audit look whether they stay so: how tests find a
     write by somebody who is not the owner, and a read beyond a sequence. Costs a write per freed
@@ -277,6 +281,8 @@ class ServerConfig:
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     resume: ResumeConfig = field(default_factory=ResumeConfig)
     """Answers that clients may come back to."""
+    embedding: EmbeddingLimits = field(default_factory=EmbeddingLimits)
+    grammar: GrammarConfig = field(default_factory=GrammarConfig)
     curve_dir: str | None = None
     token_window: int = 64
     """Tokens a stream may run ahead of what its client has read (back-pressure, window 2)."""

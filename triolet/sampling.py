@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Annotated
 
 import msgspec
@@ -16,6 +17,8 @@ import msgspec
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 300
 MAX_STOP_TOKEN_IDS = 64
+MAX_GRAMMAR_CHARS = 64 * 1024
+"""What clients write is bounded more tightly; a request's tools make one grammar together."""
 MAX_SEED = 2**63 - 1
 MAX_TOP_K = 2**31 - 1
 MAX_FACTOR = 1e6
@@ -25,6 +28,27 @@ MAX_FACTOR = 1e6
 def new_seed() -> int:
     """Return a seed for a request whose client gave none."""
     return secrets.randbelow(MAX_SEED)
+
+
+class GrammarKind(StrEnum):
+    """The language that a grammar is written in."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    LARK = "lark"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a completion has to be. Compiled by triolet/grammar.py.
+
+    Attributes:
+      kind: how `text` is to be read.
+      text: a JSON Schema, a regular expression for the whole completion, or Lark's notation.
+    """
+
+    kind: GrammarKind
+    text: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +71,8 @@ class SamplingParams:
       stop_token_ids: end the sequence; the token itself is not shown.
       ignore_eos: the model's own end tokens do not end the sequence.
       logprobs: None for none, else how many alternatives to report beside the chosen token (0…20).
+      grammar: what the completion has to be; None for anything. Where it ends the sequence ends,
+        whatever `ignore_eos` says, and before `min_tokens` if nothing else may follow.
     """
 
     max_tokens: Annotated[int, msgspec.Meta(ge=1)] = 16
@@ -66,6 +92,7 @@ class SamplingParams:
     stop_token_ids: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_STOP_TOKEN_IDS)] = ()
     ignore_eos: bool = False
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    grammar: Grammar | None = None
 
     @property
     def has_penalties(self) -> bool:
@@ -79,7 +106,16 @@ class SamplingParams:
 
 def end_token_ids(params: SamplingParams, eos_token_ids: tuple[int, ...]) -> frozenset[int]:
     """Return the ids that end a sequence under these parameters."""
-    return frozenset(params.stop_token_ids + (() if params.ignore_eos else eos_token_ids))
+    ignores_eos = params.ignore_eos and params.grammar is None
+    return frozenset(params.stop_token_ids + (() if ignores_eos else eos_token_ids))
+
+
+def first_end(params: SamplingParams) -> int:
+    """Return the first completion position at which an end token ends the sequence.
+
+    Before `min_tokens` the sampler chooses none, unless a grammar leaves nothing else.
+    """
+    return params.min_tokens if params.grammar is None else 0
 
 
 def is_end_token(
@@ -87,7 +123,7 @@ def is_end_token(
 ) -> bool:
     """Return whether this token at this completion position ends the sequence with `stop`.
 
-    Before `min_tokens` the sampler never chooses one; the check is repeated here because the server
-    and decode decide this apart from one another and must agree.
+    The sampler chooses none too early; the check is repeated here because the server and decode
+    decide this apart from one another and must agree.
     """
-    return position >= params.min_tokens and token_id in end_token_ids(params, eos_token_ids)
+    return position >= first_end(params) and token_id in end_token_ids(params, eos_token_ids)

@@ -16,6 +16,7 @@ from triolet.config import MAX_NUM_SEQS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from engine.batch import Constraint
     from triolet.sampling import SamplingParams
 
 OLDEST_SHARE: Final = 4
@@ -80,6 +81,11 @@ class Prompt(Protocol):
         """The model's end tokens."""
         ...
 
+    @property
+    def constraint(self) -> Constraint | None:
+        """What its completion has to be."""
+        ...
+
 
 P = TypeVar("P", bound=Prompt)
 
@@ -108,6 +114,7 @@ def chunk_row(chunk: Chunk[P]) -> StepRow:
             position=0,
             prompt_ids=attempt.prompt_ids,
             eos_token_ids=attempt.eos_token_ids,
+            constraint=attempt.constraint,
         )
     return StepRow(
         token_ids=attempt.prompt_ids[start:end],

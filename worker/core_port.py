@@ -21,6 +21,10 @@ class Stepper(Protocol):
         """Begin the next step; an empty list means that there is nothing to compute."""
         ...
 
+    def due_after(self, now: float) -> float | None:
+        """Return when there will be something to plan although nothing happens; None if never."""
+        ...
+
     def complete(self, results: Sequence[Sampled | None], now: float) -> None:
         """Take in what the step has computed."""
         ...

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.batch import LayerWatch, Sampled, StepRow
+    from engine.batch import Constraint, LayerWatch, Sampled, StepRow
     from engine.block_ledger import BlockLedger
     from engine.pace import Pace
     from engine.prefix_cache import PrefixCache
+    from triolet.sampling import Grammar
 
 
 class EnginePort(Protocol):
@@ -68,6 +69,10 @@ class EnginePort(Protocol):
     @property
     def pace(self) -> Pace:
         """How much a step may hold, and how long it takes."""
+        ...
+
+    def constrain(self, grammar: Grammar | None) -> Constraint | None:
+        """Return what keeps the completion of a new attempt within a grammar; None without one."""
         ...
 
     def step(

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.batch import LayerWatch, Sampled, StepRow
+    from engine.batch import Constraint, LayerWatch, Sampled, StepRow
     from engine.block_ledger import BlockLedger
     from engine.load import Engine
     from engine.pace import Pace
     from engine.prefix_cache import PrefixCache
+    from triolet.sampling import Grammar
 
 
 class LocalEngine:
@@ -69,6 +70,10 @@ class LocalEngine:
     def pace(self) -> Pace:
         """How much a step may hold, and how long it takes."""
         return self._loaded.pace
+
+    def constrain(self, grammar: Grammar | None) -> Constraint | None:
+        """Return what keeps a completion within a grammar."""
+        return None if grammar is None else self._loaded.constraints.constrain(grammar)
 
     def step(
         self, rows: Sequence[StepRow], watch: LayerWatch | None = None

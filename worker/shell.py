@@ -6,6 +6,7 @@ sent before anything else happens.
 
 from __future__ import annotations
 
+import math
 import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar, TypeVarTuple
@@ -160,7 +161,9 @@ class Shell:
             rows = self._core.stepper.plan(trio.current_time())
             self._flush(trio.current_time())
             if not rows:
-                await self._work.wait()
+                due_at = self._core.stepper.due_after(trio.current_time())
+                with trio.CancelScope(deadline=math.inf if due_at is None else due_at):
+                    await self._work.wait()
                 continue
             self._step_began_at = trio.current_time()
             try:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..model import hand_out
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -44,6 +46,7 @@ class FusedModel:
             # Padding goes into the scratch block.
             torch.tensor(slots + [0] * padding, device=self._device),
         )
+        hand_out(step, hidden)
         if not step.sample_rows:
             return None
         last = torch.tensor(step.sample_tokens, device=self._device)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from ctypes import POINTER, cast
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from .packing import pack, pack_bias
 from .structs import PARTS, LayerFields, LinearFields, ModelFields, StepFields
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
     from torch import Tensor
@@ -148,7 +148,8 @@ class NativeModel:
 
     def compute(self, step: FlatStep, watch: LayerWatch | None = None) -> Tensor | None:
         """See engine.runner.StepModel."""
-        num_tokens, num_sampled = step.query_start_loc[-1], len(step.sample_rows)
+        num_tokens, num_chosen = step.query_start_loc[-1], len(step.sample_rows)
+        kept = kept_tokens(step)
         num_threads = torch.get_num_threads()
         tables, tasks = plan_tasks(step, self._task_tokens)
         arrays = {
@@ -157,20 +158,26 @@ class NativeModel:
             "slots": np.array(step.slots, dtype=np.int64) @ (self._block_size, 1),
             "tables": tables,
             "tasks": tasks,
-            "last_tasks": _sampled_tasks(step),
-            "sampled": np.array(step.sample_tokens[:num_sampled], dtype=np.int64),
+            "last_tasks": _kept_tasks(step, kept),
+            "sampled": np.array([one.token for one in kept], dtype=np.int64),
+            "chosen": np.array([at for at, one in enumerate(kept) if one.is_chosen], np.int64),
         }
-        fields = StepFields(num_tokens, len(tasks), int(tasks[:, 2].max()), num_sampled)
+        fields = StepFields(num_tokens, len(tasks), int(tasks[:, 2].max()), len(kept))
+        fields.num_chosen = num_chosen
         for name, array in arrays.items():
             setattr(fields, name, array.ctypes.data)
         width = self._packed.fields.lm_head.panels * self._library.panel
-        logits = torch.empty(num_sampled, width)
+        logits = torch.empty(num_chosen, width)
         fields.logits = logits.data_ptr()
+        states = np.empty((len(kept), self._packed.fields.hidden_size), dtype=np.float32)
+        if step.pooled:
+            fields.states = states.ctypes.data
         fields.workspace = self._room(num_tokens, num_threads)
         if self._part_s is not None:
             fields.part_s = self._part_s.ctypes.data
         self._compute_layers(fields, num_threads, watch)
-        return logits[:, : self._vocab_size] if num_sampled else None
+        _hand_out(step, kept, states)
+        return logits[:, : self._vocab_size] if num_chosen else None
 
     def _compute_layers(
         self, fields: StepFields, num_threads: int, watch: LayerWatch | None
@@ -229,11 +236,43 @@ def plan_tasks(
     return np.array(tables, dtype=np.int64), np.array(tasks, dtype=np.int64)
 
 
-def _sampled_tasks(step: FlatStep) -> npt.NDArray[np.int64]:
-    """Return tasks for the sampled tokens alone, which then are the step's first tokens."""
+class KeptToken(NamedTuple):
+    """A token that leaves more behind than its KV.
+
+    Attributes:
+      token: its index in the step.
+      row: whose it is.
+      is_chosen: its logits are wanted; otherwise its hidden state.
+    """
+
+    token: int
+    row: int
+    is_chosen: bool
+
+
+def kept_tokens(step: FlatStep) -> list[KeptToken]:
+    """Return the tokens that the last layer computes, in their order in the step."""
+    kept = [
+        KeptToken(token, row, is_chosen=True)
+        for row, token in zip(step.sample_rows, step.sample_tokens, strict=False)
+    ]
+    for row, first, count, _ in step.pooled:
+        kept += [KeptToken(first + offset, row, is_chosen=False) for offset in range(count)]
+    return sorted(kept) if step.pooled else kept
+
+
+def _kept_tasks(step: FlatStep, kept: Sequence[KeptToken]) -> npt.NDArray[np.int64]:
+    """Return tasks for the kept tokens alone, which then are the step's first tokens."""
     begins = np.cumsum([0, *(len(table) for table in step.block_tables)])
     tasks = [
-        (begins[row], step.seq_lens[row] - 1, 1, index)
-        for index, row in enumerate(step.sample_rows)
+        (begins[row], step.seq_lens[row] - (step.query_start_loc[row + 1] - index), 1, at)
+        for at, (index, row, _) in enumerate(kept)
     ]
     return np.array(tasks, dtype=np.int64)
+
+
+def _hand_out(step: FlatStep, kept: Sequence[KeptToken], states: npt.NDArray[np.float32]) -> None:
+    """Give hidden states to the rows that want some."""
+    at = {one.token: place for place, one in enumerate(kept)} if step.pooled else {}
+    for _, first, count, pool in step.pooled:
+        pool.add(states[at[first] : at[first] + count])

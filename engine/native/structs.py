@@ -78,6 +78,9 @@ class StepFields(Structure):
         ("part_s", c_void_p),
         ("first_layer", c_int64),
         ("end_layer", c_int64),
+        ("num_chosen", c_int64),
+        ("chosen", c_void_p),
+        ("states", c_void_p),
     )
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from typing import TypeVar, TypeVarTuple
 
     from engine.batch import LayerWatch, StepRow
+    from triolet.sampling import Grammar
 
     T = TypeVar("T")
     Ts = TypeVarTuple("Ts")
@@ -74,6 +75,10 @@ class StoredEngine:
         # A whole prompt in one step: all of its KV is there at once.
         most = MAX_MODEL_LEN
         self.pace = Pace(most, 0.0, 1.0, most, most, chunk_tokens=most)
+
+    def constrain(self, grammar: Grammar | None) -> None:
+        """Its tokens are no text: requests with a grammar are not for it."""
+        assert grammar is None
 
     def step(
         self, rows: Sequence[StepRow], watch: LayerWatch | None = None

@@ -139,6 +139,9 @@ class Checker:
                 for sequence in server.fleet._conductor._book:
                     if sequence.attempt is not None:
                         yield sequence.attempt.key
+                for one in server.fleet._conductor.embeddings:
+                    if one.key is not None:
+                        yield one.key
 
     def _report(self, what: str) -> None:
         self._world.report(what)

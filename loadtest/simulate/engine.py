@@ -12,6 +12,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, TypeVarTuple, cast
 
+import numpy as np
 import trio
 import xxhash
 
@@ -19,7 +20,9 @@ from engine.batch import Sampled
 from engine.block_ledger import BlockLedger
 from engine.host_tier import HostTier
 from engine.pace import pace_of
+from engine.pooling import Pool
 from engine.prefix_cache import Node, PrefixCache
+from triolet.pooling import VectorForm
 from triolet.sampling import is_end_token
 
 from .faults import Fault
@@ -28,14 +31,17 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable, Hashable, Sequence
 
+    import numpy.typing as npt
+
     from engine.batch import LayerWatch, SampleSpec, StepRow
     from triolet.config import EngineConfig
-    from triolet.sampling import SamplingParams
+    from triolet.sampling import Grammar, SamplingParams
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 VOCAB_SIZE: Final = 1000
+HIDDEN_SIZE: Final = 4
 EOS_ID: Final = 0
 EOS_ONE_IN: Final = 43
 """How often the model ends by itself: most answers reach their length, some do not."""
@@ -67,6 +73,19 @@ def reference(prompt_ids: Sequence[int], sampling: SamplingParams) -> tuple[int,
             break
         kv += _KV.pack(token_id, len(kv) // _KV.size)
     return tuple(token_ids)
+
+
+def hidden(kv: bytes) -> list[float]:
+    """Return the hidden state of the last token of some KV."""
+    return [float(byte) for byte in xxhash.xxh3_64_digest(kv)[:HIDDEN_SIZE]]
+
+
+def reference_vector(input_ids: Sequence[int]) -> bytes:
+    """Return the vector of the last token's hidden state as no fault may change it."""
+    kv = b"".join(_KV.pack(token_id, at) for at, token_id in enumerate(input_ids))
+    pool = Pool(VectorForm(), len(input_ids))
+    pool.add(np.array([hidden(kv)], dtype=np.float32))
+    return pool.vector()
 
 
 class Cost(NamedTuple):
@@ -157,6 +176,10 @@ class SimulatedEngine:
         self._poisoned = _POISON * config.block_size
         self._pool = [bytearray(self._poisoned) for _ in range(num_blocks + 1)]
 
+    def constrain(self, grammar: Grammar | None) -> None:
+        """Its tokens are no text: requests with a grammar are not for it."""
+        assert grammar is None
+
     def step(
         self, rows: Sequence[StepRow], watch: LayerWatch | None = None
     ) -> list[Sampled | None]:
@@ -223,14 +246,22 @@ class SimulatedEngine:
             _KV.pack_into(
                 self._pool[block], position % self.block_size * _KV.size, token_id, position
             )
+        if row.pool is not None:
+            row.pool.add(self._hidden(row, row.pool.wanted(row.start, row.start + offset + 1)))
         return None if row.sample is None else self._sample(row, row.sample)
 
+    def _hidden(self, row: StepRow, positions: range) -> npt.NDArray[np.float32]:
+        states = [hidden(self._read_back(row, position + 1)) for position in positions]
+        return np.array(states, dtype=np.float32).reshape(-1, HIDDEN_SIZE)
+
     def _sample(self, row: StepRow, sample: SampleSpec) -> Sampled:
-        num_tokens = row.start + len(row.token_ids)
+        kv = self._read_back(row, row.start + len(row.token_ids))
+        return Sampled(choose(kv, sample.params.seed, sample.position))
+
+    def _read_back(self, row: StepRow, num_tokens: int) -> bytes:
         num_blocks = -(-num_tokens // self.block_size)
         kv = b"".join(self._pool[block] for block in row.block_table[:num_blocks])
-        token_id = choose(kv[: num_tokens * _KV.size], sample.params.seed, sample.position)
-        return Sampled(token_id)
+        return kv[: num_tokens * _KV.size]
 
     def _check_owned(self, rows: Sequence[StepRow]) -> None:
         # Rows of one sequence bring the same table.

@@ -25,6 +25,7 @@ from .deterministic import run
 from .engine import VOCAB_SIZE, Cost, reference
 from .faults import Fault, Plan, Tally, draw_plan
 from .injector import Injector
+from .input_client import InputClient
 from .trace import Trace
 from .world import Sizes, World
 
@@ -58,6 +59,8 @@ GUESSING_ONE_IN: Final = 3
 MIN_CLIENTS, MAX_CLIENTS = 4, 8
 NO_ANSWER: Final = ("no_worker", "quarantined", "reset")
 """Endings that are nobody's wish, and that too many faults may bring about all the same."""
+FIRST_INPUT: Final = 100
+"""Number of the first client that wants vectors."""
 FORKED_SHARE: Final = 0.25
 """Of the wishes: so many are for another completion of a prompt."""
 MAX_BEGINNING: Final = 14
@@ -139,6 +142,8 @@ class _Scenario:
             async with trio.open_nursery() as clients:
                 for wish in _with_forks(self._wishes(plan), self._seed):
                     clients.start_soon(self._client, world, wish)
+                for wish in _inputs(plan, self._seed):
+                    clients.start_soon(self._client, world, wish, InputClient)
                 await injector.run(CHAOS_S)
                 healed_at = trio.current_time()
                 clients.cancel_scope.deadline = trio.current_time() + SETTLE_S
@@ -165,14 +170,14 @@ class _Scenario:
                 self._report.found["tokens"] += counts.hit_tokens
                 self._report.found["restored blocks"] += counts.restored_blocks
 
-    async def _client(self, world: World, wish: Wish) -> None:
+    async def _client(self, world: World, wish: Wish, kind: type[Client] = Client) -> None:
         """Bring one client to a server, and wait until it has its end."""
         await trio.sleep(wish.comes_after_s)
 
         def find(number: int) -> bytes:
             return next((c.request_id for c in world.clients if c.wish.number == number), b"")
 
-        client = Client(wish, lambda: world.rng.randbytes(16), world.report, find)
+        client = kind(wish, lambda: world.rng.randbytes(16), world.report, find)
         world.clients.append(client)
         server = world.servers[wish.number % len(world.servers)]
         try:
@@ -280,6 +285,27 @@ def _local_prefill(seed: int) -> LocalPrefill:
     """Return who computes prompts in a seed; drawn apart, so that all else stays as it was."""
     modes = (LocalPrefill.AUTO, LocalPrefill.AUTO, LocalPrefill.OFF, LocalPrefill.ALWAYS)
     return random.Random(f"local prefill {seed}").choice(modes)
+
+
+def _inputs(plan: Plan, seed: int) -> list[Wish]:
+    """Return what clients of a seed want vectors of; drawn apart, so that all else stays as it was.
+    None of their inputs begins like another one."""
+    rng = random.Random(f"inputs {seed}")
+    wishes = []
+    for number in range(rng.choice((0, 0, 1, 3))):
+        middle = (rng.randrange(1, VOCAB_SIZE) for _ in range(rng.randint(0, MAX_BEGINNING)))
+        names = 2 * (FIRST_INPUT + number)
+        does_leave = Fault.CANCEL in plan.enabled and rng.random() < 0.5
+        wishes.append(
+            Wish(
+                FIRST_INPUT + number,
+                (names, *middle, names + 1),
+                SamplingParams(),
+                comes_after_s=rng.uniform(0.0, ARRIVALS_S),
+                leaves_after_s=rng.uniform(0.0, 1.0) if does_leave else None,
+            )
+        )
+    return wishes
 
 
 def _with_forks(wishes: list[Wish], seed: int) -> list[Wish]:

@@ -10,6 +10,7 @@ import secrets
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import structlog
 import trio
 from quart import Response, has_request_context, request, websocket
@@ -22,9 +23,12 @@ from triolet.loopback import is_loopback
 from ..edge.cures_quart import CuredHTTPConnection
 from .chat import chat_completions
 from .completions import completions
+from .embeddings import embeddings
 from .errors import CODES, error_body, error_headers, http_error
 from .fleet_audit import OWN_AUDIT, fleet_audit, own_audit
 from .intake import live_request, shown_request_id
+from .messages import MESSAGES, count_message_tokens, create_message
+from .messages_form import message_error
 from .models import detokenize, list_models, show_model, tokenize
 from .origins import check_host, check_origin
 from .pages import chat_page, static_file
@@ -89,7 +93,10 @@ def _add_routes(app: QuartTrio, services: Services) -> None:
 
     add("POST", "/v1/chat/completions", chat_completions)
     add("POST", "/v1/completions", completions)
+    add("POST", "/v1/embeddings", embeddings)
     add("POST", RESPONSES, create_response)
+    add("POST", MESSAGES, create_message)
+    add("POST", f"{MESSAGES}/count_tokens", count_message_tokens)
     add("GET", "/v1/models", list_models)
     add("GET", "/v1/models/<path:name>", show_model)
     add("POST", "/tokenize", tokenize)
@@ -141,6 +148,8 @@ async def _finish(services: Services, response: Response) -> Response:
     elapsed_s = trio.current_time() - live_request().began_at
     response.headers.update(HEADERS)
     response.headers["x-request-id"] = shown_request_id()
+    if _is_of_messages():
+        response.headers["request-id"] = shown_request_id()
     response.headers["openai-processing-ms"] = str(round(elapsed_s * 1000))
     if services.lifecycle.is_leaving:
         # The next request needs a connection to somebody else.
@@ -160,9 +169,15 @@ async def _on_error(services: Services, error: Exception) -> Response:
         # A refused handshake passes no `_finish`.
         headers["x-request-id"] = secrets.token_hex(16)
     services.metrics.http_error(shown.status)
-    return Response(
-        error_body(shown), shown.status, headers=headers, content_type="application/json"
-    )
+    body = error_body(shown)
+    if _is_of_messages():
+        body = msgspec.json.encode(message_error(shown, shown_request_id()))
+    return Response(body, shown.status, headers=headers, content_type="application/json")
+
+
+def _is_of_messages() -> bool:
+    """Whether the request is one of Anthropic's clients, which have their own form of errors."""
+    return has_request_context() and request.path.startswith(MESSAGES)
 
 
 def _shown(error: Exception) -> RequestError:

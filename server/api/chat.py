@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from triolet.errors import invalid_request
 
 from .chunks import ChatChunks
+from .constraints import read_grammar
 from .generate import Plan, check_fields, head, stream_response, whole_response
 from .intake import read_fields
 from .logprobs import chat_logprobs
@@ -47,6 +48,20 @@ async def chat_completions(services: Services) -> Response:
     )
 
 
+async def encode_chat(fields: ChatRequest, services: Services) -> tuple[int, ...]:
+    """Return the prompt that a conversation is to the model.
+
+    Raises:
+      RequestError: the template refuses it, or it can never fit.
+    """
+    prompt = await services.text.render_chat(
+        template_messages(fields.messages),
+        add_generation_prompt=fields.add_generation_prompt is not False,
+        template_kwargs=fields.chat_template_kwargs,
+    )
+    return tuple(await services.text.encode(prompt, add_special_tokens=False, param="messages"))
+
+
 async def plan_chat(fields: ChatRequest, services: Services) -> Plan:
     """Return what is to be generated for a conversation, in whatever API's words it came.
 
@@ -55,20 +70,17 @@ async def plan_chat(fields: ChatRequest, services: Services) -> Plan:
     """
     if fields.top_logprobs is not None and not fields.logprobs:
         raise invalid_request("needs logprobs to be true", "top_logprobs")
-    prompt = await services.text.render_chat(
-        template_messages(fields.messages),
-        add_generation_prompt=fields.add_generation_prompt is not False,
-        template_kwargs=fields.chat_template_kwargs,
-    )
-    prompt_ids = await services.text.encode(prompt, add_special_tokens=False, param="messages")
+    grammar = await read_grammar(fields, services)
+    prompt_ids = await encode_chat(fields, services)
     max_tokens = fields.max_completion_tokens
     return Plan(
         fields=fields,
-        prompts=[tuple(prompt_ids)],
+        prompts=[prompt_ids],
         max_tokens=fields.max_tokens if max_tokens is None else max_tokens,
         default_max_tokens=services.defaults.max_new_tokens,
         param="messages",
         logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
+        grammar=grammar,
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from triolet.errors import invalid_request
 
 from .chunks import CompletionChunks
+from .constraints import read_grammar
 from .generate import Plan, check_fields, head, stream_response, whole_response
 from .intake import read_fields
 from .logprobs import completion_logprobs
@@ -35,6 +36,7 @@ async def completions(services: Services) -> Response:
         raise invalid_request("with echo would need the logprobs of the prompt", "logprobs")
     if len(fields.prompt) > services.config.max_prompts:
         raise invalid_request(f"at most {services.config.max_prompts} are served at once", "prompt")
+    grammar = await read_grammar(fields, services)
     prompts = [await _prompt_ids(prompt, services) for prompt in fields.prompt]
     plan = Plan(
         fields=fields,
@@ -43,6 +45,7 @@ async def completions(services: Services) -> Response:
         default_max_tokens=DEFAULT_MAX_TOKENS,
         param="prompt",
         logprobs=fields.logprobs,
+        grammar=grammar,
     )
     echoes = await _echoes(fields, prompts, services)
     fields_of_answer = head("text_completion", "cmpl", services)

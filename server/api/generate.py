@@ -32,10 +32,13 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
+    from triolet.sampling import Grammar
+
     from ..generation import Generation
     from .answers import Answer
     from .chunks import ChunkWriter
     from .event_stream import StreamForm
+    from .live import LiveRequest
     from .ports import Services
     from .schemas import GenerationFields
 
@@ -65,6 +68,7 @@ class Plan:
       default_max_tokens: in that case; None for as many as fit.
       param: the field that holds the prompts.
       logprobs: alternatives per token, None for no logprobs.
+      grammar: what each completion has to be, None for anything.
     """
 
     fields: GenerationFields
@@ -73,6 +77,7 @@ class Plan:
     default_max_tokens: int | None
     param: str
     logprobs: int | None
+    grammar: Grammar | None = None
 
     @property
     def per_prompt(self) -> int:
@@ -135,7 +140,11 @@ def generation_requests(
             plan.param,
         )
         params = sampling_params(
-            fields, services.defaults, max_tokens=max_tokens, logprobs=plan.logprobs
+            fields,
+            services.defaults,
+            max_tokens=max_tokens,
+            logprobs=plan.logprobs,
+            grammar=plan.grammar,
         )
         request_ids = [new_request_id() for _ in range(plan.per_prompt)]
         requests += [
@@ -157,16 +166,33 @@ def generation_requests(
     return requests
 
 
-def submit_all(requests: Sequence[GenerationRequest], services: Services, live: Holder) -> Choices:
+def submit_all(
+    requests: Sequence[GenerationRequest], services: Services, live: LiveRequest
+) -> Choices:
     """Begin what was asked for; it ends with `live`.
+
+    Raises:
+      RequestError: one of them was refused, and nothing was begun.
+    """
+    return submit_for(live, _ranked(requests, live), services)
+
+
+def submit_for(
+    holder: Holder, requests: Sequence[GenerationRequest], services: Services
+) -> Choices:
+    """Begin what was asked for; it ends with `holder`.
 
     Raises:
       RequestError: one of them was refused, and nothing was begun.
     """
     generations = services.fleet.submit_together(requests)
     for generation in generations:
-        live.hold(generation)
+        holder.hold(generation)
     return Choices(generations)
+
+
+def _ranked(requests: Sequence[GenerationRequest], live: LiveRequest) -> list[GenerationRequest]:
+    return [replace(one, priority=live.priority(one.priority)) for one in requests]
 
 
 def own_requests(plan: Plan, services: Services) -> list[GenerationRequest]:
@@ -224,7 +250,7 @@ def begin_stream(
     key = own_key()
     if key is None:
         return event_stream(submit_all(requests, services, live), form, services)
-    submit = partial(submit_all, requests, services)
+    submit = partial(submit_for, requests=_ranked(requests, live), services=services)
     response = resumable_stream(key, fields, form, submit, live, services)
     response.headers.update(STREAM_HEADERS)
     return response
@@ -262,7 +288,7 @@ async def whole_response(
         answers = await collect(submit_all(requests, services, live), plan.count)
         return Response(document(answers), content_type="application/json")
     script = WholeScript(plan.count, document)
-    submit = partial(submit_all, requests, services)
+    submit = partial(submit_for, requests=_ranked(requests, live), services=services)
     return await resumable_whole(key, plan.fields, script, submit, live, services)
 
 

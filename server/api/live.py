@@ -38,14 +38,6 @@ def own_shortcut(scope: Any) -> Shortcut:  # noqa: ANN401 (ASGI's, of either kin
     return shortcut
 
 
-class Held(Protocol):
-    """What ends with a request."""
-
-    def cancel(self, reason: CancelReason) -> None:
-        """End, or leave, now. Idempotent."""
-        ...
-
-
 class Departure:
     """How a client went, for the accounts of what ran for it.
 
@@ -57,26 +49,40 @@ class Departure:
         self.reason = CancelReason.CLIENT_GONE
 
 
+class Running(Protocol):
+    """Something that a request began: a generation, or a run of inputs."""
+
+    def cancel(self, reason: CancelReason) -> None:
+        """End it now. Idempotent."""
+        ...
+
+
 class LiveRequest:
-    """One request and the generations that it began. On exit they end, however it exits.
+    """One request and what it began. On exit that ends, however it exits.
 
     Args:
       departure: of its connection.
+      floor: the least priority number that it may have; who works in the background has a high one.
 
     Attributes:
       request_id: 16 random bytes.
       began_at: when it came, on trio's clock.
     """
 
-    def __init__(self, departure: Departure) -> None:
+    def __init__(self, departure: Departure, floor: int | None = None) -> None:
         self.request_id = new_request_id()
         self.began_at = trio.current_time()
         self._departure = departure
-        self._held: list[Held] = []
+        self._floor = floor
+        self._running: list[Running] = []
 
-    def hold(self, held: Held) -> None:
+    def hold(self, running: Running) -> None:
         """End this with the request."""
-        self._held.append(held)
+        self._running.append(running)
+
+    def priority(self, wanted: int | None) -> int:
+        """Return the priority that what it begins has: lower is earlier, 0 is usual."""
+        return wanted or 0 if self._floor is None else max(wanted or 0, self._floor)
 
     def __enter__(self) -> LiveRequest:
         return self
@@ -87,8 +93,8 @@ class LiveRequest:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for held in self._held:
-            held.cancel(self._departure.reason)
+        for running in self._running:
+            running.cancel(self._departure.reason)
 
 
 class Lifecycle:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
+from ..text.embedding_files import EmbeddingModel
 from ..text.sampling_defaults import SamplingDefaults
 from .kept_answers import KeptAnswers
 from .live import Lifecycle
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from triolet.audit import FleetAudit
     from triolet.config import ServerConfig
     from triolet.ids import Role
+    from triolet.sampling import Grammar
 
+    from ..embedding import EmbeddingRequest, EmbeddingRun
     from ..generation import Generation, GenerationRequest
 
 
@@ -118,6 +121,10 @@ class FleetPort(Protocol):
         """Begin a generation; RequestError if it is refused."""
         ...
 
+    def embed(self, requests: Sequence[EmbeddingRequest]) -> EmbeddingRun:
+        """Begin to make vectors, of all inputs or of none; RequestError if refused."""
+        ...
+
     def status(self) -> FleetView:
         """Look at the fleet."""
         ...
@@ -163,6 +170,14 @@ class TextPort(Protocol):
         ...
 
 
+class GrammarPort(Protocol):
+    """Says whether a grammar can be used."""
+
+    async def check(self, grammar: Grammar, param: str) -> None:
+        """Return if it can; RequestError that names `param` if not."""
+        ...
+
+
 class MetricsPort(Protocol):
     """What the surface counts, and shows of everything counted."""
 
@@ -170,8 +185,9 @@ class MetricsPort(Protocol):
         """Count a request that was answered with an error."""
         ...
 
-    def resumption(self, what: str) -> None:
-        """Count what becomes of answers that clients may come back to."""
+    @property
+    def resumption(self) -> Callable[[str], None]:
+        """Counts what becomes of answers that clients may come back to."""
         ...
 
     def exposition(self) -> bytes:
@@ -200,12 +216,15 @@ class Services:
     fleet: FleetPort
     text: TextPort
     metrics: MetricsPort
+    grammars: GrammarPort
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     parser_threads: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(1))
     """For large bodies. One: parsing is Python's work, so a second would not make it faster."""
     count_connections: Callable[[], int] = lambda: 0
     """How many clients are connected."""
+    embedding: EmbeddingModel = field(default_factory=EmbeddingModel)
+    """How inputs become vectors with this model."""
     siblings: SiblingsPort | None = None
     """None where this is the only server."""
     kept: KeptAnswers = field(init=False)

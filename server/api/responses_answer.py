@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from triolet.ids import new_request_id
 
 from ..generation import CancelReason
-from .generate import generation_requests, submit_all
+from .generate import generation_requests, submit_for
 from .kept_answers import Name
 from .listening import listen_until
 from .live import LiveRequest
@@ -131,7 +131,7 @@ class ResponseAnswer:
         kept.begin(
             Name(SCOPE, self.id),
             answer,
-            lambda holder: submit_all([request], self._services, holder),
+            lambda holder: submit_for(holder, [request], self._services),
         )
         if self._is_cancelled:
             answer.stop()

@@ -9,12 +9,19 @@ from triolet.errors import RequestError, invalid_request
 from triolet.sampling import MAX_SEED, SamplingParams, new_seed
 
 if TYPE_CHECKING:
+    from triolet.sampling import Grammar
+
     from ..text.sampling_defaults import SamplingDefaults
     from .schemas import SamplingFields
 
 
 def sampling_params(
-    fields: SamplingFields, defaults: SamplingDefaults, *, max_tokens: int, logprobs: int | None
+    fields: SamplingFields,
+    defaults: SamplingDefaults,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    grammar: Grammar | None = None,
 ) -> SamplingParams:
     """Return the parameters of the first choice."""
     min_tokens = fields.min_tokens or 0
@@ -37,6 +44,7 @@ def sampling_params(
         stop_token_ids=fields.stop_token_ids,
         ignore_eos=bool(fields.ignore_eos),
         logprobs=logprobs,
+        grammar=grammar,
     )
 
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from triolet.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_TOP_K, MAX_TOP_LOGPROBS
 
+from .constraint_schema import ConstraintFields
 from .errors import MAX_ECHO, echo, http_error, unsupported
+from .strict_fields import StrictFields
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,14 +42,11 @@ UNSUPPORTED: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
     "tool_choice": ("calling tools", ("none", "auto")),
     "functions": ("calling functions", ([],)),
     "function_call": ("calling functions", ("none", "auto")),
-    "response_format": ("a response_format other than text", ({"type": "text"},)),
-    "structured_outputs": ("constrained output", ()),
-    "guided_json": ("constrained output", ()),
-    "guided_regex": ("constrained output", ()),
-    "guided_choice": ("constrained output", ()),
-    "guided_grammar": ("constrained output", ()),
-    "grammar": ("constrained output", ()),
-    "regex": ("constrained output", ()),
+    "guided_decoding_backend": ("choosing what constrains output", ("auto", "guidance")),
+    "guided_whitespace_pattern": ("choosing the whitespace of JSON", ()),
+    "structural_tag": ("a structural tag", ()),
+    "grammar": ("this name (it is structured_outputs.grammar)", ()),
+    "regex": ("this name (it is structured_outputs.regex)", ()),
     "modalities": ("a modality other than text", (["text"],)),
     "audio": ("audio", ()),
     "prediction": ("predicted output", ()),
@@ -81,6 +80,10 @@ def _stop(value: object) -> object:
     if not all(0 < len(text) <= MAX_STOP_CHARS for text in texts):
         raise ValueError(f"strings must have 1 to {MAX_STOP_CHARS} characters")
     return tuple(texts)
+
+
+StopStrings = Annotated[tuple[str, ...], BeforeValidator(_stop)]
+"""One string or several, which end the text before the first that occurs."""
 
 
 def _logit_bias(value: object) -> object:
@@ -119,7 +122,8 @@ def _ids(value: Sequence[object]) -> tuple[int, ...]:
 Prompt = str | tuple[int, ...]
 
 
-def _prompts(value: object) -> object:
+def read_prompts(value: object) -> object:
+    """Return prompts: one text or list of token ids, or a list of either."""
     items = value if isinstance(value, list) else [value]
     if items and type(items[0]) is int:
         items = [items]
@@ -159,15 +163,13 @@ def joined_text(value: object) -> object:
     return "".join(texts)
 
 
-class StrictModel(BaseModel):
-    """Nothing is converted: "1" is no number and true is no integer.
+class StrictModel(StrictFields):
+    """The fields of a request, or of a part of one.
 
     Attributes:
       ignored: names that this endpoint accepts without effect.
       unsupported: names that it refuses (see UNSUPPORTED).
     """
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
     ignored: ClassVar[frozenset[str]] = IGNORED
     unsupported: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = UNSUPPORTED
@@ -195,7 +197,7 @@ class SamplingFields(StrictModel):
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(_logit_bias)] = ()
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: Annotated[tuple[str, ...], BeforeValidator(_stop)] = ()
+    stop: StopStrings = ()
     stop_token_ids: Annotated[tuple[int, ...], BeforeValidator(_token_ids)] = ()
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
@@ -213,7 +215,7 @@ class StreamOptions(StrictModel):
     include_obfuscation: Literal[False] | None = None
 
 
-class GenerationFields(SamplingFields):
+class GenerationFields(SamplingFields, ConstraintFields):
     """What chat and plain completions have in common."""
 
     model: str | None = None
@@ -251,7 +253,7 @@ class ChatRequest(GenerationFields):
 class CompletionRequest(GenerationFields):
     """POST /v1/completions."""
 
-    prompt: Annotated[tuple[Prompt, ...], BeforeValidator(_prompts)]
+    prompt: Annotated[tuple[Prompt, ...], BeforeValidator(read_prompts)]
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool | None = None
 

@@ -18,6 +18,7 @@ class Outcome(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+    EMBEDDED = "embedded"  # an input has its vector
     CLIENT_GONE = "client_gone"
     STOPPED = "stopped"
     STALLED = "stalled"

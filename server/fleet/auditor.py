@@ -148,7 +148,7 @@ class Auditor:
         )
 
     def _attempts(self, worker: Worker) -> tuple[AttemptAudit, ...]:
-        return tuple(
+        shares = tuple(
             AttemptAudit(
                 attempt=str(key),
                 is_asked=share.is_asked,
@@ -157,6 +157,16 @@ class Auditor:
             )
             for key, share in worker.shares.items()
         )
+        inputs = tuple(
+            AttemptAudit(
+                attempt=str(key),
+                is_asked=True,
+                is_granted=False,
+                is_wanted=self._conductor.is_wanted(worker, key),
+            )
+            for key in worker.inputs
+        )
+        return shares + inputs
 
     def _silent(self, worker: Worker, survey: Survey) -> WorkerView:
         silence = f"it is {worker_status(worker).state}"

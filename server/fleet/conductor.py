@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from transport.frames import Ended, FirstToken, Grant, Refuse, Tokens, WorkerHeartbeat
+from transport.frames import Embedded, Ended, FirstToken, Grant, Refuse, Tokens, WorkerHeartbeat
 from transport.liveness import PeerEvent, PeerState, SelfFence
 from triolet.audit import MAX_SECONDS
 from triolet.errors import RequestError, draining, server_error
@@ -20,6 +20,7 @@ from .admission import limits_of, missing_role, refuse_overload, refuse_unfit
 from .attempts import Attempts
 from .book import RequestBook
 from .dispatch import is_ready, needed_roles
+from .embeddings import Embeddings
 from .outbox import Outbox
 from .phases import Phase
 from .progress import Again, Fault
@@ -61,6 +62,7 @@ class Conductor:
     Attributes:
       outbox: frames to send.
       recovery: the memory of faults.
+      embeddings: inputs that become vectors.
     """
 
     def __init__(
@@ -81,6 +83,15 @@ class Conductor:
             config, self._workers, self._book, self.outbox, text.eos_token_ids, observer, now
         )
         self.recovery = self._attempts.recovery
+        self.embeddings = Embeddings(
+            config,
+            self._workers,
+            self._book.accounting,
+            self.outbox,
+            self.recovery,
+            observer,
+            text.max_model_len,
+        )
         self._drain_until: float | None = None
         self._fence: SelfFence | None = None
 
@@ -92,17 +103,18 @@ class Conductor:
     @property
     def num_queued(self) -> int:
         """Requests that wait for workers."""
-        return len(self._attempts.line)
+        return len(self._attempts.line) + self.embeddings.num_waiting
 
     @property
     def num_in_flight(self) -> int:
         """Requests without a terminal event, the waiting ones included."""
-        return len(self._book)
+        return len(self._book) + len(self.embeddings)
 
     @property
     def num_running(self) -> int:
         """Requests that have an attempt."""
-        return sum(sequence.attempt is not None for sequence in self._book)
+        running = sum(sequence.attempt is not None for sequence in self._book)
+        return running + len(self.embeddings) - self.embeddings.num_waiting
 
     @property
     def max_model_len(self) -> int:
@@ -133,6 +145,7 @@ class Conductor:
             worker.excuse(absence_s)
         if is_fenced:
             self._attempts.begin_anew(OWN_PAUSE, now)
+            self.embeddings.begin_anew(OWN_PAUSE, now)
 
     def submit(self, requests: Iterable[GenerationRequest], now: float) -> list[Sequence]:
         """Accept requests, all of them or none; events come to the returned sequences' mailboxes.
@@ -187,6 +200,7 @@ class Conductor:
         if worker.missing_since is not None:
             return
         left = cause == FAREWELL
+        num_inputs = sum(one.worker is worker for one in self.embeddings)
         worker.lost(now, is_its_fault=not left)
         self._observer.worker_lost(str(worker), cause)
         struck = [sequence for sequence in self._book if sequence.needs(worker)]
@@ -199,12 +213,16 @@ class Conductor:
         # Whoever is convicted by this first: the others are told that it was not they.
         struck.sort(key=lambda sequence: not sequence.suspicion.is_on_probation)
         for sequence in struck:
-            num_suspects = len(suspects) if sequence in suspects else 0
+            # An input that was there too may have been what it died of.
+            num_suspects = len(suspects) + num_inputs if sequence in suspects else 0
             # Its breaker knows: `Worker.lost` told it.
             fault = Fault(worker.role, is_workers=False, is_shared=True, num_suspects=num_suspects)
             again = Again(f"{worker.role}_left") if left else Again(f"{worker.role}_lost", fault)
             self._attempts.apply(sequence, again, now)
+        lost_as = f"{worker.role}_left" if left else f"{worker.role}_lost"
+        self.embeddings.lost(worker, lost_as, now, is_fault=not left)
         self._attempts.dispatch(now)
+        self.embeddings.dispatch(now)
 
     def received(self, worker: Worker, frame: AnyFrame, now: float) -> None:
         """Take in a frame of a worker that was greeted. What belongs to no present attempt is
@@ -217,8 +235,13 @@ class Conductor:
             case WorkerHeartbeat():
                 if not worker.heartbeat(frame, now):
                     self.lost(worker, "another_life", now)
+                self.embeddings.dispatch(now)
             case Tokens(rows=rows):
                 self._attempts.take_rows(worker, rows, now)
+            case Embedded():
+                self.embeddings.take(worker, frame, now)
+            case Ended() if self.embeddings.take(worker, frame, now):
+                pass
             case Grant() | Refuse() | FirstToken() | Ended():
                 self._attempts.take_answer(worker, frame, now)
             case _:
@@ -239,6 +262,7 @@ class Conductor:
             self._attempts.sweep(sequence, self._drain_until, now)
         self._attempts.end_hopeless(now)
         self._attempts.dispatch(now)
+        self.embeddings.sweep(self._drain_until, now)
 
     def begin_drain(self, now: float) -> None:
         """Refuse what is new; what runs may finish until `drain_timeout_s`. Idempotent."""
@@ -247,6 +271,8 @@ class Conductor:
 
     def is_wanted(self, worker: Worker, key: AttemptKey) -> bool:
         """Return whether a request in flight has this as its present attempt, on this worker."""
+        if self.embeddings.is_wanted(worker, key):
+            return True
         sequence = self._book.running(key)
         attempt = None if sequence is None else sequence.attempt
         return attempt is not None and worker in attempt.pair
@@ -254,7 +280,8 @@ class Conductor:
     def overdue_s(self, now: float) -> float:
         """Return by how much the most overdue request has outlived its deadline; negative if none
         has."""
-        return max((now - sequence.deadline for sequence in self._book), default=-MAX_SECONDS)
+        deadlines = [one.deadline for one in (*self._book, *self.embeddings)]
+        return now - min(deadlines) if deadlines else -MAX_SECONDS
 
     def check_accounting(self) -> None:
         """Raise unless every request has or will have exactly one terminal event.
@@ -262,7 +289,7 @@ class Conductor:
         Raises:
           LocalProtocolError: it does not add up.
         """
-        self._book.accounting.check(len(self._book))
+        self._book.accounting.check(self.num_in_flight)
 
     def _refuse(self, request: GenerationRequest, num_together: int, now: float) -> None:
         if self.is_draining:

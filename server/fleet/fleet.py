@@ -21,6 +21,7 @@ from triolet.process import process_facts
 from .auditor import Auditor
 from .conductor import FAREWELL, Conductor
 from .dispatch import is_ready
+from .embedding_run import begin_embeddings
 from .handout import Handout
 from .observer import SilentObserver
 from .status import FleetStatus, present, worker_status
@@ -53,6 +54,9 @@ class Fleet:
       observer: told of what happens.
       name: of this server, as workers see it.
       draw_epoch: where its epoch comes from; a simulator brings its own.
+
+    Attributes:
+      embed: begins to make vectors of inputs.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class Fleet:
         )
         self._observer = observer or SilentObserver()
         self._conductor = Conductor(config, self._workers, text, self._observer, now)
+        self.embed = partial(begin_embeddings, self._conductor, config, self._flush)
         self._is_ready = partial(is_ready, self._workers, config.routing)
         self._auditor = Auditor(self._me, config, self._workers, self._conductor)
         self._connections: dict[Worker, Connection] = {}

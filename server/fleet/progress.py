@@ -130,6 +130,8 @@ def take_ended(
         return None
     if verdict is Verdict.MOVE:
         return Again(frame.reason)
+    if verdict is Verdict.REFUSE:
+        return refused_as_stuck()
     if verdict is Verdict.RETRY or sequence.phase is Phase.RESERVING:
         return Again(frame.reason, _fault_at(role, frame, is_local=attempt.pair.is_local))
     if frame.num_tokens < len(sequence.relay.token_ids):
@@ -150,6 +152,17 @@ def refused_as_too_long() -> Fail:
             "prompt and max_tokens are more than a worker can hold",
             "max_tokens",
             "context_length_exceeded",
+        ),
+        Outcome.REFUSED,
+    )
+
+
+def refused_as_stuck() -> Fail:
+    """Return the end of a sequence whose grammar cannot be followed any further."""
+    return Fail(
+        invalid_request(
+            "no token may follow the completion so far: the grammar allows none that this model "
+            "has, or is too costly to follow; make it simpler"
         ),
         Outcome.REFUSED,
     )
@@ -179,6 +192,8 @@ def _prefill_ended(sequence: Sequence, attempt: Attempt, frame: Ended) -> Change
         case Verdict.COMPLETE:
             attempt.is_handed_over = True
             return None
+        case Verdict.REFUSE:
+            return refused_as_stuck()
         case Verdict.RETRY | Verdict.MOVE as verdict if not attempt.is_handed_over:
             if reason is EndReason.UNKNOWN and sequence.phase is not Phase.PREFILLING:
                 # It has forgotten what it shipped; decode has it or will miss it.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from triolet.sampling import end_token_ids
+from triolet.sampling import end_token_ids, first_end
 
 from ..generation import FinishReason, TokenLogprob
 from ..text.stop_strings import Scan, StopMatcher
@@ -74,6 +74,7 @@ class Relay:
         self._request = request
         self._text = text
         self._end_ids = end_token_ids(request.sampling, text.eos_token_ids)
+        self._first_end = first_end(request.sampling)
         self._stream = text.detokenizer(
             request.prompt_ids, skip_special_tokens=request.skip_special_tokens
         )
@@ -87,7 +88,7 @@ class Relay:
         """
         assert row.position == len(self.token_ids), "positions come once and in order"
         sampling = self._request.sampling
-        is_end = row.token_id in self._end_ids and row.position >= sampling.min_tokens
+        is_end = row.token_id in self._end_ids and row.position >= self._first_end
         self.token_ids.append(row.token_id)
         is_shown = not is_end or self._request.include_stop
         scan = self._stop.push(self._stream.push(row.token_id) if is_shown else "")

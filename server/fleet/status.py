@@ -95,6 +95,6 @@ def worker_status(worker: Worker) -> WorkerStatus:
         fingerprint=worker.fingerprint,
         capacity=worker.capacity,
         load=worker.load,
-        attempts=len(worker.shares),
+        attempts=len(worker.shares) + len(worker.inputs),
         breaker=worker.breaker.state.value,
     )

@@ -18,6 +18,7 @@ class Verdict(Enum):
     COMPLETE = auto()  # decode: all tokens exist; prefill: decode has the KV
     RETRY = auto()  # a failure: the next attempt counts
     MOVE = auto()  # nobody's fault: the next attempt does not count
+    REFUSE = auto()  # the request's own fault: it would be the same anywhere
     IGNORE = auto()
 
 
@@ -30,6 +31,7 @@ OF_DECODE: Final[dict[EndReason, Verdict]] = {
     EndReason.PEER_LOST: Verdict.RETRY,
     EndReason.LEASE_EXPIRED: Verdict.RETRY,
     EndReason.UNKNOWN: Verdict.RETRY,
+    EndReason.STUCK: Verdict.REFUSE,
     EndReason.ERROR: Verdict.RETRY,
 }
 """DEADLINE is missing on purpose: the server's own clock says when a request is too late."""
@@ -41,6 +43,7 @@ OF_PREFILL: Final[dict[EndReason, Verdict]] = {
     EndReason.PEER_LOST: Verdict.RETRY,
     EndReason.LEASE_EXPIRED: Verdict.RETRY,
     EndReason.UNKNOWN: Verdict.RETRY,
+    EndReason.STUCK: Verdict.REFUSE,
     EndReason.ERROR: Verdict.RETRY,
 }
 """Failures count only until decode has the KV. UNWANTED is missing on purpose: decode has ended the

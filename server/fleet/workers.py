@@ -56,6 +56,7 @@ class Worker:
       available_blocks: free or reclaimable, less what was reserved since the last heartbeat.
       foreign_streams: sequences of other servers there, as of the last heartbeat.
       shares: this server's attempts there.
+      inputs: the same of inputs that become vectors, and their tokens.
       prefixes: what its prefix cache probably holds.
       missing_since: when it was last seen to be gone; None while it is there.
     """
@@ -73,6 +74,7 @@ class Worker:
         self.available_blocks = 0
         self.foreign_streams = 0
         self.shares: dict[AttemptKey, Share] = {}
+        self.inputs: dict[AttemptKey, int] = {}
         self.prefixes = PrefixIndex()
         self.missing_since: float | None = now
 
@@ -151,7 +153,7 @@ class Worker:
     @property
     def live_keys(self) -> list[AttemptKey]:
         """Attempts that the worker was told of and that are still wanted."""
-        return [key for key, share in self.shares.items() if share.is_asked]
+        return [key for key, share in self.shares.items() if share.is_asked] + list(self.inputs)
 
     def reserve(
         self,
@@ -202,3 +204,4 @@ class Worker:
         self.beat = None
         self.missing_since = now
         self.shares.clear()
+        self.inputs.clear()

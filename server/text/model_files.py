@@ -55,12 +55,12 @@ def read_text_files(model_dir: str | Path) -> TextFiles:
     folder = Path(model_dir)
     if not folder.is_dir():
         raise ModelError(f"model directory {folder} does not exist; {REMEDY}")
-    config = _read_json(folder / "config.json")
-    generation = _read_json(folder / "generation_config.json", is_optional=True)
-    tokenizer_config = _read_json(folder / "tokenizer_config.json", is_optional=True)
+    config = read_json(folder / "config.json")
+    generation = read_json(folder / "generation_config.json", is_optional=True)
+    tokenizer_config = read_json(folder / "tokenizer_config.json", is_optional=True)
     tokenizer = _read_tokenizer(folder / "tokenizer.json")
     special_tokens = {
-        **_special_tokens(_read_json(folder / "special_tokens_map.json", is_optional=True)),
+        **_special_tokens(read_json(folder / "special_tokens_map.json", is_optional=True)),
         **_special_tokens(tokenizer_config),
     }
     eos_token_ids = {
@@ -91,17 +91,32 @@ def _read_text(path: Path) -> str:
         raise ModelError(f"cannot read {path}: {error}; {REMEDY}") from error
 
 
-def _read_json(path: Path, *, is_optional: bool = False) -> JsonObject:
-    if not path.exists():
-        if is_optional:
-            return {}
-        raise ModelError(f"{path} is missing; {REMEDY}")
-    try:
-        value = json.loads(_read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not valid JSON: {error}; {REMEDY}") from error
+def read_json(path: Path, *, is_optional: bool = False) -> JsonObject:
+    """Return the object in a file.
+
+    Raises:
+      ModelError: it is missing and not optional, is no JSON, or holds something else.
+    """
+    if is_optional and not path.exists():
+        return {}
+    value = read_json_value(path)
     if not isinstance(value, dict):
         raise ModelError(f"{path} holds a {type(value).__name__}, not an object; {REMEDY}")
+    return value
+
+
+def read_json_value(path: Path) -> object:
+    """Return what a file holds.
+
+    Raises:
+      ModelError: it is missing, or no JSON.
+    """
+    if not path.exists():
+        raise ModelError(f"{path} is missing; {REMEDY}")
+    try:
+        value: object = json.loads(_read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not valid JSON: {error}; {REMEDY}") from error
     return value
 
 
@@ -159,7 +174,7 @@ def _chat_templates(folder: Path, tokenizer_config: JsonObject) -> dict[str, str
     value = tokenizer_config.get("chat_template")
     if value is None:
         older_file = folder / "chat_template.json"
-        value = _read_json(older_file, is_optional=True).get("chat_template")
+        value = read_json(older_file, is_optional=True).get("chat_template")
     if value is None:
         return {}
     if isinstance(value, str):

@@ -125,6 +125,7 @@ static void step_of(const Model *model, int64_t sequences, const int64_t *starts
                  .num_tasks = tasks,
                  .task_tokens = task_tokens,
                  .num_sampled = sequences,
+                 .num_chosen = sequences,
                  .token_ids = ids,
                  .positions = positions,
                  .slots = slots,

@@ -62,6 +62,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "flash_attn": ("engine/attention/flash",),
     "triton": ("engine/gpu/",),
     "msgpack": ("transport/codec.py",),
+    "llguidance": ("triolet/grammar.py",),
     "prometheus_client": ("server/metrics",),
     "locust": ("loadtest/",),
 }
@@ -239,7 +240,7 @@ SANS_IO_FOLDERS: dict[str, tuple[str, ...]] = {
     "worker": ("entry.py", "shell.py", "local_engine.py"),
     "prefill": ("links.py", "worker.py"),
     "decode": ("worker.py",),
-    "server/fleet": ("fleet.py", "handout.py", "stream.py"),
+    "server/fleet": ("embedding_run.py", "fleet.py", "handout.py", "stream.py"),
 }
 SANS_IO = (
     "engine/batch.py",

@@ -139,6 +139,7 @@ class Client:
         priority: int = 0,
         remaining_s: float = 600.0,
         key: AttemptKey | None = None,
+        eos_token_ids: tuple[int, ...] = (),
     ) -> Answer:
         """Reserve, and if that is granted, prefill."""
         if key is None:
@@ -150,7 +151,14 @@ class Client:
         self.send(
             Role.DECODE,
             Reserve(
-                *key, prompt_ids, pack_tokens(replay), sampling, priority, allowed, remaining_s
+                *key,
+                prompt_ids,
+                pack_tokens(replay),
+                sampling,
+                priority,
+                allowed,
+                remaining_s,
+                eos_token_ids,
             ),
         )
         await self.wait_until(lambda: answer.grant or answer.refuse or answer.ended[Role.DECODE])
@@ -158,7 +166,8 @@ class Client:
             welcome = self.links[Role.DECODE].welcome
             assert welcome is not None
             target = KvTarget(welcome.peer, welcome.kv_address)
-            shared = (sampling, priority, remaining_s, answer.grant.held_blocks)
+            held_blocks = answer.grant.held_blocks
+            shared = (sampling, priority, remaining_s, held_blocks, eos_token_ids)
             self.send(Role.PREFILL, Prefill(*key, prompt_ids, target, *shared))
         return answer
 

@@ -12,6 +12,8 @@ import struct
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from engine.batch import Sampled
 from engine.block_ledger import BlockLedger
 from engine.host_tier import HostTier
@@ -22,8 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.batch import LayerWatch, SampleSpec, StepRow
+    from triolet.sampling import Grammar
 
 VOCAB_SIZE = 1000
+HIDDEN_SIZE = 4
 _TOKEN = struct.Struct("<I")
 _POISON = b"\xff" * 4
 
@@ -33,6 +37,12 @@ def next_token(tokens: Sequence[int], seed: int) -> int:
     packed = b"".join(_TOKEN.pack(token) for token in tokens)
     digest = hashlib.blake2b(packed + seed.to_bytes(8, "little"), digest_size=4).digest()
     return int.from_bytes(digest, "little") % VOCAB_SIZE
+
+
+def hidden(tokens: Sequence[int]) -> list[float]:
+    """Return the hidden state of the last of some tokens: a hash of them all."""
+    digest = hashlib.blake2b(b"".join(map(_TOKEN.pack, tokens)), digest_size=HIDDEN_SIZE).digest()
+    return [float(byte) for byte in digest]
 
 
 def completion(prompt: Sequence[int], seed: int, num_tokens: int) -> list[int]:
@@ -80,6 +90,10 @@ class FakeEngine:
         clean = _POISON * self.block_size
         return sum(self._pool[block] != clean for block in block_ids)
 
+    def constrain(self, grammar: Grammar | None) -> None:
+        """Its tokens are no text: requests with a grammar are not for it."""
+        assert grammar is None
+
     def step(
         self, rows: Sequence[StepRow], watch: LayerWatch | None = None
     ) -> list[Sampled | None]:
@@ -94,6 +108,8 @@ class FakeEngine:
                     self._store(row, layer)
             if watch is not None and end < self.num_layers:
                 watch.tell(end)
+        for row in rows:
+            self._pool_hidden(row)
         return [None if row.sample is None else self._sample(row, row.sample) for row in rows]
 
     def export_blocks(
@@ -149,15 +165,26 @@ class FakeEngine:
             self._pool[block][place : place + width] = part
 
     def _sample(self, row: StepRow, sample: SampleSpec) -> Sampled:
+        tokens = self._read_back(row, row.start + len(row.token_ids))
+        return Sampled(next_token(tokens, sample.params.seed))
+
+    def _pool_hidden(self, row: StepRow) -> None:
+        if row.pool is None:
+            return
+        wanted = row.pool.wanted(row.start, row.start + len(row.token_ids))
+        states = [hidden(self._read_back(row, position + 1)) for position in wanted]
+        row.pool.add(np.array(states, dtype=np.float32).reshape(-1, HIDDEN_SIZE))
+
+    def _read_back(self, row: StepRow, num_tokens: int) -> list[int]:
         tokens = []
         width = _TOKEN.size // self.num_layers
-        for position in range(row.start + len(row.token_ids)):
+        for position in range(num_tokens):
             packed = b""
             for layer in range(self.num_layers):
                 block, place = self._where(row.block_table, position, layer)
                 packed += self._pool[block][place : place + width]
             tokens.append(_TOKEN.unpack(packed)[0])
-        return Sampled(next_token(tokens, sample.params.seed))
+        return tokens
 
     def _where(self, block_table: Sequence[int], position: int, layer: int) -> tuple[int, int]:
         """Return block and place of a token's part in one layer."""

@@ -178,6 +178,17 @@ static void keep_sampled(const Model *model, const Step *step, const Buffers *at
     }
 }
 
+/* Give out the hidden states of the sampled tokens, then move those that want logits to the front. */
+static void keep_chosen(const int is_bf16, const Model *model, const Step *step,
+                        const Buffers *at) {
+    const int64_t size = model->hidden_size, bytes = size * (is_bf16 ? 2 : 4);
+    if (step->states)
+        for (int64_t i = 0; i < step->num_sampled * size; i += VL)
+            v_store(step->states + i, v_read(is_bf16, at->normed, i));
+    for (int64_t i = 0; i < step->num_chosen; i++)
+        memmove(at->normed + i * bytes, at->normed + step->chosen[i] * bytes, bytes);
+}
+
 /* Note the time since `since` as one part's, where anybody asks. Between two barriers the first
  * thread stands for all. */
 static void mark(const Step *step, int part, double *since) {
@@ -234,8 +245,12 @@ INLINE void compute(const int is_bf16, const Model *model, const Step *step, int
             compute_layer(is_bf16, model, layer, step, &at, threads, &tile, &since);
         if (step->end_layer == model->num_layers) {
             norm_rows(is_bf16, model, model->norm, step->num_sampled, &at);
+            if (step->num_chosen < step->num_sampled) {
+#pragma omp single
+                keep_chosen(is_bf16, model, step, &at);
+            }
             mark(step, PART_REST, &since);
-            linear(is_bf16, STORE, &model->lm_head, at.normed, step->num_sampled, step->logits,
+            linear(is_bf16, STORE, &model->lm_head, at.normed, step->num_chosen, step->logits,
                    model->lm_head.panels * PANEL);
             mark(step, PART_HEAD, &since);
         }

@@ -71,12 +71,15 @@ typedef struct {
     const int64_t *tables;  /* all sequences' blocks, end to end */
     const Task *tasks;      /* of all tokens */
     const Task *last_tasks; /* one per sampled token: all that the last layer computes */
-    const int64_t *sampled; /* ascending indices of tokens */
-    float *logits;          /* [num_sampled][lm_head.panels * PANEL] */
+    const int64_t *sampled; /* ascending indices of tokens: those that leave more than their KV */
+    float *logits;          /* [num_chosen][lm_head.panels * PANEL] */
     char *workspace;        /* triolet_workspace_bytes */
     double *part_s;         /* [NUM_PARTS], to be added to; or NULL */
     int64_t first_layer;    /* a step may be computed in parts, in order and with one workspace */
     int64_t end_layer;
+    int64_t num_chosen;     /* of the sampled tokens, those that want logits */
+    const int64_t *chosen;  /* ascending, indices into `sampled` */
+    float *states;          /* [num_sampled][hidden_size] after the last norm; or NULL */
 } Step;
 
 /* What `part_s` tells apart. */

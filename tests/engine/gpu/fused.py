@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from engine.backend import build_runner
 from engine.block_ledger import BlockLedger
+from engine.constraints import Constraints
 from engine.kv_pool import KVLayout, KVPool
 from engine.load import TORCH_DTYPES, Engine
 from engine.model_config import load_eos_token_ids, load_model_config
@@ -57,4 +58,5 @@ def fused_engine(path: Path, device: torch.device, config: EngineConfig) -> Engi
         MAX_MODEL_LEN,
         "a test",
         Pace(512, 0.1, 0.1, 16, 512, 512),
+        Constraints(path / "tokenizer.json", model_config.vocab_size, load_eos_token_ids(path)),
     )

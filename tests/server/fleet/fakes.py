@@ -17,6 +17,8 @@ from transport.frames import (
     Audited,
     Capacity,
     CreditRow,
+    Embed,
+    Embedded,
     End,
     Ended,
     EndReason,
@@ -265,6 +267,7 @@ class FakePrefill:
 
     Attributes:
       waiting: attempts that it was asked for and has not computed.
+      inputs: the same of inputs that become vectors.
     """
 
     name: str = "prefill-0"
@@ -276,6 +279,7 @@ class FakePrefill:
     is_draining: bool = False
     role: Role = Role.PREFILL
     waiting: dict[AttemptKey, Prefill] = field(default_factory=dict)
+    inputs: dict[AttemptKey, Embed] = field(default_factory=dict)
     ended: set[AttemptKey] = field(default_factory=set)
     received: list[AnyFrame] = field(default_factory=list)
     steps: int = 0
@@ -306,17 +310,25 @@ class FakePrefill:
             case Prefill():
                 if frame.key not in self.ended:
                     self.waiting[frame.key] = frame
+            case Embed():
+                if frame.key not in self.ended:
+                    self.inputs[frame.key] = frame
             case Audit(serial=serial):
                 return [Audited(serial, prefill_account(self))]
             case End():
                 self.ended.add(frame.key)
                 was_here = self.waiting.pop(frame.key, None) is not None
+                was_here |= self.inputs.pop(frame.key, None) is not None
                 reason = frame.reason if was_here else EndReason.UNKNOWN
                 return [Ended(*frame.key, reason, num_tokens=0, freed_blocks=0)]
         return []
 
     def step(self, decodes: list[FakeDecode]) -> list[AnyFrame]:
-        """Compute the prompt that waits longest and hand its KV over."""
+        """Compute the prompt that waits longest and hand its KV over; without one, all inputs."""
+        if not self.waiting and self.inputs:
+            self.steps += 1
+            keys, self.inputs = list(self.inputs), {}
+            return [frame for key in keys for frame in embedded(key)]
         if not self.waiting:
             return []
         self.steps += 1
@@ -334,6 +346,17 @@ class FakePrefill:
         is_taken = target is not None and target.take_kv(key)
         reason = EndReason.HANDED_OVER if is_taken else EndReason.PEER_LOST
         return [first, Ended(*key, reason, num_tokens=1, freed_blocks=1)]
+
+
+def vector_of(request_id: bytes) -> bytes:
+    """Return the vector that the fake model gives to an input."""
+    return request_id[-4:]
+
+
+def embedded(key: AttemptKey) -> list[AnyFrame]:
+    """Return what a prefill worker says of an input that it has computed."""
+    vector = Embedded(*key, vector=vector_of(key.request_id), queue_s=0.0, compute_s=0.01)
+    return [vector, Ended(*key, EndReason.EMBEDDED, num_tokens=0, freed_blocks=1)]
 
 
 def replay_of(frame: Reserve) -> list[int]:

@@ -231,10 +231,12 @@ class World:
         assert self.conductor.num_queued == 0
         for worker, fake in self.of.items():
             assert not worker.shares
+            assert not worker.inputs
             if isinstance(fake, FakeDecode):
                 assert fake.free_blocks == fake.num_blocks
             else:
                 assert not fake.waiting
+                assert not fake.inputs
         self.conductor.check_accounting()
 
     def collect(self) -> None:

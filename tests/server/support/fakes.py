@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from server.generation import Event, GenerationRequest
+    from triolet.sampling import Grammar
 
 MAX_MODEL_LEN = 4096
 CAPACITY = Capacity(
@@ -221,6 +222,25 @@ class FakeFleet:
 
 def by_hand(generation: FakeGeneration) -> None:
     """A script that leaves everything to the test."""
+
+
+class FakeGrammars:
+    """Finds every grammar good but those in `refused`.
+
+    Attributes:
+      checked: what it was asked for.
+      refused: texts.
+    """
+
+    def __init__(self) -> None:
+        self.checked: list[Grammar] = []
+        self.refused: set[str] = set()
+
+    async def check(self, grammar: Grammar, param: str) -> None:
+        self.checked.append(grammar)
+        await trio.lowlevel.checkpoint()
+        if grammar.text in self.refused:
+            raise invalid_request("cannot be used", param)
 
 
 class FakeText:

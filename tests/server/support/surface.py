@@ -16,7 +16,7 @@ from server.edge.accept import Edge
 from server.edge.sockets import base_url, open_listening_socket
 from server.metrics import Metrics
 from server.text.sampling_defaults import SamplingDefaults
-from tests.server.support.fakes import FakeFleet, FakeText
+from tests.server.support.fakes import FakeFleet, FakeGrammars, FakeText
 from triolet.config import ServerConfig
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ CONFIG = ServerConfig(
     decode_addresses=(),
     port=0,
 )
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 """Nothing here takes a second; the machine may have other things to do."""
 
 
@@ -39,6 +39,7 @@ class Surface:
     """A server that is up."""
 
     fleet: FakeFleet
+    grammars: FakeGrammars
     services: Services
     edge: Edge
     listening: socket.socket
@@ -232,12 +233,14 @@ async def surface(
     """Run a server with some settings changed; nothing may be left of it at the end."""
     config = replace(CONFIG, **changes)  # type: ignore[arg-type]
     fleet = fleet or FakeFleet()
+    grammars = FakeGrammars()
     metrics = Metrics(MODEL, config.metrics_compat)
     services = Services(
         config,
         fleet,
         FakeText(),
         metrics,
+        grammars,
         defaults or SamplingDefaults(),
         count_connections=lambda: edge.connections,
     )
@@ -248,7 +251,7 @@ async def surface(
     async with trio.open_nursery() as nursery:
         await nursery.start(edge.run, listening)
         await nursery.start(services.kept.run)
-        yield Surface(fleet, services, edge, listening, url, port)
+        yield Surface(fleet, grammars, services, edge, listening, url, port)
         edge.stop(within_s=0.5)
         await edge.wait_closed()
         nursery.cancel_scope.cancel()

@@ -1,0 +1,124 @@
+"""POST /v1/embeddings: inputs in, one vector for each."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import trio
+from quart import Response
+
+from triolet.errors import draining, invalid_request
+from triolet.ids import new_request_id
+from triolet.pooling import VectorForm
+
+from ..embedding import EmbeddingRequest
+from .intake import check_model, deadline_s, live_request, read_fields, shown_request_id
+from .sampling import unknown_token
+from .schemas_embeddings import EmbeddingFields
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .ports import Services
+    from .schemas import Prompt
+
+PARAM: Final = "input"
+
+
+async def embeddings(services: Services) -> Response:
+    """Return the vectors of one or several inputs."""
+    fields = await read_fields(EmbeddingFields, services)
+    if services.lifecycle.is_draining:
+        raise draining()
+    check_model(fields.model, services.config)
+    form = _form(fields, services)
+    limits = services.config.embedding
+    if len(fields.input) > limits.max_inputs:
+        raise invalid_request(f"at most {limits.max_inputs} inputs are taken at once", PARAM)
+    inputs = await _input_ids(fields.input, services)
+    live, within_s = live_request(), deadline_s(services.config)
+    run = services.fleet.embed(
+        [
+            EmbeddingRequest(
+                request_id=new_request_id(),
+                input_ids=ids,
+                form=form,
+                deadline_s=within_s,
+                priority=live.priority(fields.priority),
+                client_request_id=shown_request_id(),
+            )
+            for ids in inputs
+        ]
+    )
+    live.hold(run)
+    vectors = await run.vectors()
+    body = await _body(vectors, services, fields, sum(map(len, inputs)))
+    return Response(body, content_type="application/json")
+
+
+def _form(fields: EmbeddingFields, services: Services) -> VectorForm:
+    """Return what the vectors are to be like: what the model says, and as long as asked for."""
+    model = services.embedding
+    if model.objection:
+        raise invalid_request(f"this model makes no vectors here: {model.objection}", "model")
+    dimensions = fields.dimensions
+    if dimensions is not None and dimensions != model.size:
+        if model.size and dimensions > model.size:
+            raise invalid_request(f"this model's vectors have {model.size} numbers", "dimensions")
+        if model.sizes is not None and dimensions not in model.sizes:
+            allowed = ", ".join(map(str, sorted({*model.sizes, model.size})))
+            raise invalid_request(f"this model's vectors may have {allowed} numbers", "dimensions")
+    cut = dimensions if dimensions is not None and dimensions != model.size else 0
+    return VectorForm(model.pooling, cut, model.is_normalized)
+
+
+async def _input_ids(inputs: Sequence[Prompt], services: Services) -> list[tuple[int, ...]]:
+    """Return the tokens of each input, bounded one by one and in all."""
+    most_tokens = services.config.embedding.max_request_tokens
+    longest = services.embedding.max_input_tokens
+    found: list[tuple[int, ...]] = []
+    num_tokens = 0
+    for at, one in enumerate(inputs):
+        if isinstance(one, str):
+            ids = tuple(await services.text.encode(one, param=PARAM))
+        else:
+            ids = one
+            if (largest := max(ids)) >= services.text.vocab_size:
+                raise unknown_token(largest, services.text.vocab_size, PARAM)
+        if not ids:
+            raise invalid_request(f"input {at} has no tokens", PARAM)
+        if longest is not None and len(ids) > longest:
+            raise invalid_request(
+                f"input {at} has {len(ids)} tokens; this model takes at most {longest}",
+                PARAM,
+                "context_length_exceeded",
+            )
+        num_tokens += len(ids)
+        if num_tokens > most_tokens:
+            raise invalid_request(f"all inputs together may have {most_tokens} tokens", PARAM)
+        found.append(ids)
+    return found
+
+
+async def _body(
+    vectors: Sequence[bytes], services: Services, fields: EmbeddingFields, num_tokens: int
+) -> bytes:
+    """Return the answer. Vector by vector: thousands at once would hold up everybody's streams."""
+    items = []
+    for index, vector in enumerate(vectors):
+        value: Any = base64.b64encode(vector).decode()
+        if fields.encoding_format != "base64":
+            value = struct.unpack(f"<{len(vector) // 4}f", vector)
+        item = {"object": "embedding", "index": index, "embedding": value}
+        items.append(msgspec.json.encode(item))
+        await trio.lowlevel.checkpoint()
+    document = {
+        "object": "list",
+        "data": [msgspec.Raw(item) for item in items],
+        "model": services.config.model_name,
+        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+    }
+    return msgspec.json.encode(document)

@@ -1,0 +1,192 @@
+"""Answers in the words of the Messages API: whole, as named events, and as errors. Pure.
+
+A message's content is a list of blocks, numbered as they come; a block is opened by the first text
+that it has. A stream is: message_start, ping, the blocks, message_delta, message_stop.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from ..generation import Delta, Failed, Finished, FinishReason
+
+if TYPE_CHECKING:
+    from triolet.errors import RequestError
+
+    from ..generation import Event, GenerationRequest, Usage
+    from .answers import Answer
+
+_encode = msgspec.json.Encoder().encode
+
+PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
+_ERROR_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def message_error(error: RequestError, request_id: str) -> dict[str, Any]:
+    """Return an error in this API's form, which has no field for the parameter's name."""
+    kind = _ERROR_TYPES.get(error.status)
+    if kind is None:
+        kind = "invalid_request_error" if error.status < 500 else "api_error"
+    message = error.message
+    if error.param and not message.startswith(error.param):
+        message = f"{error.param}: {message}"
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": message},
+        "request_id": request_id,
+    }
+
+
+def message_usage(usage: Usage, *, output_tokens: int) -> dict[str, Any]:
+    """Return token counts. What was cached counts apart from the other input here."""
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": output_tokens,
+    }
+
+
+class MessageForm:
+    """What surrounds one answer.
+
+    Args:
+      message_id: `msg_` and hex.
+      model: the served one.
+      max_tokens: as the client asked; 0 for one that only warms the prefix cache.
+    """
+
+    def __init__(self, message_id: str, model: str, max_tokens: int) -> None:
+        self._message_id = message_id
+        self._model = model
+        self._max_tokens = max_tokens
+
+    @property
+    def shows_output(self) -> bool:
+        """Whether the message has any content."""
+        return self._max_tokens > 0
+
+    def message(self, usage: dict[str, Any], content: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the message before its end."""
+        return {
+            "id": self._message_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": content,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
+
+    def end(self, end: Finished) -> dict[str, Any]:
+        """Return why it ended."""
+        return {"stop_reason": self._stop_reason(end), "stop_sequence": end.stop_string}
+
+    def usage(self, usage: Usage) -> dict[str, Any]:
+        """Return the token counts at the end."""
+        shown = usage.completion_tokens if self.shows_output else 0
+        return message_usage(usage, output_tokens=shown)
+
+    def whole(self, answer: Answer) -> dict[str, Any]:
+        """Return the message at once."""
+        text, end = answer.text if self.shows_output else "", answer.finished
+        content = [{"type": "text", "text": text}] if text else []
+        return self.message(self.usage(end.usage), content) | self.end(end)
+
+    def _stop_reason(self, end: Finished) -> str:
+        if not self.shows_output:
+            return "max_tokens"
+        if end.reason is FinishReason.STOP:
+            return "end_turn" if end.stop_string is None else "stop_sequence"
+        if end.usage.completion_tokens < self._max_tokens:
+            return "model_context_window_exceeded"
+        return "max_tokens"
+
+
+class MessageStream:
+    """The stream of one message (see StreamForm).
+
+    Args:
+      form: what surrounds it.
+      request: what is generated for it.
+      request_id: what errors call it.
+    """
+
+    keep_alive = PING
+
+    def __init__(self, form: MessageForm, request: GenerationRequest, request_id: str) -> None:
+        self._form = form
+        self._request = request
+        self._request_id = request_id
+        self._block = -1
+        self._is_open = False
+
+    def begin(self) -> bytes:
+        """Return what is known before anything is computed: the prompt's length."""
+        usage = {"input_tokens": len(self._request.prompt_ids), "output_tokens": 0}
+        return _event("message_start", message=self._form.message(usage, [])) + PING
+
+    def write(self, index: int, event: Event) -> bytes:
+        """Return what something that happened looks like; the last of it ends the stream."""
+        match event:
+            case Delta():
+                return self._text(event.text) if self._form.shows_output else b""
+            case Finished():
+                return b"".join(
+                    (
+                        self._close(),
+                        _event(
+                            "message_delta",
+                            delta=self._form.end(event),
+                            usage=self._form.usage(event.usage),
+                        ),
+                        _event("message_stop"),
+                    )
+                )
+            case Failed():
+                return b"event: error\ndata: %b\n\n" % _encode(
+                    message_error(event.error, self._request_id)
+                )
+
+    def end(self) -> bytes:
+        """Return nothing: message_stop was the end."""
+        return b""
+
+    def _text(self, text: str) -> bytes:
+        """Return what new text looks like; nothing for part of a character."""
+        if not text:
+            return b""
+        opening = self._open({"type": "text", "text": ""})
+        return opening + _event(
+            "content_block_delta", index=self._block, delta={"type": "text_delta", "text": text}
+        )
+
+    def _open(self, block: dict[str, Any]) -> bytes:
+        if self._is_open:
+            return b""
+        self._is_open = True
+        self._block += 1
+        return _event("content_block_start", index=self._block, content_block=block)
+
+    def _close(self) -> bytes:
+        if not self._is_open:
+            return b""
+        self._is_open = False
+        return _event("content_block_stop", index=self._block)
+
+
+def _event(kind: str, **fields: object) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode({"type": kind, **fields}))

@@ -1,0 +1,169 @@
+"""Says whether a grammar can be used, before a request that carries it is queued.
+
+Knows a process beside the server that compiles grammars and may be killed (grammar_process.py);
+refuses to compile anything here, where every stream of every client would wait for it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import OrderedDict
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from triolet.errors import RequestError, invalid_request, overloaded
+
+from .grammar_process import LENGTH, MAX_ANSWER_BYTES, Answer, question
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from triolet.config_grammar import GrammarConfig
+    from triolet.sampling import Grammar
+
+log = structlog.get_logger()
+
+RESTART_S: Final = 0.5
+"""Between the end of a process and the start of the next."""
+UNREACHABLE: Final = "no grammar can be checked at the moment"
+
+
+class _Question:
+    """A grammar and who waits for what becomes of it."""
+
+    def __init__(self, grammar: Grammar) -> None:
+        self.grammar = grammar
+        self.answered = trio.Event()
+        self.answer: tuple[Answer, str] | None = None
+
+    def take(self, answer: tuple[Answer, str] | None) -> None:
+        self.answer = answer
+        self.answered.set()
+
+
+class Grammars:
+    """Asks the process, one question at a time, and remembers its answers.
+
+    Args:
+      tokenizer_path: the model's tokenizer.json.
+      eos_token_ids: the model's end tokens.
+      config: bounds.
+      count: told of each answer by a word.
+    """
+
+    def __init__(
+        self,
+        tokenizer_path: Path,
+        eos_token_ids: tuple[int, ...],
+        config: GrammarConfig,
+        count: Callable[[str], None] = lambda word: None,
+    ) -> None:
+        self._command = [
+            sys.executable,
+            "-m",
+            "server.text.grammar_process",
+            str(tokenizer_path),
+            "--eos",
+            *map(str, eos_token_ids),
+            f"--cpu-s={config.cpu_s}",
+            f"--memory-bytes={config.memory_bytes}",
+        ]
+        self._config = config
+        self._count = count
+        self._questions, self._asked = trio.open_memory_channel[_Question](config.max_waiting)
+        self._remembered: OrderedDict[Grammar, tuple[Answer, str]] = OrderedDict()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep the process until cancelled."""
+        task_status.started()
+        while True:
+            try:
+                await self._serve()
+            except OSError as error:
+                log.warning("grammar_process_failed", error=str(error))
+            await trio.sleep(RESTART_S)
+
+    async def check(self, grammar: Grammar, param: str) -> None:
+        """Return if a grammar can be used.
+
+        Raises:
+          RequestError: 400 that names `param`; 503 if too many wait.
+        """
+        answer = self._remembered.get(grammar)
+        if answer is None:
+            answer = await self._ask(grammar)
+            self._remembered[grammar] = answer
+            while len(self._remembered) > self._config.max_remembered:
+                self._remembered.popitem(last=False)
+        verdict, message = answer
+        self._count(verdict.name.lower())
+        if verdict is Answer.REFUSED:
+            raise invalid_request(f"cannot be used: {message}", param)
+        if verdict is Answer.TOO_COSTLY:
+            raise invalid_request(
+                f"takes more than {self._config.cpu_s * 1000:g} ms to compile; make it simpler",
+                param,
+            )
+
+    async def _ask(self, grammar: Grammar) -> tuple[Answer, str]:
+        asked = _Question(grammar)
+        try:
+            self._questions.send_nowait(asked)
+        except trio.WouldBlock:
+            raise self._overloaded("too many grammars wait to be compiled") from None
+        with trio.move_on_after(self._config.wait_s):
+            await asked.answered.wait()
+        if asked.answer is None:
+            raise self._overloaded(UNREACHABLE)
+        return asked.answer
+
+    def _overloaded(self, message: str) -> RequestError:
+        self._count("overloaded")
+        return overloaded(message, retry_after_s=1.0)
+
+    async def _serve(self) -> None:
+        """Start a process and ask it until it ends or does not answer."""
+        process = await trio.lowlevel.open_process(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        try:
+            while await self._ask_process(process, await self._asked.receive()):
+                pass
+        finally:
+            process.kill()
+            with trio.CancelScope(shield=True):
+                await process.wait()
+
+    async def _ask_process(self, process: trio.Process, asked: _Question) -> bool:
+        """Have one question answered; return whether the process is still good for the next."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        answer = b""
+        with trio.move_on_after(self._config.wait_s), suppress(trio.BrokenResourceError):
+            await process.stdin.send_all(question(asked.grammar))
+            answer = await _receive(process.stdout)
+        if not answer:
+            log.warning("grammar_process_silent")
+            asked.take(None)
+            return False
+        asked.take((Answer(answer[0]), answer[1:].decode(errors="replace")))
+        return True
+
+
+async def _receive(stream: trio.abc.ReceiveStream) -> bytes:
+    """Return one answer; nothing if the stream ends before."""
+    received = bytearray()
+    length = LENGTH.size
+    while len(received) < length:
+        data = await stream.receive_some(LENGTH.size + MAX_ANSWER_BYTES)
+        if not data:
+            return b""
+        received += data
+        if len(received) >= LENGTH.size:
+            length = LENGTH.size + LENGTH.unpack_from(received)[0]
+    return bytes(received[LENGTH.size :])

@@ -1,0 +1,151 @@
+"""Anthropic's official client against the real fleet, strict about every type."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import anthropic
+import pytest
+from anthropic import Anthropic, AsyncAnthropic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .fleet_process import FleetProcess
+
+pytestmark = pytest.mark.slow
+
+ASKED: dict[str, Any] = {
+    "model": "demo",
+    "max_tokens": 40,
+    "messages": [{"role": "user", "content": "Hello!"}],
+    # The newest client has no arguments for it, but models here are of other makers.
+    "extra_body": {"temperature": 0},
+}
+
+
+def strictly(fleet: FleetProcess) -> dict[str, Any]:
+    return {
+        "base_url": fleet.url,
+        "api_key": "none",
+        "max_retries": 0,
+        "_strict_response_validation": True,
+    }
+
+
+@pytest.fixture
+def client(fleet: FleetProcess) -> Iterator[Anthropic]:
+    with Anthropic(**strictly(fleet)) as opened:
+        yield opened
+
+
+def text_of(message: anthropic.types.Message) -> str:
+    return "".join(block.text for block in message.content if block.type == "text")
+
+
+def test_pieces_and_helper_and_whole_answer_are_the_same(client: Anthropic) -> None:
+    whole = client.messages.create(**ASKED)
+    events = list(client.messages.create(**ASKED, stream=True))
+    with client.messages.stream(**ASKED) as stream:
+        pieces = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert text_of(whole)
+    assert pieces == text_of(final) == text_of(whole)
+    assert (whole.stop_reason, final.stop_reason) == ("end_turn", "end_turn")
+    assert final.usage.output_tokens == whole.usage.output_tokens
+    assert [event.type for event in events if event.type != "content_block_delta"] == [
+        "message_start",
+        "content_block_start",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    assert whole._request_id
+
+
+def test_a_stop_sequence_ends_the_text_and_is_named(client: Anthropic) -> None:
+    whole = text_of(client.messages.create(**ASKED))
+    word = whole.split()[1]
+    cut = client.messages.create(**ASKED, stop_sequences=[word])
+    assert (cut.stop_reason, cut.stop_sequence) == ("stop_sequence", word)
+    assert text_of(cut) == whole[: whole.index(word)]
+
+
+def test_parameters_are_applied(client: Anthropic) -> None:
+    asked: dict[str, Any] = {
+        "model": "demo",
+        "max_tokens": 12,
+        "system": [{"type": "text", "text": "You tell stories."}],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "Tell one."}]}],
+        "metadata": {"user_id": "ignored"},
+        "extra_body": {
+            "temperature": 1.0,
+            "top_p": 0.9,
+            "top_k": 20,
+            "seed": 3,
+            "ignore_eos": True,
+        },
+    }
+    first, second = (client.messages.create(**asked) for _ in range(2))
+    assert text_of(first) == text_of(second)
+    assert first.stop_reason == "max_tokens"
+    assert first.usage.output_tokens == 12
+
+
+def test_what_is_counted_is_what_is_sent_and_warming_caches_it(client: Anthropic) -> None:
+    asked: dict[str, Any] = {
+        "model": "demo",
+        "system": "You tell stories.",
+        "messages": [{"role": "user", "content": "A story about a fox named Mia. " * 4}],
+    }
+    counted = client.messages.count_tokens(**asked)
+    salted = {**asked, "extra_body": {"cache_salt": "warmed by Anthropic's client"}}
+    warmed = client.messages.create(**salted, max_tokens=0)
+    after = client.messages.create(**salted, max_tokens=1)
+    assert warmed.content == []
+    assert warmed.usage.output_tokens == 0
+    assert warmed.usage.input_tokens == counted.input_tokens
+    assert after.usage.cache_read_input_tokens
+    assert after.usage.input_tokens + after.usage.cache_read_input_tokens == counted.input_tokens
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "named"),
+    [
+        ({"model": "claude"}, anthropic.NotFoundError, "not_found_error"),
+        ({"extra_body": {"temperature": 9}}, anthropic.BadRequestError, "invalid_request_error"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            anthropic.BadRequestError,
+            "invalid_request_error",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "dragon " * 3000}]},
+            anthropic.BadRequestError,
+            "invalid_request_error",
+        ),
+    ],
+)
+def test_errors_arrive_as_their_types(
+    client: Anthropic, change: dict[str, Any], kind: type[anthropic.APIStatusError], named: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        client.messages.create(**{**ASKED, **change})
+    assert caught.value.type == named
+    assert caught.value.request_id
+
+
+def test_the_asynchronous_client_streams_side_by_side(fleet: FleetProcess) -> None:
+    async def ask(client: AsyncAnthropic) -> str:
+        async with client.messages.stream(**ASKED) as stream:
+            pieces = [piece async for piece in stream.text_stream]
+            assert "".join(pieces) == text_of(await stream.get_final_message())
+        return "".join(pieces)
+
+    async def use() -> list[str]:
+        async with AsyncAnthropic(**strictly(fleet)) as client:
+            whole = await client.messages.create(**ASKED)
+            return [text_of(whole), *await asyncio.gather(*(ask(client) for _ in range(4)))]
+
+    assert len(set(asyncio.run(use()))) == 1

@@ -1,0 +1,186 @@
+"""Masks follow a grammar, whatever was guessed or replayed; the sampler chooses within them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from engine.batch import Mask, SampleSpec
+from engine.constraints import Constraints
+from engine.sampler import sample
+from triolet.sampling import Grammar, GrammarKind, SamplingParams, is_end_token
+
+DEMO = Path(__file__).parents[2] / "triolet" / "demo"
+VOCAB_SIZE = 2048
+EOS = (1,)
+TOKENIZER = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+SCHEMA = Grammar(
+    GrammarKind.JSON_SCHEMA,
+    json.dumps(
+        {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "tags": {"type": "array"}},
+            "required": ["name", "tags"],
+            "additionalProperties": False,
+        }
+    ),
+)
+TEXT = '{"name": "Åse\\n", "tags": [1, {"a": null}, "x y z"]}'
+FORWARDS = Grammar(GrammarKind.REGEX, "ab+")
+
+
+@pytest.fixture(scope="module")
+def constraints() -> Constraints:
+    return Constraints(DEMO / "tokenizer.json", VOCAB_SIZE, EOS)
+
+
+def ids_of(text: str) -> list[int]:
+    ids: list[int] = TOKENIZER.encode(text, add_special_tokens=False).ids
+    return ids
+
+
+def mask_after(constraints: Constraints, grammar: Grammar, ids: list[int]) -> Mask | None:
+    """Return what a matcher that has seen nothing else says."""
+    constraint = constraints.constrain(grammar)
+    assert constraint is not None
+    return constraint.begin(ids).result()
+
+
+def same(first: Mask | None, second: Mask | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return first.may_end == second.may_end and bool((first.allowed == second.allowed).all())
+
+
+def test_a_valid_text_is_allowed_token_by_token_and_may_end_only_at_its_end(
+    constraints: Constraints,
+) -> None:
+    constraint = constraints.constrain(SCHEMA)
+    assert constraint is not None
+    ids = ids_of(TEXT)
+    for position, token_id in enumerate(ids):
+        mask = constraint.begin(ids[:position]).result()
+        assert mask is not None
+        assert mask.allowed[token_id]
+        assert not mask.may_end
+    last = constraint.begin(ids).result()
+    assert last is not None
+    assert last.may_end
+
+
+def test_wrong_guesses_leave_nothing_behind(constraints: Constraints) -> None:
+    constraint = constraints.constrain(SCHEMA)
+    assert constraint is not None
+    ids = ids_of(TEXT)
+    chance = np.random.default_rng(5)
+    for position in range(0, len(ids), 3):
+        guesses = ids[position : position + 4]
+        if chance.random() < 0.5:
+            guesses[int(chance.integers(len(guesses)))] = int(chance.integers(VOCAB_SIZE))
+        for count in range(len(guesses) + 1):
+            known = ids[:position] + guesses[:count]
+            found = constraint.begin(known).result()
+            assert same(found, mask_after(constraints, SCHEMA, known)), known
+
+
+def test_a_sequence_that_begins_again_goes_on_with_the_same_masks(
+    constraints: Constraints,
+) -> None:
+    constraint = constraints.constrain(SCHEMA)
+    assert constraint is not None
+    ids = ids_of(TEXT)
+    for position in range(len(ids)):
+        followed = constraint.begin(ids[:position]).result()
+        assert same(followed, mask_after(constraints, SCHEMA, ids[:position]))
+
+
+def test_what_the_grammar_does_not_allow_is_stuck_and_spoils_no_other(
+    constraints: Constraints,
+) -> None:
+    constraint = constraints.constrain(FORWARDS)
+    other = constraints.constrain(FORWARDS)
+    assert constraint is not None
+    assert other is not None
+    assert constraint.begin(ids_of("zz")).result() is None
+    assert same(other.begin([]).result(), constraint.begin([]).result())
+
+
+def test_a_directory_without_tokenizer_constrains_nothing(tmp_path: Path) -> None:
+    constraint = Constraints(tmp_path / "tokenizer.json", VOCAB_SIZE, EOS).constrain(FORWARDS)
+    assert constraint.begin([]).result() is None
+
+
+def spec(
+    constraints: Constraints, text: str, grammar: Grammar = FORWARDS, **changes: object
+) -> SampleSpec:
+    params = SamplingParams(temperature=0.0, grammar=grammar, **changes)  # type: ignore[arg-type]
+    ids = ids_of(text)
+    return SampleSpec(params, len(ids), (), ids, EOS, constraints.constrain(grammar))
+
+
+def logits(*rows: dict[int, float]) -> torch.Tensor:
+    values = torch.zeros(len(rows), VOCAB_SIZE)
+    for values_of_row, row in zip(values, rows, strict=True):
+        for token_id, value in row.items():
+            values_of_row[token_id] = value
+    return values
+
+
+def test_the_best_token_that_is_allowed_is_chosen_beside_rows_that_may_say_anything(
+    constraints: Constraints,
+) -> None:
+    a, b, z = (ids_of(letter)[0] for letter in "abz")
+    best = {z: 9.0, a: 1.0, b: 2.0}
+    free = SampleSpec(SamplingParams(temperature=0.0), 0, (), (), EOS)
+    specs = [free, spec(constraints, ""), free, spec(constraints, "ab")]
+    chosen = sample(logits(*[best] * 4), specs)
+    assert [one.token_id for one in chosen] == [z, a, z, b]
+
+
+def test_bias_does_not_lift_what_is_forbidden(constraints: Constraints) -> None:
+    a, z = (ids_of(letter)[0] for letter in "az")
+    [chosen] = sample(
+        logits({a: 1.0}), [spec(constraints, "", logit_bias=((z, 100.0), (a, -100.0)))]
+    )
+    assert chosen.token_id in {a, ids_of("ab")[0]}
+
+
+def test_reported_logprobs_are_the_models_own(constraints: Constraints) -> None:
+    a, z = (ids_of(letter)[0] for letter in "az")
+    free = SampleSpec(SamplingParams(temperature=0.0, logprobs=2), 0, (), (), EOS)
+    bound, unbound = sample(
+        logits({z: 9.0, a: 8.0}, {z: 9.0, a: 8.0}),
+        [spec(constraints, "", logprobs=2), free],
+    )
+    assert (bound.token_id, unbound.token_id) == (a, z)
+    assert bound.top == unbound.top
+    assert bound.logprob == bound.top[1][1]
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_where_a_grammar_ends_the_sequence_ends(constraints: Constraints, ignore_eos: bool) -> None:
+    grammar = Grammar(GrammarKind.REGEX, "ab")
+    at_end = spec(constraints, "ab", grammar, ignore_eos=ignore_eos, min_tokens=50)
+    [chosen] = sample(logits({ids_of("z")[0]: 9.0}), [at_end])
+    assert chosen.token_id in EOS
+    assert is_end_token(at_end.params, EOS, at_end.position, chosen.token_id)
+
+
+def test_where_it_may_go_on_it_does_until_min_tokens(constraints: Constraints) -> None:
+    b = ids_of("b")[0]
+    hurried = [spec(constraints, "ab", min_tokens=5), spec(constraints, "ab", min_tokens=1)]
+    chosen = sample(logits(*[{EOS[0]: 9.0, b: 1.0}] * 2), hurried)
+    assert [one.token_id for one in chosen] == [b, EOS[0]]
+
+
+def test_a_row_whose_grammar_leaves_nothing_says_so_alone(constraints: Constraints) -> None:
+    z = ids_of("z")[0]
+    free = SampleSpec(SamplingParams(temperature=0.0), 0, (), (), EOS)
+    stuck, other = sample(logits({z: 9.0}, {z: 9.0}), [spec(constraints, "z"), free])
+    assert stuck.is_stuck
+    assert (other.token_id, other.is_stuck) == (z, False)

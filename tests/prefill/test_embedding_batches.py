@@ -1,0 +1,97 @@
+"""Who is in the next batch of inputs: company, length, age, chats first."""
+
+from __future__ import annotations
+
+from engine.pooling import Pool
+from prefill.embedding import Embedding
+from prefill.embedding_batches import Room, due_at, plan_inputs
+from triolet.config_embedding import EmbeddingConfig
+from triolet.ids import AttemptKey, PeerId, Role
+from triolet.pooling import VectorForm
+
+CONFIG = EmbeddingConfig(max_batch_tokens=64, max_wait_s=0.01)
+ROOM = Room(max_tokens=64, free_blocks=100, total_blocks=100, is_beside_chat=False)
+SERVER = PeerId(Role.SERVER, "server-0", 1)
+
+
+def of_length(number: int, num_tokens: int, *, priority: int = 0, at: float = 5.0) -> Embedding:
+    """Return an input that came as the so-manieth."""
+    return Embedding(
+        AttemptKey(number.to_bytes(16, "big"), 0),
+        SERVER,
+        tuple(range(num_tokens)),
+        Pool(VectorForm(), num_tokens),
+        priority,
+        order=number,
+        arrived_at=at,
+        num_blocks=-(-num_tokens // 4),
+    )
+
+
+def planned(
+    *waiting: Embedding, room: Room = ROOM, config: EmbeddingConfig = CONFIG
+) -> dict[int, int]:
+    """Return how many tokens each input gets, by its number."""
+    return {chunk.embedding.order: chunk.num_tokens for chunk in plan_inputs(waiting, room, config)}
+
+
+def test_an_input_waits_a_moment_for_company_and_a_full_batch_for_nobody() -> None:
+    assert due_at([], CONFIG) is None
+    assert due_at([of_length(1, 5), of_length(2, 5, at=6.0)], CONFIG) == 5.01
+    assert due_at([of_length(1, 60), of_length(2, 4)], CONFIG) == 5.0
+
+
+def test_what_has_begun_goes_on_at_once() -> None:
+    begun = of_length(1, 100)
+    begun.started_at, begun.num_computed_tokens = 5.0, 64
+    assert due_at([begun, of_length(2, 4, at=9.0)], CONFIG) == 5.0
+
+
+def test_short_inputs_go_together() -> None:
+    assert planned(*(of_length(n, 8) for n in range(8))) == dict.fromkeys(range(8), 8)
+
+
+def test_the_shortest_go_first_and_the_oldest_has_its_part() -> None:
+    room = ROOM._replace(total_blocks=1000, free_blocks=1000)
+    batch = planned(of_length(0, 400), of_length(1, 20), of_length(2, 10), room=room)
+    assert batch == {0: 16, 2: 10, 1: 20}
+
+
+def test_no_younger_long_one_is_in_a_batch_of_short_ones() -> None:
+    assert planned(of_length(0, 5), of_length(1, 400), of_length(2, 6)) == {0: 5, 2: 6}
+
+
+def test_long_ones_among_themselves_are_chunked() -> None:
+    assert planned(of_length(0, 400), of_length(1, 300)) == {0: 64}
+
+
+def test_beside_chats_inputs_get_a_small_share() -> None:
+    room = ROOM._replace(is_beside_chat=True)
+    assert planned(of_length(0, 6), of_length(1, 6), room=room) == {0: 6, 1: 2}
+
+
+def test_the_important_go_first() -> None:
+    batch = planned(of_length(0, 20), of_length(1, 30, priority=9), of_length(2, 40, priority=-1))
+    assert batch == {0: 20, 2: 40, 1: 4}
+
+
+def test_inputs_take_no_more_than_their_part_of_the_pool() -> None:
+    room = ROOM._replace(total_blocks=16, free_blocks=16)
+    assert planned(*(of_length(n, 8) for n in range(4)), room=room) == {0: 8, 1: 8}
+
+
+def test_one_that_is_larger_than_that_part_goes_alone() -> None:
+    room = ROOM._replace(total_blocks=16, free_blocks=16)
+    large, begun = of_length(0, 40), of_length(1, 8)
+    assert planned(large, of_length(2, 8), room=room) == {0: 40}
+    begun.started_at = 5.0
+    assert planned(large, begun, room=room) == {1: 8}
+
+
+def test_without_free_blocks_nobody_begins() -> None:
+    assert planned(of_length(0, 8), room=ROOM._replace(free_blocks=1)) == {}
+
+
+def test_one_by_one_means_one_whole_input_a_step() -> None:
+    config = EmbeddingConfig(max_batch_tokens=1, max_wait_s=0.0)
+    assert planned(of_length(0, 20), of_length(1, 5), config=config) == {0: 20}

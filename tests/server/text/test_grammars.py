@@ -1,0 +1,93 @@
+"""Grammars are checked by a process of their own, which may be killed and comes again."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from server.text.grammars import Grammars
+from triolet.config_grammar import GrammarConfig
+from triolet.errors import RequestError
+from triolet.sampling import Grammar, GrammarKind
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+DEMO = Path(__file__).parents[3] / "triolet" / "demo"
+GOOD = Grammar(GrammarKind.REGEX, "[a-z]+")
+BAD = Grammar(GrammarKind.REGEX, "(a")
+COSTLY = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"enum": [str(i) for i in range(200_000)]}))
+"""Takes seconds; far beyond the bytes that the API lets through."""
+PATIENT = GrammarConfig(wait_s=60.0)
+
+
+@asynccontextmanager
+async def opened(
+    config: GrammarConfig = PATIENT, tokenizer: Path = DEMO / "tokenizer.json"
+) -> AsyncIterator[tuple[Grammars, list[str]]]:
+    words: list[str] = []
+    grammars = Grammars(tokenizer, (1,), config, words.append)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(grammars.run)
+        yield grammars, words
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.slow
+async def test_good_ones_pass_and_others_are_refused_by_name() -> None:
+    async with opened() as (grammars, words):
+        await grammars.check(GOOD, "guided_regex")
+        for grammar, message in ((BAD, "unclosed group"), (COSTLY, "takes more than 200 ms")):
+            with pytest.raises(RequestError, match=message) as caught:
+                await grammars.check(grammar, "guided_regex")
+            assert (caught.value.status, caught.value.param) == (400, "guided_regex")
+        # The process outlives its children, and verdicts are remembered.
+        await grammars.check(Grammar(GrammarKind.LARK, 'start: "yes" | "no"'), "guided_choice")
+        await grammars.check(GOOD, "guided_regex")
+    assert words == ["usable", "refused", "too_costly", "usable", "usable"]
+
+
+@pytest.mark.slow
+async def test_memory_is_bounded_too() -> None:
+    config = GrammarConfig(wait_s=60.0, cpu_s=50.0, memory_bytes=8 * 1024 * 1024)
+    async with opened(config) as (grammars, _):
+        with pytest.raises(RequestError) as caught:
+            await grammars.check(COSTLY, "guided_json")
+        assert caught.value.status == 400
+        await grammars.check(GOOD, "guided_regex")
+
+
+@pytest.mark.slow
+async def test_a_tokenizer_that_cannot_be_used_refuses_every_grammar(tmp_path: Path) -> None:
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text("{}")
+    async with opened(tokenizer=tokenizer) as (grammars, _):
+        with pytest.raises(RequestError, match="tokenizer cannot be used"):
+            await grammars.check(GOOD, "guided_regex")
+
+
+async def test_more_than_may_wait_are_refused_at_once() -> None:
+    words: list[str] = []
+    # Nobody runs the process: all of them wait.
+    config = GrammarConfig(max_waiting=1, wait_s=60.0)
+    grammars = Grammars(DEMO / "tokenizer.json", (1,), config, words.append)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(grammars.check, GOOD, "guided_regex")
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(RequestError) as caught:
+            await grammars.check(BAD, "guided_regex")
+        assert (caught.value.status, words) == (503, ["overloaded"])
+        nursery.cancel_scope.cancel()
+
+
+async def test_nobody_waits_for_ever(autojump_clock: trio.testing.MockClock) -> None:
+    grammars = Grammars(DEMO / "tokenizer.json", (1,), GrammarConfig(wait_s=5.0))
+    with pytest.raises(RequestError) as caught:
+        await grammars.check(GOOD, "guided_regex")
+    assert caught.value.status == 503
+    assert trio.current_time() < 10

@@ -1,0 +1,157 @@
+"""Completions within a grammar on real workers: exact with others, guesses and new attempts."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import asynccontextmanager, closing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+from tokenizers import Tokenizer
+
+import decode.worker
+import prefill.worker
+from engine.device_thread import DeviceThread
+from tests.engine.driver import open_engine
+from transport.frames import EndReason
+from transport.zmq_network import ZmqNetwork
+from triolet.config import EngineConfig, LinkConfig, WorkerConfig
+from triolet.config_speculation import LOOKUP, OFF, SpeculationConfig
+from triolet.ids import Role
+from triolet.sampling import Grammar, GrammarKind, SamplingParams
+from triolet.units import MIB
+from worker.local_engine import LocalEngine
+
+from .client import Client
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = pytest.mark.slow
+
+DEMO = Path(__file__).parents[2] / "triolet" / "demo"
+TOKENIZER = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+EOS = (1,)
+PROMPT: list[int] = TOKENIZER.encode("<|user|>Tell me a story<|end|><|assistant|>").ids
+WORDS = ["fox", "moon"]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string", "maxLength": 20},
+        "words": {
+            "type": "array",
+            "items": {"enum": WORDS},
+            "minItems": 6,
+            "maxItems": 8,
+        },
+    },
+    "required": ["title", "words"],
+    "additionalProperties": False,
+}
+JSON = SamplingParams(
+    max_tokens=200, seed=3, grammar=Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
+)
+WORD = SamplingParams(max_tokens=60, seed=4, grammar=Grammar(GrammarKind.REGEX, "[a-z]{8,9}!"))
+FREE = SamplingParams(max_tokens=40, seed=5)
+
+
+SETTINGS = EngineConfig(kv_pool_bytes=8 * MIB, prefix_cache=False)
+Engines = dict[Role, LocalEngine]
+
+
+@pytest.fixture(scope="module")
+def engines() -> Engines:
+    return {role: LocalEngine(open_engine(DEMO, SETTINGS)) for role in (Role.PREFILL, Role.DECODE)}
+
+
+@asynccontextmanager
+async def workers(
+    engines: Engines, directory: Path, speculation: SpeculationConfig = OFF
+) -> AsyncIterator[Client]:
+    """Run both workers with the demo model, and what stands in for a server."""
+    sockets = directory / "s"
+    sockets.mkdir(mode=0o700)
+    link = LinkConfig()
+    config = partial(
+        WorkerConfig, model_dir=str(DEMO), engine=SETTINGS, link=link, speculation=speculation
+    )
+    configs = {
+        Role.PREFILL: config(name="prefill", control_address=f"ipc://{sockets}/p"),
+        Role.DECODE: config(
+            name="decode", control_address=f"ipc://{sockets}/d", kv_address=f"ipc://{sockets}/kv"
+        ),
+    }
+    with closing(ZmqNetwork(link)) as control, closing(ZmqNetwork(link)) as kv:
+        async with DeviceThread(1, 1, 10.0) as device, trio.open_nursery() as nursery:
+            for role, serve in (
+                (Role.PREFILL, prefill.worker.serve),
+                (Role.DECODE, decode.worker.serve),
+            ):
+                await nursery.start(serve, configs[role], engines[role], device, control, kv)
+            client = Client(control, {role: c.control_address for role, c in configs.items()})
+            await nursery.start(client.run)
+            yield client
+            nursery.cancel_scope.cancel()
+    for engine in engines.values():
+        engine.ledger.check_invariants()
+        assert engine.ledger.leased_blocks == 0
+
+
+async def completions(client: Client, *sampling: SamplingParams) -> list[list[int]]:
+    """Return what comes of requests that run together."""
+    answers = [await client.start(PROMPT, one, eos_token_ids=EOS) for one in sampling]
+    return [(await client.finish(answer)).token_ids for answer in answers]
+
+
+async def test_together_or_alone_the_tokens_are_the_same_and_within_the_grammar(
+    engines: Engines, tmp_path: Path
+) -> None:
+    async with workers(engines, tmp_path) as client:
+        together = await completions(client, JSON, FREE, WORD)
+        alone = [(await completions(client, one))[0] for one in (JSON, FREE, WORD)]
+    assert together == alone
+    document = json.loads(TOKENIZER.decode(alone[0]))
+    assert len(document["title"]) <= 20
+    assert set(document["words"]) <= {"fox", "moon"}
+    assert re.fullmatch("[a-z]{8,9}!", TOKENIZER.decode(alone[2]))
+    assert alone[0][-1] == alone[2][-1] == EOS[0]
+
+
+async def test_a_new_attempt_goes_on_with_the_same_tokens(engines: Engines, tmp_path: Path) -> None:
+    async with workers(engines, tmp_path) as client:
+        [whole] = await completions(client, JSON)
+        for num_replayed in (1, len(whole) // 2, len(whole) - 1):
+            replay = whole[:num_replayed]
+            answer = await client.start(PROMPT, JSON, replay=replay, eos_token_ids=EOS)
+            await client.finish(answer)
+            assert answer.token_ids == whole[num_replayed:]
+            assert answer.ended[Role.DECODE][0].reason is EndReason.STOP
+
+
+async def test_guesses_change_no_token_of_it(engines: Engines, tmp_path: Path) -> None:
+    async with workers(engines, tmp_path) as client:
+        expected = await completions(client, JSON, WORD)
+    other = tmp_path / "guessing"
+    other.mkdir()
+    async with workers(engines, other, SpeculationConfig(source=LOOKUP)) as client:
+        assert await completions(client, JSON, WORD) == expected
+        beat = client.links[Role.DECODE].beats[-1]
+        await client.wait_until(lambda: client.links[Role.DECODE].beats[-1] is not beat)
+        # The words of the list repeat themselves.
+        assert client.links[Role.DECODE].beats[-1].load.speculative_accepted > 0
+
+
+async def test_what_no_token_may_follow_ends_alone(engines: Engines, tmp_path: Path) -> None:
+    async with workers(engines, tmp_path) as client:
+        # A completion that its grammar never allowed: as if a model's tokenizer could not say it.
+        other = SamplingParams(seed=3, max_tokens=50, grammar=Grammar(GrammarKind.REGEX, "x"))
+        [first] = await completions(client, other)
+        stuck = await client.start(PROMPT, other, replay=[*first[:1], 99], eos_token_ids=EOS)
+        free = await client.start(PROMPT, FREE, eos_token_ids=EOS)
+        assert (await client.finish(stuck)).ended[Role.DECODE][0].reason is EndReason.STUCK
+        ended = (await client.finish(free)).ended[Role.DECODE][0]
+        assert ended.reason in (EndReason.STOP, EndReason.LENGTH)

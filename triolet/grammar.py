@@ -1,0 +1,96 @@
+"""From a grammar to what says which tokens may come next: the one home of llguidance.
+
+Knows the library, its bounds and a model's tokenizer; knows no requests, no threads and no tensors.
+A client's grammar is compiled by the server first, in a process that may be killed, and by workers
+only then, with the same bounds, so that both see the same.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+from llguidance import LLMatcher as LLMatcher
+from llguidance import LLParserLimits
+from llguidance import LLTokenizer as LLTokenizer
+
+from .sampling import GrammarKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .sampling import Grammar
+
+WHITESPACE: Final = r"( |\n[ ]{0,16})?"
+"""Between the tokens of JSON: a space, or a new line and its indentation. What models write, but
+not as much of it as they like: nothing would end a completion that is all blanks."""
+
+LIMITS: Final = LLParserLimits(
+    max_items_in_row=2_000,
+    initial_lexer_fuel=1_000_000,  # 20 ms
+    step_lexer_fuel=200_000,  # 15 ms, for one token
+    step_max_items=50_000,  # 3 ms, for one token
+    max_lexer_states=20_000,  # about 40 MB
+    max_grammar_size=100_000,
+    verbose_errors=False,
+)
+"""What one grammar may cost, in the library's units. Real schemas stay far below."""
+PARAMETERS_OF_JSON: Final = "x-guidance"
+
+
+class GrammarError(Exception):
+    """A grammar that cannot be used, and why."""
+
+
+def build_tokenizer(
+    tokenizer_json: str, eos_token_ids: Sequence[int], vocab_size: int | None = None
+) -> LLTokenizer:
+    """Return a model's vocabulary in the form that matchers need. Takes up to a second.
+
+    Args:
+      tokenizer_json: what the file of that name holds.
+      eos_token_ids: the model's end tokens, which come where a grammar may end.
+      vocab_size: of the model, if it has more ids than its tokenizer.
+
+    Raises:
+      GrammarError: it is of a kind that the library does not know.
+    """
+    try:
+        return LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=list(eos_token_ids))
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise GrammarError(f"the model's tokenizer cannot be used: {str(error)[:200]}") from error
+
+
+def compile_grammar(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
+    """Return a matcher that stands before the first token.
+
+    Raises:
+      GrammarError: says what is wrong with it, in one line.
+    """
+    try:
+        source = _source(grammar)
+    except (ValueError, RecursionError) as error:
+        raise GrammarError(str(error)[:200]) from error
+    matcher = LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
+    if matcher.is_error():
+        raise GrammarError(" ".join(matcher.get_error().split())[:200])
+    return matcher
+
+
+def _source(grammar: Grammar) -> str:
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            schema = json.loads(grammar.text)
+            if isinstance(schema, dict):
+                # How JSON is written is not the client's to say: `lenient` would make of what is
+                # not understood what is not heeded.
+                schema.pop(PARAMETERS_OF_JSON, None)
+            else:
+                schema = {"allOf": [schema]}
+            return LLMatcher.grammar_from_json_schema(
+                schema, overrides={"whitespace_pattern": WHITESPACE}
+            )
+        case GrammarKind.REGEX:
+            return LLMatcher.grammar_from_regex(grammar.text)
+        case GrammarKind.LARK:
+            return LLMatcher.grammar_from_lark(grammar.text)
