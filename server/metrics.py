@@ -5,7 +5,6 @@ Every label has a bounded set of values: nothing that a client sends becomes one
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -21,6 +20,7 @@ from prometheus_client.process_collector import ProcessCollector
 from .metrics_collectors import AliasCollector, FleetCollector
 from .metrics_faults import FaultMetrics
 from .metrics_histogram import TokenHistogram
+from .metrics_http import HttpMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -48,8 +48,6 @@ COUNTERS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("requests", "Sequences by how they ended", ("outcome",)),
     ("prompts_routed", "Prompts by who computes them, and why", ("role", "why")),
     ("attempts_failed", "Attempts that another one followed", ("cause",)),
-    ("http_errors", "Requests answered with an error", ("status",)),
-    ("resumptions", "Answers that clients may come back to, and what became of them", ("what",)),
     ("prompt_tokens", "Tokens in prompts", ()),
     ("cached_prompt_tokens", "Prompt tokens whose KV was there already", ()),
     ("completion_tokens", "Tokens generated", ()),
@@ -89,19 +87,12 @@ class Words:
         return word
 
 
-def _count(counter: Counter, word: str) -> None:
-    counter.labels(word).inc()
-
-
 class Metrics:
     """The counters of this process; also the fleet's observer.
 
     Args:
       model_name: label of the alias names.
       compat: `vllm` for alias names, `none` for own names only.
-
-    Attributes:
-      resumption: counts what becomes of answers that outlive their connection, by a word of ours.
     """
 
     def __init__(self, model_name: str, compat: str) -> None:
@@ -111,6 +102,7 @@ class Metrics:
         self._words = {name: Words() for name in ("outcome", "code", "cause")}
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.faults = FaultMetrics(self._registry)
+        self.http = HttpMetrics(self._registry)
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         self._counters = {
@@ -121,7 +113,6 @@ class Metrics:
             name: TokenHistogram(f"triolet_{name}", text, buckets, self._registry)
             for name, text, buckets in HISTOGRAMS
         }
-        self.resumption = partial(_count, self._counters["resumptions"])
         self._itl = self._histograms["inter_token_latency_seconds"]
 
     def watch(
@@ -139,10 +130,6 @@ class Metrics:
     def exposition(self) -> bytes:
         """Return everything in Prometheus's text form."""
         return generate_latest(self._registry)
-
-    def http_error(self, status: int) -> None:
-        """A request was answered with an error."""
-        self._counters["http_errors"].labels(str(status)).inc()
 
     def grammar_checked(self, verdict: str) -> None:
         """Somebody's grammar was looked at, or not for want of time."""

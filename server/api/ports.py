@@ -178,16 +178,28 @@ class GrammarPort(Protocol):
         ...
 
 
-class MetricsPort(Protocol):
-    """What the surface counts, and shows of everything counted."""
+class HttpMetricsPort(Protocol):
+    """What the surface counts."""
 
-    def http_error(self, status: int) -> None:
+    def request(self, endpoint: str) -> None:
+        """Count a request by the name of its route."""
+        ...
+
+    def error(self, status: int) -> None:
         """Count a request that was answered with an error."""
         ...
 
+    def resumption(self, what: str) -> None:
+        """Count what becomes of answers that clients may come back to."""
+        ...
+
+
+class MetricsPort(Protocol):
+    """What is counted."""
+
     @property
-    def resumption(self) -> Callable[[str], None]:
-        """Counts what becomes of answers that clients may come back to."""
+    def http(self) -> HttpMetricsPort:
+        """Requests of clients."""
         ...
 
     def exposition(self) -> bytes:
@@ -234,6 +246,6 @@ class Services:
         kept = KeptAnswers(
             self.config.resume,
             is_leaving=lambda: self.lifecycle.is_draining,
-            count=self.metrics.resumption,
+            count=self.metrics.http.resumption,
         )
         object.__setattr__(self, "kept", kept)  # as a frozen dataclass's own __init__ does

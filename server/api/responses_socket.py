@@ -92,7 +92,7 @@ class ResponsesSession:
                 stream_id = _lane(body)
                 self._handle(body, nursery)
             except RequestError as error:
-                self._services.metrics.http_error(error.status)
+                self._services.metrics.http.error(error.status)
                 if not self._outbox.put_nowait(error_frame(error, stream_id)):
                     # It does not read what we say to its nonsense, or we are leaving anyway.
                     return
@@ -100,6 +100,7 @@ class ResponsesSession:
     def _handle(self, body: dict[str, Any], nursery: trio.Nursery) -> None:
         kind = body.pop("type", None)
         if kind == "response.create":
+            self._services.metrics.http.request("WS response.create")
             self._create(read_request(ResponseCreate, body), nursery)
         elif kind == "response.resume":
             self._resume(read_request(ResponseResume, body), nursery)
@@ -171,7 +172,7 @@ class ResponsesSession:
                 try:
                     await answers[0].run(self._outbox)
                 except RequestError as error:
-                    self._services.metrics.http_error(error.status)
+                    self._services.metrics.http.error(error.status)
                     await self._outbox.put(error_frame(error, stream_id))
             answers.popleft()
         del self._lanes[stream_id]
