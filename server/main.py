@@ -102,8 +102,8 @@ async def serve(
             edge = Edge(build_app(services), config)
             metrics.watch(fleet.status, lambda: edge.connections, lambda: edge.writes.by_way)
             async with trio.open_nursery() as nursery:
-                await nursery.start(fleet.run)
-                await nursery.start(grammars.run)
+                for part in (fleet, services.kept, grammars):
+                    await nursery.start(part.run)
                 await nursery.start(edge.run, *listening)
                 task_status.started(base_url(listening[0]))
                 nursery.start_soon(_hand_over, services.lifecycle, edge, config.handover_s)

@@ -14,6 +14,7 @@ from .config_embedding import EmbeddingConfig, EmbeddingLimits
 from .config_gpu import GpuConfig
 from .config_grammar import GrammarConfig
 from .config_recovery import RecoveryConfig
+from .config_resume import ResumeConfig
 from .config_routing import RoutingConfig
 from .config_siblings import SiblingConfig  # noqa: TC001 (as its neighbours)
 from .config_speculation import SpeculationConfig
@@ -278,6 +279,8 @@ class ServerConfig:
     link: LinkConfig = field(default_factory=LinkConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     routing: RoutingConfig = field(default_factory=RoutingConfig)
+    resume: ResumeConfig = field(default_factory=ResumeConfig)
+    """Answers that clients may come back to."""
     embedding: EmbeddingLimits = field(default_factory=EmbeddingLimits)
     grammar: GrammarConfig = field(default_factory=GrammarConfig)
     curve_dir: str | None = None

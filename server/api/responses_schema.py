@@ -166,6 +166,7 @@ class ResponseCreate(ResponseFields):
     """`response.create` on a WebSocket: begin an answer."""
 
     stream: Literal[True] | None = None
+    resumable: bool | None = None
     stream_id: str | None = None
     generate: bool | None = None
 
@@ -173,6 +174,14 @@ class ResponseCreate(ResponseFields):
     def only_warms(self) -> bool:
         """Whether the prompt's KV is all that is asked for."""
         return self.generate is False or super().only_warms
+
+
+class ResponseResume(StrictModel):
+    """`response.resume`: go on with an answer whose connection was cut."""
+
+    response_id: Annotated[str, Field(max_length=64)]
+    sequence_number: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
+    stream_id: str | None = None
 
 
 class ResponseCancel(StrictModel):

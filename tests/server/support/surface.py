@@ -256,6 +256,9 @@ async def surface(
     url, port = base_url(listening), listening.getsockname()[1]
     async with trio.open_nursery() as nursery:
         await nursery.start(edge.run, listening)
+        await nursery.start(services.kept.run)
         yield Surface(fleet, grammars, services, edge, listening, url, port)
         edge.stop(within_s=0.5)
+        await edge.wait_closed()
+        nursery.cancel_scope.cancel()
     assert edge.connections == 0
