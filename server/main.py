@@ -25,6 +25,7 @@ from triolet.errors import ConfigError
 from triolet.status import SUCCESSOR_SIGNAL, ServerReady, report
 
 from .api.app import build_app
+from .api.keys import read_keys
 from .api.live import Lifecycle
 from .api.ports import Services
 from .edge.accept import Edge
@@ -79,7 +80,6 @@ async def serve(
         if config.siblings is not None:
             listening.append(sockets.enter_context(open_own_socket(config.siblings)))
         text = _load_text(config)
-        defaults = read_sampling_defaults(config.model_dir)
         network = ZmqNetwork(config.link, config.curve_dir)
         try:
             metrics = Metrics(config.model_name, config.metrics_compat)
@@ -92,17 +92,18 @@ async def serve(
                 text,
                 metrics,
                 grammars,
-                defaults,
+                read_sampling_defaults(config.model_dir),
                 lifecycle or Lifecycle(),
                 count_connections=lambda: edge.connections,
                 embedding=read_embedding_model(config.model_dir),
                 siblings=siblings,
+                keys=None if config.api_keys is None else read_keys(config.api_keys),
             )
             edge = Edge(build_app(services), config)
             metrics.watch(fleet.status, lambda: edge.connections, lambda: edge.writes.by_way)
             async with trio.open_nursery() as nursery:
-                await nursery.start(fleet.run)
-                await nursery.start(grammars.run)
+                for part in (fleet, services.kept, grammars):
+                    await nursery.start(part.run)
                 await nursery.start(edge.run, *listening)
                 task_status.started(base_url(listening[0]))
                 nursery.start_soon(_hand_over, services.lifecycle, edge, config.handover_s)

@@ -30,6 +30,12 @@ class HttpMetrics:
             ("status",),
             registry=registry,
         )
+        self._resumptions = Counter(
+            "triolet_resumptions",
+            "Answers that clients may come back to, and what became of them",
+            ("what",),
+            registry=registry,
+        )
 
     def request(self, endpoint: str) -> None:
         """A request came to one of the routes, of which there are as many as the map has."""
@@ -38,3 +44,7 @@ class HttpMetrics:
     def error(self, status: int) -> None:
         """A request was answered with an error."""
         self._errors.labels(str(status)).inc()
+
+    def resumption(self, what: str) -> None:
+        """An answer was begun or joined that outlives its connection, by a word of our own."""
+        self._resumptions.labels(what).inc()

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from . import accepted
 from .constraint_schema import NamedSchema, ResponseFormat
 from .errors import echo
 from .messages_content import Content, read_content
@@ -66,7 +67,10 @@ class Turn(StrictModel):
     model_config = ConfigDict(extra="ignore")
 
     role: Literal["user", "assistant", "system"]
-    content: Annotated[Content, BeforeValidator(read_content)]
+    content: Annotated[
+        Content,
+        BeforeValidator(read_content, json_schema_input_type=str | list[dict[str, Any]]),
+    ]
 
 
 class OfferedTool(StrictModel):
@@ -103,7 +107,9 @@ class PromptFields(StrictModel):
 
     model: str | None = None
     messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES)]
-    system: Annotated[str, BeforeValidator(joined_text)] | None = None
+    system: (
+        Annotated[str, BeforeValidator(joined_text, json_schema_input_type=accepted.Content)] | None
+    ) = None
     output_config: OutputConfig | None = None
     chat_template_kwargs: TemplateSwitches | None = None
     tools: Annotated[list[OfferedTool], Field(max_length=MAX_TOOLS)] | None = None

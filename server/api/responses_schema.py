@@ -11,11 +11,12 @@ from pydantic_core import PydanticCustomError
 from triolet.errors import invalid_request
 from triolet.sampling import MAX_TOP_LOGPROBS
 
+from . import accepted
+from .accepted import MAX_INT
 from .constraint_schema import NamedSchema, ResponseFormat
 from .errors import echo
 from .schemas import (
     IGNORED,
-    MAX_INT,
     MAX_MESSAGES,
     UNSUPPORTED,
     CacheSalt,
@@ -55,6 +56,11 @@ _NEEDED: Final = {
 """What an item of each type has to hold."""
 
 
+Text = Annotated[
+    str | None, BeforeValidator(joined_text, json_schema_input_type=accepted.Content | None)
+]
+
+
 class InputItem(StrictModel):
     """A turn, a call of a tool or what came of one: as a client writes it, or as it was given."""
 
@@ -64,11 +70,11 @@ class InputItem(StrictModel):
         Literal["message", "function_call", "function_call_output"], BeforeValidator(_known_item)
     ] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: Annotated[str | None, BeforeValidator(joined_text)] = None
+    content: Text = None
     call_id: str | None = None
     name: ToolName | None = None
     arguments: str | None = None
-    output: Annotated[str | None, BeforeValidator(joined_text)] = None
+    output: Text = None
 
     @model_validator(mode="after")
     def _is_whole(self) -> InputItem:
@@ -148,7 +154,7 @@ class ResponseFields(SamplingFields):
     model: str | None = None
     input: Annotated[
         list[InputItem],
-        BeforeValidator(_messages),
+        BeforeValidator(_messages, json_schema_input_type=str | list[InputItem]),
         Field(min_length=1, max_length=MAX_MESSAGES),
     ]
     instructions: str | None = None
@@ -215,6 +221,7 @@ class ResponseCreate(ResponseFields):
     """`response.create` on a WebSocket: begin an answer."""
 
     stream: Literal[True] | None = None
+    resumable: bool | None = None
     stream_id: str | None = None
     generate: bool | None = None
 
@@ -222,6 +229,14 @@ class ResponseCreate(ResponseFields):
     def only_warms(self) -> bool:
         """Whether the prompt's KV is all that is asked for."""
         return self.generate is False or super().only_warms
+
+
+class ResponseResume(StrictModel):
+    """`response.resume`: go on with an answer whose connection was cut."""
+
+    response_id: Annotated[str, Field(max_length=64)]
+    sequence_number: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
+    stream_id: str | None = None
 
 
 class ResponseCancel(StrictModel):
