@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from .answers import collect
 from .chat import encode_chat, plan_chat
-from .errors import params_called, unsupported
+from .errors import params_called
 from .generate import (
     check_fields,
     event_stream,
@@ -42,6 +42,7 @@ PARAMS: Final = {
     "response_format": "output_config.format",
     "tools.*.function.parameters": "tools.*.input_schema",
     "tools.*.function": "tools.*",
+    "continue_final_message": "messages",
 }
 """What a chat calls its parameters, and what they are called here."""
 
@@ -89,8 +90,6 @@ async def _plan(fields: MessagesRequest, services: Services) -> Plan:
 
 def _as_chat(fields: PromptFields) -> ChatRequest:
     """Return what was asked for as a chat. All of it has been checked."""
-    if fields.messages[-1].role == "assistant":
-        raise unsupported("messages", "continuing the last message")
     turns = [turn for m in fields.messages for turn in m.content.messages(m.role)]
     if fields.system:
         turns.insert(0, Message.model_construct(role="system", content=fields.system))
@@ -103,6 +102,8 @@ def _as_chat(fields: PromptFields) -> ChatRequest:
     return ChatRequest.model_construct(
         **same,
         messages=turns,
+        # Whoever ends with words of the assistant's wants them gone on with.
+        continue_final_message=turns[-1].role == "assistant",
         chat_template_kwargs=fields.chat_template_kwargs,
         response_format=output.format.of_chat() if output and output.format else None,
         tools=[_tool(tool) for tool in fields.tools] if fields.tools else None,

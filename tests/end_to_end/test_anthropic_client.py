@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import anthropic
 import pytest
 from anthropic import Anthropic, AsyncAnthropic
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +28,8 @@ ASKED: dict[str, Any] = {
 
 class Verdict(BaseModel):
     """Few tokens, whatever the model says."""
+
+    model_config = ConfigDict(extra="forbid")
 
     colour: Literal["red", "green"]
     sure: bool

@@ -12,7 +12,7 @@ import openai
 import pytest
 from langchain_openai import ChatOpenAI
 from openai import AsyncOpenAI, OpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,6 +38,8 @@ ASKED: dict[str, Any] = {
 
 class Verdict(BaseModel):
     """Few tokens, whatever the model says."""
+
+    model_config = ConfigDict(extra="forbid")
 
     colour: Literal["red", "green"]
     sure: bool

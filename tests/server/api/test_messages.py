@@ -307,6 +307,14 @@ async def test_a_conversation_with_calls_is_that_of_a_chat() -> None:
     assert counted.json == {"input_tokens": len(first.prompt_ids)}
 
 
+async def test_words_of_the_assistant_at_the_end_are_gone_on_with() -> None:
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Once upon"}]
+    async with surface() as server:
+        assert (await server.post(PATH, ask(messages=turns))).status == 200
+    prompt = bytes(server.fleet.generations[0].request.prompt_ids)
+    assert prompt == b"user: hi\nassistant: Once upon"
+
+
 async def test_more_tokens_than_the_context_has_are_cut_not_refused() -> None:
     async with surface() as server:
         assert (await server.post(PATH, ask(max_tokens=10**6))).status == 200
@@ -358,7 +366,7 @@ async def test_what_changes_no_promise_is_accepted() -> None:
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
             "messages.0.content",
         ),
-        ({"messages": [{"role": "assistant", "content": "Once"}]}, "messages"),
+        ({"messages": [{"role": "assistant", "content": ""}]}, "messages"),
         ({"messages": [{"role": "user", "content": "x" * 100_000}]}, "messages"),
         ({"system": 5}, "system"),
         ({"stop": ["x"]}, "stop:"),
