@@ -115,7 +115,7 @@ def test_a_text_without_form_stays_as_it_was_written(chat: ChatPage, server: Fak
 
 @pytest.mark.parametrize("piece", ["*", "**a", "`", "[a](", "[", "> ", "# ", "```\n", "1. ", "- *"])
 def test_no_text_takes_the_page_long(chat: ChatPage, piece: str) -> None:
-    """A pattern that tries twice would never come back, and the test would run into its deadline."""
+    """A pattern that tries twice would never come back, and the test would meet its deadline."""
     made = chat.page.evaluate(
         """async (text) => {
           const { renderMarkdown } = await import("/static/markdown.js");
