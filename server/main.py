@@ -25,6 +25,7 @@ from triolet.errors import ConfigError
 from triolet.status import SUCCESSOR_SIGNAL, ServerReady, report
 
 from .api.app import build_app
+from .api.keys import read_keys
 from .api.live import Lifecycle
 from .api.ports import Services
 from .edge.accept import Edge
@@ -79,7 +80,6 @@ async def serve(
         if config.siblings is not None:
             listening.append(sockets.enter_context(open_own_socket(config.siblings)))
         text = _load_text(config)
-        defaults = read_sampling_defaults(config.model_dir)
         network = ZmqNetwork(config.link, config.curve_dir)
         try:
             metrics = Metrics(config.model_name, config.metrics_compat)
@@ -92,11 +92,12 @@ async def serve(
                 text,
                 metrics,
                 grammars,
-                defaults,
+                read_sampling_defaults(config.model_dir),
                 lifecycle or Lifecycle(),
                 count_connections=lambda: edge.connections,
                 embedding=read_embedding_model(config.model_dir),
                 siblings=siblings,
+                keys=None if config.api_keys is None else read_keys(config.api_keys),
             )
             edge = Edge(build_app(services), config)
             metrics.watch(fleet.status, lambda: edge.connections, lambda: edge.writes.by_way)

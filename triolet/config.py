@@ -320,8 +320,10 @@ class ServerConfig:
     """What the kernel may hold for one client that does not read: with the token window it bounds
     how far an answer runs ahead of its reader."""
     allow_remote_clients: bool = False
-    """There are no keys yet: whoever reaches the port may use it. Binding to anything but loopback
-    has to be meant."""
+    """Without keys whoever reaches the port may use it. Binding to anything but loopback has to be
+    meant."""
+    api_keys: str | None = None
+    """File of the keys that are let in, as digests; None where there are no keys."""
     max_choices: int = 8
     """`n`: answers to one prompt."""
     max_prompts: int = 32
@@ -389,9 +391,9 @@ class ServerConfig:
             self.metrics_compat,
             "vllm, none",
         )
-        if not (self.allow_remote_clients or is_loopback(self.host)):
+        if not (self.allow_remote_clients or self.api_keys or is_loopback(self.host)):
             raise ConfigError(
-                f"host is {self.host!r}, which other machines can reach, and this server has no "
-                "keys yet: bind 127.0.0.1 (and put a proxy with authentication in front), or give "
-                "--allow-remote-clients"
+                f"host is {self.host!r}, which other machines can reach, and whoever does "
+                "could use this server: give --api-keys FILE, or bind 127.0.0.1 (and put a proxy "
+                "with authentication in front), or give --allow-remote-clients"
             )

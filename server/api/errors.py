@@ -110,6 +110,8 @@ def error_body(error: RequestError) -> bytes:
 
 def error_headers(error: RequestError) -> dict[str, str]:
     """Return the headers that an error needs beside its body."""
+    if error.status == 401:
+        return {"www-authenticate": "Bearer"}
     if error.code in FINAL_CODES:
         return {"x-should-retry": "false"}
     if error.retry_after_s is None:

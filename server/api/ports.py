@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..embedding import EmbeddingRequest, EmbeddingRun
     from ..generation import Generation, GenerationRequest
     from ..text.tool_calls import ToolForm
+    from .keys import KeyRing
 
 
 class WorkerView(Protocol):
@@ -246,6 +247,8 @@ class Services:
     """How inputs become vectors with this model."""
     siblings: SiblingsPort | None = None
     """None where this is the only server."""
+    keys: KeyRing | None = None
+    """None where anybody who reaches the port is let in."""
     kept: KeptAnswers = field(init=False)
     """Answers that clients may come back to."""
 

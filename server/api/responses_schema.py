@@ -11,11 +11,11 @@ from pydantic_core import PydanticCustomError
 from triolet.errors import invalid_request
 from triolet.sampling import MAX_TOP_LOGPROBS
 
+from .accepted import MAX_INT
 from .constraint_schema import NamedSchema, ResponseFormat
 from .errors import echo
 from .schemas import (
     IGNORED,
-    MAX_INT,
     MAX_MESSAGES,
     UNSUPPORTED,
     CacheSalt,
@@ -102,7 +102,7 @@ class ResponseFields(SamplingFields):
     model: str | None = None
     input: Annotated[
         list[Annotated[InputMessage, BeforeValidator(_only_messages)]],
-        BeforeValidator(_messages),
+        BeforeValidator(_messages, json_schema_input_type=str | list[InputMessage]),
         Field(min_length=1, max_length=MAX_MESSAGES),
     ]
     instructions: str | None = None

@@ -21,6 +21,7 @@ from .conversations import Conversations
 from .errors import echo, http_error, unsupported
 from .intake import own_request_id
 from .json_body import parse_object
+from .keys import SUBPROTOCOL
 from .live import DEPARTURE_KEY, own_shortcut
 from .responses_answer import ResponseAnswer
 from .responses_events import error_frame, notice_frame
@@ -44,7 +45,8 @@ TRY_AGAIN_LATER: Final = 1013
 async def responses_socket(services: Services) -> None:
     """Serve one socket until it ends."""
     socket: Websocket = websocket._get_current_object()  # type: ignore[attr-defined]
-    await socket.accept()
+    has_spoken = SUBPROTOCOL in socket.requested_subprotocols
+    await socket.accept(subprotocol=SUBPROTOCOL if has_spoken else None)
     code = await ResponsesSession(socket, services).run()
     await socket.close(code, "")
 

@@ -20,6 +20,7 @@ from triolet.errors import RequestError, invalid_request
 from .chunks import error_event
 from .errors import echo
 from .kept_answers import Name
+from .keys import current_tenant
 from .resumable import ResumableAnswer
 
 if TYPE_CHECKING:
@@ -175,7 +176,9 @@ def _answer_of(
     Nothing waits between the look and the beginning: two requests with one key begin one answer.
     """
     # Nobody is told of the keys of others. Whether the credentials are right is checked elsewhere.
-    scope = blake2b(request.headers.get("authorization", "").encode(), digest_size=16).digest()
+    tenant = current_tenant()
+    who = request.headers.get("authorization", "") if tenant is None else f"tenant {tenant.name}"
+    scope = blake2b(who.encode(), digest_size=16).digest()
     name, fingerprint = Name(scope, key), _fingerprint(fields)
     answer = services.kept.find(name, fingerprint)
     if answer is not None and (position is not None or answer.failure is None):
