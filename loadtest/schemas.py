@@ -20,7 +20,8 @@ PATTERNS: Final = (
     r"^[a-f0-9]{4}$",
     r"^[a-z]{1,6}@[a-z]{2,5}\.(com|org)$",
 )
-FORMATS: Final = ("time", "uuid", "ipv4")
+FORMATS: Final = ("uuid", "ipv4")
+"""Not those of moments: their fractions of a second may be of any length."""
 WORDS: Final = "name age city tags score état note Größe kind 色 items-1 a.b path/x".split()
 
 

@@ -10,7 +10,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar
 
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
@@ -184,19 +191,30 @@ class Message(StrictModel):
     model_config = ConfigDict(extra="ignore")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[
-        str | None, BeforeValidator(joined_text, json_schema_input_type=accepted.Content | None)
-    ] = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
+    # Behind the calls, which may stand in its place.
+    content: Annotated[
+        str | None,
+        BeforeValidator(joined_text, json_schema_input_type=accepted.Content | None),
+        Field(validate_default=True),
+    ] = None
 
-    @model_validator(mode="after")
-    def _says_something(self) -> Message:
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
-            raise ValueError("needs content")
-        if self.tool_calls and self.role != "assistant":
-            raise ValueError("may have tool_calls only in the role assistant")
-        return self
+    @field_validator("tool_calls")
+    @classmethod
+    def _are_the_models(
+        cls, calls: list[ToolCall] | None, info: ValidationInfo
+    ) -> list[ToolCall] | None:
+        if calls and info.data.get("role") != "assistant":
+            raise ValueError("may only be in the role assistant")
+        return calls
+
+    @field_validator("content")
+    @classmethod
+    def _says_something(cls, content: str | None, info: ValidationInfo) -> str | None:
+        if content is None and not info.data.get("tool_calls"):
+            raise ValueError("is required")
+        return content
 
 
 class SamplingFields(StrictModel):
