@@ -79,6 +79,7 @@ def _as_chat(fields: ResponseFields, earlier: Turns) -> ChatRequest:
         chat_template_kwargs=fields.chat_template_kwargs,
         tools=[_tool(tool) for tool in fields.tools] if fields.tools else None,
         tool_choice=_choice(fields.tool_choice),
+        parallel_tool_calls=fields.parallel_tool_calls,
     )
 
 

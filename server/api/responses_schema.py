@@ -141,7 +141,15 @@ class CacheOptions(StrictModel):
     prewarm: bool | None = None
 
 
-class ResponseFields(SamplingFields):
+class FunctionFields(StrictModel):
+    """Tools, and how they are to be used."""
+
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+
+class ResponseFields(SamplingFields, FunctionFields):
     """What an answer is made from."""
 
     ignored: ClassVar[frozenset[str]] = IGNORED | {"access_programs", "image"}
@@ -178,9 +186,6 @@ class ResponseFields(SamplingFields):
     ) = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     text: TextConfig | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
-    parallel_tool_calls: bool | None = None
     priority: Annotated[int, Field(ge=-100, le=100)] | None = None
     chat_template_kwargs: TemplateSwitches | None = None
     cache_salt: CacheSalt = None

@@ -141,7 +141,7 @@ def test_a_tool_is_called_and_its_result_is_taken(client: OpenAI) -> None:
         "parameters": Verdict.model_json_schema(),
         "strict": True,
     }
-    asked = {**ASKED, "max_output_tokens": 80, "tools": [tool], "tool_choice": "required"}
+    asked = {**ASKED, "max_output_tokens": 200, "tools": [tool], "tool_choice": "required"}
     first = client.responses.create(**asked, parallel_tool_calls=False)
     (called,) = first.output
     assert called.type == "function_call"

@@ -1,0 +1,96 @@
+"""Calls of tools in the words of the Messages API."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from tests.server.api.test_messages import CALL, COUNT, PATH, WEATHER, ask
+from tests.server.support.fakes import FakeFleet
+from tests.server.support.surface import surface
+
+if TYPE_CHECKING:
+    from tests.server.support.fakes import FakeGeneration
+
+
+def call(generation: FakeGeneration) -> None:
+    for piece in ("Let me see. ", CALL[:30], CALL[30:45], CALL[45:]):
+        generation.say(piece)
+    generation.finish()
+
+
+async def test_calls_of_tools_are_blocks_whole_and_streamed() -> None:
+    async with surface(FakeFleet(call)) as server:
+        whole = (await server.post(PATH, ask(tools=[WEATHER]))).json
+        events = (await server.post(PATH, ask(tools=[WEATHER], stream=True))).named_events
+    text, used = whole["content"]
+    assert text == {"type": "text", "text": "Let me see. "}
+    assert used.pop("id").startswith("toolu_")
+    assert used == {"type": "tool_use", "name": "weather", "input": {"city": "Rome"}}
+    assert whole["stop_reason"] == "tool_use"
+    blocks = [d["content_block"] for name, d in events if name == "content_block_start"]
+    assert [(block["type"], block.get("input")) for block in blocks] == [
+        ("text", None),
+        ("tool_use", {}),
+    ]
+    parts = [
+        data["delta"]["partial_json"]
+        for name, data in events
+        if name == "content_block_delta" and data["index"] == 1
+    ]
+    assert json.loads("".join(parts)) == {"city": "Rome"}
+    assert [name for name, _ in events].count("content_block_stop") == 2
+    assert events[-2][1]["delta"]["stop_reason"] == "tool_use"
+
+
+async def test_a_conversation_with_calls_is_that_of_a_chat() -> None:
+    turns = [
+        {"role": "user", "content": "How is it in Rome?"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "text", "text": "Wait."},
+                {"type": "tool_use", "id": "a", "name": "weather", "input": {"city": "Rome"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "a", "content": "warm"},
+                {"type": "text", "text": "So?"},
+            ],
+        },
+    ]
+    same = [
+        turns[0],
+        {
+            "role": "assistant",
+            "content": "Wait.",
+            "tool_calls": [
+                {
+                    "id": "a",
+                    "type": "function",
+                    "function": {"name": "weather", "arguments": '{"city": "Rome"}'},
+                }
+            ],
+        },
+        {"role": "tool", "tool_call_id": "a", "content": "warm"},
+        {"role": "user", "content": "So?"},
+    ]
+    function = {
+        "name": "weather",
+        "description": "Tell the weather.",
+        "parameters": WEATHER["input_schema"],
+    }
+    tools = [{"type": "function", "function": function}]
+    async with surface() as server:
+        asked = ask(messages=turns, tools=[WEATHER], tool_choice={"type": "any"})
+        assert (await server.post(PATH, asked)).status == 200
+        chat = {"messages": same, "tools": tools, "tool_choice": "required"}
+        assert (await server.post("/v1/chat/completions", chat)).status == 200
+        counted = await server.post(COUNT, {"messages": turns, "tools": [WEATHER]})
+    first, second = (generation.request for generation in server.fleet.generations)
+    assert first.prompt_ids == second.prompt_ids
+    assert first.sampling.grammar == second.sampling.grammar
+    assert first.sampling.grammar is not None
+    assert counted.json == {"input_tokens": len(first.prompt_ids)}
