@@ -30,6 +30,11 @@ PROGRAMS: Final = {
 PATIENCE_S: Final = 120.0
 
 
+def has_fetch() -> bool:
+    asked = [*PROGRAMS["javascript"], "process.exit(globalThis.fetch ? 0 : 1)"]
+    return subprocess.run(asked, check=False, capture_output=True).returncode == 0
+
+
 @pytest.mark.slow
 def test_every_example_is_answered_as_it_says(fleet: FleetProcess) -> None:
     assert len(EXAMPLES) > 10
@@ -44,8 +49,11 @@ def test_every_example_is_answered_as_it_says(fleet: FleetProcess) -> None:
 def test_every_recipe_runs(fleet: FleetProcess, index: int) -> None:
     language, program = RECIPES[index]
     command = PROGRAMS[language]
-    if shutil.which(command[0]) is None:
-        pytest.skip(f"{command[0]} is not installed")
+    needed = "curl" if language == "bash" else command[0]
+    if shutil.which(needed) is None:
+        pytest.skip(f"{needed} is not installed")
+    if language == "javascript" and not has_fetch():
+        pytest.skip("this node has no fetch; 18 does")
     model = fleet.client.get("/v1/models").json()["data"][0]["id"]
     program = program.replace(SHOWN_AT, fleet.url).replace('model="demo"', f'model="{model}"')
     done = subprocess.run(
