@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import gc
 import os
+import secrets
 import signal
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -30,6 +31,8 @@ from .api.ports import Services
 from .edge.accept import Edge
 from .edge.sockets import base_url, open_listening_socket, open_own_socket
 from .fleet.fleet import Fleet
+from .jobs.runner import BatchRunner
+from .jobs.storage import Storage
 from .metrics import Metrics
 from .siblings import Siblings
 from .text.embedding_files import read_embedding_model
@@ -38,7 +41,9 @@ from .text.sampling_defaults import read_sampling_defaults
 from .text.tokenizer import TextModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from quart_trio import QuartTrio
 
     from triolet.config import ServerConfig
 
@@ -96,9 +101,11 @@ async def serve(
                 lifecycle or Lifecycle(),
                 count_connections=lambda: edge.connections,
                 embedding=read_embedding_model(config.model_dir),
+                storage=sockets.enter_context(_storage(config)),
                 siblings=siblings,
             )
-            edge = Edge(build_app(services), config)
+            app = build_app(services)
+            edge = Edge(app, config)
             metrics.watch(fleet.status, lambda: edge.connections, lambda: edge.writes.by_way)
             async with trio.open_nursery() as nursery:
                 await nursery.start(fleet.run)
@@ -106,6 +113,9 @@ async def serve(
                 await nursery.start(edge.run, *listening)
                 task_status.started(base_url(listening[0]))
                 nursery.start_soon(_hand_over, services.lifecycle, edge, config.handover_s)
+                if services.storage is not None:
+                    runner = _runner(services.storage, config, app, fleet, metrics)
+                    nursery.start_soon(_run_until_leaving, runner, services.lifecycle)
                 await services.lifecycle.draining.wait()
                 await fleet.drain()
                 if on_drained is not None:
@@ -115,6 +125,35 @@ async def serve(
                 nursery.cancel_scope.cancel()
         finally:
             network.close()
+
+
+@contextmanager
+def _storage(config: ServerConfig) -> Iterator[Storage | None]:
+    """Open files and batches where they are kept; close them in the end."""
+    if config.batches.directory is None:
+        yield None
+        return
+    storage = Storage(config.batches.directory, config.batches, secrets.token_hex(8))
+    try:
+        yield storage
+    finally:
+        storage.close()
+
+
+def _runner(
+    storage: Storage, config: ServerConfig, app: QuartTrio, fleet: Fleet, metrics: Metrics
+) -> BatchRunner:
+    return BatchRunner(
+        storage, config.batches, app, config.host, fleet.is_urgent, metrics.batch_line
+    )
+
+
+async def _run_until_leaving(runner: BatchRunner, lifecycle: Lifecycle) -> None:
+    """Run batches until this process is about to leave; a successor goes on with them."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runner.run)
+        await lifecycle.leaving.wait()
+        nursery.cancel_scope.cancel()
 
 
 def _load_text(config: ServerConfig) -> TextModel:

@@ -48,6 +48,7 @@ COUNTERS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("prompts_routed", "Prompts by who computes them, and why", ("role", "why")),
     ("attempts_failed", "Attempts that another one followed", ("cause",)),
     ("http_errors", "Requests answered with an error", ("status",)),
+    ("batch_lines", "Lines of batches by how they ended", ("outcome",)),
     ("prompt_tokens", "Tokens in prompts", ()),
     ("cached_prompt_tokens", "Prompt tokens whose KV was there already", ()),
     ("completion_tokens", "Tokens generated", ()),
@@ -137,6 +138,10 @@ class Metrics:
     def grammar_checked(self, verdict: str) -> None:
         """Somebody's grammar was looked at, or not for want of time."""
         self._counters["grammars_checked"].labels(verdict).inc()
+
+    def batch_line(self, outcome: str) -> None:
+        """A line of a batch has its answer, or was somebody else's."""
+        self._counters["batch_lines"].labels(outcome).inc()
 
     def request_received(self) -> None:
         """Somebody submitted."""

@@ -21,10 +21,12 @@ from triolet.errors import RequestError, server_error
 from triolet.loopback import is_loopback
 
 from ..edge.cures_quart import CuredHTTPConnection
+from .batches import cancel_batch, create_batch, list_batches, show_batch
 from .chat import chat_completions
 from .completions import completions
 from .embeddings import embeddings
 from .errors import CODES, error_body, error_headers, http_error
+from .files import delete_file, file_content, list_files, show_file, upload_file
 from .fleet_audit import OWN_AUDIT, fleet_audit, own_audit
 from .intake import live_request, shown_request_id
 from .messages import MESSAGES, count_message_tokens, create_message
@@ -49,8 +51,11 @@ from .static_files import read_static_files
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from typing import TypeAlias
 
     from .ports import Services
+
+    View: TypeAlias = Callable[..., Awaitable[Response] | Response]
 
 log = structlog.get_logger(__name__)
 
@@ -82,7 +87,7 @@ def build_app(services: Services) -> QuartTrio:
 
 
 def _add_routes(app: QuartTrio, services: Services) -> None:
-    def add(method: str, path: str, view: Callable[..., Awaitable[Response] | Response]) -> None:
+    def add(method: str, path: str, view: View) -> None:
         app.add_url_rule(
             path,
             endpoint=f"{method} {path}",
@@ -97,6 +102,7 @@ def _add_routes(app: QuartTrio, services: Services) -> None:
     add("POST", RESPONSES, create_response)
     add("POST", MESSAGES, create_message)
     add("POST", f"{MESSAGES}/count_tokens", count_message_tokens)
+    _add_stored(add)
     add("GET", "/v1/models", list_models)
     add("GET", "/v1/models/<path:name>", show_model)
     add("POST", "/tokenize", tokenize)
@@ -116,6 +122,18 @@ def _add_routes(app: QuartTrio, services: Services) -> None:
     add("GET", "/", partial(chat_page, files))
     add("GET", "/static/<path:name>", partial(static_file, files))
     app.add_websocket(RESPONSES, endpoint="WS", view_func=partial(responses_socket, services))
+
+
+def _add_stored(add: Callable[[str, str, View], None]) -> None:
+    add("POST", "/v1/files", upload_file)
+    add("GET", "/v1/files", list_files)
+    add("GET", "/v1/files/<file_id>", show_file)
+    add("DELETE", "/v1/files/<file_id>", delete_file)
+    add("GET", "/v1/files/<file_id>/content", file_content)
+    add("POST", "/v1/batches", create_batch)
+    add("GET", "/v1/batches", list_batches)
+    add("GET", "/v1/batches/<batch_id>", show_batch)
+    add("POST", "/v1/batches/<batch_id>/cancel", cancel_batch)
 
 
 def _with_services(

@@ -28,6 +28,10 @@ DEPARTURE_KEY: Final = "triolet.departure"
 """Where the scopes of a connection's requests hold its Departure."""
 
 
+FLOOR_KEY: Final = "triolet.floor"
+"""Where the scope of a request that this process makes of itself holds its least priority."""
+
+
 SHORTCUT_KEY: Final = "triolet.shortcut"
 """Where the scopes of a connection's requests hold its Shortcut, if the connection has one."""
 

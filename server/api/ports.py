@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from ..embedding import EmbeddingRequest, EmbeddingRun
     from ..generation import Generation, GenerationRequest
+    from ..jobs.storage import Storage
 
 
 class WorkerView(Protocol):
@@ -219,5 +220,7 @@ class Services:
     """How many clients are connected."""
     embedding: EmbeddingModel = field(default_factory=EmbeddingModel)
     """How inputs become vectors with this model."""
+    storage: Storage | None = None
+    """Files and batches; None where none are kept."""
     siblings: SiblingsPort | None = None
     """None where this is the only server."""
