@@ -144,7 +144,7 @@ def _runner(
     storage: Storage, config: ServerConfig, app: QuartTrio, fleet: Fleet, metrics: Metrics
 ) -> BatchRunner:
     return BatchRunner(
-        storage, config.batches, app, config.host, fleet.is_urgent, metrics.batch_line
+        storage, config.batches, app, config.host, fleet.is_urgent, metrics.http.batch_line
     )
 
 

@@ -20,6 +20,7 @@ from prometheus_client.process_collector import ProcessCollector
 from .metrics_collectors import AliasCollector, FleetCollector
 from .metrics_faults import FaultMetrics
 from .metrics_histogram import TokenHistogram
+from .metrics_http import HttpMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -47,8 +48,6 @@ COUNTERS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("requests", "Sequences by how they ended", ("outcome",)),
     ("prompts_routed", "Prompts by who computes them, and why", ("role", "why")),
     ("attempts_failed", "Attempts that another one followed", ("cause",)),
-    ("http_errors", "Requests answered with an error", ("status",)),
-    ("batch_lines", "Lines of batches by how they ended", ("outcome",)),
     ("prompt_tokens", "Tokens in prompts", ()),
     ("cached_prompt_tokens", "Prompt tokens whose KV was there already", ()),
     ("completion_tokens", "Tokens generated", ()),
@@ -103,6 +102,7 @@ class Metrics:
         self._words = {name: Words() for name in ("outcome", "code", "cause")}
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.faults = FaultMetrics(self._registry)
+        self.http = HttpMetrics(self._registry)
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         self._counters = {
@@ -131,17 +131,9 @@ class Metrics:
         """Return everything in Prometheus's text form."""
         return generate_latest(self._registry)
 
-    def http_error(self, status: int) -> None:
-        """A request was answered with an error."""
-        self._counters["http_errors"].labels(str(status)).inc()
-
     def grammar_checked(self, verdict: str) -> None:
         """Somebody's grammar was looked at, or not for want of time."""
         self._counters["grammars_checked"].labels(verdict).inc()
-
-    def batch_line(self, outcome: str) -> None:
-        """A line of a batch has its answer, or was somebody else's."""
-        self._counters["batch_lines"].labels(outcome).inc()
 
     def request_received(self) -> None:
         """Somebody submitted."""

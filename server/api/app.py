@@ -164,6 +164,7 @@ def _check_who_asks(services: Services, host: str | None) -> None:
 
 async def _finish(services: Services, response: Response) -> Response:
     elapsed_s = trio.current_time() - live_request().began_at
+    services.metrics.http.request(request.endpoint or "none")
     response.headers.update(HEADERS)
     response.headers["x-request-id"] = shown_request_id()
     if _is_of_messages():
@@ -186,7 +187,7 @@ async def _on_error(services: Services, error: Exception) -> Response:
     if not has_request_context():
         # A refused handshake passes no `_finish`.
         headers["x-request-id"] = secrets.token_hex(16)
-    services.metrics.http_error(shown.status)
+    services.metrics.http.error(shown.status)
     body = error_body(shown)
     if _is_of_messages():
         body = msgspec.json.encode(message_error(shown, shown_request_id()))

@@ -74,19 +74,20 @@ def params_called(names: Mapping[str, str]) -> Iterator[None]:
     """Let errors name parameters as another API calls them.
 
     Args:
-      names: by the first part of what they are called here.
+      names: by what they are called here, or how their names begin, longer beginnings first.
     """
     try:
         yield
     except RequestError as error:
-        first, dot, rest = (error.param or "").partition(".")
-        if first not in names:
+        param = f"{error.param}."
+        known = next((name for name in names if param.startswith(f"{name}.")), None)
+        if known is None:
             raise
         raise RequestError(
             error.message,
             status=error.status,
             code=error.code,
-            param=f"{names[first]}{dot}{rest}",
+            param=(names[known] + param[len(known) :])[:-1],
             retry_after_s=error.retry_after_s,
         ) from error
 

@@ -33,7 +33,11 @@ if TYPE_CHECKING:
     from .ports import Services
 
 MESSAGES: Final = "/v1/messages"
-PARAMS: Final = {"stop": "stop_sequences"}
+PARAMS: Final = {
+    "stop": "stop_sequences",
+    "response_format.json_schema": "output_config.format",
+    "response_format": "output_config.format",
+}
 """What a chat calls its parameters, and what they are called here."""
 
 
@@ -84,6 +88,10 @@ def _as_chat(fields: PromptFields) -> ChatRequest:
         for name in GenerationFields.model_fields
         if name in type(fields).model_fields and name not in {"stream", "max_tokens"}
     }
+    output = fields.output_config
     return ChatRequest.model_construct(
-        **same, messages=turns, chat_template_kwargs=fields.chat_template_kwargs
+        **same,
+        messages=turns,
+        chat_template_kwargs=fields.chat_template_kwargs,
+        response_format=output.format.of_chat() if output and output.format else None,
     )

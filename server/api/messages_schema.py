@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from .errors import unsupported
+from .constraint_schema import NamedSchema, ResponseFormat
 from .schemas import (
     IGNORED,
     MAX_INT,
@@ -31,11 +31,24 @@ _UNSUPPORTED: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
 }
 
 
-def _only_effort(value: object) -> object:
-    """Return nothing: how much a model should try is a hint, but the form of its output is not."""
-    if isinstance(value, dict) and value.get("format") is not None:
-        raise unsupported("output_config.format", "constrained output")
-    return None
+class OutputFormat(StrictModel):
+    """What the output has to be."""
+
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+    def of_chat(self) -> ResponseFormat:
+        """Return the same in the words of a chat."""
+        named = NamedSchema.model_construct(name="output", schema_=self.schema_)
+        return ResponseFormat(type="json_schema", json_schema=named)
+
+
+class OutputConfig(StrictModel):
+    """How to write the output. How much a model should try is a hint."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    format: OutputFormat | None = None
 
 
 class Turn(StrictModel):
@@ -56,7 +69,7 @@ class PromptFields(StrictModel):
     model: str | None = None
     messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES)]
     system: Annotated[str, BeforeValidator(joined_text)] | None = None
-    output_config: Annotated[Any, BeforeValidator(_only_effort)] = None
+    output_config: OutputConfig | None = None
     chat_template_kwargs: TemplateSwitches | None = None
 
 

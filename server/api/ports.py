@@ -178,11 +178,24 @@ class GrammarPort(Protocol):
         ...
 
 
-class MetricsPort(Protocol):
-    """What the surface counts, and shows of everything counted."""
+class HttpMetricsPort(Protocol):
+    """What the surface counts."""
 
-    def http_error(self, status: int) -> None:
+    def request(self, endpoint: str) -> None:
+        """Count a request by the name of its route."""
+        ...
+
+    def error(self, status: int) -> None:
         """Count a request that was answered with an error."""
+        ...
+
+
+class MetricsPort(Protocol):
+    """What is counted."""
+
+    @property
+    def http(self) -> HttpMetricsPort:
+        """Requests of clients."""
         ...
 
     def exposition(self) -> bytes:

@@ -92,7 +92,7 @@ class ResponseDocument:
             "previous_response_id": fields.previous_response_id,
             "store": False,
             "temperature": request.sampling.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": fields.text_format.model_dump(by_alias=True, exclude_none=True)},
             "tool_choice": "auto",
             "tools": [],
             "top_logprobs": request.sampling.logprobs or 0,

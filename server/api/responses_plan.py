@@ -22,7 +22,12 @@ if TYPE_CHECKING:
     from .ports import Services
     from .responses_schema import ResponseFields
 
-PARAMS: Final = {"messages": "input", "max_tokens": "max_output_tokens"}
+PARAMS: Final = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+}
 """What a chat calls its parameters, and what they are called here."""
 
 
@@ -62,6 +67,7 @@ def _as_chat(fields: ResponseFields, earlier: Turns) -> ChatRequest:
         messages=[*system, *earlier, *fields.input],
         max_tokens=fields.max_output_tokens,
         logprobs=fields.wants_logprobs,
+        response_format=fields.text_format.of_chat(),
         top_logprobs=fields.top_logprobs if fields.wants_logprobs else None,
         chat_template_kwargs=fields.chat_template_kwargs,
     )

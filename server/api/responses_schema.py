@@ -8,9 +8,11 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from triolet.errors import invalid_request
 from triolet.sampling import MAX_TOP_LOGPROBS
 
-from .errors import echo, unsupported
+from .constraint_schema import NamedSchema, ResponseFormat
+from .errors import echo
 from .schemas import (
     IGNORED,
     MAX_INT,
@@ -39,19 +41,44 @@ def _only_messages(value: object) -> object:
     return value
 
 
-def _only_text(value: object) -> object:
-    form = value.get("format") if isinstance(value, dict) else None
-    if form is not None and form != {"type": "text"}:
-        raise unsupported("text.format", "a text format other than text")
-    return None
-
-
 class InputMessage(Message):
     """One turn, as a client writes it or as an earlier answer gave it."""
 
     model_config = ConfigDict(extra="ignore")
 
     type: Literal["message"] = "message"
+
+
+class TextFormat(StrictModel):
+    """What the text has to be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+    def of_chat(self) -> ResponseFormat:
+        """Return the same in the words of a chat.
+
+        Raises:
+          RequestError: part of it is missing.
+        """
+        if self.type != "json_schema":
+            return ResponseFormat(type=self.type)
+        for name, value in (("name", self.name), ("schema", self.schema_)):
+            if value is None:
+                raise invalid_request("is required with this type", f"text.format.{name}")
+        named = NamedSchema.model_construct(name=self.name, schema_=self.schema_)
+        return ResponseFormat(type="json_schema", json_schema=named)
+
+
+class TextConfig(StrictModel):
+    """How the text is to be written. How verbose it should be is a hint."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    format: TextFormat | None = None
 
 
 class CacheOptions(StrictModel):
@@ -98,7 +125,7 @@ class ResponseFields(SamplingFields):
         | None
     ) = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    text: Annotated[Any, BeforeValidator(_only_text)] = None
+    text: TextConfig | None = None
     priority: Annotated[int, Field(ge=-100, le=100)] | None = None
     chat_template_kwargs: TemplateSwitches | None = None
     cache_salt: CacheSalt = None
@@ -108,6 +135,12 @@ class ResponseFields(SamplingFields):
     def wants_logprobs(self) -> bool:
         """Whether tokens are to be listed with what the model thought of them."""
         return INCLUDE_LOGPROBS in (self.include or ())
+
+    @property
+    def text_format(self) -> TextFormat:
+        """What the text has to be."""
+        given = None if self.text is None else self.text.format
+        return given or TextFormat(type="text")
 
     @property
     def only_warms(self) -> bool:

@@ -89,7 +89,7 @@ class ResponsesSession:
                 stream_id = _lane(body)
                 self._handle(body, nursery)
             except RequestError as error:
-                self._services.metrics.http_error(error.status)
+                self._services.metrics.http.error(error.status)
                 if not self._outbox.put_nowait(error_frame(error, stream_id)):
                     # It does not read what we say to its nonsense, or we are leaving anyway.
                     return
@@ -97,6 +97,7 @@ class ResponsesSession:
     def _handle(self, body: dict[str, Any], nursery: trio.Nursery) -> None:
         kind = body.pop("type", None)
         if kind == "response.create":
+            self._services.metrics.http.request("WS response.create")
             self._create(read_request(ResponseCreate, body), nursery)
         elif kind == "response.cancel":
             self._cancel(read_request(ResponseCancel, body))
@@ -154,7 +155,7 @@ class ResponsesSession:
                 try:
                     await answers[0].run(self._outbox)
                 except RequestError as error:
-                    self._services.metrics.http_error(error.status)
+                    self._services.metrics.http.error(error.status)
                     await self._outbox.put(error_frame(error, stream_id))
             answers.popleft()
         del self._lanes[stream_id]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import anthropic
 import pytest
 from anthropic import Anthropic, AsyncAnthropic
+from pydantic import BaseModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +24,13 @@ ASKED: dict[str, Any] = {
     # The newest client has no arguments for it, but models here are of other makers.
     "extra_body": {"temperature": 0},
 }
+
+
+class Verdict(BaseModel):
+    """Few tokens, whatever the model says."""
+
+    colour: Literal["red", "green"]
+    sure: bool
 
 
 def strictly(fleet: FleetProcess) -> dict[str, Any]:
@@ -108,6 +116,11 @@ def test_what_is_counted_is_what_is_sent_and_warming_caches_it(client: Anthropic
     assert warmed.usage.input_tokens == counted.input_tokens
     assert after.usage.cache_read_input_tokens
     assert after.usage.input_tokens + after.usage.cache_read_input_tokens == counted.input_tokens
+
+
+def test_output_follows_the_type_that_it_is_parsed_into(client: Anthropic) -> None:
+    parsed = client.messages.parse(**{**ASKED, "max_tokens": 60}, output_format=Verdict)
+    assert isinstance(parsed.parsed_output, Verdict)
 
 
 @pytest.mark.parametrize(

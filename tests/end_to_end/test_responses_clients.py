@@ -6,12 +6,13 @@ The client checks every object strictly against its types.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import openai
 import pytest
 from langchain_openai import ChatOpenAI
 from openai import AsyncOpenAI, OpenAI
+from pydantic import BaseModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,6 +34,13 @@ ASKED: dict[str, Any] = {
     "temperature": 0,
     "max_output_tokens": 30,
 }
+
+
+class Verdict(BaseModel):
+    """Few tokens, whatever the model says."""
+
+    colour: Literal["red", "green"]
+    sure: bool
 
 
 def strictly(fleet: FleetProcess) -> dict[str, Any]:
@@ -112,6 +120,15 @@ def test_warming_leaves_the_prompt_for_whoever_asks_next(client: OpenAI) -> None
     assert after.usage is not None
     assert after.usage.input_tokens_details.cached_tokens > 0
     assert after.usage.input_tokens == warmed.usage.input_tokens
+
+
+def test_text_follows_the_type_that_it_is_parsed_into(client: OpenAI) -> None:
+    asked = {**ASKED, "input": "Which colour?", "max_output_tokens": 60}
+    response = client.responses.parse(**asked, text_format=Verdict)
+    assert isinstance(response.output_parsed, Verdict)
+    with client.responses.stream(**asked, text_format=Verdict) as stream:
+        final = stream.get_final_response()
+    assert isinstance(final.output_parsed, Verdict)
 
 
 @pytest.mark.parametrize(
@@ -199,23 +216,31 @@ def test_the_asynchronous_client_uses_a_websocket(fleet: FleetProcess) -> None:
     assert asyncio.run(use())
 
 
-@pytest.mark.parametrize("use_responses_api", [False, True])
-def test_langchain_asks_and_streams(fleet: FleetProcess, use_responses_api: bool) -> None:
+@pytest.fixture(params=[False, True], ids=["chat", "responses"])
+def langchain(fleet: FleetProcess, request: pytest.FixtureRequest) -> Iterator[ChatOpenAI]:
     # Its own connections would outlive the test.
     with openai.DefaultHttpxClient() as connections:
-        model = ChatOpenAI(
+        yield ChatOpenAI(
             base_url=f"{fleet.url}/v1",
             api_key="none",  # type: ignore[arg-type]
             model="demo",
             temperature=0,
-            max_completion_tokens=30,
+            max_completion_tokens=60,
             max_retries=0,
-            use_responses_api=use_responses_api,
+            use_responses_api=request.param,
             http_client=connections,
         )
-        whole = model.invoke("Hello!")
-        chunks = list(model.stream("Hello!"))
+
+
+def test_langchain_asks_and_streams(langchain: ChatOpenAI) -> None:
+    whole = langchain.invoke("Hello!")
+    chunks = list(langchain.stream("Hello!"))
     assert whole.text
     assert "".join(chunk.text for chunk in chunks) == whole.text
     assert whole.usage_metadata is not None
     assert whole.usage_metadata["output_tokens"] > 0
+
+
+def test_langchain_gets_objects(langchain: ChatOpenAI) -> None:
+    structured = langchain.with_structured_output(Verdict, method="json_schema")
+    assert isinstance(structured.invoke("Which colour?"), Verdict)

@@ -46,6 +46,12 @@ ORDER = [
 ]
 
 
+NESTED: dict[str, Any] = {}
+"""Deeper than any schema may be."""
+for _ in range(50):
+    NESTED = {"items": NESTED}
+
+
 def ask(**more: object) -> dict[str, Any]:
     return {
         "model": MODEL,
@@ -200,6 +206,16 @@ async def test_every_parameter_reaches_the_generation() -> None:
     assert (request.stop, request.priority) == (("END", "STOP"), -1)
 
 
+async def test_the_output_may_have_to_follow_a_schema() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    form = {"type": "json_schema", "schema": schema}
+    async with surface() as server:
+        assert (await server.post(PATH, ask(output_config={"format": form}))).status == 200
+    grammar = server.fleet.generations[0].request.sampling.grammar
+    assert grammar is not None
+    assert json.loads(grammar.text) == schema
+
+
 async def test_more_tokens_than_the_context_has_are_cut_not_refused() -> None:
     async with surface() as server:
         assert (await server.post(PATH, ask(max_tokens=10**6))).status == 200
@@ -259,7 +275,15 @@ async def test_what_changes_no_promise_is_accepted() -> None:
         ({"temperature": "hot"}, "temperature"),
         ({"top_k": 1.5}, "top_k"),
         ({"container": "c"}, "container"),
-        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
+        ({"output_config": {"format": {"type": "yaml"}}}, "output_config.format.type"),
+        (
+            {"output_config": {"format": {"type": "json_schema"}}},
+            "output_config.format.schema",
+        ),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": NESTED}}},
+            "output_config.format.schema",
+        ),
         ({"tools": [{"name": "f", "input_schema": {}}]}, "tools"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"n": 2}, "n:"),

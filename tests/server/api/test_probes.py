@@ -170,11 +170,15 @@ async def test_metrics_go_by_their_own_names_only_if_told_so() -> None:
     assert b"triolet_requests_received_total" in answer.body
 
 
-async def test_errors_are_counted_by_status() -> None:
+async def test_requests_are_counted_by_route_and_errors_by_status() -> None:
     async with surface() as server:
         await server.request("GET", "/nope")
+        await server.request("GET", "/v1/models/nobody")
         answer = await server.request("GET", "/metrics")
-    assert b'triolet_http_errors_total{status="404"} 1.0' in answer.body
+    assert b'triolet_http_errors_total{status="404"} 2.0' in answer.body
+    assert b'triolet_http_requests_total{endpoint="none"} 1.0' in answer.body
+    # What a client made up is no label.
+    assert b'{endpoint="GET /v1/models/<path:name>"} 1.0' in answer.body
 
 
 async def test_the_page_and_its_files_come_under_a_strict_policy() -> None:

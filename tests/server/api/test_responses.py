@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -43,6 +44,12 @@ ORDER = [
     "response.output_item.done",
     "response.completed",
 ]
+
+
+NESTED: dict[str, Any] = {}
+"""Deeper than any schema may be."""
+for _ in range(50):
+    NESTED = {"items": NESTED}
 
 
 def ask(**more: object) -> dict[str, Any]:
@@ -191,6 +198,21 @@ async def test_logprobs_come_where_they_are_asked_for() -> None:
     assert without["output"][0]["content"][0]["logprobs"] == []
 
 
+async def test_the_text_may_have_to_follow_a_schema_and_the_response_repeats_it() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    form = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
+    async with surface() as server:
+        whole = (await server.post(PATH, ask(text={"format": form, "verbosity": "low"}))).json
+        plain = (await server.post(PATH, ask(text={"format": {"type": "json_object"}}))).json
+    assert whole["text"] == {"format": form}
+    assert plain["text"] == {"format": {"type": "json_object"}}
+    first, second = (g.request.sampling.grammar for g in server.fleet.generations)
+    assert first is not None
+    assert second is not None
+    assert json.loads(first.text) == schema
+    assert json.loads(second.text) == {"type": "object"}
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_warming_computes_the_prompt_and_says_nothing(stream: bool) -> None:
     asked = ask(prompt_cache_options={"prewarm": True}, stream=stream)
@@ -247,7 +269,13 @@ async def test_what_changes_no_promise_is_accepted() -> None:
         ({"input": []}, "input"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content"),
-        ({"text": {"format": {"type": "yaml"}}}, "text.format"),
+        ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "n", "schema": NESTED}}},
+            "text.format.schema",
+        ),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"temperature": True}, "temperature"),

@@ -264,7 +264,7 @@ async def test_logprobs_come_where_they_are_asked_for() -> None:
         (create(tools=[{"type": "web_search"}]), "tools"),
         (create(background=True), "background"),
         (create(store=True), "store"),
-        (create(text={"format": {"type": "json_object"}}), "text.format"),
+        (create(text={"format": {"type": "yaml"}}), "text.format.type"),
         (create(stream_id=""), "stream_id"),
         (create(stream_id="a b"), "stream_id"),
         (create(stream_id=5), "stream_id"),

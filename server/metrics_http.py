@@ -1,0 +1,51 @@
+"""The counters of what clients ask for, by the routes of the map, what was refused, and of
+lines of batches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import Counter
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+
+class HttpMetrics:
+    """Told of requests by the surface.
+
+    Args:
+      registry: where the counters are shown.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._requests = Counter(
+            "triolet_http_requests",
+            "Requests by the route that answered",
+            ("endpoint",),
+            registry=registry,
+        )
+        self._errors = Counter(
+            "triolet_http_errors",
+            "Requests answered with an error",
+            ("status",),
+            registry=registry,
+        )
+        self._batch_lines = Counter(
+            "triolet_batch_lines",
+            "Lines of batches by how they ended",
+            ("outcome",),
+            registry=registry,
+        )
+
+    def batch_line(self, outcome: str) -> None:
+        """A line of a batch has its answer, or was somebody else's."""
+        self._batch_lines.labels(outcome).inc()
+
+    def request(self, endpoint: str) -> None:
+        """A request came to one of the routes, of which there are as many as the map has."""
+        self._requests.labels(endpoint).inc()
+
+    def error(self, status: int) -> None:
+        """A request was answered with an error."""
+        self._errors.labels(str(status)).inc()
