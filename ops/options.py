@@ -103,6 +103,13 @@ BatchDirOption: TypeAlias = Annotated[
 BatchConcurrencyOption: TypeAlias = Annotated[
     int, _http(min=1, help="Lines of batches at once, behind all other requests.")
 ]
+LocalPrefillOption: TypeAlias = Annotated[
+    LocalPrefill,
+    _fleet(
+        help="Whether decode computes prompts itself: off, auto (short ones, and all while "
+        "no prefill worker is there) or always."
+    ),
+]
 PoisonOption: TypeAlias = Annotated[
     bool,
     _compute("--poison-freed-blocks", help="Fill freed blocks with NaN, to find bugs in Triolet."),
@@ -301,13 +308,7 @@ def server_options(
     max_connections: Annotated[
         int, _http(min=1, help="Client connections.")
     ] = _SERVER.max_connections,
-    local_prefill: Annotated[
-        LocalPrefill,
-        _fleet(
-            help="Whether decode computes prompts itself: off, auto (short ones, and all while "
-            "no prefill worker is there) or always."
-        ),
-    ] = _SERVER.routing.local_prefill,
+    local_prefill: LocalPrefillOption = _SERVER.routing.local_prefill,
     max_local_tokens: Annotated[
         int,
         _fleet(min=0, help="Longest prompt, without what is cached, that auto lets decode have."),

@@ -42,6 +42,7 @@ from .text.tokenizer import TextModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from socket import socket
 
     from quart_trio import QuartTrio
 
@@ -80,11 +81,8 @@ async def serve(
       ConfigError: the model, an address or the port cannot be used.
     """
     with ExitStack() as sockets:
-        listening = [sockets.enter_context(open_listening_socket(config))]
-        if config.siblings is not None:
-            listening.append(sockets.enter_context(open_own_socket(config.siblings)))
+        listening = _listen(config, sockets)
         text = _load_text(config)
-        defaults = read_sampling_defaults(config.model_dir)
         network = ZmqNetwork(config.link, config.curve_dir)
         try:
             metrics = Metrics(config.model_name, config.metrics_compat)
@@ -97,7 +95,7 @@ async def serve(
                 text,
                 metrics,
                 grammars,
-                defaults,
+                read_sampling_defaults(config.model_dir),
                 lifecycle or Lifecycle(),
                 count_connections=lambda: edge.connections,
                 embedding=read_embedding_model(config.model_dir),
@@ -113,9 +111,7 @@ async def serve(
                 await nursery.start(edge.run, *listening)
                 task_status.started(base_url(listening[0]))
                 nursery.start_soon(_hand_over, services.lifecycle, edge, config.handover_s)
-                if services.storage is not None:
-                    runner = _runner(services.storage, config, app, fleet, metrics)
-                    nursery.start_soon(_run_until_leaving, runner, services.lifecycle)
+                nursery.start_soon(_run_batches, services, app, fleet, metrics)
                 await services.lifecycle.draining.wait()
                 await fleet.drain()
                 if on_drained is not None:
@@ -125,6 +121,14 @@ async def serve(
                 nursery.cancel_scope.cancel()
         finally:
             network.close()
+
+
+def _listen(config: ServerConfig, sockets: ExitStack) -> list[socket]:
+    """Open the sockets for clients, and for siblings where there are any."""
+    listening = [sockets.enter_context(open_listening_socket(config))]
+    if config.siblings is not None:
+        listening.append(sockets.enter_context(open_own_socket(config.siblings)))
+    return listening
 
 
 @contextmanager
@@ -140,19 +144,17 @@ def _storage(config: ServerConfig) -> Iterator[Storage | None]:
         storage.close()
 
 
-def _runner(
-    storage: Storage, config: ServerConfig, app: QuartTrio, fleet: Fleet, metrics: Metrics
-) -> BatchRunner:
-    return BatchRunner(
+async def _run_batches(services: Services, app: QuartTrio, fleet: Fleet, metrics: Metrics) -> None:
+    """Run batches until this process is about to leave; a successor goes on with them."""
+    config, storage = services.config, services.storage
+    if storage is None:
+        return
+    runner = BatchRunner(
         storage, config.batches, app, config.host, fleet.is_urgent, metrics.http.batch_line
     )
-
-
-async def _run_until_leaving(runner: BatchRunner, lifecycle: Lifecycle) -> None:
-    """Run batches until this process is about to leave; a successor goes on with them."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runner.run)
-        await lifecycle.leaving.wait()
+        await services.lifecycle.leaving.wait()
         nursery.cancel_scope.cancel()
 
 

@@ -110,6 +110,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     waits.setdefault((name, clients), []).extend(seconds)
                 if len({tuple(found) for found in vectors.values()}) != 1:
                     raise RuntimeError("a vector depends on who else is in its batch")
+    report = _report(rates, waits)
+    report.show(Console())
+    report.write(BENCH)
+    return 0 if all(ratio.is_met for ratio in report.ratios.values()) else 1
+
+
+def _report(
+    rates: dict[tuple[str, int], list[float]], waits: dict[tuple[str, int], list[float]]
+) -> Report:
     rows = [
         {
             "fleet": name,
@@ -127,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     ]
     added_ms = 1e3 * (median(waits["batched", 1]) - median(waits["one by one", 1]))
-    report = Report(
+    return Report(
         "embeddings",
         describe(2),
         rows,
@@ -138,9 +147,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         {},
         (("fleet", "clients"), "inputs/s"),
     )
-    report.show(Console())
-    report.write(BENCH)
-    return 0 if all(ratio.is_met for ratio in report.ratios.values()) else 1
 
 
 if __name__ == "__main__":

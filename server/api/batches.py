@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import time
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field
@@ -13,6 +12,7 @@ from triolet.errors import draining
 
 from ..jobs.records import BatchRecord
 from ..jobs.states import BatchState
+from ..jobs.storage import time_of_day
 from .generate import json_response
 from .intake import read_fields
 from .schemas import StrictModel
@@ -71,7 +71,7 @@ async def create_batch(services: Services) -> Response:
     fields = await read_fields(BatchFields, services)
     if services.lifecycle.is_draining:
         raise draining()
-    now = int(time.time())
+    now = int(time_of_day())
     record = BatchRecord(
         id=f"batch_{secrets.token_hex(12)}",
         status=BatchState.VALIDATING,
@@ -107,7 +107,7 @@ async def show_batch(services: Services, batch_id: str) -> Response:
 async def cancel_batch(services: Services, batch_id: str) -> Response:
     """Let a batch end; what is answered stays."""
     storage = storage_of(services)
-    record = await storage.run(storage.batches.cancel, checked_id(batch_id), int(time.time()))
+    record = await storage.run(storage.batches.cancel, checked_id(batch_id), int(time_of_day()))
     if record is None:
         raise missing(batch_id)
     storage.changed.set()

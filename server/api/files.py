@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -11,6 +10,7 @@ from quart import Response, request
 
 from triolet.errors import draining
 
+from ..jobs.storage import time_of_day
 from .errors import http_error
 from .generate import json_response
 from .intake import read_body
@@ -25,8 +25,6 @@ from .stored import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from ..jobs.records import FileRecord
     from ..jobs.storage import Storage
     from .ports import Services
@@ -51,7 +49,7 @@ async def upload_file(services: Services) -> Response:
         raise http_error(400, "purpose must be batch", "purpose")
     file_id = f"file-{secrets.token_hex(12)}"
     record = await storage.run(
-        storage.files.add, file_id, upload.filename, purpose, upload.content, int(time.time())
+        storage.files.add, file_id, upload.filename, purpose, upload.content, int(time_of_day())
     )
     return json_response(file_document(record))
 
@@ -82,7 +80,7 @@ async def file_content(services: Services, file_id: str) -> Response:
     """Return what is in a file."""
     storage = storage_of(services)
     record = await _record(storage, file_id)
-    return Response(_parts(storage, record.id), content_type="application/octet-stream")
+    return Response(FileParts(storage, record.id), content_type="application/octet-stream")
 
 
 async def _record(storage: Storage, file_id: str) -> FileRecord:
@@ -92,8 +90,21 @@ async def _record(storage: Storage, file_id: str) -> FileRecord:
     return record
 
 
-async def _parts(storage: Storage, file_id: str) -> AsyncIterator[bytes]:
-    number = 0
-    while part := await storage.run(storage.files.content, file_id, number):
-        yield part
-        number += 1
+class FileParts:
+    """The content of a file, read as it is sent. It holds nothing between two parts."""
+
+    def __init__(self, storage: Storage, file_id: str) -> None:
+        self._storage = storage
+        self._file_id = file_id
+        self._number = 0
+
+    def __aiter__(self) -> FileParts:
+        return self
+
+    async def __anext__(self) -> bytes:
+        storage = self._storage
+        part = await storage.run(storage.files.content, self._file_id, self._number)
+        if not part:
+            raise StopAsyncIteration
+        self._number += 1
+        return part

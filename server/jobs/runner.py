@@ -6,7 +6,6 @@ several servers only the one that holds the lease runs anything.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -15,6 +14,7 @@ import trio
 from .batches import line_id
 from .inner_request import ask
 from .lines import answer_line, error_line
+from .storage import time_of_day
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -74,7 +74,7 @@ class BatchRunner:
                 while True:
                     self._storage.changed = trio.Event()
                     if await self._holds_lease():
-                        await self._storage.run(batches.advance, int(time.time()))
+                        await self._storage.run(batches.advance, int(time_of_day()))
                         await self._drop_unwanted()
                         await self._begin(nursery)
                     else:
@@ -86,7 +86,7 @@ class BatchRunner:
                 await self._storage.run(batches.give_lease_back)
 
     async def _holds_lease(self) -> bool:
-        now = time.time()
+        now = time_of_day()
         if self._lease_until - now > (1 - 1 / LEAST_LEASE_PART) * self._config.lease_s:
             return True
         is_held = await self._storage.run(self._storage.batches.take_lease, now)
@@ -137,7 +137,7 @@ class BatchRunner:
             result = error_line(own_id, line.custom_id, code, message)
         is_good = status < 400
         is_done = await self._storage.run(
-            self._storage.batches.finish_line, line, result, int(time.time()), is_good=is_good
+            self._storage.batches.finish_line, line, result, int(time_of_day()), is_good=is_good
         )
         self._on_line("dropped" if not is_done else "completed" if is_good else "failed")
 

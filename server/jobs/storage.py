@@ -5,6 +5,7 @@ Knows Trio's threads; knows no SQL.
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def time_of_day() -> float:
+    """Return seconds since 1970. What outlives a process, and what several share, knows no other
+    clock: when something was made, when a batch expires, until when a lease holds."""
+    return time.time()
 
 
 class Storage:
