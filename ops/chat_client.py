@@ -12,6 +12,7 @@ import httpx2
 
 from triolet.config import require
 
+from .api_key import key_headers
 from .exit_codes import CommandFailed
 from .plain_text import one_line
 
@@ -101,6 +102,7 @@ class ChatClient:
         require(is_web, "--url", url, "a base address such as http://127.0.0.1:8000")
         self._http = httpx2.Client(
             base_url=self._url,
+            headers=key_headers(),
             timeout=httpx2.Timeout(SILENCE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
             trust_env=False,
         )

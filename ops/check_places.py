@@ -15,6 +15,7 @@ from transport.zmq_network import ZmqNetwork
 from triolet.config import LinkConfig
 from triolet.errors import ConfigError, ModelError, TrioletError
 
+from .api_key import key_headers
 from .finding import Finding, Status
 from .model_directory import find_model
 from .plain_text import one_line
@@ -101,7 +102,9 @@ def check_port(host: str, port: int) -> Finding:
 def running_server(url: str) -> Finding | None:
     """Return how a Triolet server at this address is, or None if there is none."""
     try:
-        with httpx2.Client(base_url=url, timeout=HEALTH_TIMEOUT_S, trust_env=False) as client:
+        with httpx2.Client(
+            base_url=url, timeout=HEALTH_TIMEOUT_S, trust_env=False, headers=key_headers()
+        ) as client:
             version = client.get("/version")
             name = str(version.raise_for_status().json()["version"])
             ready = client.get("/health/ready")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
-from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,6 +22,7 @@ from triolet.errors import ConfigError
 from triolet.status import Failed, report
 
 from .exit_codes import EXIT_BAD_INPUT, EXIT_FAILED, CommandFailed
+from .key_commands import keys_app
 from .option_groups import with_groups
 from .options import (
     WORKER_DRAIN_S,
@@ -61,7 +61,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-keys_app = typer.Typer(help="Keys for links between machines.", no_args_is_help=True)
 app.add_typer(keys_app, name="keys")
 
 
@@ -368,16 +367,6 @@ def doctor(
 
     if not run_doctor(model, host, port, as_json=as_json):
         raise typer.Exit(EXIT_FAILED)
-
-
-@keys_app.command("make")
-def make_keys(directory: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
-    """Write a new key pair and an empty list of those who may connect."""
-    from transport.zmq_curve import make_keys as make
-
-    public = make(directory)
-    typer.echo(f"{directory}: new keys; others let this process in by its public key:")
-    typer.echo(public.decode())
 
 
 @app.command()

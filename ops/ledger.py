@@ -20,6 +20,7 @@ from triolet.audit import FleetAudit
 from triolet.config import require
 from triolet.invariants import check_invariants
 
+from .api_key import key_headers
 from .exit_codes import EXIT_BAD_INPUT, EXIT_FAILED, CommandFailed
 from .plain_text import one_line
 from .quantities import show_size
@@ -83,7 +84,9 @@ def fetch_audit(url: str) -> FleetAudit:
         is_web = False
     require(is_web, "--ledger", url, "a base address such as http://127.0.0.1:8000")
     try:
-        answer = httpx2.get(f"{url}{PATH}", timeout=TIMEOUT_S, trust_env=False)
+        answer = httpx2.get(
+            f"{url}{PATH}", timeout=TIMEOUT_S, trust_env=False, headers=key_headers()
+        )
     except httpx2.TransportError as error:
         raise CommandFailed(
             f"{url} does not answer ({one_line(str(error)) or type(error).__name__}); is the "

@@ -85,6 +85,12 @@ WorkerNameOption: TypeAlias = Annotated[
     str | None, typer.Option(help="Name in the fleet.", show_default="role and process id")
 ]
 
+RemoteClientsOption: TypeAlias = Annotated[
+    bool, _http("--allow-remote-clients", help="Listen beyond this machine without API keys.")
+]
+ApiKeysOption: TypeAlias = Annotated[
+    str | None, _http(help="File of API keys (see `triolet keys issue`).", show_default="none")
+]
 ThreadsOption: TypeAlias = Annotated[
     int | None,
     _compute(help="CPU threads of each worker.", show_default="cores divided among local workers"),
@@ -283,13 +289,8 @@ def link_options(
 def server_options(
     host: Annotated[str, _http(help="Address to listen on.")] = _SERVER.host,
     port: Annotated[int, _http(min=0, max=65_535, help="0 is any free one.")] = _SERVER.port,
-    allow_remote_clients: Annotated[
-        bool,
-        _http(
-            "--allow-remote-clients",
-            help="Listen beyond this machine, although there are no API keys.",
-        ),
-    ] = _SERVER.allow_remote_clients,
+    allow_remote_clients: RemoteClientsOption = _SERVER.allow_remote_clients,
+    api_keys: ApiKeysOption = _SERVER.api_keys,
     model_name: Annotated[
         str, _http(help="What clients call the model.", show_default="the directory's name")
     ] = "",
@@ -328,6 +329,7 @@ def server_options(
         host=host,
         port=port,
         allow_remote_clients=allow_remote_clients,
+        api_keys=api_keys,
         token_window=token_window,
         stall_timeout_s=stall_timeout,
         drain_timeout_s=drain_timeout,

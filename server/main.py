@@ -26,6 +26,7 @@ from triolet.errors import ConfigError
 from triolet.status import SUCCESSOR_SIGNAL, ServerReady, report
 
 from .api.app import build_app
+from .api.keys import read_keys
 from .api.live import Lifecycle
 from .api.ports import Services
 from .edge.accept import Edge
@@ -101,13 +102,14 @@ async def serve(
                 embedding=read_embedding_model(config.model_dir),
                 storage=sockets.enter_context(_storage(config)),
                 siblings=siblings,
+                keys=None if config.api_keys is None else read_keys(config.api_keys),
             )
             app = build_app(services)
             edge = Edge(app, config)
             metrics.watch(fleet.status, lambda: edge.connections, lambda: edge.writes.by_way)
             async with trio.open_nursery() as nursery:
-                await nursery.start(fleet.run)
-                await nursery.start(grammars.run)
+                for part in (fleet, services.kept, grammars):
+                    await nursery.start(part.run)
                 await nursery.start(edge.run, *listening)
                 task_status.started(base_url(listening[0]))
                 nursery.start_soon(_hand_over, services.lifecycle, edge, config.handover_s)

@@ -37,6 +37,12 @@ class HttpMetrics:
             ("outcome",),
             registry=registry,
         )
+        self._resumptions = Counter(
+            "triolet_resumptions",
+            "Answers that clients may come back to, and what became of them",
+            ("what",),
+            registry=registry,
+        )
 
     def batch_line(self, outcome: str) -> None:
         """A line of a batch has its answer, or was somebody else's."""
@@ -49,3 +55,7 @@ class HttpMetrics:
     def error(self, status: int) -> None:
         """A request was answered with an error."""
         self._errors.labels(str(status)).inc()
+
+    def resumption(self, what: str) -> None:
+        """An answer was begun or joined that outlives its connection, by a word of our own."""
+        self._resumptions.labels(what).inc()

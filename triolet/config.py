@@ -15,6 +15,7 @@ from .config_embedding import EmbeddingConfig, EmbeddingLimits
 from .config_gpu import GpuConfig
 from .config_grammar import GrammarConfig
 from .config_recovery import RecoveryConfig
+from .config_resume import ResumeConfig
 from .config_routing import RoutingConfig
 from .config_siblings import SiblingConfig  # noqa: TC001 (as its neighbours)
 from .config_speculation import SpeculationConfig
@@ -279,6 +280,8 @@ class ServerConfig:
     link: LinkConfig = field(default_factory=LinkConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     routing: RoutingConfig = field(default_factory=RoutingConfig)
+    resume: ResumeConfig = field(default_factory=ResumeConfig)
+    """Answers that clients may come back to."""
     embedding: EmbeddingLimits = field(default_factory=EmbeddingLimits)
     batches: BatchConfig = field(default_factory=BatchConfig)
     grammar: GrammarConfig = field(default_factory=GrammarConfig)
@@ -319,8 +322,10 @@ class ServerConfig:
     """What the kernel may hold for one client that does not read: with the token window it bounds
     how far an answer runs ahead of its reader."""
     allow_remote_clients: bool = False
-    """There are no keys yet: whoever reaches the port may use it. Binding to anything but loopback
-    has to be meant."""
+    """Without keys whoever reaches the port may use it. Binding to anything but loopback has to be
+    meant."""
+    api_keys: str | None = None
+    """File of the keys that are let in, as digests; None where there are no keys."""
     max_choices: int = 8
     """`n`: answers to one prompt."""
     max_prompts: int = 32
@@ -388,9 +393,9 @@ class ServerConfig:
             self.metrics_compat,
             "vllm, none",
         )
-        if not (self.allow_remote_clients or is_loopback(self.host)):
+        if not (self.allow_remote_clients or self.api_keys or is_loopback(self.host)):
             raise ConfigError(
-                f"host is {self.host!r}, which other machines can reach, and this server has no "
-                "keys yet: bind 127.0.0.1 (and put a proxy with authentication in front), or give "
-                "--allow-remote-clients"
+                f"host is {self.host!r}, which other machines can reach, and whoever does "
+                "could use this server: give --api-keys FILE, or bind 127.0.0.1 (and put a proxy "
+                "with authentication in front), or give --allow-remote-clients"
             )

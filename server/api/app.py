@@ -27,11 +27,15 @@ from .completions import completions
 from .embeddings import embeddings
 from .errors import CODES, error_body, error_headers, http_error
 from .files import delete_file, file_content, list_files, show_file, upload_file
-from .fleet_audit import OWN_AUDIT, fleet_audit, own_audit
+from .fleet_audit import OWN_AUDIT, UNIX_PEER, fleet_audit, own_audit
 from .intake import live_request, shown_request_id
+from .keys import enter_tenant, sent_key
+from .live import OWNER_KEY
 from .messages import MESSAGES, count_message_tokens, create_message
 from .messages_form import message_error
 from .models import detokenize, list_models, show_model, tokenize
+from .openapi import PATH as OPENAPI
+from .openapi import serve_openapi
 from .origins import check_host, check_origin
 from .pages import chat_page, static_file
 from .probes import (
@@ -50,8 +54,10 @@ from .responses_socket import responses_socket
 from .static_files import read_static_files
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
     from typing import TypeAlias
+
+    from werkzeug.datastructures import Headers
 
     from .ports import Services
 
@@ -62,6 +68,19 @@ log = structlog.get_logger(__name__)
 RESPONSES: Final = "/v1/responses"
 NOT_FOUND: Final = "there is nothing at this path; the API is below /v1, the chat page at /"
 SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
+OPEN_ENDPOINTS: Final = frozenset(
+    {
+        "GET /health/live",
+        "GET /health/ready",
+        "GET /health",
+        "GET /ping",
+        "GET /",
+        "GET /static/<path:name>",
+        "GET /openapi.json",
+    }
+)
+"""All that is answered without a key where there are keys: whether the process is well, and pages
+that ask for a key themselves. Everything else, also what is not there, is closed."""
 HEADERS: Final = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
 
 
@@ -118,6 +137,7 @@ def _add_routes(app: QuartTrio, services: Services) -> None:
     add("GET", OWN_METRICS, own_metrics)
     add("GET", OWN_LOAD, own_load)
     add("GET", "/fleet/audit", fleet_audit)
+    add("GET", OPENAPI, partial(serve_openapi, app))
     files = read_static_files()
     add("GET", "/", partial(chat_page, files))
     add("GET", "/static/<path:name>", partial(static_file, files))
@@ -148,13 +168,28 @@ def _with_services(
 
 async def _check_request(services: Services) -> None:
     _check_who_asks(services, request.headers.get("host"))
+    owner = request.scope["state"].get(OWNER_KEY)
+    if owner is not None:
+        # From within: nothing that a client sends gets there.
+        if services.keys is not None:
+            enter_tenant(services.keys.tenant_named(owner))
+    elif request.endpoint not in OPEN_ENDPOINTS and request.remote_addr != UNIX_PEER:
+        _check_key(services, request.headers, ())
     if request.method not in SAFE_METHODS:
         check_origin(request.headers.get("origin"), request.headers.get("host"))
 
 
 async def _check_websocket(services: Services) -> None:
     _check_who_asks(services, websocket.headers.get("host"))
+    _check_key(services, websocket.headers, websocket.requested_subprotocols)
     check_origin(websocket.headers.get("origin"), websocket.headers.get("host"))
+
+
+def _check_key(services: Services, headers: Headers, subprotocols: Iterable[str]) -> None:
+    if services.keys is None:
+        return
+    key = sent_key(headers.get("authorization"), headers.get("x-api-key"), subprotocols)
+    enter_tenant(services.keys.tenant_of(key))
 
 
 def _check_who_asks(services: Services, host: str | None) -> None:

@@ -20,6 +20,7 @@ from .stored import (
     batch_document,
     checked_id,
     missing,
+    owner_of_request,
     page_arguments,
     page_document,
     storage_of,
@@ -82,7 +83,7 @@ async def create_batch(services: Services) -> Response:
         expires_at=now + _seconds(fields.completion_window),
         metadata=fields.metadata,
     )
-    await storage.run(storage.batches.add, record)
+    await storage.run(storage.batches.add, owner_of_request(), record)
     storage.changed.set()
     return json_response(batch_document(record))
 
@@ -90,7 +91,7 @@ async def create_batch(services: Services) -> Response:
 async def list_batches(services: Services) -> Response:
     """Return batches, newest first."""
     storage = storage_of(services)
-    page = await storage.run(storage.batches.page, *page_arguments())
+    page = await storage.run(storage.batches.page, owner_of_request(), *page_arguments())
     items = [batch_document(one) for one in page.items]
     return json_response(page_document(page, items))
 
@@ -98,7 +99,7 @@ async def list_batches(services: Services) -> Response:
 async def show_batch(services: Services, batch_id: str) -> Response:
     """Return one batch."""
     storage = storage_of(services)
-    record = await storage.run(storage.batches.get, checked_id(batch_id))
+    record = await storage.run(storage.batches.get, checked_id(batch_id), owner_of_request())
     if record is None:
         raise missing(batch_id)
     return json_response(batch_document(record))
@@ -107,7 +108,9 @@ async def show_batch(services: Services, batch_id: str) -> Response:
 async def cancel_batch(services: Services, batch_id: str) -> Response:
     """Let a batch end; what is answered stays."""
     storage = storage_of(services)
-    record = await storage.run(storage.batches.cancel, checked_id(batch_id), int(time_of_day()))
+    record = await storage.run(
+        storage.batches.cancel, owner_of_request(), checked_id(batch_id), int(time_of_day())
+    )
     if record is None:
         raise missing(batch_id)
     storage.changed.set()

@@ -38,6 +38,9 @@ _TYPES = {
     429: "rate_limit_error",
 }
 
+FINAL_CODES = frozenset({"idempotency_conflict", "resume_expired"})
+"""Official clients retry every 409; these stay what they are."""
+
 CODES = {
     400: "invalid_request_error",
     403: "permission_denied",
@@ -107,6 +110,10 @@ def error_body(error: RequestError) -> bytes:
 
 def error_headers(error: RequestError) -> dict[str, str]:
     """Return the headers that an error needs beside its body."""
+    if error.status == 401:
+        return {"www-authenticate": "Bearer"}
+    if error.code in FINAL_CODES:
+        return {"x-should-retry": "false"}
     if error.retry_after_s is None:
         return {}
     wait_s = min(

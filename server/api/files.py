@@ -19,6 +19,7 @@ from .stored import (
     checked_id,
     file_document,
     missing,
+    owner_of_request,
     page_arguments,
     page_document,
     storage_of,
@@ -49,7 +50,13 @@ async def upload_file(services: Services) -> Response:
         raise http_error(400, "purpose must be batch", "purpose")
     file_id = f"file-{secrets.token_hex(12)}"
     record = await storage.run(
-        storage.files.add, file_id, upload.filename, purpose, upload.content, int(time_of_day())
+        storage.files.add,
+        owner_of_request(),
+        file_id,
+        upload.filename,
+        purpose,
+        upload.content,
+        int(time_of_day()),
     )
     return json_response(file_document(record))
 
@@ -58,7 +65,9 @@ async def list_files(services: Services) -> Response:
     """Return files, newest first."""
     storage = storage_of(services)
     after, limit = page_arguments()
-    page = await storage.run(storage.files.page, after, limit, request.args.get("purpose"))
+    page = await storage.run(
+        storage.files.page, owner_of_request(), after, limit, request.args.get("purpose")
+    )
     items = [file_document(record) for record in page.items]
     return json_response(page_document(page, items))
 
@@ -71,7 +80,7 @@ async def show_file(services: Services, file_id: str) -> Response:
 async def delete_file(services: Services, file_id: str) -> Response:
     """Forget a file."""
     storage = storage_of(services)
-    if not await storage.run(storage.files.delete, checked_id(file_id)):
+    if not await storage.run(storage.files.delete, owner_of_request(), checked_id(file_id)):
         raise missing(file_id)
     return json_response({"id": file_id, "object": "file", "deleted": True})
 
@@ -84,7 +93,7 @@ async def file_content(services: Services, file_id: str) -> Response:
 
 
 async def _record(storage: Storage, file_id: str) -> FileRecord:
-    record = await storage.run(storage.files.get, checked_id(file_id))
+    record = await storage.run(storage.files.get, owner_of_request(), checked_id(file_id))
     if record is None:
         raise missing(file_id)
     return record

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from quart import Response, request
@@ -16,20 +17,24 @@ from triolet.errors import draining, invalid_request
 from triolet.ids import new_request_id
 
 from ..generation import GenerationRequest
-from .answers import collect
+from .answers import WholeScript, collect
 from .choices import Choices
 from .chunks import ChunkStream, Envelope, total_usage
 from .event_stream import EventStreamBody
 from .intake import check_model, deadline_s, live_request, shown_request_id
 from .live import own_shortcut
+from .resuming import own_key, resumable_stream, resumable_whole
 from .salt import salt_of
 from .sampling import check_token_ids, completion_budget, of_choice, sampling_params
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from pydantic import BaseModel
+
     from triolet.sampling import Grammar
 
+    from ..generation import Generation
     from .answers import Answer
     from .chunks import ChunkWriter
     from .event_stream import StreamForm
@@ -42,6 +47,14 @@ STREAM_HEADERS = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",
 }
+
+
+class Holder(Protocol):
+    """What generations end with."""
+
+    def hold(self, generation: Generation, /) -> None:
+        """Take one."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,20 +174,25 @@ def submit_all(
     Raises:
       RequestError: one of them was refused, and nothing was begun.
     """
-    ranked = [replace(one, priority=live.priority(one.priority)) for one in requests]
-    generations = services.fleet.submit_together(ranked)
-    for generation in generations:
-        live.hold(generation)
-    return Choices(generations)
+    return submit_for(live, _ranked(requests, live), services)
 
 
-def begin_choices(plan: Plan, services: Services) -> Choices:
-    """Submit every sequence of a plan.
+def submit_for(
+    holder: Holder, requests: Sequence[GenerationRequest], services: Services
+) -> Choices:
+    """Begin what was asked for; it ends with `holder`.
 
     Raises:
       RequestError: one of them was refused, and nothing was begun.
     """
-    return submit_all(own_requests(plan, services), services, live_request())
+    generations = services.fleet.submit_together(requests)
+    for generation in generations:
+        holder.hold(generation)
+    return Choices(generations)
+
+
+def _ranked(requests: Sequence[GenerationRequest], live: LiveRequest) -> list[GenerationRequest]:
+    return [replace(one, priority=live.priority(one.priority)) for one in requests]
 
 
 def own_requests(plan: Plan, services: Services) -> list[GenerationRequest]:
@@ -211,7 +229,31 @@ def stream_response(
         with_token_ids=bool(plan.fields.return_token_ids),
     )
     stream = ChunkStream(form(envelope), count=plan.count, per_prompt=plan.per_prompt)
-    return event_stream(begin_choices(plan, services), stream, services)
+    return begin_stream(own_requests(plan, services), stream, plan.fields, services)
+
+
+def begin_stream(
+    requests: Sequence[GenerationRequest],
+    form: StreamForm,
+    fields: BaseModel,
+    services: Services,
+) -> Response:
+    """Begin what was asked for and return its stream. With a key it may be one that runs already.
+
+    Args:
+      requests: what is to be generated.
+      form: of the endpoint.
+      fields: what the client sent, by which its retries are known.
+      services: what it works with.
+    """
+    live = live_request()
+    key = own_key()
+    if key is None:
+        return event_stream(submit_all(requests, services, live), form, services)
+    submit = partial(submit_for, requests=_ranked(requests, live), services=services)
+    response = resumable_stream(key, fields, form, submit, live, services)
+    response.headers.update(STREAM_HEADERS)
+    return response
 
 
 def event_stream(choices: Choices, form: StreamForm, services: Services) -> Response:
@@ -232,12 +274,22 @@ async def whole_response(
     choice: Callable[[int, Answer], dict[str, Any]],
 ) -> Response:
     """Begin a plan, wait for its end and return the answer."""
-    answers = await collect(begin_choices(plan, services), plan.count)
-    document = fields_of_answer | {
-        "choices": [choice(index, answer) for index, answer in enumerate(answers)],
-        "usage": total_usage([answer.finished.usage for answer in answers], plan.per_prompt),
-    }
-    return json_response(document)
+
+    def document(answers: Sequence[Answer]) -> bytes:
+        whole = fields_of_answer | {
+            "choices": [choice(index, answer) for index, answer in enumerate(answers)],
+            "usage": total_usage([answer.finished.usage for answer in answers], plan.per_prompt),
+        }
+        return msgspec.json.encode(whole)
+
+    requests, live = own_requests(plan, services), live_request()
+    key = own_key()
+    if key is None:
+        answers = await collect(submit_all(requests, services, live), plan.count)
+        return Response(document(answers), content_type="application/json")
+    script = WholeScript(plan.count, document)
+    submit = partial(submit_for, requests=_ranked(requests, live), services=services)
+    return await resumable_whole(key, plan.fields, script, submit, live, services)
 
 
 def json_response(document: object, status: int = 200) -> Response:

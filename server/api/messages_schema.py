@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
+from . import accepted
 from .constraint_schema import NamedSchema, ResponseFormat
 from .schemas import (
     IGNORED,
@@ -57,7 +58,7 @@ class Turn(StrictModel):
     model_config = ConfigDict(extra="ignore")
 
     role: Literal["user", "assistant", "system"]
-    content: Annotated[str, BeforeValidator(joined_text)]
+    content: Annotated[str, BeforeValidator(joined_text, json_schema_input_type=accepted.Content)]
 
 
 class PromptFields(StrictModel):
@@ -68,7 +69,9 @@ class PromptFields(StrictModel):
 
     model: str | None = None
     messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES)]
-    system: Annotated[str, BeforeValidator(joined_text)] | None = None
+    system: (
+        Annotated[str, BeforeValidator(joined_text, json_schema_input_type=accepted.Content)] | None
+    ) = None
     output_config: OutputConfig | None = None
     chat_template_kwargs: TemplateSwitches | None = None
 

@@ -12,6 +12,7 @@ import trio
 
 from ..text.embedding_files import EmbeddingModel
 from ..text.sampling_defaults import SamplingDefaults
+from .kept_answers import KeptAnswers
 from .live import Lifecycle
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ..embedding import EmbeddingRequest, EmbeddingRun
     from ..generation import Generation, GenerationRequest
     from ..jobs.storage import Storage
+    from .keys import KeyRing
 
 
 class WorkerView(Protocol):
@@ -189,6 +191,10 @@ class HttpMetricsPort(Protocol):
         """Count a request that was answered with an error."""
         ...
 
+    def resumption(self, what: str) -> None:
+        """Count what becomes of answers that clients may come back to."""
+        ...
+
 
 class MetricsPort(Protocol):
     """What is counted."""
@@ -237,3 +243,15 @@ class Services:
     """Files and batches; None where none are kept."""
     siblings: SiblingsPort | None = None
     """None where this is the only server."""
+    keys: KeyRing | None = None
+    """None where anybody who reaches the port is let in."""
+    kept: KeptAnswers = field(init=False)
+    """Answers that clients may come back to."""
+
+    def __post_init__(self) -> None:
+        kept = KeptAnswers(
+            self.config.resume,
+            is_leaving=lambda: self.lifecycle.is_draining,
+            count=self.metrics.http.resumption,
+        )
+        object.__setattr__(self, "kept", kept)  # as a frozen dataclass's own __init__ does

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING
 from triolet.ids import new_request_id
 
 from ..generation import CancelReason
-from .generate import generation_requests
+from .generate import generation_requests, submit_for
+from .kept_answers import Name
 from .listening import listen_until
 from .live import LiveRequest
 from .responses_document import ResponseDocument
 from .responses_events import ResponseEvents, message_frame
 from .responses_plan import message, plan_response
+from .responses_resume import SCOPE, ResponseScript, relay_frames
+from .resumable import ResumableAnswer
 
 if TYPE_CHECKING:
     from ..generation import Generation, GenerationRequest
@@ -57,6 +60,7 @@ class ResponseAnswer:
         self._client_request_id = client_request_id
         self._departure = departure
         self._generation: Generation | None = None
+        self._resumable: ResumableAnswer | None = None
         self._is_cancelled = False
 
     @property
@@ -69,6 +73,8 @@ class ResponseAnswer:
         self._is_cancelled = True
         if self._generation is not None:
             self._generation.cancel(CancelReason.STOPPED)
+        if self._resumable is not None:
+            self._resumable.stop()
 
     async def run(self, outbox: WsOutbox) -> None:
         """Generate, and send every event.
@@ -79,6 +85,9 @@ class ResponseAnswer:
         earlier = self._earlier()
         with LiveRequest(self._departure) as live:
             request = await self._request(earlier)
+            if self._create.resumable:
+                await self._run_resumable(request, earlier, live, outbox)
+                return
             self._generation = self._services.fleet.submit(request)
             live.hold(self._generation)
             if self._is_cancelled:
@@ -109,6 +118,27 @@ class ResponseAnswer:
 
         await listen_until(generation.listen, is_blocked)
         return unsent
+
+    async def _run_resumable(
+        self, request: GenerationRequest, earlier: Turns, live: LiveRequest, outbox: WsOutbox
+    ) -> None:
+        """The same, but what is generated stays when this connection goes."""
+        document = ResponseDocument(self.id, self._create, request, self._services.config)
+        events = ResponseEvents(document, message_frame, self.stream_id)
+        script = ResponseScript(events, document, (*earlier, *self._create.input))
+        kept, config = self._services.kept, self._services.config.resume
+        answer = self._resumable = ResumableAnswer(script, b"", config)
+        kept.begin(
+            Name(SCOPE, self.id),
+            answer,
+            lambda holder: submit_for(holder, [request], self._services),
+        )
+        if self._is_cancelled:
+            answer.stop()
+        reader = kept.join(answer, 0)
+        live.hold(reader)
+        await relay_frames(reader, outbox)
+        script.remember(self.id, self._conversations)
 
     def _earlier(self) -> Turns:
         if self._create.previous_response_id is None:

@@ -11,11 +11,11 @@ from pydantic_core import PydanticCustomError
 from triolet.errors import invalid_request
 from triolet.sampling import MAX_TOP_LOGPROBS
 
+from .accepted import MAX_INT
 from .constraint_schema import NamedSchema, ResponseFormat
 from .errors import echo
 from .schemas import (
     IGNORED,
-    MAX_INT,
     MAX_MESSAGES,
     UNSUPPORTED,
     CacheSalt,
@@ -102,7 +102,7 @@ class ResponseFields(SamplingFields):
     model: str | None = None
     input: Annotated[
         list[Annotated[InputMessage, BeforeValidator(_only_messages)]],
-        BeforeValidator(_messages),
+        BeforeValidator(_messages, json_schema_input_type=str | list[InputMessage]),
         Field(min_length=1, max_length=MAX_MESSAGES),
     ]
     instructions: str | None = None
@@ -166,6 +166,7 @@ class ResponseCreate(ResponseFields):
     """`response.create` on a WebSocket: begin an answer."""
 
     stream: Literal[True] | None = None
+    resumable: bool | None = None
     stream_id: str | None = None
     generate: bool | None = None
 
@@ -173,6 +174,14 @@ class ResponseCreate(ResponseFields):
     def only_warms(self) -> bool:
         """Whether the prompt's KV is all that is asked for."""
         return self.generate is False or super().only_warms
+
+
+class ResponseResume(StrictModel):
+    """`response.resume`: go on with an answer whose connection was cut."""
+
+    response_id: Annotated[str, Field(max_length=64)]
+    sequence_number: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
+    stream_id: str | None = None
 
 
 class ResponseCancel(StrictModel):

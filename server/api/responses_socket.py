@@ -21,10 +21,12 @@ from .conversations import Conversations
 from .errors import echo, http_error, unsupported
 from .intake import own_request_id
 from .json_body import parse_object
+from .keys import SUBPROTOCOL
 from .live import DEPARTURE_KEY, own_shortcut
 from .responses_answer import ResponseAnswer
 from .responses_events import error_frame, notice_frame
-from .responses_schema import LANE, ResponseCancel, ResponseCreate
+from .responses_resume import ResumedAnswer
+from .responses_schema import LANE, ResponseCancel, ResponseCreate, ResponseResume
 from .schemas import read_request
 from .ws_outbox import WsOutbox
 
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from quart.wrappers import Websocket
 
     from .ports import Services
+
+    LaneAnswer = ResponseAnswer | ResumedAnswer
 
 GOING_AWAY: Final = 1001
 POLICY_VIOLATION: Final = 1008
@@ -41,7 +45,8 @@ TRY_AGAIN_LATER: Final = 1013
 async def responses_socket(services: Services) -> None:
     """Serve one socket until it ends."""
     socket: Websocket = websocket._get_current_object()  # type: ignore[attr-defined]
-    await socket.accept()
+    has_spoken = SUBPROTOCOL in socket.requested_subprotocols
+    await socket.accept(subprotocol=SUBPROTOCOL if has_spoken else None)
     code = await ResponsesSession(socket, services).run()
     await socket.close(code, "")
 
@@ -59,7 +64,7 @@ class ResponsesSession:
         self._services = services
         self._conversations = Conversations()
         self._messages = TokenBucket(services.config.ws_max_messages_per_s, trio.current_time())
-        self._lanes: dict[str | None, deque[ResponseAnswer]] = {}
+        self._lanes: dict[str | None, deque[LaneAnswer]] = {}
         self._lane_ended = trio.Event()
         self._slots = trio.Semaphore(services.config.ws_max_streams)
         self._outbox = WsOutbox(services.config.ws_outbox_bytes, own_shortcut(socket.scope))
@@ -99,6 +104,8 @@ class ResponsesSession:
         if kind == "response.create":
             self._services.metrics.http.request("WS response.create")
             self._create(read_request(ResponseCreate, body), nursery)
+        elif kind == "response.resume":
+            self._resume(read_request(ResponseResume, body), nursery)
         elif kind == "response.cancel":
             self._cancel(read_request(ResponseCancel, body))
         elif kind == "response.steer":
@@ -109,12 +116,7 @@ class ResponsesSession:
     def _create(self, create: ResponseCreate, nursery: trio.Nursery) -> None:
         if self._services.lifecycle.is_draining:
             raise draining()
-        if sum(len(answers) for answers in self._lanes.values()) >= self._bound:
-            raise RequestError(
-                f"at most {self._bound} answers may be under way or wait on one connection",
-                status=429,
-                code="websocket_stream_limit_reached",
-            )
+        self._check_bound()
         answer = ResponseAnswer(
             create,
             self._services,
@@ -122,6 +124,23 @@ class ResponsesSession:
             own_request_id(self._socket.headers),
             self._socket.scope["state"][DEPARTURE_KEY],
         )
+        self._enqueue(answer, nursery)
+
+    def _resume(self, resume: ResponseResume, nursery: trio.Nursery) -> None:
+        self._check_bound()
+        departure = self._socket.scope["state"][DEPARTURE_KEY]
+        answer = ResumedAnswer(resume, self._services, self._conversations, departure)
+        self._enqueue(answer, nursery)
+
+    def _check_bound(self) -> None:
+        if sum(len(answers) for answers in self._lanes.values()) >= self._bound:
+            raise RequestError(
+                f"at most {self._bound} answers may be under way or wait on one connection",
+                status=429,
+                code="websocket_stream_limit_reached",
+            )
+
+    def _enqueue(self, answer: LaneAnswer, nursery: trio.Nursery) -> None:
         answers = self._lanes.get(answer.stream_id)
         if answers is not None:
             answers.append(answer)

@@ -16,6 +16,9 @@ from typing_extensions import TypedDict
 
 from triolet.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_TOP_K, MAX_TOP_LOGPROBS
 
+from . import accepted
+from .accepted import MAX_INT as MAX_INT
+from .accepted import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from .constraint_schema import ConstraintFields
 from .errors import MAX_ECHO, echo, http_error, unsupported
 from .strict_fields import StrictFields
@@ -25,11 +28,8 @@ if TYPE_CHECKING:
 
     from triolet.errors import RequestError
 
-MAX_STOP_STRINGS: Final = 16
-MAX_STOP_CHARS: Final = 64
 MAX_MESSAGES: Final = 4096
 MAX_DETOKENIZED: Final = 1_000_000
-MAX_INT: Final = 2**31 - 1
 
 IGNORED: Final = frozenset(
     "metadata user safety_identifier service_tier verbosity prompt_cache_key prompt_cache_options "
@@ -82,7 +82,9 @@ def _stop(value: object) -> object:
     return tuple(texts)
 
 
-StopStrings = Annotated[tuple[str, ...], BeforeValidator(_stop)]
+StopStrings = Annotated[
+    tuple[str, ...], BeforeValidator(_stop, json_schema_input_type=accepted.Stop)
+]
 """One string or several, which end the text before the first that occurs."""
 
 
@@ -181,8 +183,11 @@ class Message(StrictModel):
     model_config = ConfigDict(extra="ignore")
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(joined_text)]
-    tool_calls: Annotated[None, BeforeValidator(lambda value: value or None)] = None
+    content: Annotated[str, BeforeValidator(joined_text, json_schema_input_type=accepted.Content)]
+    tool_calls: Annotated[
+        None,
+        BeforeValidator(lambda value: value or None, json_schema_input_type=accepted.Nothing),
+    ] = None
 
 
 class SamplingFields(StrictModel):
@@ -195,10 +200,15 @@ class SamplingFields(StrictModel):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(_logit_bias)] = ()
+    logit_bias: Annotated[
+        tuple[tuple[int, float], ...],
+        BeforeValidator(_logit_bias, json_schema_input_type=accepted.LogitBias),
+    ] = ()
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: StopStrings = ()
-    stop_token_ids: Annotated[tuple[int, ...], BeforeValidator(_token_ids)] = ()
+    stop_token_ids: Annotated[
+        tuple[int, ...], BeforeValidator(_token_ids, json_schema_input_type=accepted.StopTokenIds)
+    ] = ()
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
 
@@ -253,7 +263,9 @@ class ChatRequest(GenerationFields):
 class CompletionRequest(GenerationFields):
     """POST /v1/completions."""
 
-    prompt: Annotated[tuple[Prompt, ...], BeforeValidator(read_prompts)]
+    prompt: Annotated[
+        tuple[Prompt, ...], BeforeValidator(read_prompts, json_schema_input_type=accepted.Prompts)
+    ]
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool | None = None
 
@@ -274,7 +286,10 @@ class DetokenizeRequest(StrictModel):
 
     model: str | None = None
     # One error for the list: a million bad ids would make a million of them.
-    tokens: Annotated[tuple[int, ...], BeforeValidator(partial(_ids_up_to, MAX_DETOKENIZED))]
+    tokens: Annotated[
+        tuple[int, ...],
+        BeforeValidator(partial(_ids_up_to, MAX_DETOKENIZED), json_schema_input_type=accepted.Ids),
+    ]
 
 
 ModelT = TypeVar("ModelT", bound=StrictModel)

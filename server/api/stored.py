@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from quart import request
 
 from .errors import echo, http_error
+from .keys import current_tenant
 
 if TYPE_CHECKING:
     from triolet.errors import RequestError
@@ -31,6 +32,12 @@ def storage_of(services: Services) -> Storage:
     if services.storage is None:
         raise http_error(404, "this server keeps no files: start it with --batch-dir DIRECTORY")
     return services.storage
+
+
+def owner_of_request() -> str:
+    """Return whose things a request is about; empty where there are no keys."""
+    tenant = current_tenant()
+    return "" if tenant is None else tenant.name
 
 
 def checked_id(text: str) -> str:

@@ -74,6 +74,9 @@ class HeadGuard:
             name = name.lower()
             if name in _ONCE and name in values:
                 raise http_error(400, f"the header {name.decode()} occurs twice")
+            if name.startswith(b"sec-websocket-") and not value.isascii():
+                # wsproto takes them for ASCII and raises.
+                raise http_error(400, f"the header {name.decode()} is not ASCII")
             values[name] = value.strip(b" \t")
         self._check_framing(values, version)
 

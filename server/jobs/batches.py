@@ -55,7 +55,7 @@ class Batches:
         self._config = config
         self._holder = holder
 
-    def add(self, batch: BatchRecord) -> BatchRecord:
+    def add(self, owner: str, batch: BatchRecord) -> BatchRecord:
         """Keep a new batch.
 
         Raises:
@@ -63,7 +63,7 @@ class Batches:
         """
         with transaction(self._connection):
             row = self._connection.execute(
-                "SELECT purpose FROM files WHERE id = ?", (batch.input_file_id,)
+                "SELECT purpose FROM files WHERE id = ? AND owner = ?", (batch.input_file_id, owner)
             ).fetchone()
             if row is None:
                 raise RequestError(
@@ -91,11 +91,12 @@ class Batches:
                     retry_after_s=60.0,
                 )
             self._connection.execute(
-                "INSERT INTO batches (id, order_number, status, endpoint, input_file_id, window, "
-                "metadata, created_at, expires_at) VALUES (?, (SELECT coalesce(max(order_number), "
+                "INSERT INTO batches (id, owner, order_number, status, endpoint, input_file_id, window, "
+                "metadata, created_at, expires_at) VALUES (?, ?, (SELECT coalesce(max(order_number), "
                 "0) + 1 FROM batches), ?, ?, ?, ?, ?, ?, ?)",
                 (
                     batch.id,
+                    owner,
                     batch.status,
                     batch.endpoint,
                     batch.input_file_id,
@@ -107,28 +108,30 @@ class Batches:
             )
         return batch
 
-    def get(self, batch_id: str) -> BatchRecord | None:
-        """Return a batch, or None."""
-        row = self._connection.execute("SELECT * FROM batches WHERE id = ?", (batch_id,)).fetchone()
+    def get(self, batch_id: str, owner: str | None = None) -> BatchRecord | None:
+        """Return a batch, or None; of one owner, or of anybody where none is named."""
+        row = self._connection.execute(
+            "SELECT * FROM batches WHERE id = ?1 AND (?2 IS NULL OR owner = ?2)", (batch_id, owner)
+        ).fetchone()
         return None if row is None else _record(row)
 
-    def page(self, after_id: str | None, limit: int) -> BatchPage:
+    def page(self, owner: str, after_id: str | None, limit: int) -> BatchPage:
         """Return some batches, newest first, behind `after_id`."""
         rows = self._connection.execute(
             "SELECT * FROM batches WHERE (?1 IS NULL OR order_number < (SELECT order_number FROM "
-            "batches WHERE id = ?1)) ORDER BY order_number DESC LIMIT ?2",
-            (after_id, limit + 1),
+            "batches WHERE id = ?1)) AND owner = ?3 ORDER BY order_number DESC LIMIT ?2",
+            (after_id, limit + 1, owner),
         ).fetchall()
         return BatchPage([_record(row) for row in rows[:limit]], len(rows) > limit)
 
-    def cancel(self, batch_id: str, now: int) -> BatchRecord | None:
+    def cancel(self, owner: str, batch_id: str, now: int) -> BatchRecord | None:
         """Let a batch end; return it, or None if there is none.
 
         Raises:
           RequestError: 409; it has ended.
         """
         with transaction(self._connection):
-            batch = self.get(batch_id)
+            batch = self.get(batch_id, owner)
             if batch is None:
                 return None
             if batch.status not in OPEN:
@@ -175,7 +178,7 @@ class Batches:
     def waiting(self, limit: int) -> list[WaitingLine]:
         """Return lines to run, of the oldest batches first."""
         rows = self._connection.execute(
-            "SELECT lines.batch_id, number, custom_id, endpoint, body FROM lines JOIN batches ON "
+            "SELECT lines.batch_id, number, custom_id, endpoint, body, owner FROM lines JOIN batches ON "
             "batches.id = lines.batch_id WHERE lines.state = ? AND status = ? "
             "ORDER BY order_number, number LIMIT ?",
             (schema.WAITING, BatchState.IN_PROGRESS, limit),
@@ -278,9 +281,9 @@ class Batches:
                 continue
             file_id = f"file-{name}-{batch.id.removeprefix('batch_')}"
             self._connection.execute(
-                "INSERT INTO files (id, created_at, filename, purpose, bytes, batch_id, state) "
-                "VALUES (?, ?, ?, 'batch_output', ?, ?, ?)",
-                (file_id, now, f"{batch.id}_{name}.jsonl", size, batch.id, state),
+                "INSERT INTO files (id, owner, created_at, filename, purpose, bytes, batch_id, state) "
+                "SELECT ?, owner, ?, ?, 'batch_output', ?, id, ? FROM batches WHERE id = ?",
+                (file_id, now, f"{batch.id}_{name}.jsonl", size, state, batch.id),
             )
             self._connection.execute(
                 f"UPDATE batches SET {name}_file_id = ? WHERE id = ?", (file_id, batch.id)

@@ -36,7 +36,9 @@ class Files:
         self._connection = connection
         self._config = config
 
-    def add(self, file_id: str, filename: str, purpose: str, content: bytes, at: int) -> FileRecord:
+    def add(
+        self, owner: str, file_id: str, filename: str, purpose: str, content: bytes, at: int
+    ) -> FileRecord:
         """Keep a file.
 
         Raises:
@@ -57,29 +59,29 @@ class Files:
                     param="file",
                 )
             self._connection.execute(
-                "INSERT INTO files (id, created_at, filename, purpose, bytes, content) "
-                "VALUES (?, ?, ?, ?, ?, ?)",
-                (file_id, at, filename, purpose, len(content), content),
+                "INSERT INTO files (id, owner, created_at, filename, purpose, bytes, content) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (file_id, owner, at, filename, purpose, len(content), content),
             )
         return FileRecord(file_id, at, filename, purpose, len(content))
 
-    def get(self, file_id: str) -> FileRecord | None:
+    def get(self, owner: str, file_id: str) -> FileRecord | None:
         """Return a file, or None."""
         row = self._connection.execute(
-            f"SELECT {COLUMNS} FROM files WHERE id = ?", (file_id,)
+            f"SELECT {COLUMNS} FROM files WHERE id = ? AND owner = ?", (file_id, owner)
         ).fetchone()
         return None if row is None else FileRecord(*row)
 
-    def page(self, after: str | None, limit: int, purpose: str | None) -> FilePage:
+    def page(self, owner: str, after: str | None, limit: int, purpose: str | None) -> FilePage:
         """Return some files, newest first, behind `after`."""
         rows = self._connection.execute(
             f"SELECT {COLUMNS} FROM files WHERE (?1 IS NULL OR purpose = ?1) AND (?2 IS NULL OR "
-            "rowid < (SELECT rowid FROM files WHERE id = ?2)) ORDER BY rowid DESC LIMIT ?3",
-            (purpose, after, limit + 1),
+            "rowid < (SELECT rowid FROM files WHERE id = ?2)) AND owner = ?4 ORDER BY rowid DESC LIMIT ?3",
+            (purpose, after, limit + 1, owner),
         ).fetchall()
         return FilePage([FileRecord(*row) for row in rows[:limit]], len(rows) > limit)
 
-    def delete(self, file_id: str) -> bool:
+    def delete(self, owner: str, file_id: str) -> bool:
         """Forget a file; return whether it was there.
 
         Raises:
@@ -88,8 +90,8 @@ class Files:
         with transaction(self._connection):
             marks = ", ".join("?" * len(OPEN))
             in_use = self._connection.execute(
-                f"SELECT id FROM batches WHERE input_file_id = ? AND status IN ({marks})",
-                (file_id, *OPEN),
+                f"SELECT id FROM batches WHERE input_file_id = ? AND owner = ? AND status IN ({marks})",
+                (file_id, owner, *OPEN),
             ).fetchone()
             if in_use is not None:
                 raise RequestError(
@@ -98,7 +100,8 @@ class Files:
                     code="file_in_use",
                 )
             row = self._connection.execute(
-                "DELETE FROM files WHERE id = ? RETURNING batch_id, state", (file_id,)
+                "DELETE FROM files WHERE id = ? AND owner = ? RETURNING batch_id, state",
+                (file_id, owner),
             ).fetchone()
             if row is not None and row["batch_id"] is not None:
                 self._connection.execute(

@@ -12,7 +12,7 @@ import trio
 
 from triolet.config_batches import BACKGROUND
 
-from ..api.live import DEPARTURE_KEY, FLOOR_KEY, Departure
+from ..api.live import DEPARTURE_KEY, FLOOR_KEY, OWNER_KEY, Departure
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -27,7 +27,12 @@ class InnerAnswer(NamedTuple):
 
 
 async def ask(
-    app: Callable[..., Awaitable[None]], host: str, path: str, body: bytes, request_id: str
+    app: Callable[..., Awaitable[None]],
+    host: str,
+    path: str,
+    body: bytes,
+    request_id: str,
+    owner: str,
 ) -> InnerAnswer:
     """POST JSON to the application, in this process.
 
@@ -37,6 +42,7 @@ async def ask(
       path: of the endpoint.
       body: JSON.
       request_id: for the log, and for the answer.
+      owner: the tenant whose request it is; empty where there are no keys.
     """
     headers = {
         "host": host,
@@ -58,7 +64,7 @@ async def ask(
         "client": None,
         "server": None,
         "extensions": {},
-        "state": {DEPARTURE_KEY: Departure(), FLOOR_KEY: BACKGROUND},
+        "state": {DEPARTURE_KEY: Departure(), FLOOR_KEY: BACKGROUND, OWNER_KEY: owner},
     }
     events = [{"type": "http.request", "body": body, "more_body": False}]
     sent: list[dict[str, Any]] = []

@@ -62,6 +62,7 @@ class WaitingLine(NamedTuple):
       custom_id: what its client calls it.
       endpoint: where it goes.
       body: the request.
+      owner: the tenant; empty where there are no keys.
     """
 
     batch_id: str
@@ -69,6 +70,7 @@ class WaitingLine(NamedTuple):
     custom_id: str
     endpoint: str
     body: bytes
+    owner: str
 
 
 class FilePage(NamedTuple):

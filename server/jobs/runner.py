@@ -121,7 +121,7 @@ class BatchRunner:
         while True:
             while self._is_urgent():  # noqa: ASYNC110 (the fleet knows no events)
                 await trio.sleep(HOLD_POLL_S)
-            answer = await ask(self._app, self._host, line.endpoint, line.body, own_id)
+            answer = await ask(self._app, self._host, line.endpoint, line.body, own_id, line.owner)
             attempt += 1
             if answer.status not in LATER or attempt >= self._config.max_line_attempts:
                 return answer

@@ -8,6 +8,7 @@ SCHEMA_VERSION: Final = 1
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS files (
     id TEXT PRIMARY KEY,
+    owner TEXT NOT NULL,              -- the tenant; empty where there are no keys
     created_at INTEGER NOT NULL,
     filename TEXT NOT NULL,
     purpose TEXT NOT NULL,
@@ -18,6 +19,7 @@ CREATE TABLE IF NOT EXISTS files (
 ) STRICT;
 CREATE TABLE IF NOT EXISTS batches (
     id TEXT PRIMARY KEY,
+    owner TEXT NOT NULL,
     order_number INTEGER NOT NULL,
     status TEXT NOT NULL,
     endpoint TEXT NOT NULL,

@@ -51,6 +51,7 @@ CONTROL = "--control ipc:///tmp/nowhere"
         ("chat --url nonsense", ["--url is 'nonsense'", "http://127.0.0.1:8000"]),
         ("chat --temperature 3", ["'--temperature'"]),
         ("keys make", ["'DIR'"]),
+        ("keys issue a/b", ["'a/b' is no name of a tenant"]),
     ],
 )
 def test_bad_input_gets_one_line_and_exit_code_2(

@@ -164,6 +164,7 @@ def test_every_role_understands_the_links_that_its_supervisor_means() -> None:
             host="::",
             port=0,
             allow_remote_clients=True,
+            api_keys="/etc/triolet/keys",
             token_window=3,
             stall_timeout_s=2.0,
             drain_timeout_s=0.5,

@@ -53,6 +53,7 @@ LINE = b"GET / HTTP/1.1\r\n"
         (LINE + b"no colon\r\n\r\n", 400),
         (LINE + b"H\xc3\xa4: a\r\n\r\n", 400),
         (LINE + b"Host: a\r\nHost: b\r\n\r\n", 400),
+        (LINE + b"Sec-WebSocket-Protocol: \xc3\xa9\r\n\r\n", 400),
         (LINE + b"Content-Length: 1\r\nContent-Length: 1\r\n\r\n", 400),
         (LINE + b"Content-Length: 1, 1\r\n\r\n", 400),
         (LINE + b"Content-Length: +1\r\n\r\n", 400),

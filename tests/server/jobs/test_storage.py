@@ -38,8 +38,8 @@ class Store:
     def begin(self, num_lines: int, batch_id: str = "batch_1", expires_at: int = 9_000) -> None:
         """Upload lines, create a batch and let it begin."""
         content = b"".join(line(n) for n in range(num_lines))
-        self.files.add(f"file-of-{batch_id}", "in.jsonl", "batch", content, NOW)
-        self.batches.add(record(batch_id, expires_at))
+        self.files.add("", f"file-of-{batch_id}", "in.jsonl", "batch", content, NOW)
+        self.batches.add("", record(batch_id, expires_at))
         assert self.batches.take_lease(NOW)
         self.batches.advance(NOW)
 
@@ -131,7 +131,7 @@ def test_what_is_not_done_in_the_end_is_an_error(
     lines = store.batches.waiting(3)
     assert store.answer(lines[1])
     if cancels:
-        cancelled = store.batches.cancel("batch_1", now)
+        cancelled = store.batches.cancel("", "batch_1", now)
         assert cancelled is not None
         assert cancelled.status is BatchState.CANCELLING
         assert not store.batches.is_wanted("batch_1")
@@ -145,7 +145,7 @@ def test_what_is_not_done_in_the_end_is_an_error(
     told = store.content(batch.error_file_id)
     assert {one["error"]["code"] for one in told} == {code}  # type: ignore[index]
     with pytest.raises(RequestError, match="the batch is"):
-        store.batches.cancel("batch_1", now)
+        store.batches.cancel("", "batch_1", now)
 
 
 def test_lines_of_older_batches_go_first(store: Store) -> None:
@@ -153,8 +153,8 @@ def test_lines_of_older_batches_go_first(store: Store) -> None:
     store.begin(2, "batch_a")
     found = [(one.batch_id, one.number) for one in store.batches.waiting(3)]
     assert found == [("batch_b", 0), ("batch_b", 1), ("batch_a", 0)]
-    assert [one.id for one in store.batches.page(None, 1).items] == ["batch_a"]
-    page = store.batches.page("batch_a", 5)
+    assert [one.id for one in store.batches.page("", None, 1).items] == ["batch_a"]
+    page = store.batches.page("", "batch_a", 5)
     assert ([one.id for one in page.items], page.has_more) == (["batch_b"], False)
 
 
@@ -179,8 +179,8 @@ def test_a_file_that_cannot_be_run_says_why(content: bytes, codes: list[str]) ->
 
 
 def test_a_bad_file_fails_its_batch(store: Store) -> None:
-    store.files.add("file-of-batch_1", "in.jsonl", "batch", b"{]\n", NOW)
-    store.batches.add(record("batch_1"))
+    store.files.add("", "file-of-batch_1", "in.jsonl", "batch", b"{]\n", NOW)
+    store.batches.add("", record("batch_1"))
     store.batches.advance(NOW)
     batch = store.batches.get("batch_1")
     assert batch is not None
@@ -193,31 +193,51 @@ def test_a_bad_file_fails_its_batch(store: Store) -> None:
 def test_a_file_in_use_is_kept_and_a_result_can_be_forgotten(store: Store) -> None:
     store.begin(1)
     with pytest.raises(RequestError, match="runs this file"):
-        store.files.delete("file-of-batch_1")
+        store.files.delete("", "file-of-batch_1")
     [one] = store.batches.waiting(1)
     assert store.answer(one)
     batch = store.batches.get("batch_1")
     assert batch is not None
     assert batch.output_file_id is not None
-    assert store.files.delete("file-of-batch_1")
-    assert store.files.delete(batch.output_file_id)
-    assert not store.files.delete(batch.output_file_id)
+    assert store.files.delete("", "file-of-batch_1")
+    assert store.files.delete("", batch.output_file_id)
+    assert not store.files.delete("", batch.output_file_id)
     assert store.files.content(batch.output_file_id, 0) is None
     assert store.connection.execute("SELECT result FROM lines").fetchone()[0] is None
+
+
+def test_another_tenants_things_are_not_there(store: Store) -> None:
+    store.begin(1)
+    [one] = store.batches.waiting(1)
+    assert one.owner == ""
+    assert store.answer(one)
+    batch = store.batches.get("batch_1", "")
+    assert batch is not None
+    assert batch.output_file_id is not None
+    for file_id in (batch.input_file_id, batch.output_file_id):
+        assert store.files.get("", file_id) is not None
+        assert store.files.get("other", file_id) is None
+        assert not store.files.delete("other", file_id)
+    assert store.files.page("other", None, 9, None).items == []
+    assert store.batches.get("batch_1", "other") is None
+    assert store.batches.cancel("other", "batch_1", NOW) is None
+    assert store.batches.page("other", None, 9).items == []
+    with pytest.raises(RequestError, match="no such file"):
+        store.batches.add("other", record("batch_1"))
 
 
 def test_what_is_kept_is_bounded(tmp_path: Path) -> None:
     config = BatchConfig(max_files=3, max_total_bytes=100, max_open_batches=1)
     store = Store(tmp_path, config=config)
-    store.files.add("file-of-batch_1", "a", "batch", b"x" * 60, NOW)
+    store.files.add("", "file-of-batch_1", "a", "batch", b"x" * 60, NOW)
     with pytest.raises(RequestError, match="delete some"):
-        store.files.add("file-of-batch_2", "a", "batch", b"x" * 60, NOW)
-    store.files.add("file-of-batch_2", "a", "batch", b"x", NOW)
-    store.batches.add(record("batch_1"))
+        store.files.add("", "file-of-batch_2", "a", "batch", b"x" * 60, NOW)
+    store.files.add("", "file-of-batch_2", "a", "batch", b"x", NOW)
+    store.batches.add("", record("batch_1"))
     with pytest.raises(RequestError, match="not ended"):
-        store.batches.add(record("batch_2"))
+        store.batches.add("", record("batch_2"))
     with pytest.raises(RequestError, match="no such file"):
-        store.batches.add(record("batch_3"))
+        store.batches.add("", record("batch_3"))
 
 
 def test_every_step_is_in_the_table_or_an_error() -> None:

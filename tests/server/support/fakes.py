@@ -5,6 +5,7 @@ The text model's tokens are the bytes of UTF-8, so every text can be told from i
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ from triolet.ids import Role
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from server.embedding import EmbeddingRequest
     from server.generation import Event, GenerationRequest
     from triolet.sampling import Grammar
 
@@ -169,6 +171,20 @@ def answer_hello(generation: FakeGeneration) -> None:
     generation.finish()
 
 
+class FakeRun:
+    """Vectors that are there at once."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    async def vectors(self) -> Sequence[bytes]:
+        await trio.lowlevel.checkpoint()
+        return [struct.pack("<2f", 0.6, 0.8)] * self._count
+
+    def cancel(self, reason: CancelReason) -> None:
+        """Nothing runs."""
+
+
 class FakeFleet:
     """Begins generations that follow a script.
 
@@ -203,6 +219,9 @@ class FakeFleet:
 
     def submit_together(self, requests: Sequence[GenerationRequest]) -> list[FakeGeneration]:
         return [self.submit(request) for request in requests]
+
+    def embed(self, requests: Sequence[EmbeddingRequest]) -> FakeRun:
+        return FakeRun(len(requests))
 
     def status(self) -> FakeStatus:
         return self._status

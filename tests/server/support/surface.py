@@ -22,6 +22,8 @@ from triolet.config import ServerConfig
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from server.api.keys import KeyRing
+
 MODEL = "demo"
 CONFIG = ServerConfig(
     model_dir="",
@@ -228,7 +230,10 @@ async def small_window(server: Surface) -> RawClient:
 
 @asynccontextmanager
 async def surface(
-    fleet: FakeFleet | None = None, defaults: SamplingDefaults | None = None, **changes: object
+    fleet: FakeFleet | None = None,
+    defaults: SamplingDefaults | None = None,
+    keys: KeyRing | None = None,
+    **changes: object,
 ) -> AsyncIterator[Surface]:
     """Run a server with some settings changed; nothing may be left of it at the end."""
     config = replace(CONFIG, **changes)  # type: ignore[arg-type]
@@ -243,6 +248,7 @@ async def surface(
         grammars,
         defaults or SamplingDefaults(),
         count_connections=lambda: edge.connections,
+        keys=keys,
     )
     edge = Edge(build_app(services), config)
     metrics.watch(fleet.status, lambda: edge.connections, lambda: edge.writes.by_way)
@@ -250,6 +256,9 @@ async def surface(
     url, port = base_url(listening), listening.getsockname()[1]
     async with trio.open_nursery() as nursery:
         await nursery.start(edge.run, listening)
+        await nursery.start(services.kept.run)
         yield Surface(fleet, grammars, services, edge, listening, url, port)
         edge.stop(within_s=0.5)
+        await edge.wait_closed()
+        nursery.cancel_scope.cancel()
     assert edge.connections == 0

@@ -1,0 +1,132 @@
+"""`python -m loadtest.hostile`: every kind of hostile client, and what a harmless one notices.
+
+Against a fleet of its own. Exit code 0 if meanwhile /health/live always answered, its slowest
+hundredth within the bound, no process grew beyond its bound, and afterwards no block, connection or
+secret is left anywhere; 1 if not; 2 if nothing could run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trio
+from rich.console import Console
+from rich.table import Table
+
+from .campaign.processes import FleetLog
+from .cancel_report import percentile
+from .cancels import audit, still_answers, wait_until_free
+from .hostile_clients import ATTACKS, CANARY, besiege
+from .server_process import ServerDidNotStartError, running_server
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from .campaign.processes import Cost
+    from .hostile_clients import Watch
+
+ROOT = Path(__file__).parents[1]
+SERVE_OPTIONS = ("--max-num-seqs", "8", "--kv-pool", "64MiB", "--log-level", "info",
+                 "--stall-timeout", "3")  # fmt: skip
+MAX_P99_S = 0.25
+"""What a load balancer's health check has patience for, many times over."""
+MAX_GROWTH_BYTES = 64 * 1024 * 1024
+MIB = 1024 * 1024
+
+
+def in_a_process(name: str) -> Callable[[str], Awaitable[None]]:
+    """Return an attack that runs in a process of its own."""
+
+    async def attack(url: str) -> None:
+        command = [sys.executable, "-m", "loadtest.hostile_clients", url, name]
+        await trio.run_process(command, cwd=ROOT)
+
+    return attack
+
+
+def table_of(seen: Mapping[str, Watch]) -> Table:
+    """Return one row per attack."""
+    table = Table(title="/health/live meanwhile, in ms")
+    for name in ("attack", "asked", "p50", "p99", "max", "failed"):
+        table.add_column(name, justify="left" if name == "attack" else "right")
+    for name, watch in seen.items():
+        shown = [f"{1000 * percentile(watch.delays_s, percent):.0f}" for percent in (50, 99, 100)]
+        table.add_row(name, str(len(watch.delays_s)), *shown, str(len(watch.failures)))
+    return table
+
+
+def wrongs_of(
+    seen: Mapping[str, Watch], before: Mapping[str, Cost], after: Mapping[str, Cost]
+) -> list[str]:
+    """Return what does not hold."""
+    wrongs = []
+    for name, watch in seen.items():
+        if watch.failures:
+            wrongs.append(f"{name}: /health/live failed: {watch.failures[0]}")
+        p99_s = percentile(watch.delays_s, 99)
+        if p99_s > MAX_P99_S:
+            wrongs.append(f"{name}: /health/live took {1000 * p99_s:.0f} ms at p99")
+    for name, cost in before.items():
+        if name not in after:
+            wrongs.append(f"{name} is gone")
+        elif (grown := after[name].rss_bytes - cost.rss_bytes) > MAX_GROWTH_BYTES:
+            wrongs.append(f"{name} grew by {grown / MIB:.0f} MiB")
+    return wrongs
+
+
+def secrets_told(url: str, log: Path) -> list[str]:
+    """Return where the canary is to be read."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+        metrics = answer.read().decode()
+    places = {"log": log.read_text(errors="replace"), "metrics": metrics}
+    places["audit"] = json.dumps(audit(url))
+    return [f"a secret is in the {place}" for place, text in places.items() if CANARY in text]
+
+
+def run(url: str, log: FleetLog, console: Console) -> list[str]:
+    """Let all attacks run and return what was wrong."""
+    still_answers(url)
+    before = log.costs()
+    seen = {}
+    for attack in ATTACKS:
+        seen[attack.__name__] = trio.run(besiege, url, in_a_process(attack.__name__))
+    blocks = wait_until_free(url)
+    wrongs = wrongs_of(seen, before, log.costs())
+    wrongs += [str(violation) for violation in audit(url)["violations"]]
+    wrongs += secrets_told(url, log.path)
+    console.print(table_of(seen))
+    for name, cost in log.costs().items():
+        grown = (cost.rss_bytes - before[name].rss_bytes) / MIB if name in before else 0.0
+        console.print(f"{name}: {cost.rss_bytes / MIB:.0f} MiB, {grown:+.0f} since the start")
+    console.print(f"KV blocks afterwards: {blocks}")
+    if not still_answers(url):
+        wrongs.append("the server answers no more")
+    return wrongs
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.hostile", description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "hostile")
+    options = parser.parse_args(arguments)
+    console = Console(highlight=False)
+    options.out.mkdir(parents=True, exist_ok=True)
+    log = FleetLog(options.out / "server.log")
+    try:
+        with running_server(SERVE_OPTIONS, log.path) as url:
+            wrongs = run(url, log, console)
+    except ServerDidNotStartError as error:
+        console.print(f"error: {error}", style="red", soft_wrap=True, markup=False)
+        return 2
+    for wrong in wrongs:
+        console.print(f"WRONG {wrong}", style="red", soft_wrap=True, markup=False)
+    return 1 if wrongs else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,275 @@
+"""Clients that mean harm, one kind after the other, and one that asks whether the server lives.
+
+Knows bytes on sockets; judges nothing. Whatever could give a secret away carries `CANARY`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import zlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import trio
+
+from .raw_requests import chat_request, ws_handshake, ws_text_frame
+from .stall_clients import stall
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+CANARY: Final = "xyzzy-4711-plugh"
+"""Never to be seen in a log, a metric or an audit."""
+ANSWER_DEADLINE_S: Final = 60.0
+CANARY_PAUSE_S: Final = 0.02
+AFTERWARDS: Final = 3
+HEAD: Final = "POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\n"
+JSON_HEAD: Final = HEAD + "content-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+MESSAGES: Final = [{"role": "user", "content": CANARY}]
+STALLED_TOKENS: Final = 200
+STALL_S: Final = 2.0
+
+
+@dataclass(slots=True)
+class Watch:
+    """What the client saw that asks whether the server lives.
+
+    Attributes:
+      delays_s: from connecting to the whole answer.
+      failures: what came instead of 200.
+    """
+
+    delays_s: list[float] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+
+async def watch_health(url: str, seen: Watch) -> None:
+    """Ask again and again until cancelled."""
+    where = urlsplit(url)
+    request = f"GET /health/live HTTP/1.1\r\nhost: {where.netloc}\r\nconnection: close\r\n\r\n"
+    while True:
+        began_at = trio.current_time()
+        try:
+            answer = await exchange(url, request.encode())
+        except OSError as error:
+            seen.failures.append(repr(error))
+        else:
+            seen.delays_s.append(trio.current_time() - began_at)
+            if not answer.startswith(b"HTTP/1.1 200"):
+                seen.failures.append(repr(answer[:100]))
+        await trio.sleep(CANARY_PAUSE_S)
+
+
+async def connect(url: str) -> trio.SocketStream:
+    """Open a connection."""
+    where = urlsplit(url)
+    return await trio.open_tcp_stream(where.hostname or "", where.port or 80)
+
+
+async def exchange(url: str, data: bytes) -> bytes:
+    """Send bytes and read until the server closes; what it does not want may break off."""
+    stream = await connect(url)
+    answer = bytearray()
+    async with stream:
+        with trio.move_on_after(ANSWER_DEADLINE_S):
+            try:
+                await stream.send_all(data)
+                while part := await stream.receive_some(65536):
+                    answer += part
+            except trio.BrokenResourceError:
+                return bytes(answer)
+    return bytes(answer)
+
+
+async def _many(count: int, act: Callable[[int], Awaitable[object]]) -> None:
+    async with trio.open_nursery() as nursery:
+        for number in range(count):
+            nursery.start_soon(act, number)
+
+
+async def _hold(url: str, data: bytes, count: int, seconds: float) -> None:
+    """Open connections, send the beginning of something, and leave after a while."""
+
+    async def begin(_: int) -> None:
+        stream = await connect(url)
+        async with stream:
+            await stream.send_all(data)
+            await trio.sleep(seconds)
+
+    await _many(count, begin)
+
+
+def post(url: str, body: bytes, *, close: bool = True) -> bytes:
+    """Return a request for a chat completion."""
+    return chat_request("hostile", urlsplit(url).netloc, body, close=close)
+
+
+def _chat(**more: Any) -> bytes:  # noqa: ANN401
+    return json.dumps({"messages": MESSAGES, "max_tokens": 4} | more).encode()
+
+
+async def slow_heads(url: str) -> None:
+    """A8: heads that never end."""
+    await _hold(url, b"GET / HTTP/1.1\r\nhost: ", 60, 1.0)
+
+
+async def slow_bodies(url: str) -> None:
+    """A8: bodies that never end."""
+    head = JSON_HEAD.format(host=urlsplit(url).netloc, length=4000)
+    await _hold(url, head.encode() + b'{"messages"', 60, 1.0)
+
+
+async def stalled_readers(url: str) -> None:
+    """A9: clients that begin an answer and read nothing of it."""
+
+    async def starve(number: int) -> None:
+        client = await stall(url, number, STALLED_TOKENS)
+        async with client.stream:
+            await trio.sleep(STALL_S)
+
+    await _many(12, starve)
+
+
+async def header_bombs(url: str) -> None:
+    """A10: heads beyond every bound."""
+    large = f"GET / HTTP/1.1\r\nx: {CANARY}{'y' * 20_000}\r\n\r\n".encode()
+    many = b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 2000 + b"\r\n"
+    await _many(100, lambda number: exchange(url, large if number % 2 else many))
+
+
+async def rapid_reset(url: str) -> None:
+    """A11: questions whose clients are gone before anything could be answered."""
+
+    async def ask_and_leave(_: int) -> None:
+        stream = await connect(url)
+        await stream.send_all(post(url, _chat(stream=True)))
+        await trio.aclose_forcefully(stream)
+
+    await _many(150, ask_and_leave)
+
+
+async def smuggling(url: str) -> None:
+    """A12: heads that two parsers read differently."""
+    host = urlsplit(url).netloc
+    rest = b"0\r\n\r\nGET /metrics HTTP/1.1\r\nhost: x\r\n\r\n"
+    heads = (
+        "transfer-encoding: chunked\r\ncontent-length: 4\r\n\r\n",
+        "content-length: 4\r\ncontent-length: 5\r\n\r\n",
+        "transfer-encoding: identity, chunked\r\n\r\n",
+        "x: y\r\n folded\r\n\r\n",
+        "x: y\n\n",
+    )
+    for head in heads:
+        await exchange(url, (HEAD.format(host=host) + head).encode() + rest)
+
+
+async def json_bombs(url: str) -> None:
+    """A14: what parsers die of."""
+    bodies = (
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b'{"temperature": 1e999}',
+        b'{"seed": ' + b"9" * 100_000 + b"}",
+        b'{"a": 1, "a": 2}',
+        b'{"prompt": "\\ud800"}',
+        b"\xff\xfe{\0}\0",
+    )
+    await _many(35, lambda number: exchange(url, post(url, bodies[number % len(bodies)])))
+
+
+async def parameter_bombs(url: str) -> None:
+    """A15: small requests that ask for much."""
+    bombs: tuple[dict[str, Any], ...] = (
+        {"n": 10**9},
+        {"seed": 2**200},
+        {"top_logprobs": 10**9, "logprobs": True},
+        {"logit_bias": {str(token): 1 for token in range(5000)}},
+        {"stop": ["x" * 64] * 5000},
+        {"max_tokens": 10**18},
+    )
+    await _many(36, lambda number: exchange(url, post(url, _chat(**bombs[number % len(bombs)]))))
+
+
+async def prompt_bombs(url: str) -> None:
+    """A16: prompts of many megabytes, of letters that tokenizers are slow with."""
+    for text in ("a" * 8_000_000, " " * 4_000_000, "\u0301" * 1_000_000):
+        body = _chat(messages=[{"role": "user", "content": text}])
+        await exchange(url, post(url, body))
+
+
+async def websocket_floods(url: str) -> None:
+    """A24: bombs and floods on WebSockets, whose answers nobody reads."""
+    host = urlsplit(url).netloc
+    text = ws_text_frame(b"{}")
+    floods = (
+        text * 2000,
+        b"\x89\x80\0\0\0\0" * 2000,
+        b"\x01\x80\0\0\0\0" + b"\x00\x80\0\0\0\0" * 2000,
+        b"\xc1" + ws_text_frame(zlib.compress(b"a" * 50))[1:],
+        b"\x81\x05hello",
+    )
+
+    async def flood(number: int) -> None:
+        stream = await connect(url)
+        async with stream:
+            await stream.send_all(ws_handshake("hostile", host))
+            with trio.move_on_after(ANSWER_DEADLINE_S):
+                try:
+                    await stream.receive_some(4096)
+                    await stream.send_all(floods[number % len(floods)])
+                    while await stream.receive_some(65536):
+                        pass
+                except trio.BrokenResourceError:
+                    return  # it was cut off, which is what it deserves
+
+    await _many(24, flood)
+
+
+async def foreign_names(url: str) -> None:
+    """A27, A28: names that end up in logs and labels."""
+    host = urlsplit(url).netloc
+
+    async def ask(number: int) -> None:
+        body = _chat(model=f"model-{number}\r\n\x1b[31m{CANARY}\u202e", cache_salt=CANARY)
+        secret = f"authorization: Bearer {CANARY}\r\nx-request-id: \x1b[31m{number}\r\n"
+        head = HEAD.format(host=host) + secret + "connection: close\r\n"
+        more = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        await exchange(url, (head + more).encode() + body)
+
+    await _many(100, ask)
+
+
+ATTACKS: Final[tuple[Callable[[str], Awaitable[None]], ...]] = (
+    slow_heads,
+    slow_bodies,
+    stalled_readers,
+    header_bombs,
+    rapid_reset,
+    smuggling,
+    json_bombs,
+    parameter_bombs,
+    prompt_bombs,
+    websocket_floods,
+    foreign_names,
+)
+
+
+async def besiege(url: str, attack: Callable[[str], Awaitable[None]]) -> Watch:
+    """Let one attack run, and say how the server did meanwhile."""
+    seen = Watch()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch_health, url, seen)
+        await attack(url)
+        # An attack may be over before anybody had an answer.
+        before = len(seen.delays_s) + len(seen.failures)
+        while len(seen.delays_s) + len(seen.failures) < before + AFTERWARDS:  # noqa: ASYNC110
+            await trio.sleep(CANARY_PAUSE_S)
+        nursery.cancel_scope.cancel()
+    return seen
+
+
+if __name__ == "__main__":
+    # In a process of their own they hold up nobody who measures.
+    trio.run({attack.__name__: attack for attack in ATTACKS}[sys.argv[2]], sys.argv[1])

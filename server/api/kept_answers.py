@@ -1,0 +1,153 @@
+"""Answers that their clients may come back to, by name, and when each of them is forgotten.
+
+Knows times, bounds and names; knows no HTTP and no form of answer. A name is what its client chose,
+within a scope that is its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import trio
+
+from triolet.errors import RequestError, overloaded
+
+from ..generation import CancelReason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from triolet.config_resume import ResumeConfig
+
+    from .choices import Choices
+    from .resumable import ResumableAnswer, ResumingReader
+
+
+class Name(NamedTuple):
+    """What an answer is found by.
+
+    Attributes:
+      scope: whose name it is; another client's are others.
+      text: the client's word, or an id of ours.
+    """
+
+    scope: bytes
+    text: str
+
+
+class KeptAnswers:
+    """All resumable answers of this process.
+
+    Args:
+      config: bounds.
+      is_leaving: whether this process is to leave: then nothing goes on for nobody.
+      count: told of what becomes of answers, by a word.
+    """
+
+    def __init__(
+        self, config: ResumeConfig, is_leaving: Callable[[], bool], count: Callable[[str], None]
+    ) -> None:
+        self._config = config
+        self._is_leaving = is_leaving
+        self._count = count
+        self._answers: dict[Name, ResumableAnswer] = {}  # oldest first
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def find(self, name: Name, fingerprint: bytes | None = None) -> ResumableAnswer | None:
+        """Return the answer of a name, or None if there is none.
+
+        Raises:
+          RequestError: 409, something else was asked for by that name.
+        """
+        self._forget_old(trio.current_time())
+        answer = self._answers.get(name)
+        if answer is not None and fingerprint not in (None, answer.fingerprint):
+            self._count("conflict")
+            raise RequestError(
+                "another request was sent with this idempotency key; use a key for each",
+                status=409,
+                code="idempotency_conflict",
+                param="idempotency-key",
+            )
+        return answer
+
+    def begin(
+        self,
+        name: Name,
+        answer: ResumableAnswer,
+        submit: Callable[[ResumableAnswer], Choices],
+    ) -> None:
+        """Begin an answer and keep it, in the place of one of that name.
+
+        Raises:
+          RequestError: refused; nothing was begun or forgotten.
+        """
+        num_live = sum(other.ended_at is None for other in self._answers.values())
+        if num_live >= self._config.max_live:
+            raise overloaded(f"{num_live} resumable answers are under way", retry_after_s=1.0)
+        answer.start(submit(answer))
+        self._answers.pop(name, None)
+        self._answers[name] = answer
+        self._make_room()
+        self._count("begun")
+
+    def join(self, answer: ResumableAnswer, position: int) -> ResumingReader:
+        """Return a reader of an answer that is kept.
+
+        Raises:
+          RequestError: 400, it has not come so far; 410, that part is forgotten.
+        """
+        transcript = answer.transcript
+        if position > transcript.end:
+            raise RequestError(
+                f"only {transcript.end} events were sent so far",
+                status=400,
+                code="invalid_request_error",
+                param="last-event-id",
+            )
+        if position < transcript.first:
+            self._count("forgotten")
+            raise RequestError(
+                f"events before {transcript.first} of this answer are not kept any more",
+                status=410,
+                code="resume_expired",
+            )
+        self._count("joined")
+        return answer.read_from(position)
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Give up what nobody comes back to, and forget what is old, until cancelled."""
+        task_status.started()
+        while True:
+            await trio.sleep(self._config.sweep_s)
+            self.sweep(trio.current_time())
+
+    def sweep(self, now: float) -> None:
+        """Look whether a time is over."""
+        grace_s = 0.0 if self._is_leaving() else self._config.grace_s
+        for answer in self._answers.values():
+            is_alone = answer.ended_at is None and answer.alone_since is not None
+            if is_alone and now - (answer.alone_since or 0.0) >= grace_s:
+                self._count("abandoned")
+                answer.give_up(CancelReason.CLIENT_GONE)
+        self._forget_old(now)
+        self._make_room()
+
+    def _forget_old(self, now: float) -> None:
+        oldest = now - self._config.ttl_s
+        self._answers = {
+            name: answer
+            for name, answer in self._answers.items()
+            if answer.ended_at is None or answer.ended_at > oldest
+        }
+
+    def _make_room(self) -> None:
+        finished = [n for n, answer in self._answers.items() if answer.ended_at is not None]
+        num_bytes = sum(self._answers[name].transcript.num_bytes for name in finished)
+        for name in finished:
+            is_small = num_bytes <= self._config.max_kept_bytes
+            if is_small and len(self._answers) <= self._config.max_kept:
+                return
+            num_bytes -= self._answers.pop(name).transcript.num_bytes

@@ -1,0 +1,214 @@
+"""GET /openapi.json: the surface as a document, made from what really serves it.
+
+Paths come from the URL map and bodies from the models that requests are read with, so neither can
+drift; a row here says what a route is for and what it answers. A route without a row is described
+by its path alone, and a test refuses that.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from quart import Response
+
+from .messages_schema import CountRequest, MessagesRequest
+from .openapi_results import RESULTS, ref
+from .probes import VERSION
+from .responses_schema import ResponseRequest
+from .schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from .schemas_embeddings import EmbeddingFields
+
+if TYPE_CHECKING:
+    from quart_trio import QuartTrio
+    from werkzeug.routing import Rule
+
+    from .ports import Services
+    from .schemas import StrictModel
+
+Document = dict[str, Any]
+JSON: Final = "application/json"
+EVENTS: Final = "text/event-stream"
+PLAIN: Final = "text/plain"
+PAGE: Final = "text/html"
+PATH: Final = "/openapi.json"
+_VARIABLE: Final = re.compile(r"<(?:\w+:)?(\w+)>")
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What a route is for.
+
+    Attributes:
+      summary: one line.
+      result: name of a component for JSON, or the media type of another answer.
+      body: what its request is read with, None where there is no body.
+      streams: whether `stream: true` gets events.
+      media: of the request's body.
+      status: of a good answer.
+      error: name of a component for any other.
+    """
+
+    summary: str
+    result: str
+    body: type[StrictModel] | None = None
+    streams: bool = False
+    media: str = JSON
+    status: int = 200
+    error: str = "Error"
+
+
+OPERATIONS: Final[dict[str, Operation]] = {
+    "POST /v1/chat/completions": Operation(
+        "Answer a conversation.", "ChatCompletion", ChatRequest, streams=True
+    ),
+    "POST /v1/completions": Operation(
+        "Continue one or several prompts.", "Completion", CompletionRequest, streams=True
+    ),
+    "POST /v1/responses": Operation(
+        "Answer in the words of the Responses API; the same over a WebSocket at this path.",
+        "Response",
+        ResponseRequest,
+        streams=True,
+    ),
+    "POST /v1/embeddings": Operation(
+        "Turn one or several inputs into vectors.", "Embeddings", EmbeddingFields
+    ),
+    "POST /v1/messages": Operation(
+        "Answer a conversation in the words of Anthropic's Messages API.",
+        "Message",
+        MessagesRequest,
+        streams=True,
+        error="MessagesError",
+    ),
+    "POST /v1/messages/count_tokens": Operation(
+        "Count the tokens of such a conversation.",
+        "MessageTokens",
+        CountRequest,
+        error="MessagesError",
+    ),
+    "GET /v1/models": Operation("List the served model.", "ModelList"),
+    "GET /v1/models/<path:name>": Operation("Show one model.", "Model"),
+    "POST /tokenize": Operation("Turn text or messages into token ids.", "Tokens", TokenizeRequest),
+    "POST /detokenize": Operation("Turn token ids into text.", "Text", DetokenizeRequest),
+    "GET /health/live": Operation("Whether the process runs.", "Health"),
+    "GET /ping": Operation("The same, as some orchestrators call it.", "Health"),
+    "GET /health/ready": Operation("Whether a request sent now has workers.", "Health"),
+    "GET /health": Operation("The same, as some orchestrators call it.", "Health"),
+    "GET /metrics": Operation("Everything counted, for Prometheus.", PLAIN),
+    "GET /metrics/own": Operation("The same of one server process.", PLAIN),
+    "GET /version": Operation("Which release this is.", "Version"),
+    "GET /load": Operation("How much is going on.", "Load"),
+    "GET /load/own": Operation("The same of one server process.", "Load"),
+    "GET /fleet/audit": Operation(
+        "Every block, lease and request, for callers on the same machine.", "FleetAudit"
+    ),
+    "GET /fleet/audit/own": Operation("The same of one server process.", "FleetAudit"),
+    "GET /": Operation("The chat page.", PAGE),
+    "GET /static/<path:name>": Operation("A file of the pages.", PAGE),
+    f"GET {PATH}": Operation("This document.", "Anything"),
+}
+
+
+def serve_openapi(app: QuartTrio, services: Services) -> Response:
+    """Answer with the document."""
+    document = openapi_document(app, has_keys=services.keys is not None)
+    return Response(msgspec.json.encode(document), content_type=JSON)
+
+
+def openapi_document(app: QuartTrio, *, has_keys: bool) -> Document:
+    """Return the OpenAPI document of an application.
+
+    Args:
+      app: with all its routes.
+      has_keys: whether clients need a key.
+    """
+    schemas: dict[str, Any] = dict(RESULTS)
+    paths: dict[str, Document] = {}
+    for rule in app.url_map.iter_rules():
+        if not rule.websocket:
+            method = next(iter((rule.methods or {"GET"}) - {"HEAD", "OPTIONS"})).lower()
+            path = _VARIABLE.sub(r"{\1}", rule.rule)
+            paths.setdefault(path, {})[method] = _operation(rule, schemas)
+    document: Document = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Triolet",
+            "version": VERSION,
+            "description": "Fields that are not listed are refused by name.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
+    if has_keys:
+        scheme = {"type": "http", "scheme": "bearer"}
+        document["components"]["securitySchemes"] = {"key": scheme}
+        document["security"] = [{"key": []}]
+    return document
+
+
+def _operation(rule: Rule, schemas: dict[str, Any]) -> Document:
+    row = OPERATIONS.get(rule.endpoint, Operation(rule.endpoint, "Anything"))
+    shown: Document = {
+        "summary": row.summary,
+        "operationId": re.sub(r"\W+", "_", rule.endpoint).strip("_"),
+        "responses": {str(row.status): _answer(row), "default": _error(row)},
+    }
+    names = _VARIABLE.findall(rule.rule)
+    if names:
+        shown["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in names
+        ]
+    if row.body is not None:
+        name = _add_schema(row.body, schemas)
+        shown["requestBody"] = {"required": True, "content": {row.media: {"schema": ref(name)}}}
+    return shown
+
+
+def _answer(row: Operation) -> Document:
+    if row.result in RESULTS:
+        content: Document = {JSON: {"schema": ref(row.result)}}
+        if row.streams:
+            content[EVENTS] = {}
+    elif row.summary.startswith("A file"):
+        content = {media: {} for media in (PAGE, "text/javascript", "text/css", "image/svg+xml")}
+    else:
+        content = {row.result: {"schema": {"type": "string"}}}
+    return {"description": row.summary, "content": content}
+
+
+def _error(row: Operation) -> Document:
+    return {"description": "Why not.", "content": {JSON: {"schema": ref(row.error)}}}
+
+
+def _add_schema(kind: type[StrictModel], schemas: dict[str, Any]) -> str:
+    """Add a request's schema and those that it is made of. Returns its name."""
+    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas.update(schema.pop("$defs", {}))
+    if schema.get("additionalProperties") is False:
+        schema["properties"] |= _other_names(kind)
+    schemas[kind.__name__] = schema
+    return kind.__name__
+
+
+def _other_names(kind: type[StrictModel]) -> dict[str, Any]:
+    """Return what is taken although no field is named so: what has no effect, and what would have
+    one, as long as it asks for nothing."""
+    fields = kind.model_fields
+    ignored: dict[str, Any] = {
+        name: {"description": "Accepted without effect."}
+        for name in sorted(kind.ignored - set(fields))
+    }
+    for name, (what, harmless) in kind.unsupported.items():
+        if name not in fields:
+            ignored[name] = {"enum": [None, *harmless], "description": f"Not served: {what}."}
+    return ignored

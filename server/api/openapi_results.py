@@ -1,0 +1,130 @@
+"""What answers look like, for the OpenAPI document. Knows JSON Schema; builds no answer.
+
+Answers are written by hand for speed, so their schemas stand here; tests hold every real answer
+against them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+Schema = dict[str, Any]
+
+_INT: Final[Schema] = {"type": "integer"}
+_COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
+_TEXT: Final[Schema] = {"type": "string"}
+_ANY_OBJECT: Final[Schema] = {"type": ["object", "null"]}
+
+
+def _object(**properties: Schema) -> Schema:
+    """Return an object that has all of these; more may be there."""
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def _one_of(*words: str) -> Schema:
+    return {"type": "string", "enum": list(words)}
+
+
+def ref(name: str) -> Schema:
+    """Return a reference to a component."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+_USAGE: Final = _object(
+    prompt_tokens=_COUNT,
+    completion_tokens=_COUNT,
+    total_tokens=_COUNT,
+    prompt_tokens_details=_object(cached_tokens=_COUNT),
+)
+_MODEL: Final = _object(
+    id=_TEXT, object=_one_of("model"), created=_INT, owned_by=_TEXT, max_model_len=_COUNT
+)
+
+RESULTS: Final[dict[str, Schema]] = {
+    "Error": _object(
+        error=_object(
+            message=_TEXT,
+            type=_TEXT,
+            param={"type": ["string", "null"]},
+            code={"type": ["string", "null"]},
+        )
+    ),
+    "MessagesError": _object(
+        type=_one_of("error"), error=_object(type=_TEXT, message=_TEXT), request_id=_TEXT
+    ),
+    "Message": _object(
+        id=_TEXT,
+        type=_one_of("message"),
+        role=_one_of("assistant"),
+        model=_TEXT,
+        content=_list(_object(type=_TEXT)),
+        stop_reason={"type": ["string", "null"]},
+        usage=_object(input_tokens=_COUNT, output_tokens=_COUNT),
+    ),
+    "MessageTokens": _object(input_tokens=_COUNT),
+    "Usage": _USAGE,
+    "ChatCompletion": _object(
+        id=_TEXT,
+        object=_one_of("chat.completion"),
+        created=_INT,
+        model=_TEXT,
+        choices=_list(
+            _object(
+                index=_COUNT,
+                message=_object(role=_one_of("assistant"), content={"type": ["string", "null"]}),
+                logprobs=_ANY_OBJECT,
+                finish_reason=_one_of("stop", "length", "tool_calls", "content_filter"),
+            )
+        ),
+        usage=ref("Usage"),
+    ),
+    "Completion": _object(
+        id=_TEXT,
+        object=_one_of("text_completion"),
+        created=_INT,
+        model=_TEXT,
+        choices=_list(
+            _object(
+                index=_COUNT,
+                text=_TEXT,
+                logprobs=_ANY_OBJECT,
+                finish_reason=_one_of("stop", "length", "content_filter"),
+            )
+        ),
+        usage=ref("Usage"),
+    ),
+    "Response": _object(
+        id=_TEXT,
+        object=_one_of("response"),
+        created_at=_INT,
+        status=_one_of("completed", "incomplete", "failed", "cancelled"),
+        model=_TEXT,
+        output=_list(_object(id=_TEXT, type=_TEXT)),
+        usage=_object(input_tokens=_COUNT, output_tokens=_COUNT, total_tokens=_COUNT),
+    ),
+    "Embeddings": _object(
+        object=_one_of("list"),
+        data=_list(
+            _object(
+                object=_one_of("embedding"),
+                index=_COUNT,
+                embedding={"oneOf": [_list({"type": "number"}), _TEXT]},
+            )
+        ),
+        model=_TEXT,
+        usage=_object(prompt_tokens=_COUNT, total_tokens=_COUNT),
+    ),
+    "Model": _MODEL,
+    "ModelList": _object(object=_one_of("list"), data=_list(ref("Model"))),
+    "Tokens": _object(count=_COUNT, max_model_len=_COUNT, tokens=_list(_COUNT)),
+    "Text": _object(prompt=_TEXT),
+    "Health": _object(status=_one_of("live", "ready"), model=_TEXT),
+    "Version": _object(version=_TEXT, model=_TEXT),
+    "Load": _object(server_load=_COUNT, queued=_COUNT, running=_COUNT),
+    "FleetAudit": _object(violations=_list({"type": "object"})),
+    "Anything": {"type": "object"},
+}

@@ -1,0 +1,243 @@
+"""Idempotency-Key and Last-Event-ID: HTTP requests whose answers do not end with their connection.
+
+A request with a key begins an answer, or joins the one that a request with the same key and the
+same content began, live or finished. A stream then numbers its events, and one that was cut goes on
+behind the event that its client saw last. Without a key nothing of this happens.
+"""
+
+from __future__ import annotations
+
+import re
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final
+
+import trio
+from quart import Response, request
+from quart.wrappers.response import ResponseBody
+
+from triolet.errors import RequestError, invalid_request
+
+from .chunks import error_event
+from .errors import echo
+from .kept_answers import Name
+from .keys import current_tenant
+from .resumable import ResumableAnswer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from pydantic import BaseModel
+
+    from ..generation import Event
+    from .choices import Choices
+    from .event_stream import StreamForm
+    from .live import LiveRequest
+    from .ports import Services
+    from .resumable import ResumingReader, Script
+
+KEY: Final = "idempotency-key"
+LAST_EVENT_ID: Final = "last-event-id"
+JOINED: Final = "idempotency-replayed"
+"""Header of an answer that another request began."""
+_KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
+_EVENT_END: Final = b"\n\n"
+
+
+def own_key() -> str | None:
+    """Return the key that the client gave its request, or None.
+
+    Raises:
+      RequestError: 400, it is none, or there is a position without a key.
+    """
+    key = request.headers.get(KEY)
+    if key is None:
+        if LAST_EVENT_ID in request.headers:
+            raise invalid_request(
+                f"only a request with {KEY} can be continued: send the same request, with both",
+                LAST_EVENT_ID,
+            )
+        return None
+    if not _KEY.fullmatch(key):
+        raise invalid_request(f"must be 1 to 255 visible ASCII characters: {echo(key)}", KEY)
+    return key
+
+
+def _wanted_position() -> int | None:
+    """Return the position behind the last event that the client has, or None if it has none."""
+    text = request.headers.get(LAST_EVENT_ID)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise invalid_request(f"must be the id of an event; it is {echo(text)}", LAST_EVENT_ID)
+    return int(text) + 1
+
+
+def _fingerprint(fields: BaseModel) -> bytes:
+    """Return what two requests have in common if and only if they ask for the same."""
+    content = request.path.encode() + b"\0" + fields.model_dump_json().encode()
+    return blake2b(content, digest_size=16).digest()
+
+
+class SseScript:
+    """Server-Sent Events, one by one.
+
+    Args:
+      form: writes them.
+    """
+
+    def __init__(self, form: StreamForm) -> None:
+        self._form = form
+
+    def begin(self) -> list[bytes]:
+        """Return what comes before all else."""
+        return _events_of(self._form.begin())
+
+    def write(self, index: int, event: Event, *, is_stopped: bool) -> list[bytes]:
+        """Return what an event of a choice looks like."""
+        del is_stopped  # over HTTP a client stops by leaving
+        return _events_of(self._form.write(index, event))
+
+    def end(self) -> list[bytes]:
+        """Return what follows the good ends of all choices."""
+        return _events_of(self._form.end())
+
+
+def _events_of(data: bytes) -> list[bytes]:
+    return [event + _EVENT_END for event in data.split(_EVENT_END) if event]
+
+
+def resumable_stream(
+    key: str,
+    fields: BaseModel,
+    form: StreamForm,
+    submit: Callable[[ResumableAnswer], Choices],
+    live: LiveRequest,
+    services: Services,
+) -> Response:
+    """Begin, join or continue a stream.
+
+    Args:
+      key: its name.
+      fields: what was asked for.
+      form: what a stream looks like that is begun.
+      submit: begins it.
+      live: the request, with which its reading ends.
+      services: where it is kept.
+    """
+    position = _wanted_position()
+    answer, is_new = _answer_of(key, fields, SseScript(form), submit, position, services)
+    reader = services.kept.join(answer, position or 0)
+    live.hold(reader)
+    body = ResumableBody(reader, form.keep_alive, services.config.keep_alive_s)
+    return Response(body, headers={} if is_new else {JOINED: "true"})
+
+
+async def resumable_whole(
+    key: str,
+    fields: BaseModel,
+    script: Script,
+    submit: Callable[[ResumableAnswer], Choices],
+    live: LiveRequest,
+    services: Services,
+) -> Response:
+    """Begin or join an answer that comes as a whole. See `resumable_stream`.
+
+    Raises:
+      RequestError: it was refused, or failed.
+    """
+    if LAST_EVENT_ID in request.headers:
+        raise invalid_request("is for streams only; set stream to true", LAST_EVENT_ID)
+    answer, is_new = _answer_of(key, fields, script, submit, None, services)
+    reader = services.kept.join(answer, 0)
+    live.hold(reader)
+    frames: list[bytes] = []
+    while not reader.is_done:
+        if taken := reader.take():
+            frames += taken
+        else:
+            await reader.wait()
+    if reader.failure is not None:
+        raise reader.failure
+    headers = {} if is_new else {JOINED: "true"}
+    return Response(b"".join(frames), 200, headers=headers, content_type="application/json")
+
+
+def _answer_of(
+    key: str,
+    fields: BaseModel,
+    script: Script,
+    submit: Callable[[ResumableAnswer], Choices],
+    position: int | None,
+    services: Services,
+) -> tuple[ResumableAnswer, bool]:
+    """Return the answer of a key, and whether it has just been begun.
+
+    Nothing waits between the look and the beginning: two requests with one key begin one answer.
+    """
+    # Nobody is told of the keys of others. Whether the credentials are right is checked elsewhere.
+    tenant = current_tenant()
+    who = request.headers.get("authorization", "") if tenant is None else f"tenant {tenant.name}"
+    scope = blake2b(who.encode(), digest_size=16).digest()
+    name, fingerprint = Name(scope, key), _fingerprint(fields)
+    answer = services.kept.find(name, fingerprint)
+    if answer is not None and (position is not None or answer.failure is None):
+        return answer, False
+    if position is not None:
+        raise RequestError(
+            f"there is no answer of this {KEY} any more; leave {LAST_EVENT_ID} away to begin anew",
+            status=404,
+            code="not_found",
+            param=LAST_EVENT_ID,
+        )
+    answer = ResumableAnswer(script, fingerprint, services.config.resume)
+    services.kept.begin(name, answer, submit)
+    return answer, True
+
+
+class ResumableBody(ResponseBody):
+    """Writes the events of an answer, each with its position as `id`.
+
+    Args:
+      reader: gives the events.
+      keep_alive: what is sent into a silence.
+      keep_alive_s: after so much of it.
+    """
+
+    def __init__(self, reader: ResumingReader, keep_alive: bytes, keep_alive_s: float) -> None:
+        self._reader = reader
+        self._keep_alive = keep_alive
+        self._keep_alive_s = keep_alive_s
+
+    async def __aenter__(self) -> ResumableBody:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        """Nothing to give back: the reader is its request's."""
+
+    def __aiter__(self) -> ResumableBody:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """Return the next write."""
+        reader = self._reader
+        await trio.lowlevel.checkpoint()
+        deadline = trio.current_time() + self._keep_alive_s
+        while True:
+            if reader.is_done:
+                raise StopAsyncIteration
+            if reader.is_lost:
+                reader.position = reader.end
+                return error_event(reader.lost())
+            first = reader.position
+            if events := reader.take():
+                return b"".join(b"id: %d\n%b" % pair for pair in enumerate(events, first))
+            with trio.move_on_at(deadline) as silence:
+                await reader.wait()
+            if silence.cancelled_caught:
+                return self._keep_alive

@@ -1,0 +1,50 @@
+"""A fleet under every kind of attack: it lives, forgets nobody's blocks, and tells no secret."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from loadtest.campaign.processes import cost_of
+from loadtest.hostile_clients import ATTACKS, CANARY, besiege
+from triolet.units import MIB
+
+if TYPE_CHECKING:
+    from .fleet_process import FleetProcess
+
+pytestmark = pytest.mark.slow
+
+MAX_GROWTH_BYTES = 64 * MIB
+
+
+def test_a_fleet_under_siege_lives_and_comes_to_rest(fleet: FleetProcess) -> None:
+    """The fixture sees to blocks, files, tasks and connections afterwards; how soon a harmless
+    client is answered meanwhile is a figure of the benchmark, because machines differ."""
+    (server,) = fleet.pids("server")
+    before = cost_of(server)
+    series = len(fleet.metrics())
+    for attack in ATTACKS:
+        seen = trio.run(besiege, fleet.url, attack)
+        assert not seen.failures, (attack.__name__, seen.failures[:3])
+        assert fleet.process.poll() is None
+    after = cost_of(server)
+    assert before is not None
+    assert after is not None, "the server process is another one"
+    assert after.rss_bytes - before.rss_bytes < MAX_GROWTH_BYTES
+    # Some errors are counted under a status for the first time; no name of a client's is a label.
+    assert len(fleet.metrics()) - series < 60
+    fleet.wait_at_rest()
+    assert CANARY not in fleet.client.get("/metrics").text
+    assert CANARY not in fleet.client.get("/fleet/audit").text
+    log = fleet.log_text()
+    assert CANARY not in log
+    for line in log.splitlines():
+        if line.startswith("{"):
+            json.loads(line)
+        assert "\x1b" not in line
+        assert "\u202e" not in line
+    answer = fleet.client.post("/v1/completions", json={"prompt": "Once", "max_tokens": 2})
+    assert answer.status_code == 200

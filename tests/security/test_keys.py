@@ -1,0 +1,252 @@
+"""Who is let in: every route of the map, every spelling, every way to send no right key."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import hmac
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from server.api.app import OPEN_ENDPOINTS, build_app
+from server.api.keys import (
+    KEY_SUBPROTOCOL,
+    SUBPROTOCOL,
+    KeyRing,
+    read_keys,
+    sent_key,
+)
+from tests.server.support.fakes import FakeFleet
+from tests.server.support.surface import PATIENCE_S, Surface, surface
+from tests.server.support.websocket import handshake, open_socket
+from triolet.api_keys import digest_of, key_line, new_key
+from triolet.errors import ConfigError, RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ALICE, BOB = "sk-triolet-alice", "sk-triolet-bob"
+RING = KeyRing({digest_of(ALICE): "alice", digest_of(BOB): "bob"})
+WRONG: list[dict[str, str]] = [
+    {},
+    {"Authorization": "Bearer"},
+    {"Authorization": "Bearer "},
+    {"Authorization": f"Basic {ALICE}"},
+    {"Authorization": ALICE},
+    {"Authorization": f"Bearer {ALICE}x"},
+    {"Authorization": f"Bearer {digest_of(ALICE)}"},
+    {"Authorization": f"Bearer {ALICE[:-1]}"},
+    {"Authorization": "Bearer " + "x" * 5000},
+    {"X-Api-Key": "x"},
+    {"X-Forwarded-For": "127.0.0.1"},
+]
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def closed_routes(server: Surface) -> Iterator[tuple[str, str]]:
+    """Every route that needs a key, with something in the place of each variable part."""
+    for rule in build_app(server.services).url_map.iter_rules():
+        if rule.endpoint in OPEN_ENDPOINTS:
+            continue
+        path = "".join(
+            part if not is_dynamic else "x" for is_dynamic, part in rule._trace if part != "|"
+        )
+        for method in sorted((rule.methods or {"GET"}) - {"HEAD"}):
+            yield method, path
+
+
+def spellings(path: str) -> list[str]:
+    """Other ways to write a path, of which some have passed guards that compare paths."""
+    return [
+        path,
+        f"{path}?",
+        f"{path}?api_key={ALICE}",
+        f"{path}/",
+        f"/.{path}",
+        f"/static/..{path}",
+        f"/health/live/..{path}",
+        f"/%2e{path}",
+        f"/%{ord(path[1]):02x}{path[2:]}",
+        f"{path};/health/live",
+        f"{path}%00",
+        path.upper(),
+    ]
+
+
+@pytest.mark.slow
+async def test_no_route_is_open_that_is_not_named_as_open() -> None:
+    async with surface(keys=RING) as server:
+        routes = sorted(set(closed_routes(server)))
+        assert len(routes) > 10
+        for method, path in routes:
+            for target in spellings(path):
+                answer = await server.request(method, target, body=b"{}")
+                assert answer.status in {400, 401, 404}, (method, target, answer)
+            for headers in WRONG:
+                answer = await server.request(method, path, body=b"{}", headers=headers)
+                assert answer.status == 401, (method, path, headers)
+        assert server.fleet.generations == []
+
+
+async def test_every_open_endpoint_exists() -> None:
+    async with surface() as server:
+        endpoints = {rule.endpoint for rule in build_app(server.services).url_map.iter_rules()}
+    assert endpoints >= OPEN_ENDPOINTS
+
+
+async def test_a_refusal_says_what_to_send_and_nothing_of_the_key() -> None:
+    async with surface(keys=RING) as server:
+        for headers in WRONG:
+            answer = await server.post("/v1/chat/completions", CHAT, headers=headers)
+            assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
+            assert answer.headers["www-authenticate"] == "Bearer"
+            assert "Bearer KEY" in answer.error["message"]
+            assert "alice" not in answer.body.decode()
+
+
+@pytest.mark.parametrize("headers", [bearer(ALICE), {"X-Api-Key": ALICE}])
+async def test_a_key_opens_every_endpoint(headers: dict[str, str]) -> None:
+    async with surface(keys=RING) as server:
+        assert (await server.request("GET", "/v1/models", headers=headers)).status == 200
+        assert (await server.post("/v1/chat/completions", CHAT, headers=headers)).status == 200
+        assert (await server.request("GET", "/nothing", headers=headers)).status == 404
+
+
+async def test_without_keys_everybody_on_this_machine_is_let_in() -> None:
+    async with surface() as server:
+        assert (await server.request("GET", "/v1/models")).status == 200
+
+
+def offered(key: str) -> dict[str, str]:
+    word = base64.urlsafe_b64encode(key.encode()).decode().rstrip("=")
+    return {"Sec-WebSocket-Protocol": f"{SUBPROTOCOL}, {KEY_SUBPROTOCOL}{word}"}
+
+
+async def test_a_websocket_needs_a_key_too_and_never_in_its_address() -> None:
+    async with surface(keys=RING) as server:
+        for headers in (*WRONG, offered("x"), {"Sec-WebSocket-Protocol": "triolet, triolet-key.é"}):
+            client = await server.connect()
+            async with client.stream:
+                in_address = b"/responses?api_key=" + ALICE.encode()
+                await client.send(handshake(headers).replace(b"/responses", in_address))
+                assert (await client.answer()).status in {400, 401}
+        for headers in (bearer(ALICE), offered(ALICE)):
+            socket = await open_socket(server, headers)
+            async with socket.client.stream:
+                await socket.send({"type": "response.create", "input": "hi"})
+                await socket.until("response.completed")
+            is_browser = "Sec-WebSocket-Protocol" in headers
+            assert socket.headers.get("sec-websocket-protocol") == (
+                SUBPROTOCOL if is_browser else None
+            )
+
+
+async def salts(server: Surface, key: str, **more: Any) -> set[bytes]:  # noqa: ANN401
+    """Salts of the same question over every way to ask it."""
+    begun = len(server.fleet.generations)
+    await server.post("/v1/chat/completions", CHAT | more, headers=bearer(key))
+    await server.post("/v1/completions", {"prompt": "hi"} | more, headers=bearer(key))
+    socket = await open_socket(server, bearer(key))
+    async with socket.client.stream:
+        await socket.send({"type": "response.create", "input": "hi"} | more)
+        with trio.fail_after(PATIENCE_S):
+            await socket.until("response.completed")
+    fresh = server.fleet.generations[begun:]
+    assert len(fresh) == 3
+    return {generation.request.cache_salt for generation in fresh}
+
+
+async def test_tenants_share_no_kv_and_a_tenant_shares_with_itself() -> None:
+    async with surface(FakeFleet(), keys=RING) as server:
+        plain = {key: await salts(server, key) for key in (ALICE, BOB)}
+        named = {key: await salts(server, key, cache_salt="s") for key in (ALICE, BOB)}
+        assert await salts(server, ALICE) == plain[ALICE]
+    every = [*plain.values(), *named.values()]
+    assert all(len(one) == 1 and all(one) for one in every)
+    assert len(set.union(*every)) == 4
+
+
+async def test_without_keys_salts_are_what_clients_call_them() -> None:
+    async with surface(FakeFleet()) as server:
+        await server.post("/v1/completions", {"prompt": "hi"})
+        await server.post("/v1/completions", {"prompt": "hi", "cache_salt": "s"})
+        nobody, named = (generation.request.cache_salt for generation in server.fleet.generations)
+    assert nobody == b""
+    assert len(named) == 16
+
+
+def test_digests_are_compared_in_constant_time_for_right_and_wrong_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared: list[tuple[Any, Any]] = []
+    real = hmac.compare_digest
+
+    def record(one: Any, other: Any) -> bool:  # noqa: ANN401
+        compared.append((one, other))
+        return real(one, other)
+
+    monkeypatch.setattr(hmac, "compare_digest", record)
+    assert RING.tenant_of(ALICE).name == "alice"
+    for key in ("", None, "x" * 257, "x", ALICE[:-1]):
+        with pytest.raises(RequestError):
+            RING.tenant_of(key)
+    assert len(compared) == 3
+    assert {len(side) for pair in compared for side in pair} == {64}
+
+
+def test_a_key_itself_is_compared_with_nothing() -> None:
+    tree = ast.parse((Path(__file__).parents[2] / "server/api/keys.py").read_text())
+    names = [
+        name.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq | ast.NotEq | ast.In)
+        for name in [node.left, *node.comparators]
+        if isinstance(name, ast.Name)
+    ]
+    assert not {"key", "digest", "found"} & set(names)
+
+
+def test_a_file_of_keys_is_read(tmp_path: Path) -> None:
+    key = new_key()
+    path = tmp_path / "keys"
+    path.write_text(f"# ours\n\n{key_line('alice', key)}\n{key_line('alice', BOB)}\n")
+    assert read_keys(str(path)).tenant_of(key) == read_keys(str(path)).tenant_of(BOB)
+    assert key not in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "holds no key"),
+        (f"alice {ALICE}", "line 1 is not"),
+        (ALICE, "line 1 is not"),
+        (f"{key_line('alice', ALICE)}\n{key_line('bob', ALICE)}", "line 2 gives one key to two"),
+    ],
+)
+def test_a_broken_file_of_keys_is_named_and_not_repeated(
+    tmp_path: Path, content: str, words: str
+) -> None:
+    (tmp_path / "keys").write_text(content)
+    with pytest.raises(ConfigError, match=words) as caught:
+        read_keys(str(tmp_path / "keys"))
+    assert ALICE not in str(caught.value)
+
+
+def test_a_missing_file_and_an_impossible_tenant_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_keys(str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="no name of a tenant"):
+        key_line("a b", ALICE)
+
+
+def test_two_keys_in_two_headers_are_one() -> None:
+    assert sent_key(f"bearer {ALICE}", BOB) == ALICE
+    assert sent_key(None, BOB) == BOB
+    assert sent_key("Basic x", BOB) is None

@@ -1,0 +1,182 @@
+"""Answers of a WebSocket that were asked to outlive it: cut anywhere, and gone on with."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+import trio.testing
+
+from server.generation import CancelReason
+from tests.server.support.fakes import FakeFleet, by_hand
+from tests.server.support.surface import MODEL, PATIENCE_S, surface
+from tests.server.support.websocket import open_socket
+from triolet.errors import no_worker
+
+if TYPE_CHECKING:
+    from tests.server.support.surface import Surface
+    from tests.server.support.websocket import Socket
+
+WORDS = [f"word{number} " for number in range(40)]
+END = "response.completed"
+
+
+def create(**more: object) -> dict[str, Any]:
+    return {"type": "response.create", "model": MODEL, "input": "hi", "resumable": True, **more}
+
+
+def resume(response_id: str, position: int | None = None, **more: object) -> dict[str, Any]:
+    message = {"type": "response.resume", "response_id": response_id, **more}
+    return message if position is None else message | {"sequence_number": position}
+
+
+async def some(socket: Socket, count: int) -> list[dict[str, Any]]:
+    return [await socket.event() for _ in range(count)]
+
+
+async def begin(server: Surface, socket: Socket, count: int = 0) -> dict[str, Any]:
+    """Ask, let the fleet say some words, and return the first event."""
+    number = len(server.fleet.generations)
+    await socket.send(create())
+    generation = await server.fleet.nth(number)
+    for word in WORDS[:count]:
+        generation.say(word)
+        await trio.testing.wait_all_tasks_blocked()
+    return await socket.event()
+
+
+async def test_an_answer_cut_anywhere_and_resumed_has_the_same_events() -> None:
+    rng = random.Random(6)
+    async with surface(FakeFleet(by_hand)) as server:
+        socket = await open_socket(server)
+        async with socket.client.stream:
+            first = await begin(server, socket, len(WORDS))
+            response_id = first["response"]["id"]
+            server.fleet.generations[0].finish()
+            uncut = [first, *await socket.until(END)]
+        assert [event["sequence_number"] for event in uncut] == list(range(len(uncut)))
+        assert len(uncut) > len(WORDS)
+        position: int | None = None
+        for cut in [*sorted(rng.sample(range(1, len(uncut)), 20)), len(uncut)]:
+            socket = await open_socket(server)
+            async with socket.client.stream:
+                await socket.send(resume(response_id, position))
+                begun = 0 if position is None else position + 1
+                assert await some(socket, cut - begun) == uncut[begun:cut]
+            position = cut - 1
+        assert len(server.fleet.generations) == 1
+
+
+async def test_a_live_answer_goes_on_over_another_connection_and_in_its_conversation() -> None:
+    async with surface(FakeFleet(by_hand)) as server:
+        socket = await open_socket(server)
+        async with socket.client.stream:
+            first = await begin(server, socket, 1)
+            await socket.until("response.output_text.delta")
+        await server.all_connections_closed()
+        generation = server.fleet.generations[0]
+        assert not generation.cancelled
+        generation.say("more")
+        socket = await open_socket(server)
+        async with socket.client.stream:
+            await socket.send(resume(first["response"]["id"], 4))
+            await socket.until("response.output_text.delta")
+            generation.finish()
+            last = (await socket.until(END))[-1]
+            assert last["response"]["output"][0]["content"][0]["text"] == f"{WORDS[0]}more"
+            await socket.send(
+                {"type": "response.create", "model": MODEL, "input": "and then?",
+                 "previous_response_id": first["response"]["id"]}
+            )  # fmt: skip
+            again = await server.fleet.nth(1)
+            prompt = bytes(again.request.prompt_ids)
+            assert (
+                prompt
+                == f"user: hi\nassistant: {WORDS[0]}more\nuser: and then?\nassistant:".encode()
+            )
+            again.finish()
+            await socket.until(END)
+
+
+async def test_who_did_not_ask_for_it_is_cancelled_at_once_and_cannot_resume() -> None:
+    async with surface(FakeFleet(by_hand)) as server:
+        socket = await open_socket(server)
+        async with socket.client.stream:
+            await socket.send(create(resumable=False))
+            response_id = (await socket.event())["response"]["id"]
+        generation = server.fleet.generations[0]
+        with trio.fail_after(PATIENCE_S):
+            await generation.was_cancelled.wait()
+        assert generation.cancelled[0] is CancelReason.CLIENT_GONE
+        socket = await open_socket(server)
+        async with socket.client.stream:
+            await socket.send(resume(response_id))
+            event = await socket.event()
+            assert (event["status"], event["error"]["param"]) == (404, "response_id")
+
+
+async def test_a_resumed_answer_can_be_stopped_and_says_so_to_all() -> None:
+    async with surface(FakeFleet(by_hand)) as server:
+        first_socket = await open_socket(server)
+        async with first_socket.client.stream:
+            first = await begin(server, first_socket, 1)
+            response_id = first["response"]["id"]
+            second_socket = await open_socket(server)
+            async with second_socket.client.stream:
+                await second_socket.send(resume(response_id))
+                await second_socket.until("response.output_text.delta")
+                await second_socket.send({"type": "response.cancel", "response_id": response_id})
+                ends = [
+                    (await socket.until("response.incomplete"))[-1]
+                    for socket in (first_socket, second_socket)
+                ]
+        assert ends[0] == ends[1]
+        assert ends[0]["response"]["status"] == "cancelled"
+
+
+async def test_a_failure_is_told_again() -> None:
+    async with surface(FakeFleet(by_hand)) as server:
+        socket = await open_socket(server)
+        async with socket.client.stream:
+            first = await begin(server, socket)
+            server.fleet.generations[0].fail(no_worker("they left"))
+            failed = (await socket.until("response.failed"))[-1]
+        socket = await open_socket(server)
+        async with socket.client.stream:
+            await socket.send(resume(first["response"]["id"], failed["sequence_number"] - 1))
+            assert await socket.event() == failed
+
+
+@pytest.mark.parametrize(
+    ("message", "status", "param"),
+    [
+        (resume("resp_unknown"), 404, "response_id"),
+        ({"type": "response.resume"}, 400, "response_id"),
+        (resume("x" * 65), 400, "response_id"),
+        (resume("resp_unknown", -1), 400, "sequence_number"),
+        (resume("resp_unknown", True), 400, "sequence_number"),
+    ],
+)
+async def test_what_cannot_be_resumed_is_refused_by_name(
+    message: dict[str, Any], status: int, param: str
+) -> None:
+    async with surface() as server:
+        socket = await open_socket(server)
+        async with socket.client.stream:
+            await socket.send(message)
+            event = await socket.event()
+            assert (event["status"], event["error"]["param"]) == (status, param)
+
+
+async def test_a_position_that_was_not_reached_is_refused_by_name() -> None:
+    async with surface(FakeFleet(by_hand)) as server:
+        socket = await open_socket(server)
+        async with socket.client.stream:
+            first = await begin(server, socket)
+            await socket.send(resume(first["response"]["id"], 500, stream_id="other"))
+            while (event := await socket.event())["type"] != "error":
+                pass
+            assert (event["status"], event["error"]["param"]) == (400, "sequence_number")
+            assert event["stream_id"] == "other"

@@ -1,0 +1,32 @@
+"""Answers that outlive their connection because their client asked for it: how many, how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .units import KIB, MIB, SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeConfig:
+    """Bounds of what a client may come back to."""
+
+    ttl_s: float = 600 * SECONDS
+    """How long a finished answer is kept: longer than the official clients go on retrying."""
+    grace_s: float = 30 * SECONDS
+    """How long an answer goes on that nobody reads: a client that changes networks or restarts is
+    back by then. It holds a row and KV meanwhile, so not for longer."""
+    buffer_bytes: int = 1 * MIB
+    """Of one answer. Beyond, its beginning is forgotten, as far as somebody has read it: 4,000
+    chunks of a token each."""
+    ahead_bytes: int = 64 * KIB
+    """How far an answer runs ahead of whoever reads it fastest; then the tokens wait where they do
+    for every client, and so does their credit."""
+    max_live: int = 64
+    """Answers under way at once; the next is refused with 503."""
+    max_kept: int = 4096
+    """Answers in all; finished ones give way, the oldest first."""
+    max_kept_bytes: int = 64 * MIB
+    """Of all finished ones together; the same."""
+    sweep_s: float = 1 * SECONDS
+    """How often it is looked whether a time is over."""
