@@ -79,7 +79,7 @@ async def serve(
         missing then: /health/ready says.
 
     Raises:
-      ConfigError: the model, an address or the port cannot be used.
+      ConfigError: the model, an address, the port or a directory cannot be used.
     """
     with ExitStack() as sockets:
         listening = _listen(config, sockets)
@@ -104,8 +104,7 @@ async def serve(
                 siblings=siblings,
                 keys=None if config.api_keys is None else read_keys(config.api_keys),
             )
-            app = build_app(services)
-            edge = Edge(app, config)
+            edge = Edge(app := build_app(services), config)
             metrics.watch(fleet.status, lambda: edge.connections, lambda: edge.writes.by_way)
             async with trio.open_nursery() as nursery:
                 for part in (fleet, services.kept, grammars):

@@ -207,7 +207,6 @@ class EngineConfig:
     busy, and whatever is decided later is decided better."""
     gpu: GpuConfig = field(default_factory=GpuConfig)
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
-    """How inputs that become vectors are batched."""
     poison_freed_blocks: bool = False
     """Fill freed blocks with NaN, and let an audit look whether they stay so: how tests find a
     write by somebody who is not the owner, and a read beyond a sequence. Costs a write per freed

@@ -91,9 +91,9 @@ class Batches:
                     retry_after_s=60.0,
                 )
             self._connection.execute(
-                "INSERT INTO batches (id, owner, order_number, status, endpoint, input_file_id, window, "
-                "metadata, created_at, expires_at) VALUES (?, ?, (SELECT coalesce(max(order_number), "
-                "0) + 1 FROM batches), ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO batches (id, owner, order_number, status, endpoint, input_file_id, "
+                "window, metadata, created_at, expires_at) VALUES (?, ?, (SELECT "
+                "coalesce(max(order_number), 0) + 1 FROM batches), ?, ?, ?, ?, ?, ?, ?)",
                 (
                     batch.id,
                     owner,
@@ -178,8 +178,8 @@ class Batches:
     def waiting(self, limit: int) -> list[WaitingLine]:
         """Return lines to run, of the oldest batches first."""
         rows = self._connection.execute(
-            "SELECT lines.batch_id, number, custom_id, endpoint, body, owner FROM lines JOIN batches ON "
-            "batches.id = lines.batch_id WHERE lines.state = ? AND status = ? "
+            "SELECT lines.batch_id, number, custom_id, endpoint, body, owner FROM lines "
+            "JOIN batches ON batches.id = lines.batch_id WHERE lines.state = ? AND status = ? "
             "ORDER BY order_number, number LIMIT ?",
             (schema.WAITING, BatchState.IN_PROGRESS, limit),
         ).fetchall()
@@ -281,8 +281,8 @@ class Batches:
                 continue
             file_id = f"file-{name}-{batch.id.removeprefix('batch_')}"
             self._connection.execute(
-                "INSERT INTO files (id, owner, created_at, filename, purpose, bytes, batch_id, state) "
-                "SELECT ?, owner, ?, ?, 'batch_output', ?, id, ? FROM batches WHERE id = ?",
+                "INSERT INTO files (id, owner, created_at, filename, purpose, bytes, batch_id, "
+                "state) SELECT ?, owner, ?, ?, 'batch_output', ?, id, ? FROM batches WHERE id = ?",
                 (file_id, now, f"{batch.id}_{name}.jsonl", size, state, batch.id),
             )
             self._connection.execute(

@@ -76,7 +76,8 @@ class Files:
         """Return some files, newest first, behind `after`."""
         rows = self._connection.execute(
             f"SELECT {COLUMNS} FROM files WHERE (?1 IS NULL OR purpose = ?1) AND (?2 IS NULL OR "
-            "rowid < (SELECT rowid FROM files WHERE id = ?2)) AND owner = ?4 ORDER BY rowid DESC LIMIT ?3",
+            "rowid < (SELECT rowid FROM files WHERE id = ?2)) AND owner = ?4 "
+            "ORDER BY rowid DESC LIMIT ?3",
             (purpose, after, limit + 1, owner),
         ).fetchall()
         return FilePage([FileRecord(*row) for row in rows[:limit]], len(rows) > limit)
@@ -90,7 +91,8 @@ class Files:
         with transaction(self._connection):
             marks = ", ".join("?" * len(OPEN))
             in_use = self._connection.execute(
-                f"SELECT id FROM batches WHERE input_file_id = ? AND owner = ? AND status IN ({marks})",
+                "SELECT id FROM batches WHERE input_file_id = ? AND owner = ? "
+                f"AND status IN ({marks})",
                 (file_id, owner, *OPEN),
             ).fetchone()
             if in_use is not None:
