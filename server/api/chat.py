@@ -9,6 +9,7 @@ from triolet.errors import invalid_request
 
 from .chunks import ChatChunks
 from .constraints import read_grammar
+from .continuing import check_continued, marked, new_mark, up_to_mark
 from .generate import Plan, check_fields, head, stream_response, whole_response
 from .intake import read_fields
 from .logprobs import chat_logprobs
@@ -54,11 +55,18 @@ async def encode_chat(fields: ChatRequest, services: Services) -> tuple[int, ...
     Raises:
       RequestError: the template refuses it, or it can never fit.
     """
+    continues = bool(fields.continue_final_message)
+    messages, mark = template_messages(fields.messages), new_mark()
+    if continues:
+        check_continued(fields)
+        messages = marked(messages, mark)
     prompt = await services.text.render_chat(
-        template_messages(fields.messages),
-        add_generation_prompt=fields.add_generation_prompt is not False,
+        messages,
+        add_generation_prompt=fields.add_generation_prompt is not False and not continues,
         template_kwargs=fields.chat_template_kwargs,
     )
+    if continues:
+        prompt = up_to_mark(prompt, mark)
     return tuple(await services.text.encode(prompt, add_special_tokens=False, param="messages"))
 
 

@@ -195,12 +195,14 @@ def _ranked(requests: Sequence[GenerationRequest], live: LiveRequest) -> list[Ge
     return [replace(one, priority=live.priority(one.priority)) for one in requests]
 
 
-def own_requests(plan: Plan, services: Services) -> list[GenerationRequest]:
+def own_requests(
+    plan: Plan, services: Services, *, is_streamed: bool = True
+) -> list[GenerationRequest]:
     """Return what is to be generated for a plan of the HTTP request that is being answered."""
     return generation_requests(
         plan,
         services,
-        within_s=deadline_s(services.config),
+        within_s=deadline_s(services.config, is_streamed=is_streamed),
         client_request_id=shown_request_id(),
     )
 
@@ -282,7 +284,7 @@ async def whole_response(
         }
         return msgspec.json.encode(whole)
 
-    requests, live = own_requests(plan, services), live_request()
+    requests, live = own_requests(plan, services, is_streamed=False), live_request()
     key = own_key()
     if key is None:
         answers = await collect(submit_all(requests, services, live), plan.count)

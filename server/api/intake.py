@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .schemas import ModelT
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_SECONDS: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 _CHARSETS: Final = frozenset({"utf-8", "utf8", ""})
 INLINE_BYTES: Final = 64 * KIB
 """Bodies up to here are parsed at once, in about a millisecond; the largest take seconds, in which
@@ -51,11 +52,18 @@ def shown_request_id() -> str:
     return own_request_id(request.headers) or live_request().request_id.hex()
 
 
-def deadline_s(config: ServerConfig) -> float:
-    """Return how long the request may take: what the client asks for, up to the default."""
+def deadline_s(config: ServerConfig, *, is_streamed: bool = True) -> float:
+    """Return how long the request may take: what the client asks for, up to the default.
+
+    Official clients say how long they wait for the next byte. Where that is the whole answer,
+    nobody is there any more afterwards; a stream is kept alive.
+    """
     text = request.headers.get("x-request-timeout-ms")
     if text is None:
-        return config.default_deadline_s
+        hint = request.headers.get("x-stainless-read-timeout", "")
+        if is_streamed or not _SECONDS.fullmatch(hint) or not float(hint):
+            return config.default_deadline_s
+        return min(float(hint), config.default_deadline_s)
     if not (text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text) > 0):
         raise invalid_request(
             f"must be a number of milliseconds; it is {echo(text)}", "x-request-timeout-ms"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
+import httpx2 as httpx
 import openai
 import pytest
 from openai import OpenAI
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
+CHAT = "/v1/chat/completions"
 HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello!"}]
 
 
@@ -173,3 +176,54 @@ def test_it_chats_over_the_websocket(client: OpenAI) -> None:
             assert last.type in {"response.completed", "response.incomplete"}
             assert text
             assert last.response.output_text == text
+
+
+def test_a_stream_cut_at_twenty_places_and_resumed_has_the_same_bytes(
+    fleet: FleetProcess,
+) -> None:
+    body = {"messages": HELLO, "max_tokens": 60, "ignore_eos": True, "stream": True, "n": 2}
+    headers = {"idempotency-key": "cut-at-twenty-places"}
+    rng = random.Random(8)
+    pieces: list[bytes] = []
+    with httpx.Client(base_url=fleet.url, timeout=PATIENCE_S) as http:
+        for cut in [*(rng.randint(1, 400) for _ in range(20)), None]:
+            last = {"last-event-id": str(len(pieces) - 1)} if pieces else {}
+            with http.stream("POST", CHAT, json=body, headers=headers | last) as answer:
+                assert answer.status_code == 200, answer.read()
+                pieces += whole_events(answer, cut)
+        uncut = http.post(CHAT, json=body, headers=headers)
+    assert b"".join(pieces) == uncut.content
+    assert uncut.content.endswith(b"data: [DONE]\n\n")
+    assert uncut.headers["idempotency-replayed"] == "true"
+
+
+def whole_events(answer: httpx.Response, num_bytes: int | None) -> list[bytes]:
+    """Read a stream to its end, or until so many bytes have come; return what is whole of them."""
+    data = b""
+    for part in answer.iter_raw():
+        data += part
+        if num_bytes is not None and len(data) >= num_bytes:
+            data = data[:num_bytes]
+            break
+    *events, _ = data.split(b"\n\n")
+    return [event + b"\n\n" for event in events if not event.startswith(b":")]
+
+
+def test_the_end_of_a_message_is_where_it_goes_on(client: OpenAI) -> None:
+    turns: list[ChatCompletionMessageParam] = [
+        *HELLO,
+        {"role": "assistant", "content": "Once upon a time"},
+    ]
+    told = client.chat.completions.create(
+        model="demo",
+        messages=turns,
+        temperature=0,
+        max_tokens=12,
+        extra_body={"continue_final_message": True},
+    )
+    alone = client.chat.completions.create(
+        model="demo", messages=turns, temperature=0, max_tokens=12
+    )
+    assert told.usage is not None
+    assert alone.usage is not None
+    assert told.usage.prompt_tokens < alone.usage.prompt_tokens

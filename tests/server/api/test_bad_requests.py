@@ -128,7 +128,6 @@ UNSUPPORTED: list[tuple[str, Any]] = [
     ("use_beam_search", True),
     ("suffix", "end"),
     ("chat_template", "{{ messages }}"),
-    ("continue_final_message", True),
 ]
 HARMLESS: dict[str, Any] = {
     "metadata": {"a": "b"},

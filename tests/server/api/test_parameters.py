@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from server.text.sampling_defaults import SamplingDefaults
@@ -119,3 +121,54 @@ async def test_a_default_length_shrinks_to_what_fits(path: str) -> None:
         assert (await server.post(path, body)).status == 200
         request = server.fleet.generations[0].request
     assert request.sampling.max_tokens == MAX_MODEL_LEN - len(request.prompt_ids)
+
+
+CONTINUED = [*HI, {"role": "assistant", "content": "Once upon "}]
+
+
+async def test_the_last_message_may_be_continued_where_it_ends() -> None:
+    async with surface() as server:
+        body = {"messages": CONTINUED, "continue_final_message": True}
+        assert (await server.post(CHAT, body)).status == 200
+        (generation,) = server.fleet.generations
+    prompt = bytes(generation.request.prompt_ids).decode()
+    assert prompt.endswith("assistant: Once upon ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"messages": HI}, "continue_final_message"),
+        ({"messages": [*HI, {"role": "assistant", "content": ""}]}, "continue_final_message"),
+        ({"add_generation_prompt": True}, "add_generation_prompt"),
+        ({"continue_final_message": 1}, "continue_final_message"),
+    ],
+)
+async def test_what_cannot_be_continued_is_refused(changes: dict[str, Any], param: str) -> None:
+    async with surface() as server:
+        body = {"messages": CONTINUED, "continue_final_message": True} | changes
+        answer = await server.post(CHAT, body)
+        assert (answer.status, answer.error["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_streamed", "deadline_s"),
+    [
+        ({}, False, 600.0),
+        ({"x-stainless-read-timeout": "7.5"}, False, 7.5),
+        ({"x-stainless-read-timeout": "7.5"}, True, 600.0),
+        ({"x-stainless-read-timeout": "7000"}, False, 600.0),
+        ({"x-stainless-read-timeout": "soon"}, False, 600.0),
+        ({"x-stainless-read-timeout": "0"}, False, 600.0),
+        ({"x-stainless-read-timeout": "7", "x-request-timeout-ms": "9000"}, False, 9.0),
+        ({"x-request-timeout-ms": "9000"}, True, 9.0),
+    ],
+)
+async def test_who_waits_for_a_whole_answer_waits_no_longer_than_it_says(
+    headers: dict[str, str], is_streamed: bool, deadline_s: float
+) -> None:
+    async with surface() as server:
+        body = {"messages": HI, "stream": is_streamed}
+        assert (await server.post(CHAT, body, headers=headers)).status == 200
+        (generation,) = server.fleet.generations
+    assert generation.request.deadline_s == deadline_s
