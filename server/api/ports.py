@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from ..embedding import EmbeddingRequest, EmbeddingRun
     from ..generation import Generation, GenerationRequest
+    from ..jobs.storage import Storage
+    from ..text.tool_calls import ToolForm
     from .keys import KeyRing
 
 
@@ -143,6 +145,11 @@ class TextPort(Protocol):
         """Ids are below this."""
         ...
 
+    @property
+    def tool_form(self) -> ToolForm:
+        """How the model writes calls of tools."""
+        ...
+
     async def encode(
         self, text: str, *, add_special_tokens: bool = True, param: str = "prompt"
     ) -> Sequence[int]:
@@ -154,6 +161,7 @@ class TextPort(Protocol):
         messages: Sequence[Mapping[str, object]],
         *,
         add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
     ) -> str:
         """Return the prompt that a conversation becomes by the model's own template; to be encoded
@@ -238,6 +246,8 @@ class Services:
     """How many clients are connected."""
     embedding: EmbeddingModel = field(default_factory=EmbeddingModel)
     """How inputs become vectors with this model."""
+    storage: Storage | None = None
+    """Files and batches; None where none are kept."""
     siblings: SiblingsPort | None = None
     """None where this is the only server."""
     keys: KeyRing | None = None
