@@ -6,19 +6,24 @@ import { Connection, ConnectionState } from "./connection.js";
 import { Conversation } from "./conversation.js";
 import { Header } from "./header.js";
 import { ServedModel } from "./model.js";
+import { Settings, keyHeaders, keyProtocols } from "./settings.js";
 import { View } from "./view.js";
+
+const REFUSED = 1006; // the close code of a connection that was never one
+const NEEDS_KEY = "This server asks for an API key. Whoever runs it makes one with `triolet keys issue`.";
 
 const url = new URL("/v1/responses", location.href);
 url.protocol = url.protocol.replace("http", "ws");
 
 const header = new Header(document);
 const view = new View(document);
-const model = new ServedModel();
-const connection = new Connection(url.href, {
+const settings = new Settings(document, { onKey: () => connection.connect() });
+const model = new ServedModel(() => keyHeaders(settings.key));
+const connection = new Connection(url.href, () => keyProtocols(settings.key), {
   onState: connectionChanged,
   onEvent: (event) => chat.receive(event),
 });
-const chat = new Chat(connection, model, new Conversation(), view);
+const chat = new Chat(connection, model, new Conversation(), view, () => settings.parameters());
 const composer = new Composer(document, {
   onAsk: (question) => chat.ask(question),
   onStop: () => chat.stop(),
@@ -53,6 +58,8 @@ async function connectionChanged(state, closeCode) {
   if (state === ConnectionState.WAITING) {
     model.forget();
     chat.lost(closeCode);
+    // A refused handshake looks like any other failure from here.
+    if (closeCode === REFUSED && (await model.wantsKey())) settings.open(NEEDS_KEY);
   }
   if (state === ConnectionState.OPEN) header.showModel(await model.name());
 }

@@ -11,15 +11,17 @@ export class Chat {
   #model;
   #conversation;
   #view;
+  #parameters;
   #answer = null; // the one under way for the reader
   #open = new Map(); // by stream_id, answers that the server has not ended; stopped ones too
   #lanes = 0;
 
-  constructor(connection, model, conversation, view) {
+  constructor(connection, model, conversation, view, parameters) {
     this.#connection = connection;
     this.#model = model;
     this.#conversation = conversation;
     this.#view = view;
+    this.#parameters = parameters;
   }
 
   get isAnswering() {
@@ -96,7 +98,8 @@ export class Chat {
     // A lane of its own for each answer: what still comes for a stopped one cannot be mistaken.
     const lane = `answer-${++this.#lanes}`;
     const input = this.#conversation.input();
-    if (this.#connection.send({ type: "response.create", stream_id: lane, model, input, store: false })) {
+    const request = { type: "response.create", stream_id: lane, model, input, store: false };
+    if (this.#connection.send({ ...request, ...this.#parameters() })) {
       answer.sent(lane, performance.now());
       this.#open.set(lane, answer);
       return;

@@ -25,6 +25,7 @@ export function backoffMs(failures, random) {
 
 export class Connection {
   #url;
+  #protocols;
   #onState;
   #onEvent;
   #socket = null;
@@ -36,11 +37,13 @@ export class Connection {
 
   /**
    * @param {string} url ws: or wss:
+   * @param {() => string[]} protocols what is offered with each try.
    * @param {{onState: (state: string, closeCode?: number) => void, onEvent: (event: object) => void}} listener
    *   the close code comes with WAITING, when the other side gave one.
    */
-  constructor(url, { onState, onEvent }) {
+  constructor(url, protocols, { onState, onEvent }) {
     this.#url = url;
+    this.#protocols = protocols;
     this.#onState = onState;
     this.#onEvent = onEvent;
   }
@@ -53,7 +56,7 @@ export class Connection {
   connect() {
     if (this.#state !== ConnectionState.WAITING) return;
     clearTimeout(this.#timer);
-    const socket = new WebSocket(this.#url);
+    const socket = new WebSocket(this.#url, this.#protocols());
     this.#socket = socket;
     this.#timer = setTimeout(() => this.#lose(socket), CONNECT_DEADLINE_MS);
     socket.onopen = () => this.#opened(socket);

@@ -1,8 +1,9 @@
-// Shows one turn: a question, its answer as it grows, its figures, its end. Text goes into text nodes
-// only, so that nothing a model or a reader writes becomes markup.
+// Shows one turn: a question, its answer as it grows and then with its form, its figures, its end.
+// Text goes into text nodes only, so that nothing a model or a reader writes becomes markup.
 
 import { AnswerState } from "./answer.js";
 import { Remedy, explain } from "./errors.js";
+import { renderMarkdown } from "./markdown.js";
 
 const COPIED_FOR_MS = 1_500;
 const REMEDY_LABELS = { [Remedy.RETRY]: "Try again", [Remedy.NEW_CHAT]: "Start a new chat" };
@@ -28,6 +29,7 @@ export class TurnView {
     part(".answer .text").append(this.#text);
     this.#parts = {
       answer: part(".answer"),
+      text: part(".answer .text"),
       problem: part(".problem"),
       title: part(".problem-title"),
       advice: part(".problem-advice"),
@@ -53,15 +55,30 @@ export class TurnView {
 
   /** Show the state of the answer; another answer than last time starts from nothing. */
   show(answer) {
-    if (answer !== this.#answer) this.#text.data = "";
+    if (answer !== this.#answer) {
+      this.#text.data = "";
+      this.#parts.text.replaceChildren(this.#text);
+      this.#parts.text.classList.remove("is-whole");
+    }
     this.#answer = answer;
     this.#parts.answer.dataset.state = answer.state;
     this.#parts.answer.setAttribute("aria-busy", String(!answer.isOver));
     // Appending leaves the reader's selection alone and costs only what is new.
     this.#text.appendData(answer.text.slice(this.#text.length));
+    if (answer.isOver) this.#showWhole();
     this.#showFigures(answer);
     this.#showEnding(answer);
     this.#showProblem(answer);
+  }
+
+  /** Show an answer that is over with its headings, lists and code; one without any stays as it is. */
+  #showWhole() {
+    const { text } = this.#parts;
+    if (text.classList.contains("is-whole")) return;
+    const whole = renderMarkdown(this.#answer.text);
+    if (whole.querySelector(":not(p)") === null) return;
+    text.replaceChildren(whole);
+    text.classList.add("is-whole");
   }
 
   #showFigures({ meter, isOver }) {
