@@ -92,6 +92,9 @@ def server_arguments(config: ServerConfig) -> list[str]:
         *("--local-prefill", config.routing.local_prefill.value),
         *("--max-local-tokens", str(config.routing.max_local_tokens)),
     ]
+    arguments += ["--batch-concurrency", str(config.batches.concurrency)]
+    if config.batches.directory is not None:
+        arguments += ["--batch-dir", config.batches.directory]
     if config.allow_remote_clients:
         arguments.append("--allow-remote-clients")
     if config.api_keys is not None:

@@ -21,6 +21,7 @@ from triolet.config import (
     WeightFormat,
     WorkerConfig,
 )
+from triolet.config_batches import BatchConfig
 from triolet.config_embedding import EmbeddingConfig
 from triolet.config_gpu import GpuConfig
 from triolet.config_routing import LocalPrefill, RoutingConfig
@@ -100,6 +101,20 @@ EmbeddingBatchOption: TypeAlias = Annotated[
 EmbeddingWaitOption: TypeAlias = Annotated[
     float,
     _compute(min=0.0, max=1.0, help="Seconds that an input for embeddings may wait for others."),
+]
+BatchDirOption: TypeAlias = Annotated[
+    Path | None,
+    _http(help="Keep files and batches there, and run batches.", show_default="keep none"),
+]
+BatchConcurrencyOption: TypeAlias = Annotated[
+    int, _http(min=1, help="Lines of batches at once, behind all other requests.")
+]
+LocalPrefillOption: TypeAlias = Annotated[
+    LocalPrefill,
+    _fleet(
+        help="Whether decode computes prompts itself: off, auto (short ones, and all while "
+        "no prefill worker is there) or always."
+    ),
 ]
 PoisonOption: TypeAlias = Annotated[
     bool,
@@ -294,17 +309,13 @@ def server_options(
     max_connections: Annotated[
         int, _http(min=1, help="Client connections.")
     ] = _SERVER.max_connections,
-    local_prefill: Annotated[
-        LocalPrefill,
-        _fleet(
-            help="Whether decode computes prompts itself: off, auto (short ones, and all while "
-            "no prefill worker is there) or always."
-        ),
-    ] = _SERVER.routing.local_prefill,
+    local_prefill: LocalPrefillOption = _SERVER.routing.local_prefill,
     max_local_tokens: Annotated[
         int,
         _fleet(min=0, help="Longest prompt, without what is cached, that auto lets decode have."),
     ] = _SERVER.routing.max_local_tokens,
+    batch_dir: BatchDirOption = None,
+    batch_concurrency: BatchConcurrencyOption = _SERVER.batches.concurrency,
     metrics_compat: Annotated[
         str, _http(help="Second names of metrics: vllm or none.")
     ] = _SERVER.metrics_compat,
@@ -325,5 +336,8 @@ def server_options(
         max_queued_requests=max_queued_requests,
         max_connections=max_connections,
         metrics_compat=metrics_compat,
+        batches=BatchConfig(
+            None if batch_dir is None else str(batch_dir.absolute()), concurrency=batch_concurrency
+        ),
         routing=RoutingConfig(local_prefill=local_prefill, max_local_tokens=max_local_tokens),
     )

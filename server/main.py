@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import gc
 import os
+import secrets
 import signal
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -31,6 +32,8 @@ from .api.ports import Services
 from .edge.accept import Edge
 from .edge.sockets import base_url, open_listening_socket, open_own_socket
 from .fleet.fleet import Fleet
+from .jobs.runner import BatchRunner
+from .jobs.storage import Storage
 from .metrics import Metrics
 from .siblings import Siblings
 from .text.embedding_files import read_embedding_model
@@ -39,7 +42,10 @@ from .text.sampling_defaults import read_sampling_defaults
 from .text.tokenizer import TextModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from socket import socket
+
+    from quart_trio import QuartTrio
 
     from triolet.config import ServerConfig
 
@@ -73,12 +79,10 @@ async def serve(
         missing then: /health/ready says.
 
     Raises:
-      ConfigError: the model, an address or the port cannot be used.
+      ConfigError: the model, an address, the port or a directory cannot be used.
     """
     with ExitStack() as sockets:
-        listening = [sockets.enter_context(open_listening_socket(config))]
-        if config.siblings is not None:
-            listening.append(sockets.enter_context(open_own_socket(config.siblings)))
+        listening = _listen(config, sockets)
         text = _load_text(config)
         network = ZmqNetwork(config.link, config.curve_dir)
         try:
@@ -96,10 +100,11 @@ async def serve(
                 lifecycle or Lifecycle(),
                 count_connections=lambda: edge.connections,
                 embedding=read_embedding_model(config.model_dir),
+                storage=sockets.enter_context(_storage(config)),
                 siblings=siblings,
                 keys=None if config.api_keys is None else read_keys(config.api_keys),
             )
-            edge = Edge(build_app(services), config)
+            edge = Edge(app := build_app(services), config)
             metrics.watch(fleet.status, lambda: edge.connections, lambda: edge.writes.by_way)
             async with trio.open_nursery() as nursery:
                 for part in (fleet, services.kept, grammars):
@@ -107,6 +112,7 @@ async def serve(
                 await nursery.start(edge.run, *listening)
                 task_status.started(base_url(listening[0]))
                 nursery.start_soon(_hand_over, services.lifecycle, edge, config.handover_s)
+                nursery.start_soon(_run_batches, services, app, fleet, metrics)
                 await services.lifecycle.draining.wait()
                 await fleet.drain()
                 if on_drained is not None:
@@ -116,6 +122,41 @@ async def serve(
                 nursery.cancel_scope.cancel()
         finally:
             network.close()
+
+
+def _listen(config: ServerConfig, sockets: ExitStack) -> list[socket]:
+    """Open the sockets for clients, and for siblings where there are any."""
+    listening = [sockets.enter_context(open_listening_socket(config))]
+    if config.siblings is not None:
+        listening.append(sockets.enter_context(open_own_socket(config.siblings)))
+    return listening
+
+
+@contextmanager
+def _storage(config: ServerConfig) -> Iterator[Storage | None]:
+    """Open files and batches where they are kept; close them in the end."""
+    if config.batches.directory is None:
+        yield None
+        return
+    storage = Storage(config.batches.directory, config.batches, secrets.token_hex(8))
+    try:
+        yield storage
+    finally:
+        storage.close()
+
+
+async def _run_batches(services: Services, app: QuartTrio, fleet: Fleet, metrics: Metrics) -> None:
+    """Run batches until this process is about to leave; a successor goes on with them."""
+    config, storage = services.config, services.storage
+    if storage is None:
+        return
+    runner = BatchRunner(
+        storage, config.batches, app, config.host, fleet.is_urgent, metrics.http.batch_line
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runner.run)
+        await services.lifecycle.leaving.wait()
+        nursery.cancel_scope.cancel()
 
 
 def _load_text(config: ServerConfig) -> TextModel:

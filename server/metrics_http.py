@@ -1,4 +1,5 @@
-"""The counters of what clients ask for, by the routes of the map, and of what was refused."""
+"""The counters of what clients ask for, by the routes of the map, what was refused, and of
+lines of batches."""
 
 from __future__ import annotations
 
@@ -30,12 +31,22 @@ class HttpMetrics:
             ("status",),
             registry=registry,
         )
+        self._batch_lines = Counter(
+            "triolet_batch_lines",
+            "Lines of batches by how they ended",
+            ("outcome",),
+            registry=registry,
+        )
         self._resumptions = Counter(
             "triolet_resumptions",
             "Answers that clients may come back to, and what became of them",
             ("what",),
             registry=registry,
         )
+
+    def batch_line(self, outcome: str) -> None:
+        """A line of a batch has its answer, or was somebody else's."""
+        self._batch_lines.labels(outcome).inc()
 
     def request(self, endpoint: str) -> None:
         """A request came to one of the routes, of which there are as many as the map has."""

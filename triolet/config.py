@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from .config_batches import BatchConfig
 from .config_embedding import EmbeddingConfig, EmbeddingLimits
 from .config_gpu import GpuConfig
 from .config_grammar import GrammarConfig
@@ -206,7 +207,6 @@ class EngineConfig:
     busy, and whatever is decided later is decided better."""
     gpu: GpuConfig = field(default_factory=GpuConfig)
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
-    """How inputs that become vectors are batched."""
     poison_freed_blocks: bool = False
     """Fill freed blocks with NaN, and let an audit look whether they stay so: how tests find a
     write by somebody who is not the owner, and a read beyond a sequence. Costs a write per freed
@@ -282,6 +282,7 @@ class ServerConfig:
     resume: ResumeConfig = field(default_factory=ResumeConfig)
     """Answers that clients may come back to."""
     embedding: EmbeddingLimits = field(default_factory=EmbeddingLimits)
+    batches: BatchConfig = field(default_factory=BatchConfig)
     grammar: GrammarConfig = field(default_factory=GrammarConfig)
     curve_dir: str | None = None
     token_window: int = 64

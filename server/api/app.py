@@ -21,13 +21,16 @@ from triolet.errors import RequestError, server_error
 from triolet.loopback import is_loopback
 
 from ..edge.cures_quart import CuredHTTPConnection
+from .batches import cancel_batch, create_batch, list_batches, show_batch
 from .chat import chat_completions
 from .completions import completions
 from .embeddings import embeddings
 from .errors import CODES, error_body, error_headers, http_error
+from .files import delete_file, file_content, list_files, show_file, upload_file
 from .fleet_audit import OWN_AUDIT, UNIX_PEER, fleet_audit, own_audit
 from .intake import live_request, shown_request_id
 from .keys import enter_tenant, sent_key
+from .live import OWNER_KEY
 from .messages import MESSAGES, count_message_tokens, create_message
 from .messages_form import message_error
 from .models import detokenize, list_models, show_model, tokenize
@@ -52,10 +55,13 @@ from .static_files import read_static_files
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
+    from typing import TypeAlias
 
     from werkzeug.datastructures import Headers
 
     from .ports import Services
+
+    View: TypeAlias = Callable[..., Awaitable[Response] | Response]
 
 log = structlog.get_logger(__name__)
 
@@ -100,7 +106,7 @@ def build_app(services: Services) -> QuartTrio:
 
 
 def _add_routes(app: QuartTrio, services: Services) -> None:
-    def add(method: str, path: str, view: Callable[..., Awaitable[Response] | Response]) -> None:
+    def add(method: str, path: str, view: View) -> None:
         app.add_url_rule(
             path,
             endpoint=f"{method} {path}",
@@ -115,6 +121,7 @@ def _add_routes(app: QuartTrio, services: Services) -> None:
     add("POST", RESPONSES, create_response)
     add("POST", MESSAGES, create_message)
     add("POST", f"{MESSAGES}/count_tokens", count_message_tokens)
+    _add_stored(add)
     add("GET", "/v1/models", list_models)
     add("GET", "/v1/models/<path:name>", show_model)
     add("POST", "/tokenize", tokenize)
@@ -137,6 +144,18 @@ def _add_routes(app: QuartTrio, services: Services) -> None:
     app.add_websocket(RESPONSES, endpoint="WS", view_func=partial(responses_socket, services))
 
 
+def _add_stored(add: Callable[[str, str, View], None]) -> None:
+    add("POST", "/v1/files", upload_file)
+    add("GET", "/v1/files", list_files)
+    add("GET", "/v1/files/<file_id>", show_file)
+    add("DELETE", "/v1/files/<file_id>", delete_file)
+    add("GET", "/v1/files/<file_id>/content", file_content)
+    add("POST", "/v1/batches", create_batch)
+    add("GET", "/v1/batches", list_batches)
+    add("GET", "/v1/batches/<batch_id>", show_batch)
+    add("POST", "/v1/batches/<batch_id>/cancel", cancel_batch)
+
+
 def _with_services(
     view: Callable[..., Awaitable[Response] | Response], services: Services
 ) -> Callable[..., Awaitable[Response]]:
@@ -149,7 +168,12 @@ def _with_services(
 
 async def _check_request(services: Services) -> None:
     _check_who_asks(services, request.headers.get("host"))
-    if request.endpoint not in OPEN_ENDPOINTS and request.remote_addr != UNIX_PEER:
+    owner = request.scope["state"].get(OWNER_KEY)
+    if owner is not None:
+        # From within: nothing that a client sends gets there.
+        if services.keys is not None:
+            enter_tenant(services.keys.tenant_named(owner))
+    elif request.endpoint not in OPEN_ENDPOINTS and request.remote_addr != UNIX_PEER:
         _check_key(services, request.headers, ())
     if request.method not in SAFE_METHODS:
         check_origin(request.headers.get("origin"), request.headers.get("host"))

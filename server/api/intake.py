@@ -94,7 +94,7 @@ async def read_fields(kind: type[ModelT], services: Services) -> ModelT:
         raise http_error(415, "send UTF-8")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise http_error(415, "send the body without a content-encoding")
-    body = await _read_body(services.config)
+    body = await read_body(services.config)
 
     def parse() -> ModelT:
         return read_request(kind, parse_object(body))
@@ -108,7 +108,12 @@ async def read_fields(kind: type[ModelT], services: Services) -> ModelT:
     raise overloaded("too many large bodies wait to be parsed", retry_after_s=1.0)
 
 
-async def _read_body(config: ServerConfig) -> bytes:
+async def read_body(config: ServerConfig) -> bytes:
+    """Return the request's body.
+
+    Raises:
+      RequestError: 408 if it is too slow, 413 if it is too large.
+    """
     began_at = trio.current_time()
     body = bytearray()
     with trio.CancelScope() as scope:

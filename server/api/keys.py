@@ -93,6 +93,17 @@ class KeyRing:
             raise _unknown_key()
         return tenant
 
+    def tenant_named(self, name: str) -> Tenant:
+        """Return a tenant whose request comes from within.
+
+        Raises:
+          RequestError: 401; it has no key any more.
+        """
+        for tenant in self._tenants.values():
+            if tenant.name == name:
+                return tenant
+        raise _unknown_key()
+
 
 def read_keys(path: str) -> KeyRing:
     """Return the keys of a file: lines of a tenant and a digest, and comments.

@@ -28,6 +28,14 @@ DEPARTURE_KEY: Final = "triolet.departure"
 """Where the scopes of a connection's requests hold its Departure."""
 
 
+OWNER_KEY: Final = "triolet.owner"
+"""Where such a request's scope holds whose it is: the tenant's name, for it has no key."""
+
+
+FLOOR_KEY: Final = "triolet.floor"
+"""Where the scope of a request that this process makes of itself holds its least priority."""
+
+
 SHORTCUT_KEY: Final = "triolet.shortcut"
 """Where the scopes of a connection's requests hold its Shortcut, if the connection has one."""
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from ..embedding import EmbeddingRequest, EmbeddingRun
     from ..generation import Generation, GenerationRequest
+    from ..jobs.storage import Storage
     from .keys import KeyRing
 
 
@@ -238,6 +239,8 @@ class Services:
     """How many clients are connected."""
     embedding: EmbeddingModel = field(default_factory=EmbeddingModel)
     """How inputs become vectors with this model."""
+    storage: Storage | None = None
+    """Files and batches; None where none are kept."""
     siblings: SiblingsPort | None = None
     """None where this is the only server."""
     keys: KeyRing | None = None

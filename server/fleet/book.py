@@ -12,6 +12,7 @@ import structlog
 
 from ..generation import Failed, Finished
 from .accounting import Accounting, Outcome
+from .background import window_of
 from .phases import Step
 from .relay import Relay
 from .sequence import Sequence, Times
@@ -99,7 +100,7 @@ class RequestBook:
             relay=Relay(request, self._text),
             deadline=now + request.deadline_s,
             times=Times(submitted_at=now, queued_at=now),
-            allowed=self._config.token_window,
+            allowed=window_of(request, self._config.token_window),
             origin=self._sequences.get(request.origin_id),
         )
         self._sequences[request.request_id] = sequence

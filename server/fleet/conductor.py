@@ -8,6 +8,7 @@ in phases.py; what a frame means for it is in progress.py; which workers it gets
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from transport.frames import Embedded, Ended, FirstToken, Grant, Refuse, Tokens, WorkerHeartbeat
@@ -18,6 +19,7 @@ from triolet.errors import RequestError, draining, server_error
 from . import ends
 from .admission import limits_of, missing_role, refuse_overload, refuse_unfit
 from .attempts import Attempts
+from .background import is_background, is_urgent, window_of
 from .book import RequestBook
 from .dispatch import is_ready, needed_roles
 from .embeddings import Embeddings
@@ -63,6 +65,7 @@ class Conductor:
       outbox: frames to send.
       recovery: the memory of faults.
       embeddings: inputs that become vectors.
+      is_urgent: tells whether somebody interactive waits for its first token.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class Conductor:
         self._text = text
         self._observer = observer
         self._book = RequestBook(config, text, observer)
+        self.is_urgent = partial(is_urgent, self._book)
         self._attempts = Attempts(
             config, self._workers, self._book, self.outbox, text.eos_token_ids, observer, now
         )
@@ -94,6 +98,7 @@ class Conductor:
         )
         self._drain_until: float | None = None
         self._fence: SelfFence | None = None
+        self._held: set[Sequence] = set()
 
     @property
     def accounting(self) -> Accounting:
@@ -179,7 +184,10 @@ class Conductor:
 
     def taken(self, sequence: Sequence) -> None:
         """Note that its reader has taken tokens, which makes room for as many more."""
-        window = self._config.token_window
+        if is_background(sequence.request) and self.is_urgent():
+            self._held.add(sequence)  # goes on with a sweep that finds nobody waiting
+            return
+        window = window_of(sequence.request, self._config.token_window)
         received = len(sequence.relay.token_ids)
         sequence.allowed = sequence.relay.mailbox.num_taken + window
         attempt = sequence.attempt
@@ -260,6 +268,10 @@ class Conductor:
                 self.lost(worker, worker.monitor.reason.value, now)
         for sequence in self._book.next_swept():
             self._attempts.sweep(sequence, self._drain_until, now)
+        if self._held and not self.is_urgent():
+            held, self._held = self._held, set()
+            for sequence in held:
+                self.taken(sequence)
         self._attempts.end_hopeless(now)
         self._attempts.dispatch(now)
         self.embeddings.sweep(self._drain_until, now)

@@ -57,6 +57,7 @@ class Fleet:
 
     Attributes:
       embed: begins to make vectors of inputs.
+      is_urgent: tells whether somebody interactive waits for its first token.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Fleet:
         self._observer = observer or SilentObserver()
         self._conductor = Conductor(config, self._workers, text, self._observer, now)
         self.embed = partial(begin_embeddings, self._conductor, config, self._flush)
+        self.is_urgent = self._conductor.is_urgent
         self._is_ready = partial(is_ready, self._workers, config.routing)
         self._auditor = Auditor(self._me, config, self._workers, self._conductor)
         self._connections: dict[Worker, Connection] = {}

@@ -64,6 +64,7 @@ MAY_TELL_THE_TIME = {
     "server/api/models.py": "`created` of a model",
     "server/api/responses_document.py": "`created_at` of a response",
     "server/text/template.py": "the date in a prompt",
+    "server/jobs/storage.py": "dates of what outlives a process, and a lease among several",
 }
 
 

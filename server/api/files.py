@@ -1,0 +1,119 @@
+"""/v1/files: what batches read and write."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Final
+
+import trio
+from quart import Response, request
+
+from triolet.errors import draining
+
+from ..jobs.storage import time_of_day
+from .errors import http_error
+from .generate import json_response
+from .intake import read_body
+from .multipart import parse_upload
+from .stored import (
+    checked_id,
+    file_document,
+    missing,
+    owner_of_request,
+    page_arguments,
+    page_document,
+    storage_of,
+)
+
+if TYPE_CHECKING:
+    from ..jobs.records import FileRecord
+    from ..jobs.storage import Storage
+    from .ports import Services
+
+PURPOSES: Final = ("batch",)
+
+
+async def upload_file(services: Services) -> Response:
+    """Keep a file."""
+    storage = storage_of(services)
+    if services.lifecycle.is_draining:
+        raise draining()
+    if request.mimetype != "multipart/form-data":
+        raise http_error(415, "send multipart/form-data, with the parts purpose and file")
+    options = dict(request.mimetype_params)
+    body = await read_body(services.config)
+    upload = await trio.to_thread.run_sync(
+        parse_upload, body, request.mimetype, options, limiter=services.parser_threads
+    )
+    purpose = upload.fields.get("purpose")
+    if purpose not in PURPOSES:
+        raise http_error(400, "purpose must be batch", "purpose")
+    file_id = f"file-{secrets.token_hex(12)}"
+    record = await storage.run(
+        storage.files.add,
+        owner_of_request(),
+        file_id,
+        upload.filename,
+        purpose,
+        upload.content,
+        int(time_of_day()),
+    )
+    return json_response(file_document(record))
+
+
+async def list_files(services: Services) -> Response:
+    """Return files, newest first."""
+    storage = storage_of(services)
+    after, limit = page_arguments()
+    page = await storage.run(
+        storage.files.page, owner_of_request(), after, limit, request.args.get("purpose")
+    )
+    items = [file_document(record) for record in page.items]
+    return json_response(page_document(page, items))
+
+
+async def show_file(services: Services, file_id: str) -> Response:
+    """Return one file, without its content."""
+    return json_response(file_document(await _record(storage_of(services), file_id)))
+
+
+async def delete_file(services: Services, file_id: str) -> Response:
+    """Forget a file."""
+    storage = storage_of(services)
+    if not await storage.run(storage.files.delete, owner_of_request(), checked_id(file_id)):
+        raise missing(file_id)
+    return json_response({"id": file_id, "object": "file", "deleted": True})
+
+
+async def file_content(services: Services, file_id: str) -> Response:
+    """Return what is in a file."""
+    storage = storage_of(services)
+    record = await _record(storage, file_id)
+    return Response(FileParts(storage, record.id), content_type="application/octet-stream")
+
+
+async def _record(storage: Storage, file_id: str) -> FileRecord:
+    record = await storage.run(storage.files.get, owner_of_request(), checked_id(file_id))
+    if record is None:
+        raise missing(file_id)
+    return record
+
+
+class FileParts:
+    """The content of a file, read as it is sent. It holds nothing between two parts."""
+
+    def __init__(self, storage: Storage, file_id: str) -> None:
+        self._storage = storage
+        self._file_id = file_id
+        self._number = 0
+
+    def __aiter__(self) -> FileParts:
+        return self
+
+    async def __anext__(self) -> bytes:
+        storage = self._storage
+        part = await storage.run(storage.files.content, self._file_id, self._number)
+        if not part:
+            raise StopAsyncIteration
+        self._number += 1
+        return part

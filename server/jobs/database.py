@@ -1,0 +1,68 @@
+"""The SQLite database of files and batches: one connection, each change one transaction.
+
+Knows SQL and transactions. Blocking: it is only ever called from one thread at a time
+(storage.py). A second process may have the same database open; whoever runs batches holds a lease
+in it, and every result is written in the transaction that checks that lease.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from triolet.errors import ConfigError
+
+from .schema import SCHEMA, SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FILE_NAME: Final = "batches.sqlite3"
+BUSY_S: Final = 10.0
+"""How long a transaction waits for another process's: theirs take milliseconds."""
+
+
+def open_database(directory: str) -> sqlite3.Connection:
+    """Open the database in a directory, which is made if it is not there.
+
+    Raises:
+      ConfigError: it cannot be used.
+    """
+    folder = Path(directory)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        connection = sqlite3.connect(
+            folder / FILE_NAME, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+        )
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing
+        connection.execute("PRAGMA secure_delete = OFF")
+        with transaction(connection):
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version not in (0, SCHEMA_VERSION):
+                raise ConfigError(
+                    f"the database in {folder} is of version {version}; this release knows "
+                    f"{SCHEMA_VERSION}: give another --batch-dir"
+                )
+            for statement in SCHEMA.split(";"):
+                if statement.strip():
+                    connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    except (OSError, sqlite3.Error) as error:
+        raise ConfigError(f"--batch-dir is {directory!r} and cannot be used: {error}") from error
+    connection.row_factory = sqlite3.Row
+    return connection
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Change all or nothing, alone among all processes."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")

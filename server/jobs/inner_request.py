@@ -1,0 +1,85 @@
+"""A request that this process makes of its own application: a line of a batch.
+
+It takes the way of every client, from the body's bytes to the answer's, and so has the same checks,
+limits and bits; only its priority is behind theirs. Knows ASGI; knows no batches.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import trio
+
+from triolet.config_batches import BACKGROUND
+
+from ..api.live import DEPARTURE_KEY, FLOOR_KEY, OWNER_KEY, Departure
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+
+class InnerAnswer(NamedTuple):
+    """What came of it."""
+
+    status: int
+    request_id: str
+    body: bytes
+
+
+async def ask(
+    app: Callable[..., Awaitable[None]],
+    host: str,
+    path: str,
+    body: bytes,
+    request_id: str,
+    owner: str,
+) -> InnerAnswer:
+    """POST JSON to the application, in this process.
+
+    Args:
+      app: of ASGI.
+      host: that it takes for its own.
+      path: of the endpoint.
+      body: JSON.
+      request_id: for the log, and for the answer.
+      owner: the tenant whose request it is; empty where there are no keys.
+    """
+    headers = {
+        "host": host,
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "x-request-id": request_id,
+    }
+    scope: dict[str, Any] = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        "client": None,
+        "server": None,
+        "extensions": {},
+        "state": {DEPARTURE_KEY: Departure(), FLOOR_KEY: BACKGROUND, OWNER_KEY: owner},
+    }
+    events = [{"type": "http.request", "body": body, "more_body": False}]
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        if events:
+            return events.pop()
+        await trio.sleep_forever()
+        raise AssertionError("it sleeps for ever")
+
+    async def send(message: dict[str, Any]) -> None:
+        await trio.lowlevel.checkpoint()
+        sent.append(message)
+
+    await app(scope, receive, send)
+    start = next(message for message in sent if message["type"] == "http.response.start")
+    parts = [cast("bytes", m.get("body", b"")) for m in sent if m["type"] == "http.response.body"]
+    return InnerAnswer(start["status"], request_id, b"".join(parts))

@@ -1,0 +1,155 @@
+"""Runs the lines of batches: a few at a time, behind everybody else, from wherever they stand.
+
+Knows Trio, the storage and the application's inner door; what counts as done the storage says. Of
+several servers only the one that holds the lease runs anything.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from .batches import line_id
+from .inner_request import ask
+from .lines import answer_line, error_line
+from .storage import time_of_day
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from triolet.config_batches import BatchConfig
+
+    from .inner_request import InnerAnswer
+    from .records import WaitingLine
+    from .storage import Storage
+
+log = structlog.get_logger(__name__)
+
+LATER: Final = frozenset({408, 429, 499, 503, 504})
+"""Statuses after which the same request may well succeed."""
+HOLD_POLL_S: Final = 0.02
+"""How often it is looked whether interactive requests still wait; a fiftieth of a heartbeat's
+cost."""
+LEAST_LEASE_PART: Final = 3
+"""The lease is renewed after one part in this many of its length."""
+
+
+class BatchRunner:
+    """The worker of this server's batches.
+
+    Args:
+      storage: files and batches.
+      config: bounds.
+      app: the application, of ASGI.
+      host: that it takes for its own.
+      is_urgent: whether somebody interactive waits for a first token.
+      on_line: told how each line ended.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        config: BatchConfig,
+        app: Callable[..., Awaitable[None]],
+        host: str,
+        is_urgent: Callable[[], bool],
+        on_line: Callable[[str], None],
+    ) -> None:
+        self._storage = storage
+        self._config = config
+        self._app = app
+        self._host = host
+        self._is_urgent = is_urgent
+        self._on_line = on_line
+        self._running: dict[tuple[str, int], trio.CancelScope] = {}
+        self._lease_until = 0.0
+
+    async def run(self) -> None:
+        """Run batches until cancelled; what is not answered then is run by the next one."""
+        batches = self._storage.batches
+        try:
+            async with trio.open_nursery() as nursery:
+                while True:
+                    self._storage.changed = trio.Event()
+                    if await self._holds_lease():
+                        await self._storage.run(batches.advance, int(time_of_day()))
+                        await self._drop_unwanted()
+                        await self._begin(nursery)
+                    else:
+                        self._drop_all()
+                    with trio.move_on_after(self._config.poll_s):
+                        await self._storage.changed.wait()
+        finally:
+            with trio.move_on_after(self._config.poll_s, shield=True):
+                await self._storage.run(batches.give_lease_back)
+
+    async def _holds_lease(self) -> bool:
+        now = time_of_day()
+        if self._lease_until - now > (1 - 1 / LEAST_LEASE_PART) * self._config.lease_s:
+            return True
+        is_held = await self._storage.run(self._storage.batches.take_lease, now)
+        self._lease_until = now + self._config.lease_s if is_held else 0.0
+        return is_held
+
+    async def _begin(self, nursery: trio.Nursery) -> None:
+        room = self._config.concurrency - len(self._running)
+        if room <= 0 or self._is_urgent():
+            return
+        # As many are under way as may be, so among so many more there is one that is not.
+        lines = await self._storage.run(self._storage.batches.waiting, 2 * self._config.concurrency)
+        for line in lines:
+            if (line.batch_id, line.number) not in self._running and room > 0:
+                room -= 1
+                scope = self._running[line.batch_id, line.number] = trio.CancelScope()
+                nursery.start_soon(self._run_line, line, scope)
+
+    async def _run_line(self, line: WaitingLine, scope: trio.CancelScope) -> None:
+        try:
+            with scope:
+                answer = await self._answer(line)
+                await self._finish(line, answer)
+        finally:
+            del self._running[line.batch_id, line.number]
+            self._storage.changed.set()
+
+    async def _answer(self, line: WaitingLine) -> InnerAnswer:
+        """Ask until there is an answer that is not "later", or as often as may be."""
+        own_id = line_id(line.batch_id, line.number)
+        attempt = 0
+        while True:
+            while self._is_urgent():  # noqa: ASYNC110 (the fleet knows no events)
+                await trio.sleep(HOLD_POLL_S)
+            answer = await ask(self._app, self._host, line.endpoint, line.body, own_id, line.owner)
+            attempt += 1
+            if answer.status not in LATER or attempt >= self._config.max_line_attempts:
+                return answer
+            await trio.sleep(self._config.retry_s * 2 ** (attempt - 1))
+
+    async def _finish(self, line: WaitingLine, answer: InnerAnswer) -> None:
+        own_id = line_id(line.batch_id, line.number)
+        status, request_id, body = answer
+        try:
+            result = answer_line(own_id, line.custom_id, status, request_id, body)
+        except ValueError:
+            code, message = "server_error", "the answer could not be written down"
+            result = error_line(own_id, line.custom_id, code, message)
+        is_good = status < 400
+        is_done = await self._storage.run(
+            self._storage.batches.finish_line, line, result, int(time_of_day()), is_good=is_good
+        )
+        self._on_line("dropped" if not is_done else "completed" if is_good else "failed")
+
+    async def _drop_unwanted(self) -> None:
+        """End lines of batches that were cancelled or have expired."""
+        for batch_id in {batch_id for batch_id, _ in self._running}:
+            if not await self._storage.run(self._storage.batches.is_wanted, batch_id):
+                for (of_batch, _), scope in self._running.items():
+                    if of_batch == batch_id:
+                        scope.cancel()
+
+    def _drop_all(self) -> None:
+        """Somebody else runs them."""
+        for scope in self._running.values():
+            scope.cancel()

@@ -1,0 +1,169 @@
+"""Files and batches with the official client against real processes that are killed meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+
+from .fleet_process import PATIENCE_S, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from openai.types import Batch
+
+    from .fleet_process import FleetProcess
+
+pytestmark = pytest.mark.slow
+
+NUM_LINES = 24
+MAX_TOKENS = 12
+ENDED = ("completed", "failed", "expired", "cancelled")
+
+
+def chat_line(number: int) -> dict[str, Any]:
+    body = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": f"Tell me about {number}"}],
+        "max_tokens": MAX_TOKENS,
+        "temperature": 0,
+    }
+    url = "/v1/chat/completions"
+    return {"custom_id": f"line-{number}", "method": "POST", "url": url, "body": body}
+
+
+def jsonl(lines: list[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+def create(client: openai.OpenAI, lines: list[dict[str, Any]], window: str = "24h") -> Batch:
+    stored = client.files.create(file=("input.jsonl", jsonl(lines)), purpose="batch")
+    return client.batches.create(
+        input_file_id=stored.id,
+        endpoint=lines[0]["url"],
+        completion_window=window,  # type: ignore[arg-type]
+    )
+
+
+def wait_ended(client: openai.OpenAI, batch: Batch) -> Batch:
+    """Wait for a batch's end, through restarts of the server."""
+    found = batch
+
+    def is_over() -> bool:
+        nonlocal found
+        with suppress(openai.APIConnectionError, openai.InternalServerError):
+            found = client.batches.retrieve(batch.id)
+        return found.status in ENDED
+
+    wait_until(is_over, 3 * PATIENCE_S, "the batch ends")
+    return found
+
+
+def wait_replaced(fleet: FleetProcess, role: str, before: int) -> None:
+    """Wait until another process has a role."""
+
+    def is_replaced() -> bool:
+        return bool(set(fleet.pids(role)) - {before})
+
+    wait_until(is_replaced, PATIENCE_S, f"another {role}")
+
+
+def results(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
+    if file_id is None:
+        return []
+    return [json.loads(line) for line in client.files.content(file_id).text.splitlines()]
+
+
+def test_a_batch_survives_the_death_of_every_process(
+    start_fleet: Callable[..., FleetProcess], tmp_path: Path
+) -> None:
+    fleet = start_fleet("--batch-dir", str(tmp_path / "jobs"))
+    with openai.OpenAI(base_url=f"{fleet.url}/v1", api_key="none", max_retries=0) as client:
+        bad = chat_line(NUM_LINES)
+        bad["body"]["temperature"] = 99
+        batch = create(client, [*(chat_line(number) for number in range(NUM_LINES)), bad])
+        assert batch.status in ("validating", "in_progress")
+        for role in ("server", "decode", "prefill"):
+            [before] = fleet.pids(role)
+            os.kill(before, signal.SIGKILL)
+            wait_replaced(fleet, role, before)
+            fleet.wait_ready()
+        batch = wait_ended(client, batch)
+        assert batch.status == "completed"
+        assert batch.request_counts is not None
+        assert batch.request_counts.model_dump() == {
+            "total": NUM_LINES + 1,
+            "completed": NUM_LINES,
+            "failed": 1,
+        }
+        good = results(client, batch.output_file_id)
+        assert [line["custom_id"] for line in good] == [f"line-{n}" for n in range(NUM_LINES)]
+        expected = client.chat.completions.create(**chat_line(7)["body"])
+        assert (
+            good[7]["response"]["body"]["choices"][0]["message"]["content"]
+            == expected.choices[0].message.content
+        )
+        [failed] = results(client, batch.error_file_id)
+        assert failed["response"]["status_code"] == 400
+        assert failed["response"]["body"]["error"]["param"] == "temperature"
+
+
+def test_files_and_batches_as_the_official_client_sees_them(
+    start_fleet: Callable[..., FleetProcess], tmp_path: Path
+) -> None:
+    fleet = start_fleet("--batch-dir", str(tmp_path / "jobs"))
+    with openai.OpenAI(base_url=f"{fleet.url}/v1", api_key="none", max_retries=0) as client:
+        inputs = [
+            {
+                "custom_id": str(n),
+                "method": "POST",
+                "url": "/v1/embeddings",
+                "body": {"input": f"text {n}"},
+            }
+            for n in range(5)
+        ]
+        batch = wait_ended(client, create(client, inputs))
+        assert batch.status == "completed"
+        vectors = results(client, batch.output_file_id)
+        single = client.embeddings.create(model="demo", input="text 3", encoding_format="float")
+        body = vectors[3]["response"]["body"]
+        assert body["data"][0]["embedding"] == single.data[0].embedding
+
+        wrong = wait_ended(client, create(client, [inputs[0], inputs[0]]))
+        assert wrong.status == "failed"
+        assert wrong.errors is not None
+        assert wrong.errors.data is not None
+        assert [error.code for error in wrong.errors.data] == ["duplicate_custom_id"]
+
+        many = create(client, [chat_line(number) for number in range(300)])
+        assert client.batches.cancel(many.id).status in ("cancelling", "cancelled")
+        cancelled = wait_ended(client, many)
+        assert cancelled.status == "cancelled"
+        counts = cancelled.request_counts
+        assert counts is not None
+        told = results(client, cancelled.error_file_id)
+        assert counts.completed + counts.failed == counts.total
+        assert {line["error"]["code"] for line in told if line["error"]} <= {"batch_cancelled"}
+
+        listed = [one.id for one in client.batches.list(limit=2)]
+        assert listed == [many.id, wrong.id, batch.id]
+        kept = [one.id for one in client.files.list(limit=3)]
+        assert batch.output_file_id in kept
+        assert batch.input_file_id in kept
+        assert client.files.retrieve(batch.input_file_id).filename == "input.jsonl"
+        assert client.files.content(batch.input_file_id).content == jsonl(inputs)
+        assert client.files.delete(batch.input_file_id).deleted
+        for look in (client.files.retrieve, client.files.content, client.files.delete):
+            with pytest.raises(openai.NotFoundError):
+                look(batch.input_file_id)
+        with pytest.raises(openai.NotFoundError):
+            client.batches.retrieve("batch_0")
+        with pytest.raises(openai.NotFoundError):
+            client.files.retrieve("..%2F..%2Fetc%2Fpasswd")

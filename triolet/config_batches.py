@@ -1,0 +1,51 @@
+"""Bounds of stored files and of the batches that run over them.
+
+Knows numbers and where the database is; what they mean is server/jobs' business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from .errors import ConfigError
+from .units import MIB, SECONDS
+
+BACKGROUND: Final = 1000
+"""Priority of a batch's lines: behind whatever a client can ask for (-100…100)."""
+BACKGROUND_WINDOW: Final = 4
+"""Tokens that a line may run ahead: so soon it stands still when an interactive request comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchConfig:
+    """Files and batches."""
+
+    directory: str | None = None
+    """Where the database is; None for none: files and batches are then not served. Off by default,
+    because what outlives a process shall be where its operator wants it."""
+    max_total_bytes: int = 1024 * MIB
+    """Of all files, results included. Beyond it nothing more is taken; a batch under way ends its
+    lines with errors."""
+    max_files: int = 1000
+    """That are kept at once."""
+    max_open_batches: int = 100
+    """That have not ended."""
+    max_lines: int = 50_000
+    """Of one batch: as many as the API's own."""
+    concurrency: int = 4
+    """Lines at once. More would fill rows that interactive requests want, and a line that is held
+    back holds its blocks."""
+    lease_s: float = 10.0 * SECONDS
+    """Of several servers one runs batches; when nothing is heard of it for this long, another
+    does."""
+    poll_s: float = 0.5 * SECONDS
+    """How often somebody looks for work where nothing happens."""
+    max_line_attempts: int = 8
+    """For answers that say "later" (503, 429, 504). A fleet that restarts takes seconds."""
+    retry_s: float = 1.0 * SECONDS
+    """Before the second attempt; doubled for each further one."""
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1:
+            raise ConfigError(f"batch concurrency is {self.concurrency}; allowed: >= 1")
