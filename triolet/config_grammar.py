@@ -15,7 +15,7 @@ class GrammarConfig:
     """Of one schema, expression or grammar: what people write is far smaller."""
     max_depth: int = 32
     """Of nested brackets: compilers recurse."""
-    cpu_s: float = 200 * MILLISECONDS
+    cpu_s: float = 100 * MILLISECONDS
     """For compiling, in a process that is ended then, whatever it does. Real schemas take 1 to
     5 ms; in a worker a grammar is compiled beside running streams."""
     memory_bytes: int = 512 * MIB

@@ -14,16 +14,12 @@ from llguidance import LLMatcher as LLMatcher
 from llguidance import LLParserLimits
 from llguidance import LLTokenizer as LLTokenizer
 
-from .sampling import GrammarKind
+from .sampling import JSON_WHITESPACE, GrammarKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .sampling import Grammar
-
-WHITESPACE: Final = r"( |\n[ ]{0,16})?"
-"""Between the tokens of JSON: a space, or a new line and its indentation. What models write, but
-not as much of it as they like: nothing would end a completion that is all blanks."""
 
 LIMITS: Final = LLParserLimits(
     max_items_in_row=2_000,
@@ -88,7 +84,7 @@ def _source(grammar: Grammar) -> str:
             else:
                 schema = {"allOf": [schema]}
             return LLMatcher.grammar_from_json_schema(
-                schema, overrides={"whitespace_pattern": WHITESPACE}
+                schema, overrides={"whitespace_pattern": JSON_WHITESPACE}
             )
         case GrammarKind.REGEX:
             return LLMatcher.grammar_from_regex(grammar.text)

@@ -19,6 +19,9 @@ MAX_LOGIT_BIAS = 300
 MAX_STOP_TOKEN_IDS = 64
 MAX_GRAMMAR_CHARS = 64 * 1024
 """What clients write is bounded more tightly; a request's tools make one grammar together."""
+JSON_WHITESPACE = " ?"
+"""Between the tokens of JSON that a grammar asks for, as a regular expression. What there may be
+of it costs tokens, and a completion that may be all blanks need not end."""
 MAX_SEED = 2**63 - 1
 MAX_TOP_K = 2**31 - 1
 MAX_FACTOR = 1e6

@@ -25,7 +25,6 @@ class TextPart(TypedDict):
 
 
 Content: TypeAlias = str | list[TextPart]
-Nothing: TypeAlias = Annotated[list[None], Field(max_length=0)] | None
 _StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Stop: TypeAlias = (
     _StopString | Annotated[list[_StopString], Field(max_length=MAX_STOP_STRINGS)] | None

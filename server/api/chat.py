@@ -14,6 +14,8 @@ from .generate import Plan, check_fields, head, stream_response, whole_response
 from .intake import read_fields
 from .logprobs import chat_logprobs
 from .schemas import ChatRequest, Message
+from .tool_chunks import ToolChunks, reason_of, whole_message
+from .tools import parsed_arguments, plan_tools
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,12 +29,29 @@ _ROLES = {"developer": "system"}
 """Templates were written before the name `developer` was."""
 
 
-def template_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
+def template_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
     """Return a conversation in the words that chat templates know."""
-    return [
-        {"role": _ROLES.get(message.role, message.role), "content": message.content}
-        for message in messages
-    ]
+    return [_template_message(message) for message in messages]
+
+
+def _template_message(message: Message) -> dict[str, object]:
+    role = _ROLES.get(message.role, message.role)
+    turn: dict[str, object] = {"role": role, "content": message.content or ""}
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": call.type,
+                "function": {
+                    "name": call.function.name,
+                    "arguments": parsed_arguments(call.function.arguments),
+                },
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        turn["tool_call_id"] = message.tool_call_id
+    return turn
 
 
 async def chat_completions(services: Services) -> Response:
@@ -42,15 +61,20 @@ async def chat_completions(services: Services) -> Response:
     plan = await plan_chat(fields, services)
     if fields.stream:
         return stream_response(
-            plan, services, head("chat.completion.chunk", "chatcmpl", services), ChatChunks
+            plan,
+            services,
+            head("chat.completion.chunk", "chatcmpl", services),
+            ChatChunks if plan.tool_form is None else partial(ToolChunks, form=plan.tool_form),
         )
     return await whole_response(
-        plan, services, head("chat.completion", "chatcmpl", services), partial(_choice, fields)
+        plan, services, head("chat.completion", "chatcmpl", services), partial(_choice, plan)
     )
 
 
-async def encode_chat(fields: ChatRequest, services: Services) -> tuple[int, ...]:
-    """Return the prompt that a conversation is to the model.
+async def encode_chat(
+    fields: ChatRequest, services: Services, tools: Sequence[dict[str, Any]] | None = None
+) -> tuple[int, ...]:
+    """Return the prompt that a conversation is to the model, which may be shown tools.
 
     Raises:
       RequestError: the template refuses it, or it can never fit.
@@ -63,6 +87,7 @@ async def encode_chat(fields: ChatRequest, services: Services) -> tuple[int, ...
     prompt = await services.text.render_chat(
         messages,
         add_generation_prompt=fields.add_generation_prompt is not False and not continues,
+        tools=tools,
         template_kwargs=fields.chat_template_kwargs,
     )
     if continues:
@@ -78,8 +103,10 @@ async def plan_chat(fields: ChatRequest, services: Services) -> Plan:
     """
     if fields.top_logprobs is not None and not fields.logprobs:
         raise invalid_request("needs logprobs to be true", "top_logprobs")
-    grammar = await read_grammar(fields, services)
-    prompt_ids = await encode_chat(fields, services)
+    tools = await plan_tools(fields, services)
+    # What has to be called is no place for an answer, which alone has a form of its own.
+    grammar = tools.grammar or await read_grammar(fields, services)
+    prompt_ids = await encode_chat(fields, services, tools.shown)
     max_tokens = fields.max_completion_tokens
     return Plan(
         fields=fields,
@@ -89,18 +116,23 @@ async def plan_chat(fields: ChatRequest, services: Services) -> Plan:
         param="messages",
         logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
         grammar=grammar,
+        tool_form=tools.form,
     )
 
 
-def _choice(fields: ChatRequest, index: int, answer: Answer) -> dict[str, Any]:
-    logprobs = (
-        {"content": chat_logprobs(answer.logprobs), "refusal": None} if fields.logprobs else None
-    )
-    ids = {"token_ids": answer.token_ids} if fields.return_token_ids else {}
+def _choice(plan: Plan, index: int, answer: Answer) -> dict[str, Any]:
+    logprobs = None
+    if plan.logprobs is not None:
+        logprobs = {"content": chat_logprobs(answer.logprobs), "refusal": None}
+    ids = {"token_ids": answer.token_ids} if plan.fields.return_token_ids else {}
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+    num_calls = 0
+    if plan.tool_form is not None:
+        message, num_calls = whole_message(answer.text, plan.tool_form)
     return {
         "index": index,
-        "message": {"role": "assistant", "content": answer.text, "refusal": None},
+        "message": message,
         "logprobs": logprobs,
-        "finish_reason": answer.finished.reason,
+        "finish_reason": reason_of(answer.finished.reason, num_calls),
         **ids,
     }

@@ -32,10 +32,10 @@ def new_mark() -> str:
     return secrets.token_hex(16)
 
 
-def marked(messages: list[dict[str, str]], mark: str) -> list[dict[str, str]]:
+def marked(messages: list[dict[str, object]], mark: str) -> list[dict[str, object]]:
     """Return the conversation with a mark behind its last words."""
     *earlier, last = messages
-    return [*earlier, last | {"content": last["content"] + mark}]
+    return [*earlier, last | {"content": f"{last['content']}{mark}"}]
 
 
 def up_to_mark(prompt: str, mark: str) -> str:

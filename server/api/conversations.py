@@ -54,7 +54,7 @@ class Conversations:
 
 
 def _size(turns: Turns) -> int:
-    return sum(TURN_CHARS + len(turn.content) for turn in turns)
+    return sum(TURN_CHARS + len(turn.content or "") for turn in turns)
 
 
 def _not_found(response_id: str) -> RequestError:

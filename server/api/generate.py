@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from triolet.sampling import Grammar
 
     from ..generation import Generation
+    from ..text.tool_calls import ToolForm
     from .answers import Answer
     from .chunks import ChunkWriter
     from .event_stream import StreamForm
@@ -69,6 +70,7 @@ class Plan:
       param: the field that holds the prompts.
       logprobs: alternatives per token, None for no logprobs.
       grammar: what each completion has to be, None for anything.
+      tool_form: how calls of tools in it are written; None if there are none.
     """
 
     fields: GenerationFields
@@ -78,6 +80,7 @@ class Plan:
     param: str
     logprobs: int | None
     grammar: Grammar | None = None
+    tool_form: ToolForm | None = None
 
     @property
     def per_prompt(self) -> int:

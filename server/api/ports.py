@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..embedding import EmbeddingRequest, EmbeddingRun
     from ..generation import Generation, GenerationRequest
     from ..jobs.storage import Storage
+    from ..text.tool_calls import ToolForm
     from .keys import KeyRing
 
 
@@ -144,6 +145,11 @@ class TextPort(Protocol):
         """Ids are below this."""
         ...
 
+    @property
+    def tool_form(self) -> ToolForm:
+        """How the model writes calls of tools."""
+        ...
+
     async def encode(
         self, text: str, *, add_special_tokens: bool = True, param: str = "prompt"
     ) -> Sequence[int]:
@@ -155,6 +161,7 @@ class TextPort(Protocol):
         messages: Sequence[Mapping[str, object]],
         *,
         add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
     ) -> str:
         """Return the prompt that a conversation becomes by the model's own template; to be encoded

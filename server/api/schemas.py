@@ -10,7 +10,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar
 
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
@@ -22,6 +29,7 @@ from .accepted import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from .constraint_schema import ConstraintFields
 from .errors import MAX_ECHO, echo, http_error, unsupported
 from .strict_fields import StrictFields
+from .tool_schema import MAX_TOOLS, ToolCall, ToolFields
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -182,12 +190,31 @@ class Message(StrictModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(joined_text, json_schema_input_type=accepted.Content)]
-    tool_calls: Annotated[
-        None,
-        BeforeValidator(lambda value: value or None, json_schema_input_type=accepted.Nothing),
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: str | None = None
+    # Behind the calls, which may stand in its place.
+    content: Annotated[
+        str | None,
+        BeforeValidator(joined_text, json_schema_input_type=accepted.Content | None),
+        Field(validate_default=True),
     ] = None
+
+    @field_validator("tool_calls")
+    @classmethod
+    def _are_the_models(
+        cls, calls: list[ToolCall] | None, info: ValidationInfo
+    ) -> list[ToolCall] | None:
+        if calls and info.data.get("role") != "assistant":
+            raise ValueError("may only be in the role assistant")
+        return calls
+
+    @field_validator("content")
+    @classmethod
+    def _says_something(cls, content: str | None, info: ValidationInfo) -> str | None:
+        if content is None and not info.data.get("tool_calls"):
+            raise ValueError("is required")
+        return content
 
 
 class SamplingFields(StrictModel):
@@ -249,7 +276,7 @@ class TemplateSwitches(TypedDict, total=False):
     thinking: bool
 
 
-class ChatRequest(GenerationFields):
+class ChatRequest(GenerationFields, ToolFields):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]

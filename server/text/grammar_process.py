@@ -122,9 +122,10 @@ def _verdict(tokenizer: LLTokenizer, grammar: Grammar) -> bytes:
         mask = matcher.compute_bitmask()
     except (GrammarError, MemoryError) as error:
         return bytes([Answer.REFUSED]) + str(error).encode()
-    if matcher.is_error():
+    is_impossible = matcher.stop_reason() in ("NoExtension", "NoExtensionBias")
+    if matcher.is_error() and not is_impossible:
         return bytes([Answer.TOO_COSTLY])
-    if not any(mask):
+    if is_impossible or not any(mask):
         return bytes([Answer.REFUSED]) + b"it allows no completion"
     return bytes([Answer.USABLE])
 

@@ -18,6 +18,7 @@ from .detokenizer import Detokenizer
 from .model_files import read_text_files
 from .special_tokens import SpecialTokenGuard
 from .template import ChatTemplate
+from .tool_calls import form_of
 from .vocabulary import TokenText, Vocabulary
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class TextModel:
     Attributes:
       eos_token_ids: every id that ends a sequence.
       max_model_len: positions that the model was made for.
+      tool_form: how the model writes calls of tools.
       vocab_size: ids that the tokenizer knows are below this.
     """
 
@@ -69,6 +71,7 @@ class TextModel:
     ) -> None:
         self.eos_token_ids = files.eos_token_ids
         self.max_model_len = files.max_model_len
+        self.tool_form = form_of(files.chat_templates.values())
         self.vocab_size = files.tokenizer.get_vocab_size(with_added_tokens=True)
         self._tokenizer = files.tokenizer
         self._vocabulary = Vocabulary(files.tokenizer)

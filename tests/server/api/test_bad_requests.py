@@ -13,6 +13,7 @@ from tests.server.support.surface import MODEL, Surface, surface
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
+CALLS = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
 
 
 def user(content: object) -> list[dict[str, Any]]:
@@ -86,8 +87,9 @@ WRONG_CHAT: list[tuple[str, Any]] = [
     ("messages.0.content", user(["hi"])),
     ("messages.0.content", user([{"type": "image_url", "image_url": {"url": "x"}}])),
     ("messages.0.content", user([{"type": "input_audio", "input_audio": {}}])),
-    ("messages.0.tool_calls", [{"role": "assistant", "content": "", "tool_calls": [{}]}]),
-    ("messages.0.role", [{"role": "tool", "content": "1", "tool_call_id": "x"}]),
+    ("messages.0.tool_calls.0.id", [{"role": "assistant", "content": "", "tool_calls": [{}]}]),
+    ("messages.0.content", [{"role": "tool", "tool_call_id": "x"}]),
+    ("messages.0.tool_calls", [{"role": "user", "content": "1", "tool_calls": CALLS}]),
     ("logprobs", 1),
     ("top_logprobs", 2),
     ("max_completion_tokens", 0),
@@ -114,8 +116,6 @@ WRONG_COMPLETIONS: list[tuple[str, Any]] = [
     ("echo", 1),
 ]
 UNSUPPORTED: list[tuple[str, Any]] = [
-    ("tools", [{"type": "function"}]),
-    ("tool_choice", "required"),
     ("functions", [{}]),
     ("grammar", "root ::= x"),
     ("modalities", ["text", "audio"]),

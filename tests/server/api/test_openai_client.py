@@ -121,10 +121,10 @@ async def test_it_lists_models() -> None:
         ({"messages": []}, openai.BadRequestError, "invalid_request_error", "messages"),
         ({"max_tokens": 5000}, openai.BadRequestError, "context_length_exceeded", "messages"),
         (
-            {"tools": [{"type": "function", "function": {"name": "f"}}]},
+            {"modalities": ["audio"]},
             openai.BadRequestError,
             "unsupported_parameter",
-            "tools",
+            "modalities",
         ),
     ],
 )

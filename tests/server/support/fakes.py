@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 from msgspec.structs import replace
@@ -21,6 +21,7 @@ from server.generation import (
     TokenLogprob,
     Usage,
 )
+from server.text.tool_calls import HERMES
 from transport.frames import Capacity, Load
 from triolet.audit import FleetAudit, ServerAudit
 from triolet.errors import RequestError, invalid_request
@@ -266,6 +267,7 @@ class FakeText:
     """Bytes as tokens; a template that a person can read."""
 
     vocab_size = 256
+    tool_form = HERMES
 
     async def encode(
         self, text: str, *, add_special_tokens: bool = True, param: str = "prompt"
@@ -279,11 +281,21 @@ class FakeText:
         messages: Sequence[Mapping[str, object]],
         *,
         add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
     ) -> str:
-        turns = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+        turns = "".join(f"tool {tool['function']['name']}\n" for tool in tools or ())
+        turns += "".join(self._turn(message) for message in messages)
         opening = "assistant:" if add_generation_prompt else ""
         return turns + opening + "".join(f" {name}" for name in template_kwargs or ())
+
+    def _turn(self, message: Mapping[str, Any]) -> str:
+        calls = "".join(
+            f" {call['id']}={call['function']['name']}({call['function']['arguments']})"
+            for call in message.get("tool_calls", ())
+        )
+        of_call = f" of {message['tool_call_id']}" if "tool_call_id" in message else ""
+        return f"{message['role']}{of_call}: {message['content']}{calls}\n"
 
     async def decode(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool = True, param: str = "prompt"

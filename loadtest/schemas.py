@@ -1,0 +1,129 @@
+"""JSON Schemas from a seed: nested, with enums, arrays, references, patterns and bounds.
+
+Everything that a schema describes is short, so that a completion that keeps to it comes to its end.
+Also what hostile clients send instead. Knows nothing of servers.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any, Final
+
+Schema = dict[str, Any]
+
+MAX_DEPTH: Final = 3
+PATTERNS: Final = (
+    r"^[a-z]{2,6}$",
+    r"^[A-Z][a-z]{1,5}( [A-Z][a-z]{1,5})?$",
+    r"^\d{3}-\d{4}$",
+    r"^(red|green|blue)-[0-9]{1,2}$",
+    r"^[a-f0-9]{4}$",
+    r"^[a-z]{1,6}@[a-z]{2,5}\.(com|org)$",
+)
+FORMATS: Final = ("uuid", "ipv4")
+"""Not those of moments: their fractions of a second may be of any length."""
+WORDS: Final = "name age city tags score état note Größe kind 色 items-1 a.b path/x".split()
+
+
+def random_schema(seed: int) -> Schema:
+    """Return a schema of an object; equal seeds give equal ones."""
+    chance = random.Random(seed)
+    schema = _object(chance, 0, ["#/$defs/leaf", "#/$defs/pair", "#/$defs/chain"])
+    schema["$defs"] = {
+        "leaf": _scalar(chance),
+        "pair": {"type": "array", "prefixItems": [_scalar(chance), _scalar(chance)], "items": False,
+                 "minItems": 2},
+        # One that refers to itself, and may always end.
+        "chain": {
+            "type": "object",
+            "properties": {
+                "value": {"enum": [1, 2, 3]},
+                "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/chain"}]},
+            },
+            "required": ["value", "next"],
+            "additionalProperties": False,
+        },
+    }  # fmt: skip
+    return schema
+
+
+def _any(chance: random.Random, depth: int, references: list[str]) -> Schema:
+    kinds = ["scalar"] * 7 + ["reference"]
+    if depth < MAX_DEPTH:
+        kinds += ["object"] * 2 + ["array"] * 2 + ["either"]
+    match chance.choice(kinds):
+        case "object":
+            return _object(chance, depth + 1, references)
+        case "array":
+            least = chance.randint(0, 2)
+            items = _any(chance, depth + 1, references)
+            return {
+                "type": "array",
+                "items": items,
+                "minItems": least,
+                "maxItems": least + chance.randint(0, 2),
+            }
+        case "either":
+            return {"anyOf": [_scalar(chance), _any(chance, depth + 1, references)]}
+        case "reference":
+            return {"$ref": chance.choice(references)}
+        case _:
+            return _scalar(chance)
+
+
+def _object(chance: random.Random, depth: int, references: list[str]) -> Schema:
+    names = chance.sample(WORDS, chance.randint(1, 4))
+    return {
+        "type": "object",
+        "properties": {name: _any(chance, depth, references) for name in names},
+        "required": [name for name in names if chance.random() < 0.7],
+        "additionalProperties": False,
+    }
+
+
+def _scalar(chance: random.Random) -> Schema:
+    low = chance.randint(-50, 50)
+    choices: tuple[Schema, ...] = (
+        {"enum": chance.sample(["a", "b c", 'd"e', "ä", 1, 2.5, None, True], 3)},
+        {"const": chance.choice(["x", 7, False, None])},
+        {"type": "integer", "minimum": low, "maximum": low + chance.randint(0, 400)},
+        {"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 1000},
+        {"type": "number", "enum": [0.5, -1.25, 1e-3]},
+        {"type": "boolean"},
+        {"type": "null"},
+        {"type": ["string", "null"], "maxLength": 8},
+        {"type": "string", "minLength": 1, "maxLength": chance.randint(1, 20)},
+        {"type": "string", "pattern": chance.choice(PATTERNS)},
+        {"type": "string", "format": chance.choice(FORMATS)},
+    )
+    return chance.choice(choices)
+
+
+def hostile() -> dict[str, dict[str, Any]]:
+    """Return fields of requests by what is bad about them; what is harmless may be served."""
+    deep: Schema = {"type": "string"}
+    for _ in range(500):
+        deep = {"items": deep}
+    loop = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
+    every = [{"type": "string", "pattern": f"^.*{i}.*{i}.*$"} for i in range(200)]
+    doubled = {
+        f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs/d{i + 1}"}]}
+        for i in range(30)
+    }
+    return {
+        "depth": {"guided_json": deep},
+        "size": {"guided_json": {"enum": ["x" * 40 + str(i) for i in range(1000)]}},
+        "regex syntax": {"guided_regex": "(a"},
+        "regex brackets": {"guided_regex": "(" * 2000 + ")" * 2000},
+        "regex counts": {"guided_regex": "((((((a{1,99}b){1,99}c){1,99}d){1,99}e){1,99}f){1,99}g)"},
+        "regex look-around": {"guided_regex": "(?=a)(?!b)a"},
+        "schema loop": {"guided_json": loop},
+        "schema doubling": {
+            "guided_json": {"$ref": "#/$defs/d0", "$defs": {**doubled, "d30": {"type": "object"}}}
+        },
+        "schema intersections": {"guided_json": {"allOf": every}},
+        "schema elsewhere": {"guided_json": {"$ref": "http://127.0.0.1:9/schema.json"}},
+        "schema kind": {"guided_json": {"type": "objekt"}},
+        "grammar syntax": {"guided_grammar": "start: nothing"},
+        "grammar recursion": {"guided_grammar": "start: start start | start"},
+    }

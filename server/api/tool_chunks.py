@@ -1,0 +1,128 @@
+"""Chat completions with tools: calls taken out of the text, whole or as chunks of a stream.
+
+Pure: knows the schema and how calls are found; knows no sockets and no grammar.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from ..generation import FinishReason
+from ..text.tool_calls import Arguments, CallBegins, Text, ToolCallParser
+from .chunks import ChatChunks
+from .logprobs import chat_logprobs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ..generation import Delta
+    from ..text.tool_calls import Piece, ToolForm
+    from .chunks import Envelope
+
+TOOL_CALLS: Final = "tool_calls"
+_encode = msgspec.json.Encoder().encode
+
+
+def new_call_id() -> str:
+    """Return a name for a call, by which its result is told."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+def reason_of(reason: FinishReason, num_calls: int) -> str:
+    """Return how a completion with so many calls ended; one that was cut was cut."""
+    return TOOL_CALLS if num_calls and reason is FinishReason.STOP else str(reason)
+
+
+def whole_message(text: str, form: ToolForm) -> tuple[dict[str, Any], int]:
+    """Return a message whose calls are taken out of its text, and how many there are."""
+    parser = ToolCallParser(form)
+    content = ""
+    calls: list[dict[str, Any]] = []
+    for piece in parser.push(text) + parser.finish():
+        match piece:
+            case Text():
+                content += piece.text
+            case CallBegins():
+                calls.append(_call(piece))
+            case Arguments():
+                calls[piece.index]["function"]["arguments"] += piece.text
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if calls:
+        message["content"] = content or None
+        message["tool_calls"] = calls
+    return message, len(calls)
+
+
+def _call(piece: CallBegins) -> dict[str, Any]:
+    function = {"name": piece.name, "arguments": ""}
+    return {"id": new_call_id(), "type": "function", "function": function}
+
+
+class ToolChunks:
+    """Chunks of chat completions in which tools may be called (see ChunkWriter).
+
+    Args:
+      envelope: what surrounds them.
+      form: how calls are written.
+    """
+
+    def __init__(self, envelope: Envelope, form: ToolForm) -> None:
+        self.envelope = envelope
+        self._plain = ChatChunks(envelope)
+        self._form = form
+        self._parsers: dict[int, ToolCallParser] = {}
+
+    def first(self, index: int) -> bytes:
+        """Return the chunk that says who speaks."""
+        return self._plain.first(index)
+
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """Return the chunks of new text; those of its tokens go with the first."""
+        parser = self._parsers.setdefault(index, ToolCallParser(self._form))
+        contents = _contents(parser.push(delta.text))
+        more = self.envelope.token_ids(delta.token_ids)
+        if not contents and (delta.logprobs or more):
+            contents = [{"content": ""}]
+        chunks: list[bytes] = []
+        for content in contents:
+            is_first = not chunks
+            logprobs = b"null"
+            if is_first and delta.logprobs:
+                logprobs = b'{"content":%b,"refusal":null}' % _encode(chat_logprobs(delta.logprobs))
+            chunks.append(
+                self.envelope.chunk(
+                    index,
+                    b'"delta":' + _encode(content),
+                    logprobs=logprobs,
+                    more=more if is_first else b"",
+                )
+            )
+        return b"".join(chunks)
+
+    def finish(self, index: int, reason: FinishReason) -> bytes:
+        """Return what was held back, and the one chunk with a finish_reason."""
+        parser = self._parsers.setdefault(index, ToolCallParser(self._form))
+        left = [
+            self.envelope.chunk(index, b'"delta":' + _encode(content))
+            for content in _contents(parser.finish())
+        ]
+        shown = _encode(reason_of(reason, parser.num_calls))
+        return b"".join([*left, self.envelope.chunk(index, b'"delta":{}', reason=shown)])
+
+
+def _contents(pieces: Iterable[Piece]) -> Sequence[dict[str, Any]]:
+    """Return the deltas that show these pieces."""
+    contents: list[dict[str, Any]] = []
+    for piece in pieces:
+        match piece:
+            case Text():
+                contents.append({"content": piece.text})
+            case CallBegins():
+                contents.append({"tool_calls": [{"index": piece.index, **_call(piece)}]})
+            case Arguments():
+                function = {"arguments": piece.text}
+                contents.append({"tool_calls": [{"index": piece.index, "function": function}]})
+    return contents

@@ -1,0 +1,71 @@
+"""What docs/API.md shows works, as it stands there, on a real fleet; and it names every route."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from server.api.openapi import OPERATIONS
+
+if TYPE_CHECKING:
+    from .fleet_process import FleetProcess
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "API.md"
+TEXT: Final = PAGE.read_text(encoding="utf-8")
+SHOWN_AT: Final = "http://127.0.0.1:8000"
+EXAMPLES: Final = re.findall(r"^```http\n(\w+) (\S+)(?: → (\d+))?\n(.*?)```", TEXT, re.M | re.S)
+RECIPES: Final = re.findall(r"^```(bash|python|javascript)\n(.*?)^```", TEXT, re.M | re.S)
+PROGRAMS: Final = {
+    "bash": ["bash", "-ec"],
+    "python": [sys.executable, "-c"],
+    "javascript": ["node", "--input-type=module", "-e"],
+}
+PATIENCE_S: Final = 120.0
+
+
+def has_fetch() -> bool:
+    asked = [*PROGRAMS["javascript"], "process.exit(globalThis.fetch ? 0 : 1)"]
+    return subprocess.run(asked, check=False, capture_output=True).returncode == 0
+
+
+@pytest.mark.slow
+def test_every_example_is_answered_as_it_says(fleet: FleetProcess) -> None:
+    assert len(EXAMPLES) > 10
+    for method, path, status, body in EXAMPLES:
+        document = json.loads(body) if body.strip() else None
+        answer = fleet.client.request(method, path, json=document)
+        assert answer.status_code == int(status or 200), (path, body, answer.text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", range(len(RECIPES)))
+def test_every_recipe_runs(fleet: FleetProcess, index: int) -> None:
+    language, program = RECIPES[index]
+    command = PROGRAMS[language]
+    needed = "curl" if language == "bash" else command[0]
+    if shutil.which(needed) is None:
+        pytest.skip(f"{needed} is not installed")
+    if language == "javascript" and not has_fetch():
+        pytest.skip("this node has no fetch; 18 does")
+    model = fleet.client.get("/v1/models").json()["data"][0]["id"]
+    program = program.replace(SHOWN_AT, fleet.url).replace('model="demo"', f'model="{model}"')
+    done = subprocess.run(
+        [*command, program], capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_every_route_is_named() -> None:
+    named = set(re.findall(r"`(?:GET|POST|DELETE) (/[^`]*)`", TEXT))
+    routes = {re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", row.split()[1]) for row in OPERATIONS}
+    assert {
+        route for route in routes if not route.endswith("/own") and "static" not in route
+    } == named

@@ -1,0 +1,113 @@
+"""Answers that keep to a schema and calls of tools, by the official client on the real fleet."""
+
+from __future__ import annotations
+
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import openai
+import pytest
+from openai import OpenAI
+
+from loadtest.schemas import random_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .fleet_process import FleetProcess
+
+pytestmark = pytest.mark.slow
+
+NUM_SCHEMAS = 8
+ASK: dict[str, Any] = {
+    "model": "demo",
+    "messages": [{"role": "user", "content": "Tell me a story."}],
+    "temperature": 1,
+    "seed": 3,
+}
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "maxLength": 8},
+                "unit": {"enum": ["C", "F"]},
+            },
+            "required": ["city", "unit"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.fixture
+def client(fleet: FleetProcess) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{fleet.url}/v1", api_key="none", max_retries=0) as opened:
+        yield opened
+
+
+def test_answers_keep_to_their_schemas(client: OpenAI) -> None:
+    def check(seed: int) -> str:
+        schema = random_schema(seed)
+        form = {"name": "a", "schema": schema, "strict": True}
+        answer = client.chat.completions.create(
+            **ASK, response_format={"type": "json_schema", "json_schema": form}
+        )
+        choice = answer.choices[0]
+        if choice.finish_reason == "stop":
+            jsonschema.validate(json.loads(choice.message.content or ""), schema)
+        return str(choice.finish_reason)
+
+    with ThreadPoolExecutor(4) as threads:
+        reasons = list(threads.map(check, range(NUM_SCHEMAS)))
+    # Seeds decide what the model says, so none of these is cut by chance.
+    assert reasons.count("stop") > NUM_SCHEMAS // 2
+
+
+def test_the_same_seed_keeps_to_a_regex_in_the_same_words(client: OpenAI) -> None:
+    wanted = {"structured_outputs": {"regex": "[a-z]{4,9}@[a-z]{3}"}, "max_tokens": 50}
+    texts = [
+        client.completions.create(model="demo", prompt="Mail:", seed=5, extra_body=wanted)
+        .choices[0]
+        .text
+        for _ in range(2)
+    ]
+    assert texts[0] == texts[1]
+    assert re.fullmatch("[a-z]{4,9}@[a-z]{3}", texts[0])
+
+
+def test_a_grammar_that_cannot_be_used_is_a_400(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**ASK, extra_body={"guided_regex": "(a"})
+    assert caught.value.param == "guided_regex"
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
+)
+def test_tools_that_have_to_be_called_are(client: OpenAI, choice: Any) -> None:  # noqa: ANN401
+    asked = ASK | {
+        "tools": [WEATHER],
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+        "max_tokens": 200,
+    }
+    whole = client.chat.completions.create(**asked).choices[0]
+    assert whole.finish_reason == "tool_calls"
+    calls = whole.message.tool_calls
+    assert calls is not None
+    (call,) = calls
+    assert call.type == "function"
+    arguments = json.loads(call.function.arguments)
+    jsonschema.validate(arguments, WEATHER["function"]["parameters"])
+    chunks = list(client.chat.completions.create(**asked, stream=True))
+    deltas = [d for chunk in chunks for d in chunk.choices[0].delta.tool_calls or ()]
+    assert "".join(d.function.arguments or "" for d in deltas) == call.function.arguments
+    assert deltas[0].function.name == "weather"
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
