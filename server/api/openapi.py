@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
+LINES: Final = "application/octet-stream"
 PLAIN: Final = "text/plain"
 PAGE: Final = "text/html"
 PATH: Final = "/openapi.json"
@@ -94,6 +95,15 @@ OPERATIONS: Final[dict[str, Operation]] = {
         CountRequest,
         error="MessagesError",
     ),
+    "POST /v1/files": Operation("Keep a file of requests (multipart/form-data).", "File"),
+    "GET /v1/files": Operation("List the files.", "List"),
+    "GET /v1/files/<file_id>": Operation("Show a file.", "File"),
+    "DELETE /v1/files/<file_id>": Operation("Forget a file.", "Anything"),
+    "GET /v1/files/<file_id>/content": Operation("What a file holds.", LINES),
+    "POST /v1/batches": Operation("Answer a file of requests in the background.", "Batch"),
+    "GET /v1/batches": Operation("List the batches.", "List"),
+    "GET /v1/batches/<batch_id>": Operation("How far a batch is.", "Batch"),
+    "POST /v1/batches/<batch_id>/cancel": Operation("End a batch.", "Batch"),
     "GET /v1/models": Operation("List the served model.", "ModelList"),
     "GET /v1/models/<path:name>": Operation("Show one model.", "Model"),
     "POST /tokenize": Operation("Turn text or messages into token ids.", "Tokens", TokenizeRequest),

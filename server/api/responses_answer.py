@@ -12,13 +12,12 @@ from triolet.ids import new_request_id
 
 from ..generation import CancelReason
 from .generate import generation_requests, submit_for
-from .kept_answers import Name
 from .listening import listen_until
 from .live import LiveRequest
 from .responses_document import ResponseDocument
 from .responses_events import ResponseEvents, message_frame
 from .responses_plan import plan_response, turns_of
-from .responses_resume import SCOPE, ResponseScript, relay_frames
+from .responses_resume import ResponseScript, own_name, relay_frames
 from .resumable import ResumableAnswer
 
 if TYPE_CHECKING:
@@ -133,7 +132,7 @@ class ResponseAnswer:
         kept, config = self._services.kept, self._services.config.resume
         answer = self._resumable = ResumableAnswer(script, b"", config)
         kept.begin(
-            Name(SCOPE, self.id),
+            own_name(self.id),
             answer,
             lambda holder: submit_for(holder, [request], self._services),
         )

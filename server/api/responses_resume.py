@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from .errors import echo, http_error, params_called
 from .kept_answers import Name
+from .keys import current_tenant
 from .live import LiveRequest
 from .responses_plan import answer_of
 from .resuming import LAST_EVENT_ID
@@ -27,8 +28,16 @@ if TYPE_CHECKING:
     from .ws_outbox import WsOutbox
 
 POSITION: Final = "sequence_number"
-SCOPE: Final = b"responses"
-"""Of names that are ids of responses: 128 random bits, so that to know one is to own it."""
+
+
+def own_name(response_id: str) -> Name:
+    """Return what the running task's tenant finds a response by: another one has no such response.
+
+    An id has 128 random bits, so that where there are no keys, to know it is to own it.
+    """
+    tenant = current_tenant()
+    whose = "" if tenant is None else tenant.name
+    return Name(f"responses {whose}".encode(), response_id)
 
 
 class ResponseScript:
@@ -109,7 +118,7 @@ class ResumedAnswer:
         self._services = services
         self._conversations = conversations
         self._departure = departure
-        answer = services.kept.find(Name(SCOPE, resume.response_id))
+        answer = services.kept.find(own_name(resume.response_id))
         if answer is None:
             raise http_error(
                 404,

@@ -9,10 +9,12 @@ import pytest
 import trio
 import trio.testing
 
+from server.api.keys import KeyRing
 from server.generation import CancelReason
 from tests.server.support.fakes import FakeFleet, by_hand
 from tests.server.support.surface import MODEL, PATIENCE_S, surface
 from tests.server.support.websocket import open_socket
+from triolet.api_keys import digest_of
 from triolet.errors import no_worker
 
 if TYPE_CHECKING:
@@ -180,3 +182,20 @@ async def test_a_position_that_was_not_reached_is_refused_by_name() -> None:
                 pass
             assert (event["status"], event["error"]["param"]) == (400, "sequence_number")
             assert event["stream_id"] == "other"
+
+
+async def test_another_tenants_answer_is_not_there() -> None:
+    keys = KeyRing({digest_of("alice-key"): "alice", digest_of("bob-key"): "bob"})
+    alice, bob = ({"authorization": f"Bearer {name}-key"} for name in ("alice", "bob"))
+    async with surface(keys=keys) as server:
+        socket = await open_socket(server, alice)
+        async with socket.client.stream:
+            await socket.send(create())
+            events = await socket.until(END)
+        for who, is_there in ((bob, False), (alice, True)):
+            socket = await open_socket(server, who)
+            async with socket.client.stream:
+                await socket.send(resume(events[0]["response"]["id"]))
+                event = await socket.event()
+                assert event.get("status") == (None if is_there else 404)
+                assert (event == events[0]) is is_there
