@@ -5,7 +5,8 @@ once with the prefix cache and once without. What prefill and decode say that th
 compared with the best that a cache of their pools' size could find, and every answer of one run
 with that of the other. All prompts are computed on prefill, as long ones on large models are: a
 prompt that decode computes itself is never looked for on prefill, and those are the ones of which
-most is found, so that what either role finds would say how prompts were routed. Needs the trace: `--trace`, or beside the repository.
+most is found, so that what either role finds would say how prompts were routed. Needs the trace:
+`--trace`, or beside the repository.
 """
 
 from __future__ import annotations
