@@ -186,7 +186,7 @@ class ZmqSocket:
             self._unpark_all()
 
     def _look(self) -> int:
-        """Return what the socket is ready for. Asking may take the edge of others: they are woken."""
+        """Return what the socket is ready for. Others whose edge this takes are woken."""
         if self._state is None:
             self._state = int(self._raw.get(zmq.EVENTS))
             self._wake_ready(self._state)
@@ -207,8 +207,8 @@ class ZmqSocket:
                 lot.unpark_all()
 
     def _wake_leader(self) -> None:
-        """Let the leader, if there is one, look for itself. Trio's own way to call somebody back from
-        a descriptor: a cancel scope around each wait would cost more than the wait."""
+        """Let the leader, if there is one, look for itself. This is how Trio calls somebody back
+        from a descriptor; a cancel scope around each wait would cost more than the wait."""
         if self._has_leader:
             self._leader_event = 0
             trio.lowlevel.notify_closing(self._fd)
