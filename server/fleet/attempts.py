@@ -24,7 +24,7 @@ from .dispatch import (
     needed_roles,
     tokens_to_compute,
 )
-from .due import may_decode
+from .due import may_decode, quiet_since
 from .phases import Phase, Step
 from .progress import (
     Again,
@@ -242,14 +242,8 @@ class Attempts:
         would ever tell."""
         num_tokens = len(sequence.relay.token_ids)
         if num_tokens >= attempt.allowed:
-            attempt.num_seen, attempt.quiet_since = num_tokens, now
-        elif num_tokens != attempt.num_seen:
-            since = sequence.times.last_token_at or now
-            attempt.num_seen, attempt.quiet_since = (
-                num_tokens,
-                max(since, attempt.granted_at or now),
-            )
-        elif now - attempt.quiet_since >= self._config.link.heartbeat_interval_s:
+            attempt.quiet_since = now
+        elif now - quiet_since(sequence, attempt) >= self._config.link.heartbeat_interval_s:
             attempt.quiet_since = now
             decode = attempt.pair.decode
             self._outbox.allow(decode, attempt.key, attempt.allowed, num_tokens)

@@ -167,13 +167,20 @@ class Conductor:
     def taken(self, sequence: Sequence) -> None:
         """Note that its reader has taken tokens, which makes room for as many more."""
         window = self._config.token_window
-        received = len(sequence.relay.token_ids)
         sequence.allowed = sequence.relay.mailbox.num_taken + window
         attempt = sequence.attempt
         # A quarter at a time: a frame per token would cost more than the token.
-        if attempt is not None and sequence.allowed - attempt.allowed >= max(window // 4, 1):
-            attempt.allowed = sequence.allowed
-            self.outbox.allow(attempt.pair.decode, attempt.key, attempt.allowed, received)
+        if attempt is None or sequence.allowed - attempt.allowed < max(window // 4, 1):
+            return
+        # Whoever has taken half of that joins, and from then on they need one frame together.
+        decode = attempt.pair.decode
+        for key in decode.shares:
+            other = self._book.running(key)
+            if other is None or other.attempt is None:
+                continue
+            if other.allowed - other.attempt.allowed >= max(window // 8, 1):
+                other.attempt.allowed = other.allowed
+                self.outbox.allow(decode, key, other.allowed, len(other.relay.token_ids))
 
     def welcomed(self, worker: Worker, welcome: Welcome, now: float) -> None:
         """Take in that a worker answered our HELLO, perhaps in a new life."""
@@ -237,9 +244,11 @@ class Conductor:
                 self.lost(worker, worker.monitor.reason.value, now)
             self.sweep_times.note(worker.monitor.due_at)
         for sequence in self._book.next_swept():
-            self._attempts.sweep(sequence, self._drain_until, now)
-            if sequence.phase is not Phase.FINISHED:
-                self.sweep_times.note(due_at(sequence, self._config))
+            due = due_at(sequence, self._config)
+            if due <= now or self.is_draining:
+                self._attempts.sweep(sequence, self._drain_until, now)
+                due = max(now, due_at(sequence, self._config))
+            self.sweep_times.note(due)
         self.sweep_times.swept(now, is_round_over=not self._book.has_unswept)
         self._attempts.end_hopeless(now)
         self._attempts.dispatch(now)

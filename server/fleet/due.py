@@ -70,8 +70,14 @@ def due_at(sequence: Sequence, config: ServerConfig) -> float:
     if attempt.gap_since is not None:
         due = min(due, attempt.gap_since + config.link.peer_timeout_s)
     if may_decode(sequence, attempt):
-        due = min(due, attempt.quiet_since + config.link.heartbeat_interval_s)
+        due = min(due, quiet_since(sequence, attempt) + config.link.heartbeat_interval_s)
     return due
+
+
+def quiet_since(sequence: Sequence, attempt: Attempt) -> float:
+    """Return since when nothing has come of what decode may send, nor its credit been repeated."""
+    moments = (attempt.quiet_since, attempt.granted_at or 0.0, sequence.times.last_token_at or 0.0)
+    return max(moments)
 
 
 def may_decode(sequence: Sequence, attempt: Attempt) -> bool:
