@@ -34,6 +34,9 @@ PATH: Final = "/fleet/audit"
 TIMEOUT_S: Final = 10.0
 """A server answers within a second and its own pauses, whatever its workers do."""
 MARGIN_S: Final = 0.5
+SILENCE_S: Final = 2.0
+"""Before a worker that gave no account is asked again: on a busy machine it may just have been late
+for the server, which waits a second."""
 SHOWN_LEASES: Final = 20
 """Per worker, the oldest first: a leak is old."""
 
@@ -48,7 +51,7 @@ def run_ledger(url: str, *, as_json: bool, sleep: Callable[[float], None] = time
     patience_s = doubtful_for_s(audit)
     if patience_s > 0:
         sys.stderr.write(
-            f"something may be a frame under way; looking again in {patience_s:.1f} s\n"
+            f"a worker may be late, or a frame under way; looking again in {patience_s:.1f} s\n"
         )
         sleep(patience_s)
         audit = fetch_audit(url)
@@ -100,13 +103,13 @@ def fetch_audit(url: str) -> FleetAudit:
 
 
 def doubtful_for_s(audit: FleetAudit) -> float:
-    """Return how long to wait until what is in doubt is either gone or a violation."""
+    """Return how long to wait until what is in doubt is either gone or wrong."""
+    views = [view for each in (audit, *audit.siblings) for view in each.workers]
     return max(
         (
-            view.audit.lease_ttl_s + audit.grace_s + MARGIN_S
-            for each in (audit, *audit.siblings)
-            for view in each.workers
-            if view.audit is not None and (view.unknown or view.missing)
+            SILENCE_S if view.audit is None else view.audit.lease_ttl_s + audit.grace_s + MARGIN_S
+            for view in views
+            if view.audit is None or view.unknown or view.missing
         ),
         default=0.0,
     )

@@ -23,6 +23,9 @@ STALL_TIMEOUT_S = 4.0
 a busy machine keeps a client of the other tests from reading."""
 WATCHED = ("--poison-freed-blocks", "--kv-pool", "64MiB")
 """A pool that an audit looks through in a moment."""
+PATIENT = ("--peer-timeout", "6", "--progress-timeout", "6", "--lease-ttl", "8")
+"""For fleets in which nobody is to be taken for dead: a busy machine lets a process stand still for
+longer than the product's 1.5 s, which would then rightly cost its attempts."""
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +34,7 @@ def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProc
     log = tmp_path_factory.mktemp("fleet") / "fleet.log"
     stall = ("--stall-timeout", str(STALL_TIMEOUT_S))
     # Every prompt goes all the way, however short; test_local_prefill.py has the short cut.
-    fleet = FleetProcess(log, *WATCHED, *stall, "--local-prefill", "off")
+    fleet = FleetProcess(log, *WATCHED, *PATIENT, *stall, "--local-prefill", "off")
     try:
         fleet.wait_ready()
         yield fleet

@@ -11,6 +11,8 @@ from loadtest import cancel_report, cancels, cut_clients
 from loadtest.campaign.processes import FleetLog
 from loadtest.stray_tokens import stray_tokens
 
+from .conftest import PATIENT
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -25,7 +27,7 @@ CLIENTS = 24
 def test_requests_cut_at_random_moments_leave_every_block_free(
     start_fleet: Callable[..., FleetProcess],
 ) -> None:
-    fleet = start_fleet(*cancels.SERVE_OPTIONS)
+    fleet = start_fleet(*PATIENT, *cancels.SERVE_OPTIONS)
     cuts = trio.run(cut_clients.cut_many, fleet.url, range(COUNT), CLIENTS, 7)
     assert len(cuts) == COUNT
     assert {cut.kind for cut in cuts} == {"sse", "ws", "plain"}

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from .conftest import PATIENT
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -39,7 +41,7 @@ def test_a_fleet_without_prefill_says_the_same(
     fleet: FleetProcess, start_fleet: Callable[..., FleetProcess]
 ) -> None:
     expected = answers_of(fleet)
-    alone = start_fleet("--prefill", "0", "--threads", "1")
+    alone = start_fleet(*PATIENT, "--prefill", "0", "--threads", "1")
     alone.wait_ready()
     assert len(alone.pids("prefill")) == 0
     assert answers_of(alone) == expected

@@ -17,7 +17,7 @@ from loadtest.campaign.client import ask_all
 from loadtest.campaign.processes import FleetLog
 from loadtest.restart import SERVE_OPTIONS, long_asks, parse, restart_under_load
 
-from .conftest import WATCHED
+from .conftest import PATIENT, WATCHED
 from .fleet_process import FleetProcess, wait_until
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ STREAMS = 8
 def restarted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
     """A fleet whose workers may not wait for their streams."""
     log = tmp_path_factory.mktemp("restarted") / "fleet.log"
-    fleet = FleetProcess(log, *WATCHED, *SERVE_OPTIONS)
+    fleet = FleetProcess(log, *WATCHED, *PATIENT, *SERVE_OPTIONS)
     try:
         fleet.wait_ready()
         yield fleet
@@ -77,7 +77,12 @@ async def test_a_drained_worker_leaves_in_order_and_its_streams_go_on(
     left = "decode-0 has left; its supervisor starts a fresh one"
     assert (drained.returncode, said[-1]) == (0, left), said
     assert said[0].startswith("decode-0: ")
-    assert log.of("process_left", name="decode-0", how="exited with code 0")
+    # It has said goodbye; its supervisor notes that it has left when it has.
+    wait_until(
+        lambda: bool(log.of("process_left", name="decode-0", how="exited with code 0")),
+        PATIENCE_S,
+        "it has left",
+    )
     assert log.of("attempt_ended", process="decode-0", reason="drain"), "nothing ran there"
     assert [story.failure for story in (*undisturbed, *stories) if story.failure] == []
     expected = {story.ask.number: story.answer for story in undisturbed}

@@ -17,7 +17,7 @@ from loadtest.campaign.client import ask_all
 from loadtest.restart import TOLD_TO_COME_AGAIN, long_asks
 from triolet.invariants import check_invariants
 
-from .conftest import WATCHED
+from .conftest import PATIENT, WATCHED
 from .fleet_process import PATIENCE_S, FleetProcess, wait_until
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ QUESTION = {"prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": True}
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
     """A fleet with two servers."""
     log: Path = tmp_path_factory.mktemp("pair") / "fleet.log"
-    fleet = FleetProcess(log, *WATCHED, "--servers", "2", "--drain-timeout", "120")
+    fleet = FleetProcess(log, *WATCHED, *PATIENT, "--servers", "2", "--drain-timeout", "120")
     try:
         fleet.wait_ready()
         # Ready says the one that was asked; the supervisor asks both.

@@ -16,6 +16,8 @@ from loadtest.campaign.soaking import Soak, SoakPlan
 from loadtest.campaign.verdicts import SERVER_KILL, Verdict, judge
 from loadtest.soak import SERVE_OPTIONS, STALL_TIMEOUT_S
 
+from .conftest import PATIENT
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -87,7 +89,7 @@ def test_one_process_after_the_other_is_killed_and_every_answer_stays_the_same(
 
 
 def test_a_death_costs_each_stream_one_attempt(start_fleet: Callable[..., FleetProcess]) -> None:
-    fleet = start_fleet("--decode", "2")
+    fleet = start_fleet(*PATIENT, "--decode", "2")
     asks = asks_of_all_lengths(seed=6)
     expected = trio.run(answers_in_peace, fleet, asks)
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from ops.cli import main
-from ops.ledger import run_ledger, show_ledger
+from ops.ledger import SILENCE_S, run_ledger, show_ledger
 from tests.triolet.audits import (
     ATTEMPT,
     OTHER_ATTEMPT,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 LEAK = a_fleet(unknown=(Doubt(OTHER_ATTEMPT, 9.0),))
+SILENT = FleetAudit(2.0, a_server(), (a_view(None, silence="no answer within 1 s"),))
 
 
 class CannedServer(ThreadingHTTPServer):
@@ -131,12 +132,21 @@ def test_programs_get_it_whole(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_worker_without_an_account_is_not_taken_for_well(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    silent = FleetAudit(2.0, a_server(), (a_view(None, silence="no answer within 1 s"),))
-    with canned(silent) as server:
-        assert main(["doctor", "--ledger", server.url]) == 1
+    slept: list[float] = []
+    with canned(SILENT, SILENT) as server:
+        assert run_ledger(server.url, as_json=False, sleep=slept.append) == 1
+    assert slept == [SILENCE_S]
     out = " ".join(capsys.readouterr().out.split())
     assert "decode-0 gives no account: no answer within 1 s" in out
     assert "add up" not in out
+
+
+def test_a_worker_that_was_only_late_is_asked_again(capsys: pytest.CaptureFixture[str]) -> None:
+    slept: list[float] = []
+    with canned(SILENT, a_fleet()) as server:
+        assert run_ledger(server.url, as_json=False, sleep=slept.append) == 0
+    assert slept == [SILENCE_S]
+    assert "looking again in 2.0 s" in capsys.readouterr().err
 
 
 def test_every_fact_that_leads_on_is_shown() -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transport.frames import AnyFrame
     from transport.link import Connection, Listener
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 HWM = 100
 MAX_BYTES = 1 << 20
 SERVER = PeerId(Role.SERVER, "web", 7)

@@ -321,7 +321,7 @@ async def test_a_client_that_is_still_sending_sees_why_it_is_refused(status: int
     bound = 1000 if status == 413 else len(body)
 
     def post_all(url: str) -> int:
-        with httpx2.Client(base_url=url) as client:
+        with httpx2.Client(base_url=url, timeout=PATIENCE_S) as client:
             return client.post(path, content=body, headers={"content-type": kind}).status_code
 
     async with surface(max_body_bytes=bound) as server:

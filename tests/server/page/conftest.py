@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 VIEWPORT: ViewportSize = {"width": 1000, "height": 700}
 
-expect.set_options(timeout=WAIT_S * 1000)
-
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 STATIC = Path(__file__).parents[3] / "server" / "static"
-WAIT_S = 30.0
+WAIT_S = 60.0
 POLICY = "; ".join(
     (
         "default-src 'none'",

@@ -59,7 +59,7 @@ def test_the_page_finds_a_restarted_server_and_its_new_model(
 
 
 def test_try_now_does_not_wait_for_the_back_off(own_chat: ChatPage, server: FakeServer) -> None:
-    own_chat.page.clock.install()
+    stop_clock(own_chat)
     server.stop()
     expect(own_chat.link).to_have_text("Reconnecting")
     for _ in range(6):

@@ -120,6 +120,8 @@ def test_reading_follows_the_end_unless_the_reader_scrolled_away(
     at_end = "scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 2"
     chat.ask("Tell me a story.")
     exchange = server.next_exchange().created().say("line\n" * 60)
+    # Before it is there, the end is in sight too.
+    expect(chat.answer).to_contain_text("line")
     chat.page.wait_for_function(at_end)
     expect(chat.button("Latest")).to_be_hidden()
     chat.page.locator("#scroller").hover()
