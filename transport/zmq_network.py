@@ -7,7 +7,6 @@ makes one for control and another for KV, so that bulk never stands before a hea
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -302,9 +301,9 @@ class ZmqConnection:
         """Take in what ZeroMQ says about the connection since the last look."""
         if self._is_closed:
             return
-        with suppress(zmq.Again):  # that was all it had to say
-            while True:
-                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]
-                self._is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-                if self._is_connected:
-                    self._gate.forgive(_BOUND_SIDE)
+        # Asked first: a look that finds nothing costs a third of a read that fails.
+        while int(self._monitor.get(zmq.EVENTS)) & zmq.POLLIN:
+            event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]
+            self._is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            if self._is_connected:
+                self._gate.forgive(_BOUND_SIDE)
