@@ -10,6 +10,7 @@ peer has to show progress: with work pending and a counter that stands still it 
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
@@ -179,6 +180,22 @@ class PeerMonitor:
             ):
                 self._apply(PeerEvent.QUIET)
         return self._state
+
+    @property
+    def due_at(self) -> float:
+        """When `check` may change its mind, unless the peer is heard before."""
+        config = self._config
+        match self._state:
+            case PeerState.DEAD:
+                return math.inf
+            case PeerState.CONNECTING:
+                return self._heard_at + config.hello_timeout_s
+            case PeerState.ALIVE:
+                silence_s = QUIET_INTERVALS * config.heartbeat_interval_s
+            case PeerState.SUSPECT:
+                silence_s = config.peer_timeout_s
+        due = self._heard_at + min(silence_s, config.peer_timeout_s)
+        return min(due, self._progressed_at + self._progress_timeout_s) if self._has_work else due
 
     def _is_wedged(self, now: float) -> bool:
         return self._has_work and now - self._progressed_at > self._progress_timeout_s

@@ -132,6 +132,7 @@ def link_of(arguments: argparse.Namespace) -> LinkConfig:
         peer_timeout_s=30.0,
         lease_ttl_s=60.0,
         progress_timeout_s=60.0,
+        kv_stall_s=30.0,
         wire=WireConfig(share_memory=arguments.share_memory),
     )
     chosen = {

@@ -20,6 +20,7 @@ from .admission import limits_of, missing_role, refuse_overload, refuse_unfit
 from .attempts import Attempts
 from .book import RequestBook
 from .dispatch import is_ready, needed_roles
+from .due import SweepTimes, due_at
 from .outbox import Outbox
 from .phases import Phase
 from .progress import Again, Fault
@@ -61,6 +62,7 @@ class Conductor:
     Attributes:
       outbox: frames to send.
       recovery: the memory of faults.
+      sweep_times: when `sweep` is to be called; restless while anybody is queued, and in a drain.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Conductor:
         self.recovery = self._attempts.recovery
         self._drain_until: float | None = None
         self._fence: SelfFence | None = None
+        self.sweep_times = SweepTimes(config, now)
 
     @property
     def accounting(self) -> Accounting:
@@ -147,7 +150,10 @@ class Conductor:
             self._book.reject(error)
             raise
         sequence = self._book.accept(request, now)
+        self.sweep_times.note(sequence.deadline)
         self.recovery.accepted()
+        if not self._attempts.line:
+            self._attempts.pace.advance(now, is_waiting=False)
         self._attempts.line.add(sequence)
         self._attempts.dispatch(now)
         return sequence
@@ -161,13 +167,20 @@ class Conductor:
     def taken(self, sequence: Sequence) -> None:
         """Note that its reader has taken tokens, which makes room for as many more."""
         window = self._config.token_window
-        received = len(sequence.relay.token_ids)
         sequence.allowed = sequence.relay.mailbox.num_taken + window
         attempt = sequence.attempt
         # A quarter at a time: a frame per token would cost more than the token.
-        if attempt is not None and sequence.allowed - attempt.allowed >= max(window // 4, 1):
-            attempt.allowed = sequence.allowed
-            self.outbox.allow(attempt.pair.decode, attempt.key, attempt.allowed, received)
+        if attempt is None or sequence.allowed - attempt.allowed < max(window // 4, 1):
+            return
+        # Whoever has taken half of that joins, and from then on they need one frame together.
+        decode = attempt.pair.decode
+        for key in decode.shares:
+            other = self._book.running(key)
+            if other is None or other.attempt is None:
+                continue
+            if other.allowed - other.attempt.allowed >= max(window // 8, 1):
+                other.attempt.allowed = other.allowed
+                self.outbox.allow(decode, key, other.allowed, len(other.relay.token_ids))
 
     def welcomed(self, worker: Worker, welcome: Welcome, now: float) -> None:
         """Take in that a worker answered our HELLO, perhaps in a new life."""
@@ -229,8 +242,14 @@ class Conductor:
         for worker in self._workers:
             if worker.monitor.check(now) is PeerState.DEAD:
                 self.lost(worker, worker.monitor.reason.value, now)
+            self.sweep_times.note(worker.monitor.due_at)
         for sequence in self._book.next_swept():
-            self._attempts.sweep(sequence, self._drain_until, now)
+            due = due_at(sequence, self._config)
+            if due <= now or self.is_draining:
+                self._attempts.sweep(sequence, self._drain_until, now)
+                due = max(now, due_at(sequence, self._config))
+            self.sweep_times.note(due)
+        self.sweep_times.swept(now, is_round_over=not self._book.has_unswept)
         self._attempts.end_hopeless(now)
         self._attempts.dispatch(now)
 

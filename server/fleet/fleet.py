@@ -82,6 +82,7 @@ class Fleet:
         self._credit_due = trio.Event()
         self._handout = Handout()
         self._changed = trio.Event()
+        self._until_sweep = trio.CancelScope()
 
     def submit(self, request: GenerationRequest) -> Stream:
         """Begin a generation.
@@ -152,7 +153,7 @@ class Fleet:
         each gets its terminal event. Idempotent."""
         self._conductor.wake(trio.current_time())
         self._conductor.begin_drain(trio.current_time())
-        self._notify()
+        self._flush()
 
     async def drain(self) -> None:
         """Begin to drain and wait until no request runs. Bounded by `drain_timeout_s`."""
@@ -208,9 +209,10 @@ class Fleet:
             messages = await connection.receive_many()
             now = trio.current_time()
             self._conductor.wake(now)
-            for message in messages:
-                self._take(worker, message.frame, now)
-            self._flush()
+            with self._handout.at_once():
+                for message in messages:
+                    self._take(worker, message.frame, now)
+                self._flush()
 
     def _take(self, worker: Worker, frame: AnyFrame, now: float) -> None:
         match frame:
@@ -263,8 +265,9 @@ class Fleet:
             self._conductor.sweep(trio.current_time())
             if self._conductor.outbox.has_credit:
                 self._credit_due.set()
-            self._flush()
-            await trio.sleep(self._config.link.sweep_interval_s)
+            with trio.CancelScope() as self._until_sweep:
+                self._flush()
+                await trio.sleep_forever()
 
     async def _send_credit(self) -> None:
         """Send credit once per turn of the loop, whatever the number of streams that were read."""
@@ -283,6 +286,10 @@ class Fleet:
         while frames := self._conductor.outbox.drain_frames():
             for worker, frame in frames:
                 self._send(worker, frame)
+        is_restless = self._conductor.num_queued > 0 or self._conductor.is_draining
+        sweep_at = self._conductor.sweep_times.next_at(is_restless=is_restless)
+        if sweep_at != self._until_sweep.deadline:
+            self._until_sweep.deadline = sweep_at
         self._notify()
 
     def _send(self, worker: Worker, frame: AnyFrame) -> None:
