@@ -91,6 +91,7 @@ class PeerMonitor:
         self._has_work = False
         self._progressed_at = now
         self._progress_timeout_s = config.progress_timeout_s
+        self._wedged_at: tuple[int | None, int] | None = None
 
     @property
     def state(self) -> PeerState:
@@ -106,6 +107,11 @@ class PeerMonitor:
     def epoch(self) -> int | None:
         """The life that was greeted last."""
         return self._epoch
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it is still in the step for which it was given up, greeted again or not."""
+        return self._has_work and self._wedged_at == (self._epoch, self._progress)
 
     def greeted(self, epoch: int, now: float, step_s: float = 0.0) -> bool:
         """Take in HELLO or WELCOME.
@@ -173,6 +179,7 @@ class PeerMonitor:
             if silence_s > self._config.peer_timeout_s:
                 self._apply(PeerEvent.SILENT)
             elif self._is_wedged(now):
+                self._wedged_at = (self._epoch, self._progress)
                 self._apply(PeerEvent.WEDGED)
             elif (
                 self._state is PeerState.ALIVE
