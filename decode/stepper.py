@@ -75,6 +75,11 @@ class Stepper:
         self._turns: list[Turn] = []
         self._awake: dict[AttemptKey, Attempt] = {}
 
+    @property
+    def has_work(self) -> bool:
+        """Whether a stream may want a row, or a prompt is to be computed here."""
+        return bool(self._awake) or self.prompts.num_rows > 0
+
     def plan(self, now: float) -> list[StepRow]:
         """Begin the next step; an empty list means that there is nothing to compute."""
         ledger = self._engine.ledger

@@ -17,6 +17,7 @@ from engine.load import load_engine
 from engine.vocabulary import check_same_vocabulary
 from transport.link import PeerBusy, PeerGone
 from transport.shared_ring import PeerRings
+from transport.zmq_memory import keep_received_memory
 from triolet.config import AUTO_BACKEND
 from triolet.config_speculation import LOOKUP
 from triolet.errors import ConfigError
@@ -45,6 +46,9 @@ log = structlog.get_logger()
 
 MAX_KV_MESSAGES: Final = 8
 """Chunks taken in between two looks at anything else: about 2 ms of copying at 1 MiB each."""
+
+RECEIVE_WINDOWS: Final = 4
+"""Senders' windows whose memory the heap keeps when it is free; more are rarely full at once."""
 
 
 async def serve(
@@ -225,6 +229,7 @@ async def _load_and_serve(
     *,
     task_status: trio.TaskStatus[Shell],
 ) -> None:
+    keep_received_memory(RECEIVE_WINDOWS * config.link.kv_window_bytes)
     drafts = None
     if config.speculation.draft_dir is not None:
         draft_dir = Path(config.speculation.draft_dir)

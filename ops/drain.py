@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 LEAVE_MARGIN_S = 10.0
 """Beyond the deadline: for the running step, last words, and a machine that is busy."""
+SILENCE_S = 5.0
+"""Ten heartbeats. Longer than servers wait, which lose nothing by it: whoever gives up here would
+leave a worker that drains to itself, because a busy machine let it stand still for a moment."""
 
 
 def run_drain(target: str, deadline_s: float, keys: Path | None, port: int | None) -> None:
@@ -108,7 +111,7 @@ async def drain_worker(
                 left_s = max(0.0, until - trio.current_time())
                 # Said again with each heartbeat, which also keeps the worker listening to us.
                 _say(connection, Drain(left_s), worker)
-                for frame in await _hear(connection, worker, link):
+                for frame in await _hear(connection, worker):
                     if isinstance(frame, Goodbye):
                         # It waits for us to have heard it.
                         _say(connection, goodbye("heard"), worker)
@@ -145,8 +148,8 @@ async def _greet(connection: Connection, me: PeerId, address: str, link: LinkCon
     )
 
 
-async def _hear(connection: Connection, worker: str, link: LinkConfig) -> list[AnyFrame]:
-    with trio.move_on_after(link.peer_timeout_s):
+async def _hear(connection: Connection, worker: str) -> list[AnyFrame]:
+    with trio.move_on_after(SILENCE_S):
         return [message.frame for message in await connection.receive_many()]
     raise CommandFailed(
         f"{worker} fell silent before it was drained; what ran there goes on elsewhere"

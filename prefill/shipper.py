@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from transport.digest import RunningDigest
 from triolet.audit import WindowsAudit
 from worker.account import verdict_of
 
@@ -144,13 +145,15 @@ class Shipper:
                 yield KvSend(target, frame, slot)
 
     def exported(self) -> list[AttemptKey]:
-        """Return the attempts whose blocks in the pool are not needed any more."""
-        return [
-            key
-            for lane in self._lanes.values()
-            for key, transfer in lane.transfers.items()
-            if transfer.is_exported
-        ]
+        """Return the attempts whose blocks in the pool are not needed any more since the last
+        call."""
+        keys = []
+        for lane in self._lanes.values():
+            for key, transfer in lane.transfers.items():
+                if transfer.is_exported and not transfer.is_released:
+                    transfer.is_released = True
+                    keys.append(key)
+        return keys
 
     def open_lane(self, target: KvTarget, window_bytes: int, now: float) -> None:
         """The receiver said WELCOME: it may be sent to."""
@@ -236,12 +239,19 @@ class Shipper:
     def _export_next(self, lane: Lane) -> tuple[Transfer, Chunk] | None:
         """Export one chunk, if there is one and room for it."""
         for transfer in lane.transfers.values():
+            if transfer.is_exported:
+                continue  # the usual case: it only waits for answers
             piece = transfer.next_export(self._frames)
             if piece is None:
                 continue
             slot = self._ring.take(self._frames.bytes_of(piece))
             if slot is None:
                 return None
-            self._export(transfer.key, piece, slot.memory)
-            return transfer, transfer.add_chunk(piece, slot, self._frames)
+            digest, begin = RunningDigest(), 0
+            for part in self._frames.parts_of(piece):
+                into = slot.memory[begin : begin + self._frames.bytes_of(part)]
+                self._export(transfer.key, part, into)
+                digest.update(into)
+                begin += len(into)
+            return transfer, transfer.add_chunk(piece, slot, digest.digest(), self._frames)
         return None

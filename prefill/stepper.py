@@ -75,6 +75,11 @@ class Stepper:
         self._chunks: list[Chunk[Attempt]] = []
         self._began_at = 0.0
 
+    @property
+    def has_work(self) -> bool:
+        """Whether a prompt here is still to be computed."""
+        return any(not attempt.is_computed for attempt in self._roster.attempts.values())
+
     def plan(self, now: float) -> list[StepRow]:
         """Begin the next step; an empty list means that there is nothing to compute, or no room
         for what would come of it."""

@@ -6,16 +6,21 @@ Knows block counts and chunks; does not know windows, other attempts or sockets.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from transport.digest import payload_digest
 from transport.frames import KvChunk, KvManifest
+from triolet.units import MIB
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from transport.frames import TokenRow
     from triolet.ids import AttemptKey
 
     from .ring import Slot
+
+CACHED_BYTES: Final = 1 * MIB
+"""What is digested right after it was copied, from the cache of the core that copied it."""
 
 
 @dataclass(slots=True)
@@ -80,6 +85,13 @@ class Frames:
         """Return how many blocks' parts of so many layers make a chunk."""
         return max(1, self.chunk_bytes // (num_layers * self.bytes_per_layer))
 
+    def parts_of(self, piece: Piece) -> Iterator[Piece]:
+        """Yield parts of a piece that fit into a core's cache, in order."""
+        first, last = piece.blocks.start, piece.blocks.stop
+        step = max(1, CACHED_BYTES // (len(piece.layers) * self.bytes_per_layer))
+        for begin in range(first, last, step):
+            yield Piece(range(begin, min(begin + step, last)), piece.layers)
+
     def bytes_of(self, piece: Piece) -> int:
         """Return the size of a payload."""
         return len(piece.blocks) * len(piece.layers) * self.bytes_per_layer
@@ -102,6 +114,7 @@ class Transfer:
       num_unsent: of `chunks`, those that are to be sent.
       manifest_sent_at: when the manifest was last handed to the link.
       groups: the blocks that leave layer by layer, None if none do.
+      is_released: whether the pool has been told that its blocks are not needed any more.
     """
 
     key: AttemptKey
@@ -116,6 +129,7 @@ class Transfer:
     num_unsent: int = 0
     manifest_sent_at: float | None = None
     groups: LayerGroups | None = None
+    is_released: bool = False
 
     @property
     def is_exported(self) -> bool:
@@ -160,7 +174,7 @@ class Transfer:
             return Piece(range(self.num_exported, end), range(frames.num_layers))
         return None
 
-    def add_chunk(self, piece: Piece, slot: Slot, frames: Frames) -> Chunk:
+    def add_chunk(self, piece: Piece, slot: Slot, digest: bytes, frames: Frames) -> Chunk:
         """Keep an exported piece for sending; return it."""
         blocks, layers = piece
         is_whole = len(layers) == frames.num_layers
@@ -172,7 +186,7 @@ class Transfer:
             index=self.num_chunks,
             first_block=blocks.start,
             num_blocks=len(blocks),
-            digest=payload_digest(slot.memory),
+            digest=digest,
             first_layer=layers.start,
             num_layers=0 if is_whole else len(layers),
         )

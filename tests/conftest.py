@@ -6,17 +6,21 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 import structlog
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Examples have no deadline of their own: a busy machine is no bug.
-settings.register_profile("house", deadline=None)
+# Examples have no deadline of their own and may be slow to make: a busy machine is no bug. They are
+# the same in every run, so that no change is refused for what another one did; who looks for new
+# ones says `pytest --hypothesis-profile=explore`.
+UNHURRIED: Final = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("house", UNHURRIED, derandomize=True)
+settings.register_profile("explore", UNHURRIED, max_examples=1000)
 settings.load_profile("house")
 
 # Triton decides when it is first imported, by whomever, whether its kernels are compiled or

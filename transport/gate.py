@@ -16,7 +16,7 @@ from .codec import decode_message
 from .link import MAX_BAD_FRAMES, Message
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 log = structlog.get_logger()
 
@@ -28,15 +28,22 @@ ids cost a peer nothing, so this memory needs a bound."""
 class FrameGate:
     """The entrance of one link.
 
+    Args:
+      max_frame_bytes: the most that a frame may have.
+      before_blame: called before a bad frame is held against its sender, who may be new.
+
     Attributes:
       received_frames: good ones.
       bad_frames: those that were dropped, with all that came from senders shut out.
     """
 
-    def __init__(self, max_frame_bytes: int) -> None:
+    def __init__(
+        self, max_frame_bytes: int, before_blame: Callable[[], None] | None = None
+    ) -> None:
         self.received_frames = 0
         self.bad_frames = 0
         self._max_frame_bytes = max_frame_bytes
+        self._before_blame = before_blame
         self._bad_by_sender: dict[bytes, int] = {}
 
     def admit(self, sender: bytes, parts: Sequence[bytes | memoryview]) -> Message | None:
@@ -48,6 +55,8 @@ class FrameGate:
             frame, payload = decode_message(parts, self._max_frame_bytes)
         except RemoteProtocolError as error:
             self.bad_frames += 1
+            if self._before_blame is not None:
+                self._before_blame()
             self._blame(sender)
             # At most `MAX_BAD_FRAMES` lines a sender: what comes after is not parsed any more.
             log.warning("bad_frame", sender=repr(sender), error=str(error))

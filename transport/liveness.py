@@ -10,6 +10,7 @@ peer has to show progress: with work pending and a counter that stands still it 
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
@@ -90,6 +91,7 @@ class PeerMonitor:
         self._has_work = False
         self._progressed_at = now
         self._progress_timeout_s = config.progress_timeout_s
+        self._wedged_at: tuple[int | None, int] | None = None
 
     @property
     def state(self) -> PeerState:
@@ -105,6 +107,11 @@ class PeerMonitor:
     def epoch(self) -> int | None:
         """The life that was greeted last."""
         return self._epoch
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it is still in the step for which it was given up, greeted again or not."""
+        return self._has_work and self._wedged_at == (self._epoch, self._progress)
 
     def greeted(self, epoch: int, now: float, step_s: float = 0.0) -> bool:
         """Take in HELLO or WELCOME.
@@ -172,6 +179,7 @@ class PeerMonitor:
             if silence_s > self._config.peer_timeout_s:
                 self._apply(PeerEvent.SILENT)
             elif self._is_wedged(now):
+                self._wedged_at = (self._epoch, self._progress)
                 self._apply(PeerEvent.WEDGED)
             elif (
                 self._state is PeerState.ALIVE
@@ -179,6 +187,22 @@ class PeerMonitor:
             ):
                 self._apply(PeerEvent.QUIET)
         return self._state
+
+    @property
+    def due_at(self) -> float:
+        """When `check` may change its mind, unless the peer is heard before."""
+        config = self._config
+        match self._state:
+            case PeerState.DEAD:
+                return math.inf
+            case PeerState.CONNECTING:
+                return self._heard_at + config.hello_timeout_s
+            case PeerState.ALIVE:
+                silence_s = QUIET_INTERVALS * config.heartbeat_interval_s
+            case PeerState.SUSPECT:
+                silence_s = config.peer_timeout_s
+        due = self._heard_at + min(silence_s, config.peer_timeout_s)
+        return min(due, self._progressed_at + self._progress_timeout_s) if self._has_work else due
 
     def _is_wedged(self, now: float) -> bool:
         return self._has_work and now - self._progressed_at > self._progress_timeout_s

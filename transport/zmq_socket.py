@@ -7,6 +7,9 @@ Knows how libzmq signals; knows no frames and no peers. What it is built on:
 - So one task at a time, the leader, waits for the descriptor; the others park. After each
   operation the state is read again and whoever can go on is woken. When the leader leaves, for
   whatever reason, all who are parked look for themselves and one of them leads.
+- Asking costs a system call, and more than taking a message does; a failing call costs twice that.
+  So the state is remembered for as long as nothing was done with the socket since: what comes later
+  makes the descriptor readable.
 - Messages are taken, and handed over, after the last checkpoint of a call: cancelled means that
   nothing happened, and several receivers see messages in their order.
 """
@@ -51,9 +54,10 @@ class ZmqSocket:
         self._raw = raw
         self._copied_parts = copied_parts
         self._fd = int(raw.get(zmq.FD))
-        self._leader: trio.CancelScope | None = None
+        self._has_leader = False
         self._leader_event = 0
         self._parked = {READABLE: ParkingLot(), WRITABLE: ParkingLot()}
+        self._state: int | None = None
         self._is_closed = False
 
     async def receive_many(self, max_messages: int) -> list[list[bytes | memoryview]]:
@@ -62,7 +66,11 @@ class ZmqSocket:
         Raises:
           trio.ClosedResourceError: `close` was called.
         """
-        await trio.lowlevel.checkpoint()
+        self._check_open()
+        if self._look() & READABLE:
+            await trio.lowlevel.checkpoint()
+        else:
+            await self._wait_until(READABLE)
         while not (messages := self._take(max_messages)):
             await self._wait_until(READABLE)
         return messages
@@ -111,7 +119,7 @@ class ZmqSocket:
                 raise trio.BrokenResourceError from error
             raise
         finally:
-            self._wake_ready()
+            self._touched()
 
     def close(self) -> None:
         """Close. Idempotent; whoever waits gets ClosedResourceError. What is unsent may still leave
@@ -119,14 +127,10 @@ class ZmqSocket:
         if self._is_closed:
             return
         self._is_closed = True
-        # The leader must have left the descriptor before it is closed; cancel() sees to it at once.
-        if self._leader is not None:
-            self._leader.cancel()
+        # The leader must have left the descriptor before it is closed.
+        self._wake_leader()
         self._unpark_all()
         self._raw.close()
-
-    def _events(self) -> int:
-        return int(self._raw.get(zmq.EVENTS))
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -136,9 +140,14 @@ class ZmqSocket:
         self._check_open()
         messages: list[list[bytes | memoryview]] = []
         with suppress(zmq.Again):  # that was all of them
+            messages.append(self._take_one())
+            self._touched()
+            # Most come alone, and then asking is cheaper than failing.
+            if max_messages == 1 or not self._look() & READABLE:
+                return messages
             while len(messages) < max_messages:
                 messages.append(self._take_one())
-        self._wake_ready()
+        self._touched()
         return messages
 
     def _take_one(self) -> list[bytes | memoryview]:
@@ -158,35 +167,51 @@ class ZmqSocket:
         """Return when the socket is ready for `event`; another task may still be faster."""
         while True:
             self._check_open()
-            if self._events() & event:
+            if self._look() & event:
                 return
-            # Asking may have taken an edge that the leader waits for.
-            self._wake_ready()
-            if self._leader is None:
-                await self._lead(event)
-            else:
+            if self._has_leader:
                 await self._parked[event].park()
+            else:
+                await self._lead(event)
 
     async def _lead(self, event: int) -> None:
         """Wait for the descriptor, or until another task saw that `event` holds."""
-        with trio.CancelScope() as scope:
-            self._leader, self._leader_event = scope, event
-            try:
+        self._has_leader, self._leader_event = True, event
+        try:
+            with suppress(trio.ClosedResourceError):  # so `_wake_leader` wakes
                 await trio.lowlevel.wait_readable(self._fd)
-            finally:
-                self._leader, self._leader_event = None, 0
-                self._unpark_all()
+        finally:
+            self._has_leader, self._leader_event = False, 0
+            self._state = None
+            self._unpark_all()
 
-    def _wake_ready(self) -> None:
-        """Wake whoever can go on. Without a leader nobody waits."""
-        if self._leader is None:
-            return
-        events = self._events()
+    def _look(self) -> int:
+        """Return what the socket is ready for. Others whose edge this takes are woken."""
+        if self._state is None:
+            self._state = int(self._raw.get(zmq.EVENTS))
+            self._wake_ready(self._state)
+        return self._state
+
+    def _touched(self) -> None:
+        """Note that something was done with the socket, which may have taken an edge."""
+        self._state = None
+        if self._has_leader:  # without one nobody waits
+            self._look()
+
+    def _wake_ready(self, events: int) -> None:
+        """Wake whoever can go on."""
         if events & self._leader_event:
-            self._leader.cancel()
+            self._wake_leader()
         for event, lot in self._parked.items():
             if events & event:
                 lot.unpark_all()
+
+    def _wake_leader(self) -> None:
+        """Let the leader, if there is one, look for itself. This is how Trio calls somebody back
+        from a descriptor; a cancel scope around each wait would cost more than the wait."""
+        if self._has_leader:
+            self._leader_event = 0
+            trio.lowlevel.notify_closing(self._fd)
 
     def _unpark_all(self) -> None:
         for lot in self._parked.values():

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 class Stepper(Protocol):
     """From one step to the next."""
 
+    @property
+    def has_work(self) -> bool:
+        """Whether somebody here waits for a step; `plan` finds nothing where nobody does."""
+        ...
+
     def plan(self, now: float) -> list[StepRow]:
         """Begin the next step; an empty list means that there is nothing to compute."""
         ...

@@ -234,6 +234,9 @@ class Reception(Generic[A]):
             self.operators.greet(sender, hello, now)
         elif self.servers.greet(sender, hello, now):
             log.info("server_greeted", server=str(peer))
+            # Who greets again has given this worker up, and everything that it had here.
+            for key in self._roster.leases.owned_by(peer):
+                self._roster.end(key, EndReason.LEASE_EXPIRED, now)
             # At once, so that it may dispatch without waiting for the next heartbeat.
             self._outbox.to_server(sender, self._describe(peer))
 

@@ -122,12 +122,14 @@ class Shell:
         self.settle(trio.current_time())
 
     def settle(self, now: float) -> None:
-        """Send what the core has decided, and let the step loop look again.
+        """Send what the core has decided, and let the step loop look again if somebody waits for
+        a step: it has nothing to see in the KV of those who do not.
 
         To be called after each call into the core.
         """
         self._flush(now)
-        self._work.set()
+        if self._core.stepper.has_work:
+            self._work.set()
 
     def _flush(self, now: float) -> None:
         self._flush_kv(now)

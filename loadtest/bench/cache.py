@@ -3,7 +3,10 @@
 Replays chats of the Mooncake trace, scaled to the small model, against a whole fleet over HTTP;
 once with the prefix cache and once without. What prefill and decode say that they have found is
 compared with the best that a cache of their pools' size could find, and every answer of one run
-with that of the other. Needs the trace: `--trace`, or beside the repository.
+with that of the other. All prompts are computed on prefill, as long ones on large models are: a
+prompt that decode computes itself is never looked for on prefill, and those are the ones of which
+most is found, so that what either role finds would say how prompts were routed. Needs the trace:
+`--trace`, or beside the repository.
 """
 
 from __future__ import annotations
@@ -142,6 +145,7 @@ def run(arguments: argparse.Namespace, console: Console) -> Report:
     machine = describe(2)
     options = [str(model), "--dtype", "bfloat16", "--kv-pool", arguments.kv_pool]
     options += ["--block-size", str(BLOCK_SIZE), "--host-cache", arguments.host_cache]
+    options += ["--local-prefill", arguments.local_prefill]
     replays: dict[str, Replay] = {}
     for name, more in ((CACHED, []), (PLAIN, ["--no-prefix-cache"])):
         log = logs / f"cache-{name.replace(' ', '-')}.log"
@@ -191,6 +195,9 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=24, help="one conversation in so many")
     parser.add_argument("--kv-pool", default="48MiB", help="of each worker: 1,024 blocks")
     parser.add_argument("--host-cache", default="0", help="of each worker")
+    parser.add_argument(
+        "--local-prefill", default="off", help="off, auto or always: may decode compute prompts"
+    )
     parser.add_argument("--at-once", type=int, default=4, help="requests at the same time")
     arguments = parser.parse_args()
     console = Console()

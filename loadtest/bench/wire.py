@@ -25,7 +25,7 @@ from .machine import describe
 from .model import SHAPES, model_directory, write_model
 from .report import Ratio, Report
 from .wire_costs import measure_costs
-from .wire_pairs import RawPair, WorkerPair
+from .wire_pairs import RawPair, WorkerPair, ZmqPair
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,6 +38,9 @@ PROMPTS: Final = 12
 FRAMES: Final = (1 * MIB, 2 * MIB, 4 * MIB)
 KINDS: Final = ("tcp", "ipc")
 SHARED: Final = "shared memory"
+ZMQ: Final = {"zmq tcp, spread": False, "zmq tcp, copied and digested": True}
+"""ZeroMQ without Triolet, by whether it does the KV path's work on every byte: how fast that can
+be on this machine, whoever drives it."""
 FLOOR: Final = 0.8
 CEILING: Final = 0.1
 ROOT: Final = Path(__file__).parents[2]
@@ -62,6 +65,7 @@ class Throughput:
         for frame_bytes in FRAMES:
             with ExitStack() as stack:
                 raws = {k: stack.enter_context(RawPair(k, self._socket())) for k in KINDS}
+                bare = stack.enter_context(ZmqPair())
                 pairs = {
                     kind: stack.enter_context(
                         WorkerPair(
@@ -79,6 +83,9 @@ class Throughput:
                             name = f"raw {kind}" + (", spread" if spread else "")
                             moved = raws[kind].move(num_bytes, frame_bytes, spread=spread)
                             self._note(name, frame_bytes, moved, repetition)
+                    for name, works in ZMQ.items():
+                        moved = bare.move(num_bytes, frame_bytes, works=works)
+                        self._note(name, frame_bytes, moved, repetition)
                     for kind, pair in pairs.items():
                         moved = pair.ship(PROMPTS, PROMPT_TOKENS, num_bytes)
                         self._note(f"kv path {kind}", frame_bytes, moved, repetition)
@@ -101,6 +108,8 @@ class Throughput:
             for kind, floor in (("tcp", FLOOR), ("ipc", None), (SHARED, FLOOR)):
                 ours = self._speed(f"kv path {kind}", frame_bytes)
                 yield f"{size}: kv path over {kind} vs raw tcp", Ratio(ours / raw, floor)
+            for name in ZMQ:
+                yield f"{size}: {name} vs raw tcp", Ratio(self._speed(name, frame_bytes) / raw)
 
     def _speed(self, name: str, frame_bytes: int) -> float:
         return median(moved.gb_per_s for moved in self.moved[name, frame_bytes])

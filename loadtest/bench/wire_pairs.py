@@ -138,6 +138,30 @@ class RawPair(Pair):
         return Moved(num_bytes, sent["seconds"], sent["cpu_s"] + received["cpu_s"])
 
 
+class ZmqPair(Pair):
+    """ZeroMQ over tcp, without Triolet."""
+
+    def __init__(self) -> None:
+        receiver = End("wire_zmq", "receive")
+        sender = End("wire_zmq", "send", receiver.answer()["address"])
+        sender.answer()
+        super().__init__(sender, receiver)
+
+    def move(self, num_bytes: int, frame_bytes: int, *, works: bool) -> Moved:
+        """Move frames, spread over the receiver's memory.
+
+        Args:
+          num_bytes: in all.
+          frame_bytes: of each.
+          works: touch every byte as often as the KV path does.
+        """
+        request = {"bytes": num_bytes, "frame": frame_bytes, "work": works}
+        self.receiver.ask(**request)
+        self.sender.ask(**request)
+        sent, received = self.sender.answer(), self.receiver.answer()
+        return Moved(num_bytes, sent["seconds"], sent["cpu_s"] + received["cpu_s"])
+
+
 class WorkerPair(Pair):
     """A prefill and a decode worker.
 

@@ -24,6 +24,7 @@ from engine.device_thread import DeviceThread
 from engine.load import load_engine
 from transport.frames import KvTarget, Peer
 from transport.memory_network import MemoryNetwork
+from transport.zmq_memory import keep_received_memory
 from transport.zmq_network import ZmqNetwork
 from triolet.config import Dtype, EngineConfig, LinkConfig, WorkerConfig
 from triolet.config_wire import WireConfig
@@ -99,6 +100,8 @@ async def serve(arguments: argparse.Namespace) -> None:
     """Serve until stdin ends."""
     role, link = Role(arguments.role), link_of(arguments)
     memory = MemoryNetwork()
+    if role is Role.DECODE:
+        keep_received_memory(decode.worker.RECEIVE_WINDOWS * link.kv_window_bytes)
     async with AsyncExitStack() as stack:
         engine, device = await open_engine(arguments, stack)
         config = WorkerConfig(
@@ -129,6 +132,7 @@ def link_of(arguments: argparse.Namespace) -> LinkConfig:
         peer_timeout_s=30.0,
         lease_ttl_s=60.0,
         progress_timeout_s=60.0,
+        kv_stall_s=30.0,
         wire=WireConfig(share_memory=arguments.share_memory),
     )
     chosen = {

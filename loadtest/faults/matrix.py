@@ -86,6 +86,7 @@ class Cell:
 
 ROLES: Final = ("server", "prefill", "decode")
 PAIRS: Final = (("server", "decode"), ("server", "prefill"), ("prefill", "decode"))
+KV_HAS_ARRIVED: Final = (Phase.DECODING, Phase.PAUSED, Phase.FINISHING)
 CLIENT_LEAVES: Final = "client leaves"
 
 
@@ -163,6 +164,8 @@ def _stops(phase: Phase) -> Iterator[Cell]:
 
 def _partitions(phase: Phase) -> Iterator[Cell]:
     for one, other in PAIRS:
+        if other == "decode" and one == "prefill" and phase in KV_HAS_ARRIVED:
+            continue  # they have nothing to say to one another: no fault can be made of it
         yield Cell(
             phase,
             f"partition {one}-{other}",

@@ -253,7 +253,12 @@ async def _finishing(
 ) -> AsyncIterator[Hold]:
     rule = hold_last_tokens(QUESTIONS[Phase.FINISHING].max_tokens)
     with fleet.proxy.rule(rule):
-        await _ask(clients, readers)
+        with fleet.proxy.rule(hold_prefills()) as together:
+            await _ask(clients, readers)
+            await _reach(fleet, len(clients), lambda s: isinstance(s.frame, Prefill))
+            # Side by side to the end: the frame that is kept is one in which both have a row, and
+            # what is kept of one that is far behind the other keeps it from ever getting there.
+            await fleet.proxy.release(together)
         await _reach(
             fleet,
             len(clients),

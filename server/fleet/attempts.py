@@ -24,6 +24,7 @@ from .dispatch import (
     needed_roles,
     tokens_to_compute,
 )
+from .due import may_decode, quiet_since
 from .forking import fork_route, need_on, note_no_fork
 from .phases import Phase, Step
 from .progress import (
@@ -215,8 +216,8 @@ class Attempts:
             self.apply(sequence, Again("no_grant", Fault(Role.DECODE)), now)
         elif gap_since is not None and now - gap_since >= config.link.peer_timeout_s:
             self.apply(sequence, Again("tokens_missing", Fault(Role.DECODE)), now)
-        elif attempt is not None and _may_decode(sequence, attempt):
-            self._repeat_credit(attempt, len(sequence.relay.token_ids), now)
+        elif attempt is not None and may_decode(sequence, attempt):
+            self._repeat_credit(sequence, attempt, now)
 
     def end_hopeless(self, now: float) -> None:
         """End what waits for workers that have been away for too long."""
@@ -236,13 +237,14 @@ class Attempts:
             if sequence.attempt is not None:
                 self.apply(sequence, Again(cause), now)
 
-    def _repeat_credit(self, attempt: Attempt, num_tokens: int, now: float) -> None:
+    def _repeat_credit(self, sequence: Sequence, attempt: Attempt, now: float) -> None:
         """Say again how far a stream may run that does not, and what it has. Decode may wait for a
         credit that was lost, or believe that the last tokens of its window are here; nothing else
         would ever tell."""
-        if num_tokens != attempt.num_seen or num_tokens >= attempt.allowed:
-            attempt.num_seen, attempt.quiet_since = num_tokens, now
-        elif now - attempt.quiet_since >= self._config.link.heartbeat_interval_s:
+        num_tokens = len(sequence.relay.token_ids)
+        if num_tokens >= attempt.allowed:
+            attempt.quiet_since = now
+        elif now - quiet_since(sequence, attempt) >= self._config.link.heartbeat_interval_s:
             attempt.quiet_since = now
             decode = attempt.pair.decode
             self._outbox.allow(decode, attempt.key, attempt.allowed, num_tokens)
@@ -390,9 +392,3 @@ class Attempts:
             else:
                 self._observer.next_token(now - times.last_token_at)
             times.last_token_at = now
-
-
-def _may_decode(sequence: Sequence, attempt: Attempt) -> bool:
-    """Return whether tokens may be under way of which only decode can tell."""
-    is_computing = sequence.phase is Phase.PREFILLING and attempt.pair.is_local
-    return is_computing or sequence.phase is Phase.DECODING

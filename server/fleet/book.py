@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-MIN_SWEPT: Final = 64
+MIN_SWEPT: Final = 128
 SWEEP_TURNS: Final = 4
 """A thousand streams, each looked at in every sweep, would take a twentieth of a core."""
 
@@ -68,6 +68,11 @@ class RequestBook:
         count = max(MIN_SWEPT, -(-len(self._sequences) // SWEEP_TURNS))
         swept, self._unswept = self._unswept[:count], self._unswept[count:]
         return [sequence for sequence in swept if sequence.request.request_id in self._sequences]
+
+    @property
+    def has_unswept(self) -> bool:
+        """Whether some have still to have their turn."""
+        return bool(self._unswept)
 
     def running(self, key: AttemptKey) -> Sequence | None:
         """Return the sequence whose present attempt this is, or None for any other attempt."""

@@ -22,6 +22,7 @@ from .attempts import Attempts
 from .background import is_background, is_urgent, window_of
 from .book import RequestBook
 from .dispatch import is_ready, needed_roles
+from .due import SweepTimes, due_at
 from .embeddings import Embeddings
 from .outbox import Outbox
 from .phases import Phase
@@ -66,6 +67,7 @@ class Conductor:
       recovery: the memory of faults.
       embeddings: inputs that become vectors.
       is_urgent: tells whether somebody interactive waits for its first token.
+      sweep_times: when `sweep` is to be called; see `is_restless`.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Conductor:
         self._drain_until: float | None = None
         self._fence: SelfFence | None = None
         self._held: set[Sequence] = set()
+        self.sweep_times = SweepTimes(config, now)
 
     @property
     def accounting(self) -> Accounting:
@@ -114,6 +117,11 @@ class Conductor:
     def num_in_flight(self) -> int:
         """Requests without a terminal event, the waiting ones included."""
         return len(self._book) + len(self.embeddings)
+
+    @property
+    def is_restless(self) -> bool:
+        """Whether what a sweep looks for may come at any time, so that none may be left out."""
+        return bool(self.num_queued or self._held or self.embeddings) or self.is_draining
 
     @property
     def num_running(self) -> int:
@@ -170,9 +178,13 @@ class Conductor:
             raise
         sequences = []
         for request in requests:
-            sequences.append(self._book.accept(request, now))
+            sequence = self._book.accept(request, now)
+            self.sweep_times.note(sequence.deadline)
             self.recovery.accepted()
-            self._attempts.line.add(sequences[-1])
+            if not self._attempts.line:
+                self._attempts.pace.advance(now, is_waiting=False)
+            self._attempts.line.add(sequence)
+            sequences.append(sequence)
         self._attempts.dispatch(now)
         return sequences
 
@@ -188,13 +200,20 @@ class Conductor:
             self._held.add(sequence)  # goes on with a sweep that finds nobody waiting
             return
         window = window_of(sequence.request, self._config.token_window)
-        received = len(sequence.relay.token_ids)
         sequence.allowed = sequence.relay.mailbox.num_taken + window
         attempt = sequence.attempt
         # A quarter at a time: a frame per token would cost more than the token.
-        if attempt is not None and sequence.allowed - attempt.allowed >= max(window // 4, 1):
-            attempt.allowed = sequence.allowed
-            self.outbox.allow(attempt.pair.decode, attempt.key, attempt.allowed, received)
+        if attempt is None or sequence.allowed - attempt.allowed < max(window // 4, 1):
+            return
+        # Whoever has taken half of that joins, and from then on they need one frame together.
+        decode = attempt.pair.decode
+        for key in decode.shares:
+            other = self._book.running(key)
+            if other is None or other.attempt is None:
+                continue
+            if other.allowed - other.attempt.allowed >= max(window // 8, 1):
+                other.attempt.allowed = other.allowed
+                self.outbox.allow(decode, key, other.allowed, len(other.relay.token_ids))
 
     def welcomed(self, worker: Worker, welcome: Welcome, now: float) -> None:
         """Take in that a worker answered our HELLO, perhaps in a new life."""
@@ -266,8 +285,14 @@ class Conductor:
         for worker in self._workers:
             if worker.monitor.check(now) is PeerState.DEAD:
                 self.lost(worker, worker.monitor.reason.value, now)
+            self.sweep_times.note(worker.monitor.due_at)
         for sequence in self._book.next_swept():
-            self._attempts.sweep(sequence, self._drain_until, now)
+            due = due_at(sequence, self._config)
+            if due <= now or self.is_draining:
+                self._attempts.sweep(sequence, self._drain_until, now)
+                due = max(now, due_at(sequence, self._config))
+            self.sweep_times.note(due)
+        self.sweep_times.swept(now, is_round_over=not self._book.has_unswept)
         if self._held and not self.is_urgent():
             held, self._held = self._held, set()
             for sequence in held:

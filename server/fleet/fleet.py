@@ -89,6 +89,7 @@ class Fleet:
         self._credit_due = trio.Event()
         self._handout = Handout()
         self._changed = trio.Event()
+        self._until_sweep = trio.CancelScope()
 
     def submit(self, request: GenerationRequest) -> Stream:
         """Begin a generation.
@@ -170,7 +171,7 @@ class Fleet:
         until `drain_timeout_s`, then each gets its terminal event."""
         self._conductor.wake(trio.current_time())
         self._conductor.begin_drain(trio.current_time())
-        self._notify()
+        self._flush()
         while self._conductor.num_in_flight:
             await self._changed.wait()
 
@@ -222,9 +223,10 @@ class Fleet:
             messages = await connection.receive_many()
             now = trio.current_time()
             self._conductor.wake(now)
-            for message in messages:
-                self._take(worker, message.frame, now)
-            self._flush()
+            with self._handout.at_once():
+                for message in messages:
+                    self._take(worker, message.frame, now)
+                self._flush()
 
     def _take(self, worker: Worker, frame: AnyFrame, now: float) -> None:
         match frame:
@@ -277,8 +279,9 @@ class Fleet:
             self._conductor.sweep(trio.current_time())
             if self._conductor.outbox.has_credit:
                 self._credit_due.set()
-            self._flush()
-            await trio.sleep(self._config.link.sweep_interval_s)
+            with trio.CancelScope() as self._until_sweep:
+                self._flush()
+                await trio.sleep_forever()
 
     async def _send_credit(self) -> None:
         """Send credit once per turn of the loop, whatever the number of streams that were read."""
@@ -297,6 +300,9 @@ class Fleet:
         while frames := self._conductor.outbox.drain_frames():
             for worker, frame in frames:
                 self._send(worker, frame)
+        sweep_at = self._conductor.sweep_times.next_at(is_restless=self._conductor.is_restless)
+        if sweep_at != self._until_sweep.deadline:
+            self._until_sweep.deadline = sweep_at
         self._notify()
 
     def _send(self, worker: Worker, frame: AnyFrame) -> None:

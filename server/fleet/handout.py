@@ -1,4 +1,5 @@
-"""Hands streams what has come for them: one turn of one task for all tokens of a frame.
+"""Hands streams what has come for them: one turn of one task for all tokens of a frame, the very
+turn that took it where they are few.
 
 Knows who is due, in which order, and how many go before others may run; what a stream does with its
 tokens is its listener's.
@@ -7,11 +8,14 @@ tokens is its listener's.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import trio
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from .stream import Stream
 
 STREAMS_PER_CHECKPOINT: Final = 128
@@ -25,18 +29,36 @@ class Handout:
     def __init__(self) -> None:
         self._due: deque[Stream] = deque()
         self._has_due = trio.Event()
+        self._is_collecting = False
 
     def add(self, stream: Stream) -> None:
         """Take note of a stream that has something for its listener."""
         self._due.append(stream)
-        self._has_due.set()
+        if not self._is_collecting:
+            self._has_due.set()
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Hand out at the end of the block what it brings, without a turn of another task; beyond
+        what one turn may hand out, the rest follows as usual."""
+        self._is_collecting = True
+        try:
+            yield
+        finally:
+            self._is_collecting = False
+            if self._due and not self._has_due.is_set():
+                self._hand_out()
 
     async def run(self) -> None:
         """Call listeners until cancelled."""
-        due = self._due
         while True:
             await self._has_due.wait()
-            for _ in range(min(len(due), STREAMS_PER_CHECKPOINT)):
-                due.popleft().hand_out()
-            if not due:
-                self._has_due = trio.Event()
+            self._has_due = trio.Event()
+            self._hand_out()
+
+    def _hand_out(self) -> None:
+        due = self._due
+        for _ in range(min(len(due), STREAMS_PER_CHECKPOINT)):
+            due.popleft().hand_out()
+        if due:
+            self._has_due.set()

@@ -96,8 +96,12 @@ class Mailbox:
         self, text: str, token_ids: Sequence[int], scores: Sequence[Scores], now: float
     ) -> None:
         """Add new text and the tokens that it came with."""
+        self.put(Put(text, tuple(token_ids), tuple(scores)), now)
+
+    def put(self, put: Put, now: float) -> None:
+        """Add what came at once."""
         assert not self._is_closed, "nothing comes after the terminal event"
-        self._puts.append(Put(text, tuple(token_ids), tuple(scores)))
+        self._puts.append(put)
         self._filled(now)
 
     def close(self, terminal: Finished | Failed, now: float) -> None:

@@ -92,17 +92,21 @@ def take_row(sequence: Sequence, attempt: Attempt, row: TokenRow, now: float) ->
         return None if token_ids[row.position] == row.token_id else Fail(server_error())
     if row.position >= max(attempt.allowed, 1):
         return Again("token_without_credit", Fault(Role.DECODE))
-    twin = attempt.early.setdefault(row.position, row)
-    if twin.token_id != row.token_id:
-        return Fail(server_error())
+    following: TokenRow | None = row
+    if attempt.early or row.position > len(token_ids):
+        twin = attempt.early.setdefault(row.position, row)
+        if twin.token_id != row.token_id:
+            return Fail(server_error())
+        following = attempt.early.pop(len(token_ids), None)
     if sequence.phase is not Phase.DECODING:  # which it would stay, at some cost for each token
         sequence.step(Step.TOKEN)
     if not sequence.fingerprint:
         sequence.fingerprint = attempt.pair.decode.fingerprint
-    while (following := attempt.early.pop(len(token_ids), None)) is not None:
+    while following is not None:
         end = sequence.relay.push(following, now)
         if end is not None:
             return Finish(end)
+        following = attempt.early.pop(len(token_ids), None)
     return _settle(sequence, attempt, now)
 
 

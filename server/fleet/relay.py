@@ -13,7 +13,7 @@ from triolet.sampling import end_token_ids, first_end
 
 from ..generation import FinishReason, TokenLogprob
 from ..text.stop_strings import Scan, StopMatcher
-from .mailbox import Mailbox, Scores, packed
+from .mailbox import Mailbox, Put, Scores, packed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,6 +79,7 @@ class Relay:
             request.prompt_ids, skip_special_tokens=request.skip_special_tokens
         )
         self._stop = StopMatcher(request.stop, include_stop=request.include_stop)
+        self._is_plain = not request.stop and request.sampling.logprobs is None
 
     def push(self, row: TokenRow, now: float) -> RelayEnd | None:
         """Take the token at the next position.
@@ -90,6 +91,10 @@ class Relay:
         sampling = self._request.sampling
         is_end = row.token_id in self._end_ids and row.position >= self._first_end
         self.token_ids.append(row.token_id)
+        if self._is_plain and not is_end and row.position + 1 < sampling.max_tokens:
+            # As most are: there is nothing to look for.
+            self.mailbox.put(Put(self._stream.push(row.token_id), (row.token_id,), ()), now)
+            return None
         is_shown = not is_end or self._request.include_stop
         scan = self._stop.push(self._stream.push(row.token_id) if is_shown else "")
         end = None if scan.matched is None else RelayEnd(FinishReason.STOP, scan.matched)

@@ -42,8 +42,7 @@ class Attempt:
       fork_of: the attempt whose prompt it shares; None for none.
       early: rows whose predecessors are still under way, by position.
       gap_since: since when something is missing; None if nothing is.
-      num_seen: tokens there were when somebody last looked whether more had come.
-      quiet_since: since when there are no more than that, or their credit was repeated.
+      quiet_since: when its credit was repeated last, or there was none to repeat.
       is_handed_over: decode has the KV, prefill's part is done.
       has_decoded: decode has sent a token.
       granted_at: when decode granted the lease.
@@ -61,7 +60,6 @@ class Attempt:
     fork_of: AttemptKey | None = None
     early: dict[int, TokenRow] = field(default_factory=dict)
     gap_since: float | None = None
-    num_seen: int = 0
     quiet_since: float = 0.0
     is_handed_over: bool = False
     has_decoded: bool = False

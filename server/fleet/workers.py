@@ -115,7 +115,8 @@ class Worker:
     def is_usable(self) -> bool:
         """Whether it may be given new work."""
         is_announced = self.beat is not None and not self.beat.is_draining
-        return self.monitor.state is PeerState.ALIVE and is_announced
+        is_alive = self.monitor.state is PeerState.ALIVE and not self.monitor.is_stuck
+        return is_alive and is_announced
 
     @property
     def waiting_tokens(self) -> int:

@@ -208,6 +208,7 @@ class TextModel:
             self._vocabulary.anchor_ids,
             prompt_ids,
             skip_special_tokens=skip_special_tokens,
+            plain_text=self._vocabulary.plain_text,
         )
 
     def token(self, token_id: int) -> TokenText:

@@ -46,8 +46,10 @@ class Vocabulary:
         self._tokenizer = tokenizer
         self._added = {i: t.content for i, t in tokenizer.get_added_tokens_decoder().items()}
         self._byte_of = _byte_level_alphabet() if _is_byte_level(tokenizer) else {}
+        self._is_bytes_only = _decoder_of(tokenizer).get("type") == "ByteLevel"
         # Bounded by the vocabulary.
         self._known: dict[int, TokenText] = {}
+        self._plain: dict[int, str | None] = {}
         pieces = tokenizer.get_vocab(with_added_tokens=True)
         self.longest_token_bytes = max((len(p.encode()) for p in pieces), default=1)
         anchors = (tokenizer.token_to_id(letter) for letter in "aeionrst")
@@ -60,6 +62,27 @@ class Vocabulary:
             known = self._read(token_id)
             self._known[token_id] = known
         return known
+
+    def plain_text(self, token_id: int) -> str | None:
+        """Return what an id adds to a text whatever stands before it, as long as that ends with a
+        whole character; None if it may depend on more."""
+        if token_id in self._plain:
+            return self._plain[token_id]
+        piece = self._tokenizer.id_to_token(token_id)
+        if piece is None:
+            return None
+        text = self._plain[token_id] = self._read_plain(token_id, piece)
+        return text
+
+    def _read_plain(self, token_id: int, piece: str) -> str | None:
+        if not self._is_bytes_only or token_id in self._added:
+            return None
+        if not all(char in self._byte_of for char in piece):
+            return None
+        try:
+            return b"".join(self._byte_of[char] for char in piece).decode()
+        except UnicodeDecodeError:  # part of a character
+            return None
 
     def _read(self, token_id: int) -> TokenText:
         piece = self._tokenizer.id_to_token(token_id)
@@ -85,13 +108,14 @@ class Vocabulary:
 
 
 def _is_byte_level(tokenizer: Tokenizer) -> bool:
-    decoder = json.loads(tokenizer.to_str()).get("decoder")
-    return any(part.get("type") == "ByteLevel" for part in _parts(decoder))
+    return any(part.get("type") == "ByteLevel" for part in _parts(_decoder_of(tokenizer)))
 
 
-def _parts(decoder: dict[str, object] | None) -> Iterator[dict[str, object]]:
-    if decoder is None:
-        return
+def _decoder_of(tokenizer: Tokenizer) -> dict[str, object]:
+    return json.loads(tokenizer.to_str()).get("decoder") or {}
+
+
+def _parts(decoder: dict[str, object]) -> Iterator[dict[str, object]]:
     yield decoder
     nested = decoder.get("decoders")
     if isinstance(nested, list):

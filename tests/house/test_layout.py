@@ -57,7 +57,7 @@ ENTRY_POINTS = {("ops/cli.py", "prefill"), ("ops/cli.py", "decode"), ("ops/cli.p
 
 HOMES: dict[str, tuple[str, ...]] = {
     # A library that only one place may touch, and where.
-    "zmq": ("transport/zmq_",),
+    "zmq": ("transport/zmq_", "loadtest/bench/wire_zmq.py"),
     "hypercorn": ("server/edge/",),
     "flash_attn": ("engine/attention/flash",),
     "triton": ("engine/gpu/",),

@@ -84,7 +84,7 @@ def test_a_small_run_measures_our_own_server(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(front, "WARM_UP_S", 0.3)
     monkeypatch.setattr(front, "describe", lambda threads: {"threads": threads})
     arguments = argparse.Namespace(
-        fronts=[OURS.name], few=2, streams=8, seconds=1.0, rounds=1, workers=2, rate=20.0
+        fronts=[OURS.name], few=[2], streams=8, seconds=1.0, rounds=1, workers=2, rate=20.0
     )
     report = front.run(arguments, Console(quiet=True))
     few, many = report.rows

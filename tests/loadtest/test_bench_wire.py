@@ -8,10 +8,10 @@ import pytest
 
 from loadtest.bench.model import SHAPES
 from loadtest.bench.report import Ratio
-from loadtest.bench.wire import FRAMES, KINDS, SHARED, Throughput
+from loadtest.bench.wire import FRAMES, KINDS, SHARED, ZMQ, Throughput
 from loadtest.bench.wire_costs import measure_costs
 from loadtest.bench.wire_engine import StoredEngine
-from loadtest.bench.wire_pairs import Moved, RawPair, WorkerPair
+from loadtest.bench.wire_pairs import Moved, RawPair, WorkerPair, ZmqPair
 from loadtest.bench.wire_raw import SOURCE_BYTES, frames
 from triolet.units import KIB, MIB
 
@@ -32,6 +32,8 @@ def test_a_ratio_is_met_within_its_bounds() -> None:
 def test_our_share_is_of_the_bare_socket_that_fills_as_much_memory(tmp_path: Path) -> None:
     throughput = Throughput(tmp_path, repetitions=1)
     for frame_bytes in FRAMES:
+        for name in ZMQ:
+            throughput.moved[name, frame_bytes] = [Moved(10**9, 1.6, 1.0)] * 3
         for kind in (*KINDS, SHARED):
             for name, seconds in (("raw", 1.0), ("raw spread", 2.0), ("kv path", 2.5)):
                 named = f"raw {kind}, spread" if name == "raw spread" else f"{name} {kind}"
@@ -39,7 +41,8 @@ def test_our_share_is_of_the_bare_socket_that_fills_as_much_memory(tmp_path: Pat
     ratios = dict(throughput.ratios())
     assert ratios["1 MiB: kv path over tcp vs raw tcp"] == Ratio(0.8, 0.8)
     assert ratios["4 MiB: kv path over ipc vs raw tcp"] == Ratio(0.8)
-    assert {row["gb_per_s"] for row in throughput.rows()} == {1.0, 0.5, 0.4}
+    assert ratios["2 MiB: zmq tcp, spread vs raw tcp"] == Ratio(1.25)
+    assert {row["gb_per_s"] for row in throughput.rows()} == {1.0, 0.62, 0.5, 0.4}
 
 
 def test_frames_go_round_the_memory() -> None:
@@ -56,7 +59,10 @@ def test_prompts_really_arrive_and_bare_sockets_really_carry(tmp_path: Path) -> 
     with (
         WorkerPair(f"ipc://{tmp_path}/kv", 64 * KIB, 3 * num_tokens, size="15m") as pair,
         RawPair("ipc", str(tmp_path / "raw")) as raw,
+        ZmqPair() as bare,
     ):
+        for works in (False, True):
+            assert bare.move(20 * 64 * KIB, 64 * KIB, works=works).seconds > 0
         for _ in range(2):
             assert pair.ship(3, num_tokens, num_bytes).num_bytes == num_bytes
             assert raw.move(4 * 64 * KIB, 64 * KIB, spread=True).seconds > 0

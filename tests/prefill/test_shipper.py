@@ -9,6 +9,8 @@ import pytest
 
 from decode.assembly import Assembly, Verdict
 from prefill.shipper import KvSend, Shipper
+from prefill.transfer import CACHED_BYTES
+from transport.digest import payload_digest
 from transport.frames import (
     KvChunk,
     KvCredit,
@@ -98,6 +100,45 @@ def test_full_chunks_leave_while_later_blocks_are_computed() -> None:
     assert indices(sends) == [1]
     assert ship.exported() == [owner]
     ship.check_invariants()
+
+
+def test_blocks_are_given_back_once() -> None:
+    ship = shipper()
+    owners = [begin(ship, number, num_blocks=2) for number in (1, 2)]
+    ship.open_lane(TARGET, WINDOW, 0.0)
+    ship.computed(owners[0], 2, first_token(owners[0]))
+    pump(ship, 0.0)
+    assert ship.exported() == owners[:1]
+    ship.computed(owners[1], 2, first_token(owners[1]))
+    pump(ship, 0.0)
+    assert ship.exported() == owners[1:]
+    assert ship.exported() == []
+
+
+def test_a_long_chunk_is_copied_in_parts_and_travels_whole() -> None:
+    bytes_per_block = CACHED_BYTES // 2
+    chunk_bytes = 5 * bytes_per_block
+    link = LinkConfig(
+        kv_chunk_bytes=chunk_bytes, kv_window_bytes=chunk_bytes, kv_ring_bytes=chunk_bytes
+    )
+    copied: list[range] = []
+
+    def fill(owner: AttemptKey, piece: Piece, into: memoryview) -> None:
+        copied.append(piece.blocks)
+        for index, block in enumerate(piece.blocks):
+            begin = index * bytes_per_block
+            into[begin : begin + bytes_per_block] = bytes([block]) * bytes_per_block
+
+    ship = Shipper(link, memoryview(bytearray(chunk_bytes)), bytes_per_block, 1, fill)
+    owner = begin(ship)
+    ship.open_lane(TARGET, chunk_bytes, 0.0)
+    ship.computed(owner, 5, first_token(owner))
+    send = pump(ship, 0.0)[0]
+    assert isinstance(send.frame, KvChunk)
+    assert copied == [range(2), range(2, 4), range(4, 5)]
+    payload = b"".join(bytes([block]) * bytes_per_block for block in range(5))
+    assert send.payload == payload
+    assert send.frame.digest == payload_digest(payload)
 
 
 def test_nothing_leaves_before_the_receiver_has_said_welcome() -> None:

@@ -222,3 +222,22 @@ def test_a_peer_that_says_its_steps_are_long_is_given_ten_of_them() -> None:
         monitor.heartbeat(1, now, progress=7, has_work=True)
     assert 20.0 < now <= 20.0 + 3 * CONFIG.heartbeat_interval_s
     assert monitor.reason is PeerEvent.WEDGED
+
+
+def test_who_is_still_in_the_step_for_which_it_was_given_up_is_stuck_until_it_moves() -> None:
+    monitor = PeerMonitor(CONFIG, now=0.0)
+    monitor.greeted(1, now=0.0)
+    now = 0.0
+    while monitor.check(now) is PeerState.ALIVE:
+        now += CONFIG.heartbeat_interval_s
+        monitor.heartbeat(1, now, progress=7, has_work=True)
+    monitor.greeted(1, now)
+    monitor.heartbeat(1, now, progress=7, has_work=True)
+    assert (monitor.state, monitor.is_stuck) == (PeerState.ALIVE, True)
+    monitor.heartbeat(1, now, progress=7, has_work=False)
+    assert not monitor.is_stuck
+    monitor.heartbeat(1, now, progress=8, has_work=True)
+    assert not monitor.is_stuck
+    monitor.greeted(2, now)
+    monitor.heartbeat(2, now, progress=7, has_work=True)
+    assert not monitor.is_stuck

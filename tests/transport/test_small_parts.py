@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from transport.codec import encode
-from transport.digest import payload_digest
+from transport.digest import RunningDigest, payload_digest
 from transport.frames import Drain
 from transport.gate import MAX_REMEMBERED_SENDERS, FrameGate
 from transport.link import MAX_BAD_FRAMES, Message
@@ -46,6 +46,14 @@ def test_a_changed_byte_changes_the_digest(payload: bytes, data: st.DataObject) 
     broken[index] ^= data.draw(st.integers(1, 255))
     assert payload_digest(memoryview(broken)) != payload_digest(payload)
     assert len(payload_digest(payload)) == 16
+
+
+@given(st.lists(st.binary(max_size=100)))
+def test_pieces_have_the_digest_of_the_whole(pieces: list[bytes]) -> None:
+    digest = RunningDigest()
+    for piece in pieces:
+        digest.update(memoryview(piece))
+    assert digest.digest() == payload_digest(b"".join(pieces))
 
 
 def test_the_gate_lets_frames_in_and_counts_them() -> None:

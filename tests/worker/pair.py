@@ -100,7 +100,9 @@ class Node:
                 rows = self.drafts.plan(self.core.stepper.wanted_guesses())
                 if rows:
                     self.drafts.complete(self.drafts.compute(rows))
+            has_work = self.core.stepper.has_work
             self.rows = list(self.core.stepper.plan(now))
+            assert has_work or not self.rows, "a shell would have slept through this step"
 
     def finish_step(self, now: float, *, fails: bool = False) -> None:
         """Let the device return."""

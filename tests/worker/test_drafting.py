@@ -24,7 +24,9 @@ from triolet.units import MIB
 from worker.local_engine import LocalEngine
 
 from .client import Client
+from .patience import unhurried
 
+LINK = unhurried(LinkConfig())
 DEMO = Path(__file__).parents[2] / "triolet" / "demo"
 NUM_TOKENS = 24
 SAMPLINGS = (
@@ -42,6 +44,7 @@ def worker_config(sockets: Path, role: Role, draft: Path) -> WorkerConfig:
         kv_address=f"ipc://{sockets}/kv" if role is Role.DECODE else None,
         engine=EngineConfig(dtype=Dtype.BFLOAT16, kv_pool_bytes=4 * MIB),
         speculation=SpeculationConfig(source=str(draft), draft_pool_bytes=4 * MIB),
+        link=LINK,
     )
 
 
@@ -54,8 +57,7 @@ async def test_a_model_that_drafts_for_itself_is_nearly_always_right(tmp_path: P
         [ids(generate(reference, [prompt], NUM_TOKENS, sampling)[0]) for prompt in PROMPTS]
         for sampling in SAMPLINGS
     ]
-    link = LinkConfig()
-    with closing(ZmqNetwork(link)) as control, closing(ZmqNetwork(link)) as kv:
+    with closing(ZmqNetwork(LINK)) as control, closing(ZmqNetwork(LINK)) as kv:
         async with DeviceThread(1, 1, 10.0) as device, trio.open_nursery() as nursery:
             serving = {
                 Role.PREFILL: prefill.worker.serve,

@@ -9,6 +9,8 @@ import pytest
 from transport.frames import (
     Drain,
     EndReason,
+    Hello,
+    Peer,
     RefuseReason,
 )
 from triolet.ids import AttemptKey, Role
@@ -231,4 +233,18 @@ def test_a_server_whose_frames_are_lost_loses_what_it_had() -> None:
     pair.settle()
     assert pair.heard[key].ended[Role.DECODE].reason is EndReason.LEASE_EXPIRED
     pair.run()
+    pair.check_empty()
+
+
+def test_a_server_that_greets_again_has_given_up_what_it_had() -> None:
+    pair = Pair()
+    keys = [running(pair), prefilling(pair)]
+    for role in pair.nodes:
+        pair.to_worker(role, Hello(Peer.of(SERVER), 1, 1))
+    other = pair.ask(PROMPT)
+    pair.run()
+    for key in keys:
+        assert pair.heard[key].ended[Role.DECODE].reason is EndReason.LEASE_EXPIRED
+    assert pair.heard[keys[1]].ended[Role.PREFILL].reason is EndReason.LEASE_EXPIRED
+    assert pair.heard[other].ended[Role.DECODE].reason is EndReason.LENGTH
     pair.check_empty()

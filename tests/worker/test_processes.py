@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,41 +26,36 @@ from .client import Client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 
+ROOT = Path(__file__).parents[2]
 NUM_TOKENS = 12
 PROMPT = [3 + 7 * i % 250 for i in range(70)]
 PROGRAM = """
 import sys
 from triolet.config import EngineConfig, LinkConfig, WorkerConfig
 from {role}.worker import main
+from tests.worker.patience import unhurried
 main(WorkerConfig(
     name="{role}-0",
     model_dir=sys.argv[1],
     control_address="ipc://" + sys.argv[2] + "/{role}",
     kv_address="ipc://" + sys.argv[2] + "/kv" if "{role}" == "decode" else None,
     engine=EngineConfig(kv_pool_bytes=4 << 20, threads=1),
-    link=LinkConfig(
-        peer_timeout_s={silence_s},
-        progress_timeout_s={silence_s},
-        lease_ttl_s=2 * {silence_s},
-        kv_stall_s={silence_s},
-    ),
+    link=unhurried(LinkConfig()),
 ))
 """
-SILENCE_S = 30.0
-"""That a process is slow, or stands still for a moment, ends nothing here."""
 
 
 class Process:
     """One role, running."""
 
     def __init__(self, role: Role, model: Path, sockets: Path) -> None:
-        program = PROGRAM.format(role=role, silence_s=SILENCE_S)
-        command = [sys.executable, "-c", program, str(model), str(sockets)]
-        self.popen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        command = [sys.executable, "-c", PROGRAM.format(role=role), str(model), str(sockets)]
+        self.popen = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
 
     def wait_ready(self) -> WorkerReady:
         """Return what it says when it serves."""

@@ -22,6 +22,7 @@ from triolet.units import KIB, MIB
 from worker.local_engine import LocalEngine
 
 from .client import Client
+from .patience import unhurried
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +33,9 @@ pytestmark = pytest.mark.slow
 
 NUM_TOKENS = 20
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
-LINK = LinkConfig(kv_chunk_bytes=32 * KIB, kv_window_bytes=64 * KIB, kv_ring_bytes=128 * KIB)
+LINK = unhurried(
+    LinkConfig(kv_chunk_bytes=32 * KIB, kv_window_bytes=64 * KIB, kv_ring_bytes=128 * KIB)
+)
 
 
 def chats(engine: Engine) -> list[tuple[list[int], list[int]]]:

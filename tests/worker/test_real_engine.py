@@ -23,6 +23,7 @@ from triolet.units import KIB, MIB
 from worker.local_engine import LocalEngine
 
 from .client import Client
+from .patience import unhurried
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,8 +72,10 @@ async def test_tokens_through_two_workers_are_those_of_one_engine(
     sockets = tmp_path / "s"
     sockets.mkdir(mode=0o700)
     # Two blocks per chunk, so that prompts travel in several and out of step with their compute.
-    link = LinkConfig(
-        kv_chunk_bytes=32 * KIB, kv_window_bytes=64 * KIB, kv_ring_bytes=128 * KIB, wire=wire
+    link = unhurried(
+        LinkConfig(
+            kv_chunk_bytes=32 * KIB, kv_window_bytes=64 * KIB, kv_ring_bytes=128 * KIB, wire=wire
+        )
     )
     engine = EngineConfig(kv_pool_bytes=4 * MIB, max_num_batched_tokens=64, kv_wire=kv_wire)
     configs = both(model, sockets, engine, link)

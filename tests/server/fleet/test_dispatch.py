@@ -8,6 +8,7 @@ import pytest
 from server.fleet.admission import Limits, refuse_overload, refuse_unfit
 from server.fleet.dispatch import Need, choose_pair, streams_on
 from server.fleet.paths import BrokenPaths
+from transport.liveness import PeerState
 from triolet.config_recovery import RecoveryConfig
 from triolet.errors import RequestError
 from triolet.ids import AttemptKey
@@ -84,6 +85,22 @@ def test_a_pool_that_is_nearly_full_comes_last() -> None:
     assert chosen(world) == ("d1", "prefill-0")
     idle.available_blocks = 5
     assert chosen(world) == ("d0", "prefill-0")
+
+
+def test_a_worker_that_is_still_stuck_gets_nothing_although_it_answers() -> None:
+    world = world_of(FakePrefill(), FakeDecode())
+    decode = world.workers[1]
+    fake = world.of[decode]
+    stuck = msgspec.structs.replace(fake.heartbeat(), progress=7, has_work=True)
+    while decode.monitor.check(world.now) is PeerState.ALIVE:
+        world.now += 0.5
+        decode.heartbeat(stuck, world.now)
+    decode.lost(world.now)
+    decode.welcomed(fake.welcome(), world.now)
+    decode.heartbeat(stuck, world.now)
+    assert chosen(world) is None
+    decode.heartbeat(msgspec.structs.replace(stuck, progress=8), world.now)
+    assert chosen(world) == ("decode-0", "prefill-0")
 
 
 def test_running_sequences_keep_a_block_each_to_grow() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
     from tests.chromium import Complaints
+
+HOUR_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,13 @@ class ChatPage:
         """Type a question and send it with Enter."""
         self.field.fill(question)
         self.field.press("Enter")
+
+    def stop_clock(self) -> None:
+        """Let the page's time pass only when told: on a busy machine it would otherwise reconnect,
+        or take back what it shows for a moment, before the test has looked. Far in the future: a
+        clock that runs can be stopped there only."""
+        self.page.clock.install()
+        self.page.clock.pause_at(time.time() + HOUR_S)
 
     def round_trip(self) -> None:
         """Let the server hear what the page has sent, and the page show what it was told."""

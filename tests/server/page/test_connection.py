@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,16 +13,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-HOUR_S = 3600.0
 AWAY = ("WebSocket connection to", "net::ERR_CONNECTION")
 """How Chromium reports a server that is not there, whatever the page does about it."""
-
-
-def stop_clock(chat: ChatPage) -> None:
-    """Let the page's time pass only when told: on a busy machine it would otherwise reconnect
-    before the test has looked. Far in the future: a clock that runs can be stopped there only."""
-    chat.page.clock.install()
-    chat.page.clock.pause_at(time.time() + HOUR_S)
 
 
 def test_an_answer_whose_connection_breaks_says_so_and_can_be_tried_again(
@@ -59,7 +50,7 @@ def test_the_page_finds_a_restarted_server_and_its_new_model(
 
 
 def test_try_now_does_not_wait_for_the_back_off(own_chat: ChatPage, server: FakeServer) -> None:
-    stop_clock(own_chat)
+    own_chat.stop_clock()
     server.stop()
     expect(own_chat.link).to_have_text("Reconnecting")
     for _ in range(6):
@@ -142,7 +133,7 @@ def test_an_event_that_the_page_does_not_know_changes_nothing(
 def test_a_connection_that_nobody_answers_is_given_up(
     own_chat: ChatPage, server: FakeServer
 ) -> None:
-    stop_clock(own_chat)
+    own_chat.stop_clock()
     server.answers_handshakes.clear()
     server.drop()
     expect(own_chat.link).to_have_text("Reconnecting")
@@ -160,7 +151,7 @@ def test_connections_that_do_not_last_are_tried_ever_more_rarely(
     own_chat: ChatPage, server: FakeServer
 ) -> None:
     clock = own_chat.page.clock
-    stop_clock(own_chat)
+    own_chat.stop_clock()
     for _ in range(6):
         server.drop()
         expect(own_chat.link).to_have_text("Reconnecting")

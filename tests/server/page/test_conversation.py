@@ -195,6 +195,8 @@ def test_a_copied_answer_is_the_text_of_the_answer(own_chat: ChatPage, server: F
     own_chat.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     own_chat.ask(STORY)
     server.next_exchange().created().say("Once\nupon <b>a</b> time.").complete(8)
+    expect(own_chat.button("Copy")).to_be_visible()
+    own_chat.stop_clock()
     own_chat.button("Copy").click()
     expect(own_chat.button("Copied")).to_be_visible()
     copied = own_chat.page.evaluate("navigator.clipboard.readText()")

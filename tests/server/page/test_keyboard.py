@@ -27,6 +27,7 @@ def test_a_whole_chat_needs_no_mouse(chat: ChatPage, server: FakeServer) -> None
     keys.press("Enter")
     exchange.wait_cancelled()
     exchange.incomplete(1)
+    expect(chat.button("Regenerate")).to_be_visible()
     expect(chat.field).to_be_focused()
     keys.press("Shift+Tab")
     expect(chat.button("Regenerate")).to_be_focused()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from server.text.detokenizer import MAX_PENDING_TOKENS, Detokenizer
+from server.text.vocabulary import Vocabulary
 from tests.server.tiny_text import BOS_ID, EOS_ID, tiny_tokenizer
 
 BYTES = tiny_tokenizer()
@@ -26,14 +27,22 @@ def pieces_of(
     prompt_ids: tuple[int, ...] = (),
     skip_special_tokens: bool = True,
     anchor: str = "a",
+    is_shortened: bool = True,
 ) -> list[str]:
     anchor_id = tokenizer.token_to_id(anchor)
-    stream = Detokenizer(
-        tokenizer,
-        [] if anchor_id is None else [anchor_id],
-        prompt_ids,
-        skip_special_tokens=skip_special_tokens,
-    )
+    anchor_ids = [] if anchor_id is None else [anchor_id]
+    if is_shortened:
+        stream = Detokenizer(
+            tokenizer,
+            anchor_ids,
+            prompt_ids,
+            skip_special_tokens=skip_special_tokens,
+            plain_text=Vocabulary(tokenizer).plain_text,
+        )
+    else:
+        stream = Detokenizer(
+            tokenizer, anchor_ids, prompt_ids, skip_special_tokens=skip_special_tokens
+        )
     return [stream.push(i) for i in ids] + [stream.flush()]
 
 
@@ -106,6 +115,23 @@ def test_noise_of_a_model_never_raises(ids: list[int]) -> None:
     for tokenizer in (SPM, BYTES):
         pieces = pieces_of(tokenizer, ids)
         assert len(pieces) == len(ids) + 1
+
+
+@given(st.lists(st.integers(0, 260), max_size=60), st.lists(st.integers(0, 260), max_size=9))
+def test_what_needs_no_decoder_is_what_the_decoder_says(ids: list[int], prompt: list[int]) -> None:
+    for skip in (True, False):
+        with_all = pieces_of(
+            BYTES, ids, prompt_ids=tuple(prompt), skip_special_tokens=skip, is_shortened=False
+        )
+        shortened = pieces_of(BYTES, ids, prompt_ids=tuple(prompt), skip_special_tokens=skip)
+        assert shortened == with_all
+
+
+def test_only_bytes_need_no_decoder() -> None:
+    assert all(Vocabulary(SPM).plain_text(token_id) is None for token_id in range(262))
+    plain = Vocabulary(BYTES).plain_text
+    assert sum(plain(token_id) is not None for token_id in range(256)) >= 128
+    assert plain(EOS_ID) is None
 
 
 def test_noise_without_a_border_is_not_held_back_for_ever() -> None:
