@@ -44,6 +44,9 @@ STAGES = (0.2, 0.6, 1.0)
 FREE_DEADLINE_S = 30.0
 SETTLE_S = 15.0
 """Trio keeps idle threads for 10 s."""
+POLL_S = 0.05
+COSTS_POLL_S = 0.5
+"""Every thread and file of every process is counted each time."""
 
 
 @dataclass(slots=True)
@@ -85,7 +88,7 @@ def wait_until_free(url: str) -> KvBlocks:
             blocks = blocks_of(answer.read().decode())
         if blocks.is_all_free or time.monotonic() > give_up:
             return blocks
-        time.sleep(0.05)
+        time.sleep(POLL_S)
 
 
 def audit(url: str) -> dict[str, Any]:
@@ -97,7 +100,7 @@ def audit(url: str) -> dict[str, Any]:
             document: dict[str, Any] = json.load(answer)
         if all(worker["audit"] for worker in document["workers"]) or time.monotonic() > give_up:
             return document
-        time.sleep(0.05)
+        time.sleep(POLL_S)
 
 
 def still_answers(url: str) -> bool:
@@ -119,7 +122,7 @@ def settled_costs(log: FleetLog, before: Mapping[str, Cost] | None) -> Mapping[s
         costs = log.costs()
         if before is not None and not flatness.growth([("before", before), ("now", costs)]):
             return costs
-        time.sleep(0.5)
+        time.sleep(COSTS_POLL_S)
     return log.costs()
 
 

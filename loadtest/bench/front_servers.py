@@ -183,8 +183,12 @@ class RunningFront:
     def _wait_ready(self, process: subprocess.Popen[bytes]) -> None:
         give_up_s = time.monotonic() + START_DEADLINE_S
         while True:
-            if process.poll() is not None or time.monotonic() > give_up_s:
-                raise RuntimeError(f"{self._front.name} did not start; see {self._log_path}")
+            if process.poll() is not None:
+                how = f"ended with exit code {process.returncode}"
+                raise RuntimeError(f"{self._front.name} {how}; its log is {self._log_path}")
+            if time.monotonic() > give_up_s:
+                how = f"took no connection within {START_DEADLINE_S:.0f} s"
+                raise RuntimeError(f"{self._front.name} {how}; its log is {self._log_path}")
             try:
                 socket.create_connection(("127.0.0.1", self.port), 1.0).close()
             except OSError:
