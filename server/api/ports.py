@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..embedding import EmbeddingRequest, EmbeddingRun
     from ..generation import Generation, GenerationRequest
     from ..jobs.storage import Storage
+    from ..text.tokenizer import ChatPrompt
     from ..text.tool_calls import ToolForm
     from .keys import KeyRing
 
@@ -163,9 +164,9 @@ class TextPort(Protocol):
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, object]] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
-    ) -> str:
+    ) -> ChatPrompt:
         """Return the prompt that a conversation becomes by the model's own template; to be encoded
-        whole, without adding special tokens."""
+        as it is, without adding special tokens."""
         ...
 
     async def decode(
