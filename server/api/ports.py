@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..embedding import EmbeddingRequest, EmbeddingRun
     from ..generation import Generation, GenerationRequest
     from ..jobs.storage import Storage
+    from ..sibling_answer import SiblingAnswer
     from ..text.tokenizer import ChatPrompt
     from ..text.tool_calls import ToolForm
     from .keys import KeyRing
@@ -223,6 +224,14 @@ class SiblingsPort(Protocol):
     @property
     def own_name(self) -> str:
         """What this server is called among them."""
+        ...
+
+    def owner_of(self, key: str) -> str | None:
+        """Return which of the others keeps what a key names; None if this one does."""
+        ...
+
+    async def reach(self, name: str, patience_s: float) -> SiblingAnswer:
+        """Open a connection to one of the others; an OSError says that it cannot be had."""
         ...
 
     async def ask(self, target: str) -> dict[str, bytes | None]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from triolet.errors import invalid_request
 
 from ..generation import Delta
-from .answers import collect
-from .generate import event_stream, json_response, own_requests, submit_all
+from .generate import begin_stream, begin_whole, own_requests
 from .intake import live_request, read_fields
 from .responses_document import ResponseDocument
 from .responses_events import ResponseEvents, ResponseStream, message_frame, sse_frame
@@ -17,8 +19,11 @@ from .responses_plan import plan_response
 from .responses_schema import ResponseRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from quart import Response
 
+    from .answers import Answer
     from .ports import Services
 
 
@@ -36,17 +41,23 @@ async def create_response(services: Services) -> Response:
         raise invalid_request("is for streams only; set stream to true", "stream_options")
     plan = await plan_response(fields, (), services)
     live = live_request()
-    (request,) = (replace(one, request_id=live.request_id) for one in own_requests(plan, services))
+    (request,) = (
+        replace(one, request_id=live.request_id)
+        for one in own_requests(plan, services, is_streamed=bool(fields.stream))
+    )
     response_id = f"resp_{live.request_id.hex()}"
     document = ResponseDocument(response_id, fields, request, services.config, plan.tool_form)
-    choices = submit_all([request], services, live)
     if fields.stream:
         stream = ResponseStream(ResponseEvents(document, sse_frame))
-        return event_stream(choices, stream, services)
-    (answer,) = await collect(choices, 1)
-    # What a stream would have ended with.
+        return begin_stream([request], stream, fields, services)
+    return await begin_whole([request], partial(_whole, document), fields, services)
+
+
+def _whole(document: ResponseDocument, answers: Sequence[Answer]) -> bytes:
+    """Return what a stream would have ended with."""
+    (answer,) = answers
     events = ResponseEvents(document, message_frame)
     events.begin()
     events.write(Delta(answer.text, tuple(answer.token_ids), tuple(answer.logprobs)))
     events.write(answer.finished)
-    return json_response(events.response)
+    return msgspec.json.encode(events.response)
