@@ -114,7 +114,10 @@ async def serve(
                 nursery.start_soon(_hand_over, services.lifecycle, edge, config.handover_s)
                 nursery.start_soon(_run_batches, services, app, fleet, metrics)
                 await services.lifecycle.draining.wait()
-                await fleet.drain()
+                async with trio.open_nursery() as ending:
+                    ending.start_soon(fleet.drain)
+                    if siblings is not None:
+                        ending.start_soon(siblings.drain, config.drain_timeout_s)
                 if on_drained is not None:
                     on_drained()
                 edge.stop(within_s=CLOSE_SHARE * config.exit_grace_s)

@@ -12,7 +12,6 @@ import trio
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
-    from typing import Self
 
     from .generation import CancelReason
 
@@ -28,27 +27,25 @@ class SiblingAnswer:
     Args:
       stream: to the sibling.
       patience_s: how long it may say nothing at all.
+      on_end: told once that it is over, or given up.
 
     Attributes:
       status: of its head.
       headers: of its head, in lower case.
     """
 
-    def __init__(self, stream: trio.SocketStream, patience_s: float) -> None:
+    def __init__(
+        self,
+        stream: trio.SocketStream,
+        patience_s: float,
+        on_end: Callable[[SiblingAnswer], None],
+    ) -> None:
         self._stream = stream
+        self._on_end = on_end
         self._patience_s = patience_s
         self._connection = h11.Connection(h11.CLIENT)
         self.status = 0
         self.headers: dict[str, str] = {}
-
-    @classmethod
-    async def connect(cls, path: str, patience_s: float) -> Self:
-        """Open a connection to a sibling's own socket.
-
-        Raises:
-          OSError: nobody is there, or too many wait already.
-        """
-        return cls(await trio.open_unix_socket(path), patience_s)
 
     async def ask(self, target: str, headers: Sequence[tuple[str, str]], body: bytes) -> None:
         """POST, and wait for the head of the answer.
@@ -85,6 +82,7 @@ class SiblingAnswer:
         """Hang up, for which the sibling needs no reason. Idempotent."""
         del reason
         self._stream.socket.close()
+        self._on_end(self)
 
     async def _next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         while (event := self._connection.next_event()) is h11.NEED_DATA:

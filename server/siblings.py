@@ -35,6 +35,8 @@ class Siblings:
         self.own_name = config.name
         self._paths = {name: path for name, path in config.paths if name != config.name}
         self._ask_timeout_s = config.ask_timeout_s
+        self._answers: set[SiblingAnswer] = set()
+        self._ended = trio.Event()
 
     def owner_of(self, key: str) -> str | None:
         """Return which of the others keeps what a key names; None if this one does.
@@ -51,7 +53,21 @@ class Siblings:
         Raises:
           OSError: nobody is there, or too many wait already.
         """
-        return await SiblingAnswer.connect(self._paths[name], patience_s)
+        stream = await trio.open_unix_socket(self._paths[name])
+        answer = SiblingAnswer(stream, patience_s, self._end)
+        self._answers.add(answer)
+        return answer
+
+    async def drain(self, within_s: float) -> None:
+        """Wait until all answers of others that are passed on here are over, or the time is."""
+        with trio.move_on_after(within_s):
+            while self._answers:
+                await self._ended.wait()
+
+    def _end(self, answer: SiblingAnswer) -> None:
+        self._answers.discard(answer)
+        self._ended.set()
+        self._ended = trio.Event()
 
     async def ask(self, target: str) -> dict[str, bytes | None]:
         """GET something of each at once.

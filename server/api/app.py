@@ -50,7 +50,7 @@ from .probes import (
     ready,
     version,
 )
-from .responses import create_response
+from .responses import count_input_tokens, create_response
 from .responses_socket import responses_socket
 from .static_files import read_static_files
 
@@ -120,6 +120,7 @@ def _add_routes(app: QuartTrio, services: Services) -> None:
     add("POST", "/v1/completions", by_owner(completions))
     add("POST", "/v1/embeddings", embeddings)
     add("POST", RESPONSES, by_owner(create_response))
+    add("POST", f"{RESPONSES}/input_tokens", count_input_tokens)
     add("POST", MESSAGES, by_owner(create_message))
     add("POST", f"{MESSAGES}/count_tokens", count_message_tokens)
     _add_stored(add)

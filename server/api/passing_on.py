@@ -15,7 +15,7 @@ import trio
 from quart import Response, request
 from quart.wrappers.response import ResponseBody
 
-from triolet.errors import overloaded
+from triolet.errors import draining, overloaded
 
 from .fleet_audit import UNIX_PEER
 from .intake import live_request, read_body, shown_request_id
@@ -78,9 +78,11 @@ async def _pass_on(owner: str, services: Services) -> Response:
     """Return the owner's answer.
 
     Raises:
-      RequestError: 503, it does not answer.
+      RequestError: 503, it does not answer, or this process is to leave.
     """
     assert services.siblings is not None
+    if services.lifecycle.is_draining:
+        raise draining()
     body = await read_body(services.config)
     headers = [(name, request.headers[name]) for name in _TAKEN if name in request.headers]
     headers += [(PASSED_ON, owner), ("x-request-id", shown_request_id())]

@@ -94,7 +94,7 @@ def test_a_retry_joins_its_answer_whichever_server_gets_it(pair: FleetProcess) -
         answer = httpx2.post(
             f"{pair.url}/v1/completions",
             json=asked,
-            headers={"idempotency-key": "one of two"},
+            headers={"idempotency-key": "one-of-two"},
             timeout=PATIENCE_S,
         )
         assert answer.status_code == 200

@@ -177,6 +177,34 @@ async def test_a_client_that_leaves_is_seen_to_leave_by_the_owner(tmp_path: Path
         assert not owner.fleet.generations[0].cancelled  # it has its grace
 
 
+async def test_who_leaves_waits_for_what_it_passes_on(tmp_path: Path) -> None:
+    async with pair(tmp_path, by_hand) as both:
+        key, owner, other = both.by_key(0)
+        siblings = other.services.siblings
+        assert isinstance(siblings, Siblings)
+        client = await begin(other, key, STREAM)
+        generation = await owner.fleet.nth(0)
+        generation.say("one ")
+        await client.until(b"one ")
+        is_drained = trio.Event()
+
+        async def drain() -> None:
+            await siblings.drain(PATIENCE_S)
+            is_drained.set()
+
+        with trio.fail_after(PATIENCE_S / 2):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(drain)
+                other.services.lifecycle.drain()
+                refused = await other.post(CHAT, ASK, headers={"idempotency-key": key})
+                assert (refused.status, refused.error["code"]) == (503, "draining")
+                assert not is_drained.is_set()
+                generation.finish()
+                await client.until(b"[DONE]")
+        await client.stream.aclose()
+        await siblings.drain(0.0)
+
+
 async def test_errors_come_back_as_they_are(tmp_path: Path) -> None:
     async with pair(tmp_path) as both:
         key, _, other = both.by_key(1)
