@@ -78,8 +78,8 @@ class Stepper:
 
     @property
     def has_work(self) -> bool:
-        """Whether a prompt here is still to be computed."""
-        return any(not attempt.is_computed for attempt in self._roster.attempts.values())
+        """Whether a prompt or an input here is still to be computed."""
+        return any(attempt.num_remaining_tokens for attempt in self._roster.attempts.values())
 
     def plan(self, now: float) -> list[StepRow]:
         """Begin the next step; an empty list means that there is nothing to compute, or no room
