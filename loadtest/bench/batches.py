@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sides: tuple[Side, Side] | None = None
     try:
         for num_servers in options.servers:
-            args = (options.lines, num_servers, options.seed, out, serve)
+            args = (options.lines, options.max_tokens, num_servers, options.seed, out, serve)
             verdicts.append(trio.run(run_batch, *args))
             console.print(*verdicts[-1].wrongs, sep="\n")
         if options.turns:
@@ -137,6 +137,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         epilog="Options after -- go to `triolet serve`, for example: -- path/to/model",
     )
     parser.add_argument("--lines", type=int, default=500, help="of the batch that survives (500)")
+    parser.add_argument("--max-tokens", type=int, default=96, help="of each of its answers (96)")
     parser.add_argument("--servers", type=int, nargs="*", default=[1, 2], help="fleets (1 2)")
     parser.add_argument("--turns", type=int, default=8, help="of each side (8); 0 for none")
     parser.add_argument("--requests", type=int, default=100, help="interactive ones a turn (100)")

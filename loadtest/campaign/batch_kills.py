@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from .injectors import Injected
     from .own_fleet import OwnFleet
 
-MAX_TOKENS: Final = 48
 REFERENCES: Final = 20
 """Lines that are asked once more, directly, of the fleet at rest: the answers must be the same."""
 LINE_PREFIX: Final = "batch_req_"
@@ -71,12 +70,18 @@ class BatchVerdict:
 
 
 async def run_batch(
-    num_lines: int, num_servers: int, seed: int, out: Path, options: Sequence[str]
+    num_lines: int,
+    max_tokens: int,
+    num_servers: int,
+    seed: int,
+    out: Path,
+    options: Sequence[str],
 ) -> BatchVerdict:
     """Start a fleet, run a batch, kill every process of it once, and look at every line.
 
     Args:
       num_lines: of the batch.
+      max_tokens: of an answer; half of that at least.
       num_servers: that share the port and the database.
       seed: of lines and of the order of deaths.
       out: where the database and the log go.
@@ -88,7 +93,7 @@ async def run_batch(
       BatchTookTooLongError: the batch stopped.
     """
     verdict = BatchVerdict(num_servers, num_lines)
-    lines = draw_lines(num_lines, seed, MAX_TOKENS)
+    lines = draw_lines(num_lines, seed, max_tokens)
     serve = [
         *("--batch-dir", str(out / f"jobs-{num_servers}"), "--servers", str(num_servers)),
         *("--log-level", "info", *options),

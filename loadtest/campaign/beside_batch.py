@@ -15,7 +15,6 @@ import trio
 
 from .asks import Ask, draw_asks, lengthened
 from .batch_client import BatchClient, draw_lines, num_done
-from .batch_kills import MAX_TOKENS
 from .client import Story, tell
 from .disturbed import wait_whole
 from .own_fleet import own_fleet
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ANSWER_TOKENS: Final = 24
+LINE_TOKENS: Final = 48
 LINES: Final = 2_000
 """Of each turn's batch: more than are answered in it, so that none ends before its turn."""
 
@@ -81,7 +81,7 @@ async def compare(load: Load, out: Path, options: Sequence[str]) -> tuple[Side, 
                 # The first turn is for caches and clocks of processors.
                 sides = (Side(), Side()) if turn < 0 else (without, beside)
                 await _turn(fleet.url, load, 2 * turn + 2, sides[0])
-                batch_id = await client.create(draw_lines(LINES, load.seed + turn, MAX_TOKENS))
+                batch_id = await client.create(draw_lines(LINES, load.seed + turn, LINE_TOKENS))
                 await client.wait(batch_id, lambda batch: num_done(batch) > 0)
                 done_before = num_done(await client.wait(batch_id, lambda _: True))
                 await _turn(fleet.url, load, 2 * turn + 3, sides[1])

@@ -8,6 +8,7 @@ in it, and every result is written in the transaction that checks that lease.
 from __future__ import annotations
 
 import sqlite3
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 FILE_NAME: Final = "batches.sqlite3"
 BUSY_S: Final = 10.0
 """How long a transaction waits for another process's: theirs take milliseconds."""
+BUSY_POLL_S: Final = 0.01
 
 
 def open_database(directory: str) -> sqlite3.Connection:
@@ -36,7 +38,7 @@ def open_database(directory: str) -> sqlite3.Connection:
         connection = sqlite3.connect(
             folder / FILE_NAME, timeout=BUSY_S, isolation_level=None, check_same_thread=False
         )
-        connection.execute("PRAGMA journal_mode = WAL")
+        _write_ahead(connection)
         connection.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing
         connection.execute("PRAGMA secure_delete = OFF")
         with transaction(connection):
@@ -54,6 +56,22 @@ def open_database(directory: str) -> sqlite3.Connection:
         raise ConfigError(f"--batch-dir is {directory!r} and cannot be used: {error}") from error
     connection.row_factory = sqlite3.Row
     return connection
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Let readers and the writer not wait for one another. Of several processes that open a new
+    database at once one does this, and SQLite tells the others at once that it is busy, whatever
+    their patience."""
+    give_up = time.monotonic() + BUSY_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
+                raise
+            time.sleep(BUSY_POLL_S)
+        else:
+            return
 
 
 @contextmanager
