@@ -268,7 +268,7 @@ def test_a_database_of_another_release_or_no_database_is_refused(tmp_path: Path)
 
 def test_a_new_database_that_another_process_is_making_is_waited_for(tmp_path: Path) -> None:
     other = sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None, check_same_thread=False)
-    other.execute("BEGIN EXCLUSIVE")
+    other.execute("BEGIN IMMEDIATE")
     with ThreadPoolExecutor(1) as pool:
         opening = pool.submit(open_database, str(tmp_path))
         wait([opening], timeout=0.1)  # long enough to fail at once, if it does
