@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CHAT: Final = "/v1/chat/completions"
 ENDED: Final = frozenset({"completed", "failed", "expired", "cancelled"})
 TIMEOUT_S: Final = 60.0
-POLL_S: Final = 0.1
+POLL_S: Final = 0.05
 WAIT_S: Final = 900.0
 """For a batch's end, on a machine that is busy with other things too."""
 

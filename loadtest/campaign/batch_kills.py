@@ -125,8 +125,12 @@ async def run_batch(
 async def _kill_everything(
     client: BatchClient, fleet: OwnFleet, batch_id: str, rng: Random, verdict: BatchVerdict
 ) -> None:
-    victims = [*sorted(fleet.log.pids()), SUPERVISOR]
+    names = sorted(fleet.log.pids())
+    last = [name for name in names if name.startswith("prefill-")]
+    victims = [*(name for name in names if name not in last), SUPERVISOR]
     rng.shuffle(victims)
+    # Without prefill the batch goes on, by decode alone: it might end before the next death.
+    victims += last
     for number, victim in enumerate(victims, 1):
         due = verdict.num_lines * number // (len(victims) + 1)
         batch = await client.wait(batch_id, partial(_is_at, due))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 NUM_LINES = 40
-MAX_TOKENS = 300
+MAX_TOKENS = 160
 ENDED = ("completed", "failed", "expired", "cancelled")
 
 
