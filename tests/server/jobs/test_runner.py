@@ -58,6 +58,7 @@ async def begin(storage: Storage) -> None:
     await storage.run(storage.batches.advance, now)
 
 
+@pytest.mark.slow
 async def test_a_full_disk_holds_a_batch_up_and_ends_nothing(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path), CONFIG, "one")
     outcomes: list[str] = []
