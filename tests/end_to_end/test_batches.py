@@ -83,20 +83,21 @@ async def test_a_batch_survives_the_death_of_every_process_and_of_the_supervisor
     assert victims == {"server", "decode-0", "prefill-0", "supervisor"}
 
 
+def embedding_line(number: int) -> dict[str, Any]:
+    return {
+        "custom_id": str(number),
+        "method": "POST",
+        "url": "/v1/embeddings",
+        "body": {"input": f"text {number}"},
+    }
+
+
 def test_files_and_batches_as_the_official_client_sees_them(
     start_fleet: Callable[..., FleetProcess], tmp_path: Path
 ) -> None:
     fleet = start_fleet("--batch-dir", str(tmp_path / "jobs"))
     with openai.OpenAI(base_url=f"{fleet.url}/v1", api_key="none", max_retries=0) as client:
-        inputs = [
-            {
-                "custom_id": str(n),
-                "method": "POST",
-                "url": "/v1/embeddings",
-                "body": {"input": f"text {n}"},
-            }
-            for n in range(5)
-        ]
+        inputs = [embedding_line(number) for number in range(5)]
         batch = wait_ended(client, create(client, inputs))
         assert batch.status == "completed"
         vectors = results(client, batch.output_file_id)
