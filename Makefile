@@ -58,7 +58,7 @@ unit: install-dev system-deps
 
 test: lint types unit  ## lint, types and all tests
 
-screenshot: install-dev system-deps  ## picture of the chat page, into docs/images/
+screenshot: install-dev system-deps  ## pictures of the pages, into docs/images/
 	$(BIN)/python -m loadtest.screenshot $(ARGS)
 
 loadtest: install-dev  ## locust, headless, against a server it starts; report in build/loadtest/
