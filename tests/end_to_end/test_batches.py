@@ -83,13 +83,17 @@ async def test_a_batch_survives_the_death_of_every_process_and_of_the_supervisor
     assert victims == {"server", "decode-0", "prefill-0", "supervisor"}
 
 
-def embedding_line(number: int) -> dict[str, Any]:
-    return {
-        "custom_id": str(number),
-        "method": "POST",
-        "url": "/v1/embeddings",
-        "body": {"input": f"text {number}"},
-    }
+def run_mixed(client: openai.OpenAI) -> Batch:
+    """Run a good line and a bad one, which hurts nobody but itself."""
+    bad = chat_line(1)
+    bad["body"]["temperature"] = 99
+    mixed = wait_ended(client, create(client, [chat_line(0), bad]))
+    assert mixed.status == "completed"
+    assert [line["custom_id"] for line in results(client, mixed.output_file_id)] == ["line-0"]
+    [failed] = results(client, mixed.error_file_id)
+    assert failed["response"]["status_code"] == 400
+    assert failed["response"]["body"]["error"]["param"] == "temperature"
+    return mixed
 
 
 def test_files_and_batches_as_the_official_client_sees_them(
@@ -97,7 +101,15 @@ def test_files_and_batches_as_the_official_client_sees_them(
 ) -> None:
     fleet = start_fleet("--batch-dir", str(tmp_path / "jobs"))
     with openai.OpenAI(base_url=f"{fleet.url}/v1", api_key="none", max_retries=0) as client:
-        inputs = [embedding_line(number) for number in range(5)]
+        inputs = [
+            {
+                "custom_id": str(n),
+                "method": "POST",
+                "url": "/v1/embeddings",
+                "body": {"input": f"text {n}"},
+            }
+            for n in range(5)
+        ]
         batch = wait_ended(client, create(client, inputs))
         assert batch.status == "completed"
         vectors = results(client, batch.output_file_id)
@@ -105,14 +117,7 @@ def test_files_and_batches_as_the_official_client_sees_them(
         body = vectors[3]["response"]["body"]
         assert body["data"][0]["embedding"] == single.data[0].embedding
 
-        bad = chat_line(1)
-        bad["body"]["temperature"] = 99
-        mixed = wait_ended(client, create(client, [chat_line(0), bad]))
-        assert mixed.status == "completed"
-        assert [line["custom_id"] for line in results(client, mixed.output_file_id)] == ["line-0"]
-        [failed] = results(client, mixed.error_file_id)
-        assert failed["response"]["status_code"] == 400
-        assert failed["response"]["body"]["error"]["param"] == "temperature"
+        mixed = run_mixed(client)
 
         wrong = wait_ended(client, create(client, [inputs[0], inputs[0]]))
         assert wrong.status == "failed"
