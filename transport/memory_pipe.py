@@ -7,9 +7,10 @@ until it is due and its receiver looks. Knows message parts only, no frames.
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import trio
 from trio.lowlevel import ParkingLot
@@ -56,6 +57,48 @@ class FaultCounts:
     outlived: int = 0
 
 
+class Alarm(Protocol):
+    """Where the receivers of one inbox wait for what comes next."""
+
+    async def wait(self, due: float) -> None:
+        """Wait until then, or until something is expected sooner; `due` lies ahead."""
+        ...
+
+    def expect(self, due: float) -> None:
+        """End all waits by then."""
+        ...
+
+    def ring(self) -> None:
+        """End all waits."""
+        ...
+
+
+class ScopeAlarm:
+    """An alarm for any clock. See Alarm."""
+
+    def __init__(self) -> None:
+        self._waiting: list[trio.CancelScope] = []
+
+    async def wait(self, due: float) -> None:
+        """Wait until then, or until something is expected sooner."""
+        with trio.CancelScope(deadline=due) as scope:
+            self._waiting.append(scope)
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._waiting.remove(scope)
+
+    def expect(self, due: float) -> None:
+        """End all waits by then."""
+        for scope in self._waiting:
+            scope.deadline = min(scope.deadline, due)
+
+    def ring(self) -> None:
+        """End all waits."""
+        for scope in self._waiting:
+            scope.cancel()
+
+
 class Conditions:
     """What all pipes of one network share.
 
@@ -86,6 +129,11 @@ class Conditions:
         or "down". A simulator has its own partitions."""
         del direction
         return link in self.cut
+
+    def make_alarm(self) -> Alarm:
+        """Return where the receivers of one link wait; whoever has a clock of its own knows a
+        shorter way."""
+        return ScopeAlarm()
 
     def on_put(self, link: LinkName, direction: str, parts: Sequence[bytes | memoryview]) -> None:
         """Told of every message before anything happens to it, for whoever keeps a trace."""
@@ -180,25 +228,22 @@ class Pipe:
 class Inbox:
     """Where the pipes of one link end.
 
+    Args:
+      alarm: where receivers wait.
+
     Attributes:
       pipes: by the name of who sends.
       is_closed: nothing is taken out any more.
+      expect: lets receivers look again when something arrives, and not before.
+      wake: lets receivers look again: the link was closed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, alarm: Alarm) -> None:
         self.pipes: dict[bytes, Pipe] = {}
         self.is_closed = False
-        self._arrival = ParkingLot()
-        self._waiting: list[trio.CancelScope] = []
-
-    def wake(self) -> None:
-        """Let receivers look again: the link was closed."""
-        self._arrival.unpark_all()
-
-    def expect(self, due: float) -> None:
-        """Let receivers look again when something arrives, and not before."""
-        for scope in self._waiting:
-            scope.deadline = min(scope.deadline, due)
+        self.expect = alarm.expect
+        self.wake = alarm.ring
+        self._alarm = alarm
 
     def require_open(self) -> None:
         """Raise ClosedResourceError if the link was closed."""
@@ -212,14 +257,8 @@ class Inbox:
         if taken:
             await trio.lowlevel.cancel_shielded_checkpoint()
         while not taken:
-            with trio.CancelScope() as scope:
-                for parcel, _ in self._next_parcels():
-                    scope.deadline = min(scope.deadline, parcel.due)
-                self._waiting.append(scope)
-                try:
-                    await self._arrival.park()
-                finally:
-                    self._waiting.remove(scope)
+            due = min((parcel.due for parcel, _ in self._next_parcels()), default=math.inf)
+            await self._alarm.wait(due)
             taken = self._take_due(max_messages)
         return taken
 

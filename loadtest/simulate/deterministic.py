@@ -11,42 +11,18 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import trio
 from trio._core import _run as scheduler
+
+from .clock import VirtualClock
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator
     from types import FrameType
 
 T = TypeVar("T")
-
-START_S: Final = 1000.0
-"""Where virtual time begins: far enough from 0 that "never" and "at the start" differ."""
-REAL_WAIT_S: Final = 0.05
-
-
-class VirtualClock(trio.abc.Clock):
-    """Time that passes only while every task waits, and then at once to the next deadline."""
-
-    def __init__(self) -> None:
-        self._now = START_S
-
-    def start_clock(self) -> None:
-        """Nothing to start."""
-
-    def current_time(self) -> float:
-        """Return virtual seconds."""
-        return self._now
-
-    def deadline_to_sleep_time(self, deadline: float) -> float:
-        """Jump to the next deadline; Trio asks only when nothing can run before it."""
-        if deadline == float("inf"):
-            # Only Trio's own last task has none: its wake-up comes through a real socket.
-            return REAL_WAIT_S
-        self._now = max(self._now, deadline)
-        return 0.0
 
 
 class Gate:
@@ -172,8 +148,10 @@ def run(main: Callable[[], Awaitable[T]], seed: int) -> T:
     state = generator.getstate()
     scheduler._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
     generator.seed(seed)
+    clock = VirtualClock()
     try:
-        return trio.run(main, clock=VirtualClock(), instruments=[_Gatekeeper()])
+        with clock.rules():
+            return trio.run(main, clock=clock, instruments=[_Gatekeeper()])
     finally:
         scheduler._ALLOW_DETERMINISTIC_SCHEDULING = was_deterministic  # type: ignore[misc]
         generator.setstate(state)

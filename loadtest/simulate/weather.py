@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from transport.memory_network import MemoryNetwork
 from transport.memory_pipe import Conditions
 
+from .clock import ClockAlarm
 from .faults import CALM, Fault
 
 if TYPE_CHECKING:
@@ -65,6 +66,10 @@ class Weather(Conditions):
         if (receiver, sender) not in self.partitions:
             self.num_cut_one_way += 1
         return True
+
+    def make_alarm(self) -> ClockAlarm:
+        """Let receivers wait for the simulator's own clock."""
+        return ClockAlarm()
 
     def on_put(self, link: LinkName, direction: str, parts: Sequence[bytes | memoryview]) -> None:
         """Take a message down."""
