@@ -186,14 +186,16 @@ class Pipe:
     def pop(self) -> None:
         """Take away what `peek` returned."""
         del self._parcels[0]
-        self.room.unpark_all()
+        if self.room:
+            self.room.unpark_all()
 
     def put(self, parts: Sequence[bytes | memoryview]) -> None:
         """Take a message in; what becomes of it is drawn here."""
         faults, counts = self._conditions.faults, self._conditions.counts
         self._conditions.on_put(self._link, self._direction, parts)
         # Every draw is made for every frame: a fault that is switched on shifts no other.
-        loss, late, copy, flip, delay, extra = (self._random.random() for _ in range(6))
+        draw = self._random.random
+        loss, late, copy, flip, delay, extra = draw(), draw(), draw(), draw(), draw(), draw()
         if self._conditions.is_cut(self._link, self._direction):
             counts.cut += 1
             return
@@ -257,25 +259,26 @@ class Inbox:
         if taken:
             await trio.lowlevel.cancel_shielded_checkpoint()
         while not taken:
-            due = min((parcel.due for parcel, _ in self._next_parcels()), default=math.inf)
-            await self._alarm.wait(due)
+            parcel, _ = self._next()
+            await self._alarm.wait(math.inf if parcel is None else parcel.due)
             taken = self._take_due(max_messages)
         return taken
 
-    def _next_parcels(self) -> list[tuple[Parcel, bytes]]:
-        return [
-            (parcel, sender)
-            for sender, pipe in self.pipes.items()
-            if (parcel := pipe.peek()) is not None
-        ]
+    def _next(self) -> tuple[Parcel | None, bytes]:
+        """Return what arrives next, of all pipes, so that no sender starves another."""
+        earliest, from_whom = None, b""
+        for sender, pipe in self.pipes.items():
+            parcel = pipe.peek()
+            if parcel is not None and (earliest is None or parcel < earliest):
+                earliest, from_whom = parcel, sender
+        return earliest, from_whom
 
     def _take_due(self, max_messages: int) -> list[tuple[bytes, Parcel]]:
         self.require_open()
         now = trio.current_time()
         taken: list[tuple[bytes, Parcel]] = []
         while len(taken) < max_messages:
-            # The earliest of all pipes, so that no sender starves another.
-            parcel, sender = min(self._next_parcels(), default=(None, b""))
+            parcel, sender = self._next()
             if parcel is None or parcel.due > now:
                 break
             self.pipes[sender].pop()

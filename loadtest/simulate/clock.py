@@ -111,7 +111,7 @@ class VirtualClock(trio.abc.Clock):
     async def sleep(self, seconds: float) -> None:
         """See trio.sleep."""
         if seconds > 0:
-            await self.sleep_until(self._now + seconds)
+            await Timer(self, self._now + seconds).wait()
         else:
             await _sleep(seconds)
 
