@@ -1,10 +1,11 @@
-"""Time as the simulator has it: it passes only while every task waits, and what waits for it is woken
-without a cancel scope of Trio's for each.
+"""Time as the simulator has it: it passes only while every task waits, and whoever waits for it is
+woken without a cancel scope of Trio's.
 
 Most of what a simulated fleet does is to wait: for the next frame, the next sweep, the end of a
 step. Trio ends such a wait by cancelling it, which costs more than everything that is done then; a
 timer of this clock only reschedules the task, in the very turn of the loop in which Trio would have
-cancelled it. Knows tasks and times; knows nothing of what runs.
+cancelled it. What it touches that Trio does not promise: whether a task is cancelled, and how that
+is raised. Knows tasks and times; knows nothing of what runs.
 """
 
 from __future__ import annotations

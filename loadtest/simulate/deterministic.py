@@ -1,14 +1,16 @@
 """Trio as a function of a seed: virtual time, the same order of tasks in every run, and processes
 that can be stopped as by SIGSTOP.
 
-The only file that touches what Trio does not promise: the switch and the generator that shuffle
-runnable tasks (trio._core._run), and that a task's coroutine may be exchanged when it is spawned.
+With clock.py the only file that touches what Trio does not promise: the switch and the generator
+that shuffle runnable tasks (trio._core._run), and that a task's coroutine may be exchanged when it
+is spawned.
 tests/loadtest/simulate/test_deterministic.py holds the pinned version to it. Knows nothing of what
 runs.
 """
 
 from __future__ import annotations
 
+import random
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -19,7 +21,7 @@ from trio._core import _run as scheduler
 from .clock import VirtualClock
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator, MutableSequence
     from types import FrameType
 
 T = TypeVar("T")
@@ -138,6 +140,14 @@ class _Gatekeeper(trio.abc.Instrument):
             task.coro = _GatedCoroutine(task.coro, task, gate)  # type: ignore[assignment]
 
 
+class _Shuffler(random.Random):
+    """Trio's generator; most turns of its loop have one task, for which nothing is drawn."""
+
+    def shuffle(self, x: MutableSequence[Any]) -> None:
+        if len(x) > 1:
+            super().shuffle(x)
+
+
 def run(main: Callable[[], Awaitable[T]], seed: int) -> T:
     """Run an async function to its end in virtual time; the seed alone decides the order of tasks.
 
@@ -145,13 +155,12 @@ def run(main: Callable[[], Awaitable[T]], seed: int) -> T:
     """
     generator = scheduler._r
     was_deterministic = scheduler._ALLOW_DETERMINISTIC_SCHEDULING
-    state = generator.getstate()
     scheduler._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
-    generator.seed(seed)
+    scheduler._r = _Shuffler(seed)
     clock = VirtualClock()
     try:
         with clock.rules():
             return trio.run(main, clock=clock, instruments=[_Gatekeeper()])
     finally:
         scheduler._ALLOW_DETERMINISTIC_SCHEDULING = was_deterministic  # type: ignore[misc]
-        generator.setstate(state)
+        scheduler._r = generator

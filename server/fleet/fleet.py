@@ -210,10 +210,13 @@ class Fleet:
             messages = await connection.receive_many()
             now = trio.current_time()
             self._conductor.wake(now)
-            with self._handout.at_once():
+            self._handout.collect()
+            try:
                 for message in messages:
                     self._take(worker, message.frame, now)
                 self._flush()
+            finally:
+                self._handout.hand_out_collected()
 
     def _take(self, worker: Worker, frame: AnyFrame, now: float) -> None:
         match frame:
