@@ -1,37 +1,35 @@
 /* Attention of few rows, as decode has them: the query heads that share a key head, and guesses.
  *
  * The products of a tile then take less time than packing it, and one panel's sums are too few to
- * keep the core busy. So values are read where they lie, and WIDE panels are summed at a time. The
- * order of every sum is that of product.h: the bits are the same. With the 16 registers of AVX2
- * there is nothing to be won.
+ * keep the core busy. So values are read where they lie, and as many panels are summed at a time as
+ * a tile has keys for. The order of every sum is that of product.h: the bits are the same.
  */
 #ifndef TRIOLET_FEW_ROWS_H
 #define TRIOLET_FEW_ROWS_H
 
 #include "tile.h"
 
-#if defined(__AVX512F__)
+#if FEW_ROWS
 
-#define FEW_ROWS 6 /* with 4 sums each, 4 columns and a factor: 29 of 32 registers */
-#define WIDE 2     /* panels */
+#define TILE_PANELS 2
 
-_Static_assert(TILE_KEYS == WIDE * PANEL, "score_rows takes a tile at once");
+_Static_assert(TILE_KEYS == TILE_PANELS * PANEL, "score_rows takes a tile at once");
 
 /* Few rows times the keys of a tile. What is not packed of them is masked where scores become
  * weights. */
 INLINE void score_rows(const int is_bf16, const int rows, const char *queries, const char *keys,
                        int64_t words, Fetch *fetch, float *scores) {
-    const char *fetched[WIDE];
-    for (int n = 0; n < WIDE; n++) fetched[n] = next_piece(fetch, words * PANEL * 4);
-    vf sums[FEW_ROWS][WIDE * NV];
+    const char *fetched[TILE_PANELS];
+    for (int n = 0; n < TILE_PANELS; n++) fetched[n] = next_piece(fetch, words * PANEL * 4);
+    vf sums[FEW_ROWS][TILE_PANELS * NV];
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
-        for (int n = 0; n < WIDE * NV; n++) sums[r][n] = v_set(0.0f);
+        for (int n = 0; n < TILE_PANELS * NV; n++) sums[r][n] = v_set(0.0f);
     for (int64_t word = 0; word < words; word++) {
-        vf columns[WIDE * NV];
+        vf columns[TILE_PANELS * NV];
 #pragma GCC unroll 4
-        for (int n = 0; n < WIDE * NV; n++) {
+        for (int n = 0; n < TILE_PANELS * NV; n++) {
             const float *panel = (const float *)keys + (n / NV * words + word) * PANEL;
             columns[n] = v_load(panel + n % NV * VL);
             _mm_prefetch(fetched[n / NV] + (word * NV + n % NV) * VL * 4, _MM_HINT_T0);
@@ -40,31 +38,32 @@ INLINE void score_rows(const int is_bf16, const int rows, const char *queries, c
         for (int r = 0; r < rows; r++) {
             const vf factor = v_repeat(queries + (r * words + word) * 4);
 #pragma GCC unroll 4
-            for (int n = 0; n < WIDE * NV; n++)
+            for (int n = 0; n < TILE_PANELS * NV; n++)
                 sums[r][n] = v_step(is_bf16, sums[r][n], factor, columns[n]);
         }
     }
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
-        for (int n = 0; n < WIDE * NV; n++) v_store(scores + r * TILE_KEYS + n * VL, sums[r][n]);
+        for (int n = 0; n < TILE_PANELS * NV; n++)
+            v_store(scores + r * TILE_KEYS + n * VL, sums[r][n]);
 }
 
-/* Few rows of weights times WIDE panels of values, from number `at` of each token on. */
+/* Few rows of weights times TILE_PANELS panels of values, from number `at` of each token on. */
 INLINE void add_values(const int is_bf16, const int rows, const char *weights,
                        const char *const *values, int64_t words, int64_t at, Fetch *fetch,
                        float *to, int64_t wide) {
-    const char *fetched[WIDE];
-    for (int n = 0; n < WIDE; n++) fetched[n] = next_piece(fetch, words * PANEL * 4);
-    vf sums[FEW_ROWS][WIDE * NV];
+    const char *fetched[TILE_PANELS];
+    for (int n = 0; n < TILE_PANELS; n++) fetched[n] = next_piece(fetch, words * PANEL * 4);
+    vf sums[FEW_ROWS][TILE_PANELS * NV];
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
-        for (int n = 0; n < WIDE * NV; n++) sums[r][n] = v_load(to + r * wide + n * VL);
+        for (int n = 0; n < TILE_PANELS * NV; n++) sums[r][n] = v_load(to + r * wide + n * VL);
     for (int64_t word = 0; word < words; word++) {
-        vf columns[WIDE * NV];
+        vf columns[TILE_PANELS * NV];
 #pragma GCC unroll 4
-        for (int n = 0; n < WIDE * NV; n++)
+        for (int n = 0; n < TILE_PANELS * NV; n++)
             _mm_prefetch(fetched[n / NV] + (word * NV + n % NV) * VL * 4, _MM_HINT_T0);
         if (is_bf16) {
             const uint16_t *low = (const uint16_t *)values[2 * word] + at;
@@ -73,21 +72,21 @@ INLINE void add_values(const int is_bf16, const int rows, const char *weights,
             v_pairs_twice(low + 2 * VL, high + 2 * VL, columns + 2);
         } else {
 #pragma GCC unroll 4
-            for (int n = 0; n < WIDE * NV; n++)
+            for (int n = 0; n < TILE_PANELS * NV; n++)
                 columns[n] = v_load((const float *)values[word] + at + n * VL);
         }
 #pragma GCC unroll 6
         for (int r = 0; r < rows; r++) {
             const vf factor = v_repeat(weights + (r * TILE_KEYS * (is_bf16 ? 2 : 4)) + word * 4);
 #pragma GCC unroll 4
-            for (int n = 0; n < WIDE * NV; n++)
+            for (int n = 0; n < TILE_PANELS * NV; n++)
                 sums[r][n] = v_step(is_bf16, sums[r][n], factor, columns[n]);
         }
     }
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
-        for (int n = 0; n < WIDE * NV; n++) v_store(to + r * wide + n * VL, sums[r][n]);
+        for (int n = 0; n < TILE_PANELS * NV; n++) v_store(to + r * wide + n * VL, sums[r][n]);
 }
 
 /* Add one tile of keys, from position `first` on, to a task's rows of one key head, which begin at
@@ -108,14 +107,14 @@ INLINE void attend_rows(const int is_bf16, const int rows, const Model *model, c
                 v_store(tile->sums + r * dim + i,
                         v_mul(v_load(tile->sums + r * dim + i), v_set(factor)));
     }
-    for (int64_t i = 0; i < dim; i += WIDE * PANEL)
+    for (int64_t i = 0; i < dim; i += TILE_PANELS * PANEL)
         add_values(is_bf16, rows, tile->weights + begin * TILE_KEYS * size, values,
                    key_words(is_bf16, count), i, fetch, tile->sums + begin * dim + i, dim);
 }
 
 /* Whether a job's rows are few enough, and its heads whole panels. */
 INLINE int are_few(const Model *model, int64_t rows) {
-    return rows <= FEW_ROWS && model->head_dim % (WIDE * PANEL) == 0;
+    return rows <= FEW_ROWS && model->head_dim % (TILE_PANELS * PANEL) == 0;
 }
 
 #define FEW(n)                                                                                    \

@@ -21,7 +21,8 @@
 
 #define VL 16
 #define NV 2
-#define MR 12 /* 24 sums, 2 columns and a factor: 27 of 32 registers */
+#define MR 12      /* 24 sums, 2 columns and a factor: 27 of 32 registers */
+#define FEW_ROWS 6 /* with 4 sums each, 4 columns and a factor: 29; see few_rows.h */
 typedef __m512 vf;
 typedef __m512i vi;
 
@@ -118,7 +119,8 @@ INLINE void v_pairs_twice(const uint16_t *low, const uint16_t *high, vf *to) {
 
 #define VL 8
 #define NV 2
-#define MR 6 /* 12 sums, 2 columns and a factor: 15 of 16 registers */
+#define MR 6       /* 12 sums, 2 columns and a factor: 15 of 16 registers */
+#define FEW_ROWS 0 /* two panels' sums leave no room */
 typedef __m256 vf;
 typedef __m256i vi;
 
