@@ -35,7 +35,7 @@ from triolet.config import Dtype, EngineConfig, LinkConfig, ServerConfig
 from triolet.config_gpu import GpuConfig
 from triolet.config_routing import LocalPrefill, RoutingConfig
 from triolet.config_speculation import SpeculationConfig
-from triolet.config_wire import KvWire, WireConfig
+from triolet.config_wire import KvWire, MemorySharing, WireConfig
 from triolet.errors import ConfigError
 from triolet.ids import Role
 from triolet.units import GIB, KIB, MIB
@@ -147,7 +147,7 @@ def test_a_source_of_guesses_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_role_understands_the_links_that_its_supervisor_means() -> None:
-    wire = WireConfig(share_memory=True, layer_groups=3, layer_group_min_tokens=99)
+    wire = WireConfig(MemorySharing.ON, layer_groups=3, layer_group_min_tokens=99)
     config = LinkConfig(peer_timeout_s=2.5, progress_timeout_s=9.0, lease_ttl_s=4.0, wire=wire)
     assert parsed(link_options, "decode", link_arguments(config)) == config
 
