@@ -14,8 +14,8 @@ LAST_WAIT_S: Final = 1.0
 """Waits double from the first to the last. Writing is tried after each, because the kernel takes
 bytes long before it says that there is room (a third of its buffer). Some it takes a fifth of a
 second after a client's window has shut, as if to probe it: found at once they belong to the
-beginning of a stall, found a second later they would put off its end by as much. Of a wait that took
-longer than it should, because nothing ran here meanwhile, no more counts than it should have
+beginning of a stall, found a second later they would put off its end by as much. Of a wait that
+took longer than it should, because nothing ran here meanwhile, no more counts than it should have
 taken."""
 
 
