@@ -28,6 +28,7 @@ from triolet.config_speculation import LOOKUP, NO_GUESSES, SpeculationConfig
 from triolet.config_wire import KvWire, MemorySharing, WireConfig
 from triolet.errors import ConfigError
 
+from .placement import Pinning
 from .quantities import parse_size, show_size
 
 WORKER_DRAIN_S: Final = WorkerConfig("", "", "").drain_timeout_s
@@ -83,6 +84,9 @@ WorkerNameOption: TypeAlias = Annotated[
     str | None, typer.Option(help="Name in the fleet.", show_default="role and process id")
 ]
 
+PinOption: TypeAlias = Annotated[
+    Pinning, _fleet(help="auto: give decode workers cores of their own, if one is left (Linux).")
+]
 ThreadsOption: TypeAlias = Annotated[
     int | None,
     _compute(help="CPU threads of each worker.", show_default="cores divided among local workers"),
