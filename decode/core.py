@@ -9,8 +9,6 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from engine.batch import check_request
 from transport.frames import (
     Goodbye,
@@ -45,13 +43,14 @@ from .forks import num_shared_blocks
 from .intake import KvIntake
 from .keeping import keep_completion
 from .scheduler import blocks_for
+from .sharing import Sharing
 from .speculation import Speculation
 from .stepper import Stepper
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from transport.frames import AnyFrame, Welcome
+    from transport.frames import AnyFrame
     from transport.shared_ring import PeerRings
     from triolet.audit import WorkerAudit
     from triolet.config import LinkConfig
@@ -77,6 +76,7 @@ class DecodeCore:
       read_process: what the operating system says of the process; of nobody's by default.
       source: where guesses of coming tokens come from; None for no guesses.
       speculation: how many of them.
+      rings: the memory of senders on this host; None where there is none to be seen.
 
     Attributes:
       outbox: what is to be sent.
@@ -117,6 +117,7 @@ class DecodeCore:
             self.account,
             now,
         )
+        self._sharing = Sharing(rings, link.wire.share_memory)
         # Senders close an idle link themselves; twice that time says that one could not.
         self._senders = PeerTable(
             identity,
@@ -124,9 +125,8 @@ class DecodeCore:
             silence_s=2 * link.kv_idle_s,
             max_peers=link.max_peers,
             send=self.outbox.to_sender,
-            welcome=self._share_ring,
+            welcome=self._sharing.welcome,
         )
-        self._rings = rings
         self._speculation = Speculation(source, speculation, self.counters)
         self.stepper = Stepper(
             engine, identity, self.roster, self.outbox, self.counters, self._speculation
@@ -179,8 +179,8 @@ class DecodeCore:
         if self._senders.hear(sender, now) is None:
             self.counters.drop(Drop.STRANGER)
             return
-        if isinstance(frame, KvChunk) and frame.shared is not None and self._rings is not None:
-            payload = self._rings.read(sender, frame.shared)
+        if isinstance(frame, KvChunk) and frame.shared is not None:
+            payload = self._sharing.read(sender, frame.shared)
         match frame:
             case KvChunk() if payload is not None:
                 self._intake.on_chunk(sender, frame, payload, now)
@@ -193,8 +193,7 @@ class DecodeCore:
         """End what is over and forget who is silent."""
         self.reception.sweep(now)
         self._senders.forget_silent(now)
-        if self._rings is not None:
-            self._rings.keep_only({sender for sender, _ in self._senders.known()})
+        self._sharing.keep_only({sender for sender, _ in self._senders.known()})
 
     def say_goodbye(self) -> None:
         """Tell everybody that this worker leaves."""
@@ -216,6 +215,7 @@ class DecodeCore:
             steps=counters.steps,
             computed_tokens=counters.computed_tokens,
             kv_bytes=counters.kv_bytes,
+            kv_shared_bytes=counters.kv_shared_bytes,
             stale_frames=counters.stale_frames,
             bad_digests=counters.bad_digests,
             preemptions=counters.preemptions,
@@ -245,12 +245,6 @@ class DecodeCore:
             process=self._read_process(),
             draft=self._speculation.ledger,
         )
-
-    def _share_ring(self, sender: bytes, hello: Hello, welcome: Welcome) -> Welcome:
-        if hello.ring is None or self._rings is None:
-            return welcome
-        is_shared = self._rings.attach(sender, hello.ring)
-        return msgspec.structs.replace(welcome, shares_ring=is_shared)
 
     def _describe(self, server: PeerId) -> WorkerHeartbeat:
         own = len(self.roster.leases.owned_by(server))

@@ -88,6 +88,8 @@ class KvIntake:
                 attempt.assembly.layers_of(chunk),
             )
             self._counters.kv_bytes += len(payload)
+            if chunk.shared is not None:
+                self._counters.kv_shared_bytes += len(payload)
             if self._state(chunk.key) is LeaseState.RESERVED:
                 self._roster.leases.step(chunk.key, LeaseEvent.FIRST_CHUNK)
         self._give_credit(sender, chunk, payload)

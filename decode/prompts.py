@@ -81,6 +81,8 @@ class Prompts:
 
     def _waiting(self) -> list[Attempt]:
         """Return those that live and are not done, and forget the others."""
+        if not self._open:
+            return []  # the usual case: this is asked several times in each step
         alive = self._roster.attempts
         self._open = {
             key: attempt

@@ -16,7 +16,7 @@ import trio
 from engine.load import load_engine
 from engine.vocabulary import check_same_vocabulary
 from transport.link import PeerBusy, PeerGone
-from transport.shared_ring import PeerRings
+from transport.shared_ring import PeerRings, find_ring
 from transport.zmq_memory import keep_received_memory
 from triolet.config import AUTO_BACKEND
 from triolet.config_speculation import LOOKUP
@@ -35,7 +35,9 @@ from .lookup import Lookup
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from transport.frames import SharedRing
     from transport.link import Listener, Network
+    from transport.shared_ring import FoundRing
     from triolet.config import WorkerConfig
     from worker.engine_port import EnginePort
     from worker.shell import Device
@@ -60,6 +62,7 @@ async def serve(
     *,
     draw_epoch: Callable[[], int] = new_epoch,
     source: GuessSource | None = None,
+    find_ring: Callable[[SharedRing], FoundRing] = find_ring,
     task_status: trio.TaskStatus[Shell] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve with an engine that is loaded, until drained.
@@ -73,13 +76,12 @@ async def serve(
         before a heartbeat.
       draw_epoch: where epochs come from; a simulator brings its own.
       source: where guesses come from, if not from a look-up; drafts are computed before each step.
+      find_ring: maps what prefill workers of this host offer.
       task_status: started with the shell once everybody can connect.
 
     Raises:
       ConfigError: an address cannot be bound, or none is given for KV.
     """
-    if config.kv_address is None:
-        raise ConfigError("kv_address is None; allowed: an ipc:// or tcp:// address")
     link = config.link
     with (
         closing(
@@ -89,12 +91,8 @@ async def serve(
                 max_frame_bytes=link.max_control_frame_bytes,
             )
         ) as control,
-        closing(
-            kv_network.listen(
-                config.kv_address, hwm=link.kv_hwm, max_frame_bytes=link.max_kv_frame_bytes
-            )
-        ) as kv,
-        closing(PeerRings()) as rings,
+        closing(_listen_for_kv(kv_network, config)) as kv,
+        closing(PeerRings(link.max_kv_frame_bytes, find_ring)) as rings,
     ):
         announced = config.advertised_kv_address or kv.address
         core = _core(config, engine, announced, draw_epoch, source, rings)
@@ -111,6 +109,15 @@ async def serve(
             nursery.start_soon(_receive_kv, kv, core, shell)
             await shell.run(task_status=task_status)
             nursery.cancel_scope.cancel()
+
+
+def _listen_for_kv(network: Network, config: WorkerConfig) -> Listener:
+    if config.kv_address is None:
+        raise ConfigError("kv_address is None; allowed: an ipc:// or tcp:// address")
+    link = config.link
+    return network.listen(
+        config.kv_address, hwm=link.kv_hwm, max_frame_bytes=link.max_kv_frame_bytes
+    )
 
 
 def _core(
@@ -140,7 +147,7 @@ def _core(
         read_process,
         source,
         config.speculation,
-        rings if config.link.wire.share_memory else None,
+        rings,
     )
 
 

@@ -15,8 +15,12 @@ from .cancel_report import KvBlocks, blocks_of, percentile
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-MIB = 1024 * 1024
+KIB = 1024
+MIB = 1024 * KIB
 MAX_GROWTH_BYTES = 64 * MIB
+MAX_GROWTH_PER_ROUND_BYTES = 4 * MIB
+"""From the first to the last: what allocators move by. 21 KiB that each of 200 clients leaves
+behind are more."""
 MAX_RATIO = 1.10
 
 WITHOUT, COMING, WITH = "without", "while they come", "with"
@@ -70,7 +74,7 @@ class StallRun:
       readers: that read on.
       gaps: by phase, for each round the gaps between writes of all readers, in seconds.
       resident_before: bytes, with the readers at work and nobody stalled yet.
-      resident_most: bytes, the most that was seen later.
+      resident: bytes, the most that was seen in each round.
       paused: the fewest paused streams that were seen at the ends of a window with stalled clients.
       ended: how the stalled connections ended, by kind.
       blocks: once all was over.
@@ -84,7 +88,7 @@ class StallRun:
         default_factory=lambda: {phase: [] for phase in PHASES}
     )
     resident_before: int = 0
-    resident_most: int = 0
+    resident: list[int] = field(default_factory=list)
     paused: int = 0
     ended: dict[str, int] = field(default_factory=dict)
     blocks: KvBlocks = field(default_factory=lambda: KvBlocks(0, 0, 0))
@@ -94,7 +98,14 @@ class StallRun:
     @property
     def growth_bytes(self) -> int:
         """What stalled clients cost the server's process."""
-        return self.resident_most - self.resident_before
+        return max(self.resident, default=0) - self.resident_before
+
+    @property
+    def growth_per_round_bytes(self) -> float:
+        """What each round added to the one before: what nobody gave back."""
+        if len(self.resident) < 2:
+            return 0.0
+        return (self.resident[-1] - self.resident[0]) / (len(self.resident) - 1)
 
     def ratio(self, percent: int) -> float:
         """Return the percentile with stalled clients over the one without, median over rounds."""
@@ -107,6 +118,9 @@ class StallRun:
             found.append(f"only {self.paused} of {self.clients} clients were stalled")
         if self.growth_bytes >= MAX_GROWTH_BYTES:
             found.append(f"the server grew by {self.growth_bytes / MIB:.0f} MiB")
+        if self.growth_per_round_bytes >= MAX_GROWTH_PER_ROUND_BYTES:
+            more = self.growth_per_round_bytes / MIB
+            found.append(f"each round the server grew by {more:.0f} MiB more")
         if not self.blocks.is_all_free:
             found.append(f"KV blocks are still held: {self.blocks}")
         if self.inexact:
@@ -137,10 +151,11 @@ class StallRun:
             ratio = self.ratio(percent)
             verdict = "within" if ratio <= MAX_RATIO else "beyond"
             yield f"p{percent} with / without: {ratio:.2f} ({verdict} {MAX_RATIO:.2f})"
+        rounds = " ".join(f"{most / MIB:.1f}" for most in self.resident)
         yield (
-            f"the server's memory: {self.resident_before / MIB:.0f} MiB, at most "
-            f"{self.resident_most / MIB:.0f} MiB: {self.growth_bytes / MIB:+.0f} MiB, "
-            f"{self.growth_bytes / self.clients / 1024:.0f} KiB a client"
+            f"the server's memory: {self.resident_before / MIB:.1f} MiB, by round {rounds}: "
+            f"{self.growth_bytes / MIB:+.1f} MiB, {self.growth_bytes / self.clients / KIB:.0f} KiB "
+            "a client"
         )
         yield f"stalled connections ended: {self.ended}"
         yield f"answers read whole: {self.answers}, all exact: {not self.inexact}"

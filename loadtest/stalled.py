@@ -8,7 +8,9 @@ are at its end. Then the stall bound ends them, and the next round begins.
 How to read the table: "without" and "with" are the same readers on the same machine seconds apart,
 so their ratio says what stalled clients cost; "while they come" has their prompts and first tokens
 computed as well, which is work and no stall. A ratio within 1.10 and a growth below 64 MiB are the
-promise. On a machine that does other work the p99 of single rounds tells how much to believe.
+promise. Memory is counted from before the first of them came, so the first round is a server's that
+has served few; each later one should get by with what the first took. On a machine that does other
+work the p99 of single rounds tells how much to believe.
 Exit code 1 if not all stalled, memory grew too much, a block is still held, or an answer differed.
 """
 
@@ -113,7 +115,7 @@ class Experiment:
         after = await scrape(self._url)
         paused = min(seen.paused, after.paused)
         run.paused = min(run.paused or paused, paused)
-        run.resident_most = max(run.resident_most, seen.resident_bytes, after.resident_bytes)
+        run.resident.append(max(seen.resident_bytes, after.resident_bytes))
         ended = before.stalled + run.clients
         await self._until(
             lambda seen: (

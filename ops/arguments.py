@@ -65,16 +65,14 @@ def speculation_arguments(config: SpeculationConfig) -> list[str]:
 
 def link_arguments(config: LinkConfig) -> list[str]:
     """Return the options that every role has."""
-    arguments = [
+    return [
         *("--peer-timeout", str(config.peer_timeout_s)),
         *("--progress-timeout", str(config.progress_timeout_s)),
         *("--lease-ttl", str(config.lease_ttl_s)),
         *("--kv-layer-groups", str(config.wire.layer_groups)),
         *("--kv-layer-group-min-tokens", str(config.wire.layer_group_min_tokens)),
+        *("--share-kv-memory", config.wire.share_memory.value),
     ]
-    if config.wire.share_memory:
-        arguments.append("--share-kv-memory")
-    return arguments
 
 
 def server_arguments(config: ServerConfig) -> list[str]:

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -76,6 +77,11 @@ class Child:
             start_new_session=True,
             pass_fds=spec.pass_fds,
         )
+        if spec.cores:
+            # It has no threads yet, and those that it begins inherit this. If it has ended already,
+            # whoever waits for it will see that.
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(self._popen.pid, spec.cores)
 
     @property
     def pid(self) -> int:

@@ -31,6 +31,7 @@ from .options import (
     FleetPortOption,
     LogLevelOption,
     ModelArgument,
+    PinOption,
     RolesOption,
     ServersOption,
     SiblingsOption,
@@ -44,6 +45,7 @@ from .options import (
     server_options,
     speculation_options,
 )
+from .placement import Pinning
 from .plain_text import one_line
 from .worker_options import worker_config
 
@@ -121,6 +123,7 @@ def serve(
         int, typer.Option(help="Decode workers.", rich_help_panel="Processes and links")
     ] = 1,
     worker_drain_timeout: WorkerDrainOption = WORKER_DRAIN_S,
+    pin: PinOption = Pinning.OFF,
     log_level: LogLevelOption = None,
 ) -> None:
     """Serve a model on this machine: a server, prefill and decode workers, kept alive."""
@@ -143,6 +146,7 @@ def serve(
             log_level=level,
             worker_drain_timeout_s=worker_drain_timeout,
             speculation=speculation,
+            pin=pin,
         )
     )
 

@@ -27,9 +27,10 @@ from triolet.config_gpu import GpuConfig
 from triolet.config_routing import LocalPrefill, RoutingConfig
 from triolet.config_siblings import SiblingConfig
 from triolet.config_speculation import LOOKUP, NO_GUESSES, SpeculationConfig
-from triolet.config_wire import KvWire, WireConfig
+from triolet.config_wire import KvWire, MemorySharing, WireConfig
 from triolet.errors import ConfigError
 
+from .placement import Pinning
 from .quantities import parse_size, show_size
 
 WORKER_DRAIN_S: Final = WorkerConfig("", "", "").drain_timeout_s
@@ -90,6 +91,9 @@ RemoteClientsOption: TypeAlias = Annotated[
 ]
 ApiKeysOption: TypeAlias = Annotated[
     str | None, _http(help="File of API keys (see `triolet keys issue`).", show_default="none")
+]
+PinOption: TypeAlias = Annotated[
+    Pinning, _fleet(help="auto: give decode workers cores of their own, if one is left (Linux).")
 ]
 ThreadsOption: TypeAlias = Annotated[
     int | None,
@@ -265,10 +269,8 @@ def link_options(
         float, _fleet(help="Seconds until KV is freed that no server names any more.")
     ] = _LINK.lease_ttl_s,
     share_kv_memory: Annotated[
-        bool,
-        _fleet(
-            "--share-kv-memory", help="Let workers of one host read KV where prefill has put it."
-        ),
+        MemorySharing,
+        _fleet(help="Workers of one host read KV where prefill has put it, not from a socket."),
     ] = _LINK.wire.share_memory,
     kv_layer_groups: Annotated[
         int, _fleet(min=1, help="Parts of a prefill step whose KV leaves while it runs.")

@@ -22,6 +22,7 @@ from .arguments import (
     server_arguments,
     speculation_arguments,
 )
+from .placement import Pinning, own_cores, placed
 from .process_spec import ProcessSpec
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class FleetPlan:
       log_level: for every process.
       worker_drain_timeout_s: how long a worker that is restarted may let its sequences finish.
       speculation: how decode workers guess ahead.
+      pin: whether decode workers get cores of their own.
     """
 
     model_dir: Path
@@ -67,6 +69,7 @@ class FleetPlan:
     servers: int = 1
     worker_drain_timeout_s: float = _WORKER.drain_timeout_s
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    pin: Pinning = Pinning.OFF
 
     def __post_init__(self) -> None:
         least_prefill = int(self.server.routing.local_prefill is LocalPrefill.OFF)
@@ -139,7 +142,7 @@ def plan_processes(
     command: tuple[str, ...],
     directory: Path,
     supervisor_pid: int,
-    cores: int,
+    cores: Sequence[int],
     doors: Sequence[Door],
 ) -> tuple[list[ProcessSpec], list[ProcessSpec]]:
     """Return what to start, and what stands in during restarts.
@@ -149,10 +152,10 @@ def plan_processes(
       command: program and arguments that mean `triolet`.
       directory: for ipc sockets; private.
       supervisor_pid: whose end ends them all.
-      cores: CPU cores that this machine gives us.
+      cores: numbers of the CPU cores that this machine gives us.
       doors: what each server accepts on, its processes one after the other.
     """
-    threads = plan.engine.threads or max(1, cores // len(plan.workers))
+    threads = plan.engine.threads or max(1, len(cores) // len(plan.workers))
     engine = replace(plan.engine, threads=threads)
     common = [*link_arguments(plan.link), "--log-level", plan.log_level]
     common += ["--supervisor-pid", str(supervisor_pid)]
@@ -191,7 +194,17 @@ def plan_processes(
 
     specs = [server_spec(*each) for each in zip(plan.server_names, doors, strict=True)]
     specs += [worker_spec(*worker) for worker in plan.workers]
-    return specs, [worker_spec(*spare) for spare in plan.spares]
+    spares = [worker_spec(*spare) for spare in plan.spares]
+    pinned = _pinned(plan, threads, cores)
+    return placed(specs, pinned, cores), placed(spares, pinned, cores)
+
+
+def _pinned(plan: FleetPlan, threads: int, cores: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """Return the cores of each process that gets some of its own, by its name."""
+    if plan.pin is Pinning.OFF:
+        return {}
+    decode_names = [name for role, name in plan.workers if role is Role.DECODE]
+    return own_cores(decode_names, threads, cores)
 
 
 def _environment(threads: int) -> dict[str, str]:

@@ -21,6 +21,7 @@ class ProcessSpec:
       argv: program and arguments.
       env: added to the supervisor's own environment.
       pass_fds: file descriptors that it inherits, by the same numbers.
+      cores: that it may use; none for all of the supervisor's.
     """
 
     name: str
@@ -28,3 +29,4 @@ class ProcessSpec:
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     pass_fds: tuple[int, ...] = ()
+    cores: tuple[int, ...] = ()

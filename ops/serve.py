@@ -18,9 +18,11 @@ import structlog
 import trio
 
 from triolet.config_supervisor import SupervisorConfig
+from triolet.errors import ConfigError
 
 from .exit_codes import EXIT_FAILED, CommandFailed
 from .json_view import JsonView
+from .placement import Pinning
 from .plan import Door, door_path, plan_processes
 from .ports import base_url, bind_door, bind_ports
 from .private_directory import parent_directory, private_directory
@@ -57,6 +59,8 @@ def serve(plan: FleetPlan) -> None:
       CommandFailed: a process could not be kept alive; nothing runs any more.
     """
     config = SupervisorConfig()
+    if plan.pin is not Pinning.OFF and sys.platform != "linux":
+        raise ConfigError(f"--pin is {plan.pin.value!r}; allowed on this system: off")
     with ExitStack() as held:
         bound = bind_ports(plan.server.host, plan.server.port, plan.servers)
         for one in bound:
@@ -122,11 +126,11 @@ def command_line() -> tuple[str, ...]:
     return (sys.executable, "-m", "ops.cli")
 
 
-def available_cores() -> int:
+def available_cores() -> list[int]:
     """Return the cores that this process may use, which a container may have cut down."""
     if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
 
 
 async def run_fleet(

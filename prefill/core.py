@@ -194,6 +194,7 @@ class PrefillCore:
             steps=counters.steps,
             computed_tokens=counters.computed_tokens,
             kv_bytes=counters.kv_bytes,
+            kv_shared_bytes=counters.kv_shared_bytes,
             stale_frames=counters.stale_frames,
             bad_digests=counters.bad_digests,
             dropped=counters.dropped_by_reason(),

@@ -15,6 +15,7 @@ import trio
 from transport.frames import Goodbye, KvChunk, SharedRange, Welcome
 from transport.handshake import check_welcome, goodbye, make_hello
 from transport.link import PeerBusy, PeerGone
+from triolet.config_wire import MemorySharing
 from triolet.errors import ConfigError
 from triolet.ids import Role
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from worker.identity import Identity
 
     from .core import PrefillCore
+    from .ring import Slot
     from .shipper import KvSend
 
 log = structlog.get_logger()
@@ -48,10 +50,14 @@ class _Link:
     used_at: float
     shares_ring: bool = False
 
+    def shares(self, slot: Slot) -> bool:
+        """Return whether the target reads a slot where it is."""
+        return self.shares_ring and slot.offset is not None
+
     def send(self, send: KvSend) -> Hold | None:
         """Hand over a frame with its bytes, or with the place where they are."""
         frame, slot = send.frame, send.slot
-        if self.shares_ring and isinstance(frame, KvChunk) and slot and slot.offset is not None:
+        if isinstance(frame, KvChunk) and slot and slot.offset is not None and self.shares(slot):
             where = SharedRange(slot.offset, len(slot.memory))
             return self.connection.send_nowait(msgspec.structs.replace(frame, shared=where))
         return self.connection.send_nowait(frame, send.payload)
@@ -84,6 +90,7 @@ class KvLinks:
         self._identity = identity
         self._network = network
         self._config = link
+        self._wire = link.wire
         self._nursery = nursery
         self._settle = settle
         self._ring = ring
@@ -96,13 +103,16 @@ class KvLinks:
         # Not before: dialling a new life of a target ends what there was for the old one.
         for send in self._core.take_kv_sends(now):
             # What does not get through is sent again when its answer is overdue.
+            link = self._links[send.target]
             try:
-                hold = self._links[send.target].send(send)
+                hold = link.send(send)
             except (PeerGone, PeerBusy) as error:
                 log.warning("kv_send_failed", target=send.target.peer.name, error=str(error))
                 continue
             if send.slot is not None and hold is not None:
                 send.slot.hold(hold)
+            if send.slot is not None and link.shares(send.slot):
+                self._core.counters.kv_shared_bytes += len(send.slot.memory)
 
     def _hang_up_unwanted(self, now: float) -> None:
         wanted = set(self._core.shipper.targets)
@@ -184,7 +194,22 @@ class KvLinks:
             self._core.on_target_lost(target, reason, now)
         elif welcome.capacity.kv_window_bytes == 0:
             self._core.on_target_lost(target, f"{target.peer.name} lets no KV be under way", now)
+        elif self._wire.share_memory is MemorySharing.ON and not welcome.shares_ring:
+            reason = f"{target.peer.name} does not read shared memory, and share_kv_memory is on"
+            self._core.on_target_lost(target, reason, now)
         else:
-            if self._ring is not None and target in self._links:
-                self._links[target].shares_ring = welcome.shares_ring
+            self._note_path(target, welcome)
             self._core.shipper.open_lane(target, welcome.capacity.kv_window_bytes, now)
+
+    def _note_path(self, target: KvTarget, welcome: Welcome) -> None:
+        link = self._links.get(target)
+        if link is None:
+            return
+        link.shares_ring = self._ring is not None and welcome.shares_ring
+        if link.shares_ring:
+            path, why = "memory", "it has mapped our ring"
+        elif self._ring is None:
+            path, why = "socket", "this worker offers no memory"
+        else:
+            path, why = "socket", "it does not read our memory: its own log says why"
+        log.info("kv_path", target=target.peer.name, path=path, why=why)

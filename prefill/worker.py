@@ -12,6 +12,8 @@ import structlog
 import trio
 
 from transport.shared_ring import OwnRing, PrivateRing
+from triolet.config_wire import MemorySharing
+from triolet.errors import ConfigError
 from triolet.ids import Role, new_epoch
 from worker.entry import run_worker
 from worker.identity import Identity
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from transport.link import Network
+    from transport.shared_ring import Ring
     from triolet.config import LinkConfig, WorkerConfig
     from worker.engine_port import EnginePort
     from worker.shell import Device
@@ -39,6 +42,7 @@ async def serve(
     kv_network: Network,
     *,
     draw_epoch: Callable[[], int] = new_epoch,
+    make_ring: Callable[[int], Ring] = OwnRing,
     task_status: trio.TaskStatus[Shell] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve with an engine that is loaded, until drained.
@@ -50,21 +54,15 @@ async def serve(
       control_network: makes the listener for servers.
       kv_network: makes the links to decode workers.
       draw_epoch: where epochs come from; a simulator brings its own.
+      make_ring: returns memory of so many bytes that others on this host may read.
       task_status: started with the shell once servers can connect.
 
     Raises:
-      ConfigError: the control address cannot be bound.
+      ConfigError: the control address cannot be bound, or memory has to be shared and cannot be.
     """
-    identity = Identity(
-        Role.PREFILL,
-        config.name,
-        engine,
-        max_num_seqs=config.engine.max_num_seqs,
-        max_waiting_tokens=config.max_waiting_tokens,
-        draw_epoch=draw_epoch,
-    )
+    identity = _identity(config, engine, draw_epoch)
     with (
-        closing(_make_ring(config.link)) as ring,
+        closing(_ring(config.link, make_ring)) as ring,
         closing(
             control_network.listen(
                 config.control_address,
@@ -98,13 +96,29 @@ def _make_core(
     return PrefillCore(engine, identity, config.link, ring, now, read_process, batching)
 
 
-def _make_ring(link: LinkConfig) -> OwnRing | PrivateRing:
+def _identity(config: WorkerConfig, engine: EnginePort, draw_epoch: Callable[[], int]) -> Identity:
+    return Identity(
+        Role.PREFILL,
+        config.name,
+        engine,
+        max_num_seqs=config.engine.max_num_seqs,
+        max_waiting_tokens=config.max_waiting_tokens,
+        draw_epoch=draw_epoch,
+    )
+
+
+def _ring(link: LinkConfig, make_ring: Callable[[int], Ring]) -> Ring:
     """Return a ring that others on this host may read, if that is wanted and can be."""
-    if link.wire.share_memory:
+    if link.wire.share_memory is not MemorySharing.OFF:
         try:
-            return OwnRing(link.kv_ring_bytes)
+            return make_ring(link.kv_ring_bytes)
         except (OSError, AttributeError) as error:  # not Linux, or forbidden here
-            log.warning("ring_not_shared", error=str(error))
+            if link.wire.share_memory is MemorySharing.ON:
+                raise ConfigError(
+                    f"share_kv_memory is on, and this system shares no memory ({error}); "
+                    "allowed here: auto, off"
+                ) from error
+            log.info("ring_not_shared", why=str(error))
     return PrivateRing(link.kv_ring_bytes)
 
 

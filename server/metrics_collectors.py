@@ -82,6 +82,11 @@ class FleetCollector(Collector):
         sent = CounterMetricFamily(
             "triolet_kv_bytes_sent", "KV shipped by prefill", labels=("worker",)
         )
+        shared = CounterMetricFamily(
+            "triolet_kv_bytes_shared",
+            "KV shipped or received through shared memory, not a socket",
+            labels=("role", "worker"),
+        )
         block_tokens = GaugeMetricFamily(
             "triolet_kv_block_tokens", "Tokens that one KV block holds", labels=("pool", "worker")
         )
@@ -98,7 +103,8 @@ class FleetCollector(Collector):
                 blocks.add_metric((*pool, state), count)
             family = received if worker.role is Role.DECODE else sent
             family.add_metric((worker.name,), worker.load.kv_bytes)
-        yield from (blocks, received, sent, block_tokens, block_bytes)
+            shared.add_metric((worker.role.value, worker.name), worker.load.kv_shared_bytes)
+        yield from (blocks, received, sent, shared, block_tokens, block_bytes)
 
     def _workers(self, status: FleetView) -> Iterator[Metric]:
         up = GaugeMetricFamily(

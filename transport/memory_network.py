@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from .frames import AnyFrame
-    from .memory_pipe import LinkName
+    from .memory_pipe import Alarm, LinkName
 
 _BOUND_SIDE = b""
 """What a connection calls its one peer."""
@@ -56,7 +56,9 @@ class MemoryNetwork:
         """
         if address in self._listeners:
             raise address_in_use(address)
-        listener = MemoryListener(address, hwm, max_frame_bytes, self._drop_listener)
+        listener = MemoryListener(
+            address, hwm, max_frame_bytes, self.conditions.make_alarm(), self._drop_listener
+        )
         self._listeners[address] = listener
         for connection in self._connections.values():
             if connection.address == address:
@@ -77,7 +79,12 @@ class MemoryNetwork:
         if older is not None:
             older.detach()
         connection = MemoryConnection(
-            address, identity, hwm, max_frame_bytes, self._drop_connection
+            address,
+            identity,
+            hwm,
+            max_frame_bytes,
+            self.conditions.make_alarm(),
+            self._drop_connection,
         )
         self._connections[address, identity] = connection
         listener = self._listeners.get(address)
@@ -143,10 +150,11 @@ class MemoryListener:
         address: str,
         hwm: int,
         max_frame_bytes: int,
+        alarm: Alarm,
         on_close: Callable[[MemoryListener], None],
     ) -> None:
         self.hwm = hwm
-        self.inbox = Inbox()
+        self.inbox = Inbox(alarm)
         self._address = address
         self._on_close = on_close
         self._gate = FrameGate(max_frame_bytes)
@@ -207,12 +215,13 @@ class MemoryConnection:
         identity: bytes,
         hwm: int,
         max_frame_bytes: int,
+        alarm: Alarm,
         on_close: Callable[[MemoryConnection], None],
     ) -> None:
         self.address = address
         self.identity = identity
         self.hwm = hwm
-        self.inbox = Inbox()
+        self.inbox = Inbox(alarm)
         self._on_close = on_close
         self._gate = FrameGate(max_frame_bytes)
         self._outgoing: Pipe | None = None

@@ -7,9 +7,10 @@ until it is due and its receiver looks. Knows message parts only, no frames.
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import trio
 from trio.lowlevel import ParkingLot
@@ -56,6 +57,48 @@ class FaultCounts:
     outlived: int = 0
 
 
+class Alarm(Protocol):
+    """Where the receivers of one inbox wait for what comes next."""
+
+    async def wait(self, due: float) -> None:
+        """Wait until then, or until something is expected sooner; `due` lies ahead."""
+        ...
+
+    def expect(self, due: float) -> None:
+        """End all waits by then."""
+        ...
+
+    def ring(self) -> None:
+        """End all waits."""
+        ...
+
+
+class ScopeAlarm:
+    """An alarm for any clock. See Alarm."""
+
+    def __init__(self) -> None:
+        self._waiting: list[trio.CancelScope] = []
+
+    async def wait(self, due: float) -> None:
+        """Wait until then, or until something is expected sooner."""
+        with trio.CancelScope(deadline=due) as scope:
+            self._waiting.append(scope)
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._waiting.remove(scope)
+
+    def expect(self, due: float) -> None:
+        """End all waits by then."""
+        for scope in self._waiting:
+            scope.deadline = min(scope.deadline, due)
+
+    def ring(self) -> None:
+        """End all waits."""
+        for scope in self._waiting:
+            scope.cancel()
+
+
 class Conditions:
     """What all pipes of one network share.
 
@@ -86,6 +129,11 @@ class Conditions:
         or "down". A simulator has its own partitions."""
         del direction
         return link in self.cut
+
+    def make_alarm(self) -> Alarm:
+        """Return where the receivers of one link wait; whoever has a clock of its own knows a
+        shorter way."""
+        return ScopeAlarm()
 
     def on_put(self, link: LinkName, direction: str, parts: Sequence[bytes | memoryview]) -> None:
         """Told of every message before anything happens to it, for whoever keeps a trace."""
@@ -138,14 +186,16 @@ class Pipe:
     def pop(self) -> None:
         """Take away what `peek` returned."""
         del self._parcels[0]
-        self.room.unpark_all()
+        if self.room:
+            self.room.unpark_all()
 
     def put(self, parts: Sequence[bytes | memoryview]) -> None:
         """Take a message in; what becomes of it is drawn here."""
         faults, counts = self._conditions.faults, self._conditions.counts
         self._conditions.on_put(self._link, self._direction, parts)
         # Every draw is made for every frame: a fault that is switched on shifts no other.
-        loss, late, copy, flip, delay, extra = (self._random.random() for _ in range(6))
+        draw = self._random.random
+        loss, late, copy, flip, delay, extra = draw(), draw(), draw(), draw(), draw(), draw()
         if self._conditions.is_cut(self._link, self._direction):
             counts.cut += 1
             return
@@ -180,25 +230,22 @@ class Pipe:
 class Inbox:
     """Where the pipes of one link end.
 
+    Args:
+      alarm: where receivers wait.
+
     Attributes:
       pipes: by the name of who sends.
       is_closed: nothing is taken out any more.
+      expect: lets receivers look again when something arrives, and not before.
+      wake: lets receivers look again: the link was closed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, alarm: Alarm) -> None:
         self.pipes: dict[bytes, Pipe] = {}
         self.is_closed = False
-        self._arrival = ParkingLot()
-        self._waiting: list[trio.CancelScope] = []
-
-    def wake(self) -> None:
-        """Let receivers look again: the link was closed."""
-        self._arrival.unpark_all()
-
-    def expect(self, due: float) -> None:
-        """Let receivers look again when something arrives, and not before."""
-        for scope in self._waiting:
-            scope.deadline = min(scope.deadline, due)
+        self.expect = alarm.expect
+        self.wake = alarm.ring
+        self._alarm = alarm
 
     def require_open(self) -> None:
         """Raise ClosedResourceError if the link was closed."""
@@ -212,31 +259,26 @@ class Inbox:
         if taken:
             await trio.lowlevel.cancel_shielded_checkpoint()
         while not taken:
-            with trio.CancelScope() as scope:
-                for parcel, _ in self._next_parcels():
-                    scope.deadline = min(scope.deadline, parcel.due)
-                self._waiting.append(scope)
-                try:
-                    await self._arrival.park()
-                finally:
-                    self._waiting.remove(scope)
+            parcel, _ = self._next()
+            await self._alarm.wait(math.inf if parcel is None else parcel.due)
             taken = self._take_due(max_messages)
         return taken
 
-    def _next_parcels(self) -> list[tuple[Parcel, bytes]]:
-        return [
-            (parcel, sender)
-            for sender, pipe in self.pipes.items()
-            if (parcel := pipe.peek()) is not None
-        ]
+    def _next(self) -> tuple[Parcel | None, bytes]:
+        """Return what arrives next, of all pipes, so that no sender starves another."""
+        earliest, from_whom = None, b""
+        for sender, pipe in self.pipes.items():
+            parcel = pipe.peek()
+            if parcel is not None and (earliest is None or parcel < earliest):
+                earliest, from_whom = parcel, sender
+        return earliest, from_whom
 
     def _take_due(self, max_messages: int) -> list[tuple[bytes, Parcel]]:
         self.require_open()
         now = trio.current_time()
         taken: list[tuple[bytes, Parcel]] = []
         while len(taken) < max_messages:
-            # The earliest of all pipes, so that no sender starves another.
-            parcel, sender = min(self._next_parcels(), default=(None, b""))
+            parcel, sender = self._next()
             if parcel is None or parcel.due > now:
                 break
             self.pipes[sender].pop()

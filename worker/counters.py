@@ -22,6 +22,7 @@ class Counters:
     """Named as in `transport.frames.Load`, which carries them.
 
     Attributes:
+      kv_shared_bytes: those of `kv_bytes` that went through no socket.
       prompt_tokens: those of `computed_tokens` that decode computed of prompts.
       late_rows: attempts' parts of steps that returned after the attempt had ended.
       late_tokens: what these had computed, prompts' tokens not counted.
@@ -35,6 +36,7 @@ class Counters:
     computed_tokens: int = 0
     prompt_tokens: int = 0
     kv_bytes: int = 0
+    kv_shared_bytes: int = 0
     bad_digests: int = 0
     preemptions: int = 0
     local_prompts: int = 0

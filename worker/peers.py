@@ -13,7 +13,7 @@ from transport.handshake import answer_hello, goodbye
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from transport.frames import AnyFrame, Hello
+    from transport.frames import AnyFrame, Goodbye, Hello
     from triolet.ids import PeerId, Role
 
     from .identity import Identity
@@ -33,7 +33,7 @@ class PeerTable:
       silence_s: a peer that says nothing for this long is forgotten.
       max_peers: at this many a new HELLO is turned away.
       send: takes a routing id and a frame.
-      welcome: adds to the WELCOME of a peer that is let in.
+      welcome: has the last word on a peer that may come in.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class PeerTable:
         silence_s: float,
         max_peers: int,
         send: Callable[[bytes, AnyFrame], None],
-        welcome: Callable[[bytes, Hello, Welcome], Welcome] = lambda _sender, _hello, plain: plain,
+        welcome: Callable[[bytes, Hello, Welcome], Welcome | Goodbye] = lambda _s, _h, plain: plain,
     ) -> None:
         self._identity = identity
         self._expected = expected
@@ -77,10 +77,11 @@ class PeerTable:
         )
         if isinstance(answer, Welcome):
             if sender in self._known or len(self._known) < self._max_peers:
-                self._known[sender] = _Known(hello.peer.peer_id, now)
                 answer = self._welcome(sender, hello, answer)
             else:
                 answer = goodbye(f"{self._identity.me} knows {self._max_peers} peers already")
+        if isinstance(answer, Welcome):
+            self._known[sender] = _Known(hello.peer.peer_id, now)
         self._send(sender, answer)
         return isinstance(answer, Welcome)
 

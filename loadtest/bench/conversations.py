@@ -98,6 +98,12 @@ def ideal_hit_rate(turns: Iterable[Turn], num_blocks: int, block_size: int) -> f
     return num_hit / num_queried
 
 
+def most_held_blocks(turns: Iterable[Turn], at_once: int, block_size: int) -> int:
+    """Return how many blocks the prompts of that many requests need at most while they run."""
+    sizes = sorted(-(-turn.prompt_tokens // block_size) for turn in turns)
+    return sum(sizes[-at_once:])
+
+
 def _num_leading(known: dict[int, None], block_ids: Sequence[int]) -> int:
     for index, block in enumerate(block_ids):
         if block not in known:

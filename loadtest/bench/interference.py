@@ -49,7 +49,7 @@ class Load(NamedTuple):
 
     Attributes:
       prompts_per_s: long prompts that arrive.
-      seconds: measured under load; idle is measured for a third of it.
+      seconds: measured under load, and idle: a stream's steps take the longer the older it is.
       max_gap_s: the objective for every gap of a stream.
       max_ttft_s: the objective for a long prompt.
     """
@@ -194,7 +194,7 @@ def measure(
     for arrangement in arrangements:
         log = logs / f"interference-{model}-{arrangement.name.replace(' ', '-')}.log"
         with running(arrangement, directory, log) as fleet:
-            idle = observe(fleet, directory.name, load, 0.0, load.seconds / 3)
+            idle = observe(fleet, directory.name, load, 0.0, load.seconds)
             seen = observe(fleet, directory.name, load, load.prompts_per_s, load.seconds)
         rows.append(row_of(model, f"{arrangement.name}, idle", load, idle, idle))
         rows.append(row_of(model, arrangement.name, load, seen, idle))
@@ -267,7 +267,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="*", choices=sorted(LOADS), default=["15m", "150m"])
     parser.add_argument("--modes", nargs="*", help="only these: " + "; ".join(a.name for a in ALL))
-    parser.add_argument("--seconds", type=float, help="under load; by default 16 and 30")
+    parser.add_argument("--seconds", type=float, help="idle, and under load; by default 16 and 30")
     console = Console(width=TABLE_WIDTH)
     report = run(parser.parse_args(), console)
     path = report.write(BENCH)

@@ -27,7 +27,7 @@ from transport.memory_network import MemoryNetwork
 from transport.zmq_memory import keep_received_memory
 from transport.zmq_network import ZmqNetwork
 from triolet.config import Dtype, EngineConfig, LinkConfig, WorkerConfig
-from triolet.config_wire import WireConfig
+from triolet.config_wire import MemorySharing, WireConfig
 from triolet.ids import Role
 from triolet.units import MIB
 from worker.local_engine import LocalEngine
@@ -36,11 +36,16 @@ from .wire_engine import MAX_MODEL_LEN, NoDevice, StoredEngine
 from .wire_server import SERVER, BenchServer
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from worker.engine_port import EnginePort
     from worker.shell import Device
 
 CONTROL: Final = "memory:control"
-SERVE: Final = {Role.PREFILL: prefill.worker.serve, Role.DECODE: decode.worker.serve}
+SERVE: Final[dict[Role, Callable[..., Awaitable[Any]]]] = {
+    Role.PREFILL: prefill.worker.serve,
+    Role.DECODE: decode.worker.serve,
+}
 
 
 def cpu_s() -> float:
@@ -133,7 +138,7 @@ def link_of(arguments: argparse.Namespace) -> LinkConfig:
         lease_ttl_s=60.0,
         progress_timeout_s=60.0,
         kv_stall_s=30.0,
-        wire=WireConfig(share_memory=arguments.share_memory),
+        wire=WireConfig(MemorySharing.ON if arguments.share_memory else MemorySharing.OFF),
     )
     chosen = {
         "kv_chunk_bytes": arguments.chunk_bytes,

@@ -36,6 +36,8 @@ SERVER: Final = "server"
 PREFILLS: Final = ("p0", "p1")
 DECODES: Final = ("d0", "d1")
 WORKERS: Final = (*PREFILLS, *DECODES)
+SENDS_BYTES: Final = "p1"
+"""The prefill worker that shares no memory, so that there are bytes on the wire to be hurt, too."""
 
 START_DEADLINE_S = 240.0
 """Five interpreters, four of which import torch: seconds on a machine with nothing else to do."""
@@ -250,5 +252,7 @@ def _commands(directory: Path, port: int) -> dict[str, list[str]]:
             command += ["--kv", f"ipc://{directory}/{name}.kv.real", *DECODE_OPTIONS]
         else:
             command += PREFILL_OPTIONS
+            if name == SENDS_BYTES:
+                command += ["--share-kv-memory", "off"]
         commands[name] = command
     return commands

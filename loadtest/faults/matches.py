@@ -53,6 +53,17 @@ def hold_chunk(index: int) -> Rule:
     return Rule(Fate.HOLD, wants)
 
 
+def payloads(*kinds: type) -> Wants:
+    """Return a predicate for those of these kinds of frames whose bytes are beside them: KV in
+    shared memory is not on the wire."""
+
+    def wants(link: Link, way: Way, frame: AnyFrame) -> bool:
+        is_shared = isinstance(frame, KvChunk) and frame.shared is not None
+        return isinstance(frame, kinds) and not is_shared
+
+    return wants
+
+
 def hold_last_tokens(num_tokens: int) -> Rule:
     """Keep the row of the last position, and whatever tokens follow on that link.
 

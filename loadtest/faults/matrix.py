@@ -25,7 +25,8 @@ from transport.frames import (
 
 from . import faults
 from .client import Question, Surface
-from .matches import first_of_each, frames
+from .fleet import PREFILLS, SENDS_BYTES
+from .matches import first_of_each, frames, payloads
 from .outcomes import Outcome
 from .phases import QUESTIONS, SHORT_PROMPT, Phase
 from .rules import Fate, Way
@@ -66,6 +67,7 @@ class Cell:
       bound: of the time until blocks are free.
       surfaces: of the two clients.
       hold: the phase in which they are held until then, if that is an earlier one.
+      prefill: the prefill worker that is to have them.
     """
 
     phase: Phase
@@ -77,6 +79,7 @@ class Cell:
     bound: Bound = Bound.OWNER
     surfaces: tuple[Surface, ...] = (Surface.SSE, Surface.WS)
     hold: Phase | None = None
+    prefill: str = PREFILLS[0]
 
     @property
     def name(self) -> str:
@@ -228,11 +231,12 @@ def _losses() -> Iterator[Cell]:
         yield Cell(
             Phase.TRANSFER,
             name,
-            faults.twist(Fate.CORRUPT, KvChunk, limit=limit),
+            faults.twist(Fate.CORRUPT, KvChunk, limit=limit, matching=payloads),
             outcome,
             QUESTIONS[Phase.TRANSFER],
             bound=Bound.NONE,
             hold=Phase.RESERVED,
+            prefill=SENDS_BYTES,
         )
 
 

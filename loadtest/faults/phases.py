@@ -106,14 +106,18 @@ class Hold:
 
 
 @asynccontextmanager
-async def held(fleet: Fleet, phase: Phase, clients: list[Client]) -> AsyncIterator[Hold]:
+async def held(
+    fleet: Fleet, phase: Phase, clients: list[Client], prefill: str = PREFILLS[0]
+) -> AsyncIterator[Hold]:
     """Ask, and yield once every question is in the phase. All go to the same two workers."""
     async with AsyncExitStack() as stack, trio.open_nursery() as readers:
         for client in clients:
             stack.callback(client.close)
-        with fleet.proxy.rule(cordon((PREFILLS[1], DECODES[1]))) as others:
+        idle = {*WORKERS} - {prefill, DECODES[0]}
+        with fleet.proxy.rule(cordon(tuple(idle))) as others:
             await fleet.announce()
             async with _HOLDS[phase](fleet, clients, readers) as hold:
+                hold.prefill = prefill
                 hold.keys = [frame.key for _, frame in fleet.proxy.seen(Reserve)]
                 _check_places(fleet, hold)
                 # From here on there is somewhere else to go.

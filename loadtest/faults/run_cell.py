@@ -110,7 +110,7 @@ async def run_cell(fleet: Fleet, cell: Cell, references: References, number: int
             for index, surface in enumerate(cell.surfaces)
         ]
         with trio.fail_after(CELL_DEADLINE_S):
-            async with held(fleet, cell.hold or cell.phase, clients) as hold:
+            async with held(fleet, cell.hold or cell.phase, clients, cell.prefill) as hold:
                 result.free_s = await _injure(fleet, cell, hold)
         result.complaints += judge(
             cell.outcome,

@@ -69,6 +69,7 @@ def _replay(seed: int, console: Console, *, with_story: bool) -> int:
     console.print(f"  attempts begun anew: {_counts(report.tally.causes)}", markup=False)
     console.print(f"  faults: {faults or 'none'}", markup=False)
     console.print(f"  guesses: {report.accepted} of {report.proposed} held")
+    console.print(f"  KV bytes received: {_counts(report.shipped)}", markup=False)
     console.print(f"  found by prefix caches: {_counts(report.found)}", markup=False)
     for violation in report.violations:
         console.print(f"  VIOLATION {violation}", markup=False)

@@ -1,52 +1,30 @@
 """Trio as a function of a seed: virtual time, the same order of tasks in every run, and processes
 that can be stopped as by SIGSTOP.
 
-The only file that touches what Trio does not promise: the switch and the generator that shuffle
-runnable tasks (trio._core._run), and that a task's coroutine may be exchanged when it is spawned.
+With clock.py the only file that touches what Trio does not promise: the switch and the generator
+that shuffle runnable tasks (trio._core._run), and that a task's coroutine may be exchanged when it
+is spawned.
 tests/loadtest/simulate/test_deterministic.py holds the pinned version to it. Knows nothing of what
 runs.
 """
 
 from __future__ import annotations
 
+import random
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import trio
 from trio._core import _run as scheduler
 
+from .clock import VirtualClock
+
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator, MutableSequence
     from types import FrameType
 
 T = TypeVar("T")
-
-START_S: Final = 1000.0
-"""Where virtual time begins: far enough from 0 that "never" and "at the start" differ."""
-REAL_WAIT_S: Final = 0.05
-
-
-class VirtualClock(trio.abc.Clock):
-    """Time that passes only while every task waits, and then at once to the next deadline."""
-
-    def __init__(self) -> None:
-        self._now = START_S
-
-    def start_clock(self) -> None:
-        """Nothing to start."""
-
-    def current_time(self) -> float:
-        """Return virtual seconds."""
-        return self._now
-
-    def deadline_to_sleep_time(self, deadline: float) -> float:
-        """Jump to the next deadline; Trio asks only when nothing can run before it."""
-        if deadline == float("inf"):
-            # Only Trio's own last task has none: its wake-up comes through a real socket.
-            return REAL_WAIT_S
-        self._now = max(self._now, deadline)
-        return 0.0
 
 
 class Gate:
@@ -162,6 +140,14 @@ class _Gatekeeper(trio.abc.Instrument):
             task.coro = _GatedCoroutine(task.coro, task, gate)  # type: ignore[assignment]
 
 
+class _Shuffler(random.Random):
+    """Trio's generator; most turns of its loop have one task, for which nothing is drawn."""
+
+    def shuffle(self, x: MutableSequence[Any]) -> None:
+        if len(x) > 1:
+            super().shuffle(x)
+
+
 def run(main: Callable[[], Awaitable[T]], seed: int) -> T:
     """Run an async function to its end in virtual time; the seed alone decides the order of tasks.
 
@@ -169,11 +155,12 @@ def run(main: Callable[[], Awaitable[T]], seed: int) -> T:
     """
     generator = scheduler._r
     was_deterministic = scheduler._ALLOW_DETERMINISTIC_SCHEDULING
-    state = generator.getstate()
     scheduler._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
-    generator.seed(seed)
+    scheduler._r = _Shuffler(seed)
+    clock = VirtualClock()
     try:
-        return trio.run(main, clock=VirtualClock(), instruments=[_Gatekeeper()])
+        with clock.rules():
+            return trio.run(main, clock=clock, instruments=[_Gatekeeper()])
     finally:
         scheduler._ALLOW_DETERMINISTIC_SCHEDULING = was_deterministic  # type: ignore[misc]
-        generator.setstate(state)
+        scheduler._r = generator

@@ -235,8 +235,8 @@ class SimulatedEngine:
 
     def check_poison(self) -> None:
         """Report blocks that somebody wrote although nobody leases them."""
-        for block in range(1, len(self._pool)):
-            if self.ledger.is_free(block) and self._pool[block] != self._poisoned:
+        for block, kv in enumerate(self._pool):
+            if kv != self._poisoned and block and self.ledger.is_free(block):
                 self._report(f"block {block} was written after it was freed")
 
     def _compute(self, row: StepRow) -> Sampled | None:

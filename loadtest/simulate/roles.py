@@ -6,7 +6,7 @@ Knows how the production parts are put together; decides nothing about when what
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -34,9 +34,13 @@ if TYPE_CHECKING:
 
     from .engine import Cost
     from .faults import Tally
+    from .hosts import Host
     from .process import Surroundings
 
-SERVE = {Role.PREFILL: prefill.worker.serve, Role.DECODE: decode.worker.serve}
+SERVE: Final[dict[Role, Callable[..., Awaitable[None]]]] = {
+    Role.PREFILL: prefill.worker.serve,
+    Role.DECODE: decode.worker.serve,
+}
 
 
 class WorkerProcess(Process):
@@ -49,6 +53,7 @@ class WorkerProcess(Process):
       config: blocks and rows.
       num_blocks: of its pool.
       cost: of its steps.
+      host: where it lives.
       guesses: whether it guesses coming tokens; decode only.
     """
 
@@ -60,6 +65,7 @@ class WorkerProcess(Process):
         config: EngineConfig,
         num_blocks: int,
         cost: Cost,
+        host: Host,
         *,
         guesses: bool = False,
     ) -> None:
@@ -70,6 +76,7 @@ class WorkerProcess(Process):
         self._num_blocks = num_blocks
         self._cost = cost
         self._guesses = guesses
+        self._host = host
         self._config = WorkerConfig(
             name=name,
             model_dir="",
@@ -117,6 +124,10 @@ class WorkerProcess(Process):
             self._wiring,
             draw_epoch=self.draw_epoch,
         )
+        if self.role is Role.PREFILL:
+            serve = partial(serve, make_ring=self._host.make_ring)
+        else:
+            serve = partial(serve, find_ring=self._host.find)
         if self._guesses:
             serve = partial(serve, source=Guesses())
         async with trio.open_nursery() as nursery:

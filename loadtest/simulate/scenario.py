@@ -82,6 +82,7 @@ class Report:
       virtual_s: how long it took in there.
       proposed: guesses that workers computed which were there at the end.
       accepted: of these, held.
+      shipped: bytes of KV that workers took in which were there at the end, by way.
       found: tokens and blocks that the prefix caches found which were there at the end, by kind.
       lines: the story, if it was asked for.
     """
@@ -94,6 +95,7 @@ class Report:
     virtual_s: float = 0.0
     proposed: int = 0
     accepted: int = 0
+    shipped: Counter[str] = field(default_factory=Counter)
     found: Counter[str] = field(default_factory=Counter)
     lines: Sequence[str] = ()
 
@@ -165,6 +167,10 @@ class _Scenario:
             if worker.is_up:
                 self._report.proposed += worker.core.counters.speculative_proposed
                 self._report.accepted += worker.core.counters.speculative_accepted
+                if worker.role is Role.DECODE:
+                    counters = worker.core.counters
+                    self._report.shipped["shared"] += counters.kv_shared_bytes
+                    self._report.shipped["sent"] += counters.kv_bytes - counters.kv_shared_bytes
             if worker.engine is not None:
                 counts = worker.engine.prefix_cache.counts
                 self._report.found["tokens"] += counts.hit_tokens

@@ -59,9 +59,7 @@ class Trace:
         """Add a message, with what becomes of it."""
         now = trio.current_time()
         if self._is_hashing:
-            self._hash.update(f"{now!r} {route} {fate}".encode())
-            for part in parts:
-                self._hash.update(part)
+            self._hash.update(b"".join((f"{now!r} {route} {fate}".encode(), *parts)))
         if self._lines is not None:
             self._lines.append(f"{now:10.4f}  {route} {fate}{_shown(parts)}")
 

@@ -5,11 +5,12 @@ Knows names of processes and directions; what becomes of a single frame is memor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from transport.memory_network import MemoryNetwork
 from transport.memory_pipe import Conditions
 
+from .clock import ClockAlarm
 from .faults import CALM, Fault
 
 if TYPE_CHECKING:
@@ -34,6 +35,13 @@ def kv_address(name: str) -> str:
     return f"{PREFIX}{name}{KV}"
 
 
+class _Route(NamedTuple):
+    """One direction of one link: names of sender and receiver, and how the trace has it."""
+
+    ends: tuple[str, str]
+    text: str
+
+
 class Weather(Conditions):
     """See transport.memory_pipe.Conditions.
 
@@ -53,26 +61,30 @@ class Weather(Conditions):
         self.num_delayed = 0
         self.num_cut_one_way = 0
         self._trace = trace
-        self._routes: dict[tuple[LinkName, str], tuple[str, str]] = {}
+        self._routes: dict[tuple[LinkName, str], _Route] = {}
 
     def is_cut(self, link: LinkName, direction: str) -> bool:
         """Return whether a partition lies between sender and receiver."""
         if not self.partitions:
             return False
-        sender, receiver = self._route(link, direction)
-        if (sender, receiver) not in self.partitions:
+        ends = self._route(link, direction).ends
+        if ends not in self.partitions:
             return False
-        if (receiver, sender) not in self.partitions:
+        if ends[::-1] not in self.partitions:
             self.num_cut_one_way += 1
         return True
 
+    def make_alarm(self) -> ClockAlarm:
+        """Let receivers wait for the simulator's own clock."""
+        return ClockAlarm()
+
     def on_put(self, link: LinkName, direction: str, parts: Sequence[bytes | memoryview]) -> None:
         """Take a message down."""
-        sender, receiver = self._route(link, direction)
+        route = self._route(link, direction)
         if self.faults.max_delay_s > CALM.max_delay_s:
             self.num_delayed += 1
-        fate = "CUT " if (sender, receiver) in self.partitions else ""
-        self._trace.sent(f"{sender} > {receiver}", parts, fate)
+        fate = "CUT " if route.ends in self.partitions else ""
+        self._trace.sent(route.text, parts, fate)
 
     def count(self, happened: Counter[Fault]) -> None:
         """Add what the network did."""
@@ -86,12 +98,13 @@ class Weather(Conditions):
         happened[Fault.ONE_WAY] += self.num_cut_one_way
         happened[Fault.PARTITION] += counts.cut - self.num_cut_one_way
 
-    def _route(self, link: LinkName, direction: str) -> tuple[str, str]:
+    def _route(self, link: LinkName, direction: str) -> _Route:
         route = self._routes.get((link, direction))
         if route is None:
             bound = link[0].removeprefix(PREFIX).removesuffix(KV)
             connecting = link[1].split(b":")[1].decode()
-            route = (connecting, bound) if direction == "up" else (bound, connecting)
+            sender, receiver = (connecting, bound) if direction == "up" else (bound, connecting)
+            route = _Route((sender, receiver), f"{sender} > {receiver}")
             self._routes[link, direction] = route
         return route
 

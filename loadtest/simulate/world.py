@@ -13,6 +13,7 @@ from triolet.config_routing import LocalPrefill, RoutingConfig
 from triolet.ids import Role
 from triolet.units import MILLISECONDS, SECONDS
 
+from .hosts import draw_hosts
 from .roles import ServerProcess, WorkerProcess
 from .weather import control_address, make_network
 
@@ -83,6 +84,7 @@ class World:
         self.tally = tally
         self._sizes = sizes
         names = {role: [f"{role}-{n}" for n in range(2)] for role in (Role.PREFILL, Role.DECODE)}
+        self._hosts = draw_hosts(seed, [name for role in names for name in names[role]])
         self.workers = [self._worker(role, name) for role in names for name in names[role]]
         self.servers = [
             self._server(f"server-{number}", names[Role.PREFILL], names[Role.DECODE])
@@ -120,6 +122,7 @@ class World:
             config,
             sizes.num_blocks,
             sizes.costs[role],
+            self._hosts[name],
             guesses=sizes.has_guesses and role is Role.DECODE,
         )
 

@@ -14,13 +14,12 @@ import msgspec
 import structlog
 import trio
 from quart import Response, has_request_context, request, websocket
-from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from triolet.errors import RequestError, server_error
 from triolet.loopback import is_loopback
 
-from ..edge.cures_quart import CuredHTTPConnection
+from ..edge.cures_quart import CuredHTTPConnection, CuredQuart
 from .batches import cancel_batch, create_batch, list_batches, show_batch
 from .chat import chat_completions
 from .completions import completions
@@ -88,9 +87,9 @@ that ask for a key themselves. Everything else, also what is not there, is close
 HEADERS: Final = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
 
 
-def build_app(services: Services) -> QuartTrio:
+def build_app(services: Services) -> CuredQuart:
     """Return the application, ready to be served."""
-    app = QuartTrio("triolet", static_folder=None, template_folder=None)
+    app = CuredQuart("triolet", static_folder=None, template_folder=None)
     app.asgi_http_class = CuredHTTPConnection
     # A redirect to a tidier path would be a second way to each route.
     app.url_map.strict_slashes = True
@@ -109,7 +108,7 @@ def build_app(services: Services) -> QuartTrio:
     return app
 
 
-def _add_routes(app: QuartTrio, services: Services) -> None:
+def _add_routes(app: CuredQuart, services: Services) -> None:
     def add(method: str, path: str, view: View) -> None:
         app.add_url_rule(
             path,

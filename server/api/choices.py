@@ -42,6 +42,7 @@ class Choices:
                 taken.append((index, events))
                 if not isinstance(events[-1], Delta):
                     del self._open[index]
+                    generation.listen(None)  # or it would hold its listener, and that one this
         return taken
 
     def listen(self, on_events: Callable[[], None] | None) -> None:

@@ -5,6 +5,11 @@ closed the connection; Quart-Trio takes that for a client gone away and cancels 
 that keep-alive and `Connection: close` do nothing. The last send is therefore shielded, for a
 bounded time: under a shield without bound, connections stayed open for good.
 
+Quart keeps in its frames what a view raises. A WebSocket's view works with a nursery, whose
+cancellation is a group of exceptions; the group holds the frames, the frames hold the group, and
+with it everything that ran for the client stayed until Python's collector came by, which is rare
+here. So what is cancelled leaves the view as one plain cancellation.
+
 Touches names that Quart-Trio does not promise: the exact version is pinned, and tests/server/edge
 holds the behaviour.
 """
@@ -14,13 +19,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import trio
+from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection
 
 from ..api.live import DEPARTURE_KEY, FLOOR_KEY, SCOPE_KEY, LiveRequest
 
 if TYPE_CHECKING:
     from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ASGISendEvent
-    from quart.typing import ResponseTypes
+    from quart.ctx import WebsocketContext
+    from quart.typing import ResponseReturnValue, ResponseTypes
 
 LAST_SEND_TIMEOUT_S = 5.0
 
@@ -45,3 +52,18 @@ class CuredHTTPConnection(TrioASGIHTTPConnection):
                 await send(message)
 
         await super()._send_response(send_last_in_peace, response)
+
+
+class CuredQuart(QuartTrio):
+    """The application's frame: routes and errors."""
+
+    async def dispatch_websocket(
+        self, websocket_context: WebsocketContext | None = None
+    ) -> ResponseReturnValue | None:
+        """Run the view of a WebSocket."""
+        try:
+            return await super().dispatch_websocket(websocket_context)
+        except BaseExceptionGroup as group:
+            if group.split(trio.Cancelled)[1] is None:
+                await trio.lowlevel.checkpoint()  # which is cancelled as well, alone
+            raise

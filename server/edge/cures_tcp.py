@@ -29,6 +29,7 @@ from hypercorn.utils import parse_socket_addr
 from ..api.errors import http_error
 from ..generation import CancelReason
 from .cures_http import CuredH11Protocol
+from .patience import ENOUGH_BYTES, Patience
 
 if TYPE_CHECKING:
     from hypercorn.config import Config
@@ -59,14 +60,9 @@ class WriteCounts:
         return {"direct": self.direct, "usual": self.usual}
 
 
-PIECE_BYTES: Final = 64 * 1024
-"""What a reader must take within the deadline to count as alive."""
 CUT_AFTER_STALL_S: Final = 0.5
 """Beyond the stall bound: what runs for the client ends first, by its own clock and with its reason
 known; then the connection is cut, whatever ran on it."""
-LOOK_AFTER_S: Final = 1.0
-"""A wait for a reader is cut into so much at a time: of a wait that took longer, because nothing
-ran here meanwhile, only this counts."""
 GOODBYE_TIMEOUT_S: Final = 1.0
 """For a client to stop sending after its connection was closed."""
 SENDS_PER_CHECKPOINT: Final = 16
@@ -125,7 +121,15 @@ class CuredTCPServer(TCPServer):
             # A bug met by one connection must not take the others with it.
             log.exception("connection failed")
         finally:
+            self._let_go()
             await self._close()
+
+    def _let_go(self) -> None:
+        """Part what holds one another, so that all of it is freed at once: Python's collector comes
+        by after thousands of connections."""
+        if hasattr(self, "protocol"):  # it may have broken before
+            self.protocol.connection_state.clear()
+            del self.protocol
 
     async def protocol_send(self, event: Event) -> None:
         """Do what the protocol wants: write, close, or start and stop the idle clock."""
@@ -265,22 +269,21 @@ class CuredTCPServer(TCPServer):
             raise trio.BrokenResourceError from error
 
     async def _send_rest(self, view: memoryview) -> None:
-        patience_s, num_sent = self._cut_after_s, 0
+        patience = Patience(self._cut_after_s)
         while view:
-            sent = self._send_now(view[:PIECE_BYTES])
+            sent = self._send_now(view[:ENOUGH_BYTES])
             if sent:
-                view, num_sent = view[sent:], num_sent + sent
-                if num_sent >= PIECE_BYTES:
-                    patience_s, num_sent = self._cut_after_s, 0
+                view = view[sent:]
+                patience.took(sent)
                 continue
-            if patience_s <= 0:
+            if patience.is_over:
                 await self._cut()
             began_at = trio.current_time()
             # Shielded, because half a frame would garble everything behind it.
             with trio.CancelScope(shield=True) as scope:
-                scope.deadline = began_at + min(patience_s, LOOK_AFTER_S)
+                scope.deadline = began_at + patience.wait_s
                 await trio.lowlevel.wait_writable(self.stream.socket)
-            patience_s -= min(trio.current_time() - began_at, LOOK_AFTER_S)
+            patience.waited(trio.current_time() - began_at)
 
     async def _cut(self) -> NoReturn:
         log.info("client stopped reading", peer=self.protocol.client)

@@ -104,7 +104,7 @@ class Attempts:
         Nobody overtakes: a long prompt would otherwise wait for as long as short ones keep coming.
         Only who waits for another one's probation lets others pass.
         """
-        while (turn := self._next_turn(now)) is not None:
+        while self.line and (turn := self._next_turn(now)) is not None:
             sequence, route = turn
             if isinstance(route, Route):
                 self.line.remove(sequence)

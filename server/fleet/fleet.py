@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 import trio
+from trio.lowlevel import ParkingLot
 
 from transport.frames import AttemptRow, Audit, Audited, Goodbye, ServerHeartbeat, Welcome
 from transport.handshake import check_welcome, goodbye, make_hello
@@ -88,7 +89,7 @@ class Fleet:
         self._connections: dict[Worker, Connection] = {}
         self._credit_due = trio.Event()
         self._handout = Handout()
-        self._changed = trio.Event()
+        self._changed = ParkingLot()
         self._until_sweep = trio.CancelScope()
 
     def submit(self, request: GenerationRequest) -> Stream:
@@ -164,7 +165,7 @@ class Fleet:
     async def wait_ready(self) -> None:
         """Wait until workers take requests."""
         while not self._is_ready(trio.current_time()):
-            await self._changed.wait()
+            await self._changed.park()
 
     async def drain(self) -> None:
         """Refuse new requests from now on, and wait until none runs. Those that run may finish
@@ -173,7 +174,7 @@ class Fleet:
         self._conductor.begin_drain(trio.current_time())
         self._flush()
         while self._conductor.num_in_flight:
-            await self._changed.wait()
+            await self._changed.park()
 
     async def audit(self, connections: int = 0) -> FleetAudit:
         """Ask every worker that is there for its account; who is silent is listed as such.
@@ -193,7 +194,7 @@ class Fleet:
             self._flush()
             with trio.move_on_after(self._config.audit_timeout_s):
                 while not survey.is_complete:
-                    await self._changed.wait()
+                    await self._changed.park()
         finally:
             self._auditor.close(survey)
         process = process_facts(trio.lowlevel.current_statistics().tasks_living)
@@ -223,10 +224,13 @@ class Fleet:
             messages = await connection.receive_many()
             now = trio.current_time()
             self._conductor.wake(now)
-            with self._handout.at_once():
+            self._handout.collect()
+            try:
                 for message in messages:
                     self._take(worker, message.frame, now)
                 self._flush()
+            finally:
+                self._handout.hand_out_collected()
 
     def _take(self, worker: Worker, frame: AnyFrame, now: float) -> None:
         match frame:
@@ -316,5 +320,5 @@ class Fleet:
             self._conductor.lost(worker, "link_full", trio.current_time())
 
     def _notify(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
+        if self._changed:
+            self._changed.unpark_all()

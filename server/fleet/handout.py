@@ -8,14 +8,11 @@ tokens is its listener's.
 from __future__ import annotations
 
 from collections import deque
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from .stream import Stream
 
 STREAMS_PER_CHECKPOINT: Final = 128
@@ -37,17 +34,16 @@ class Handout:
         if not self._is_collecting:
             self._has_due.set()
 
-    @contextmanager
-    def at_once(self) -> Iterator[None]:
-        """Hand out at the end of the block what it brings, without a turn of another task; beyond
-        what one turn may hand out, the rest follows as usual."""
+    def collect(self) -> None:
+        """Leave what comes from now on to `hand_out_collected`."""
         self._is_collecting = True
-        try:
-            yield
-        finally:
-            self._is_collecting = False
-            if self._due and not self._has_due.is_set():
-                self._hand_out()
+
+    def hand_out_collected(self) -> None:
+        """Hand out what has come since `collect`, without a turn of another task; beyond what one
+        turn may hand out, the rest follows as usual."""
+        self._is_collecting = False
+        if self._due and not self._has_due.is_set():
+            self._hand_out()
 
     async def run(self) -> None:
         """Call listeners until cancelled."""

@@ -7,6 +7,7 @@ does not depend on how many there were.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from triolet.sampling import end_token_ids, first_end
@@ -70,7 +71,7 @@ class Relay:
 
     def __init__(self, request: GenerationRequest, text: RelayText) -> None:
         self.token_ids: list[int] = []
-        self.mailbox = Mailbox(self._shown)
+        self.mailbox = Mailbox(partial(_shown, text))  # not of this object: it would hold itself
         self._request = request
         self._text = text
         self._end_ids = end_token_ids(request.sampling, text.eos_token_ids)
@@ -123,13 +124,14 @@ class Relay:
             return ()
         return (packed(row, row.logprob),)
 
-    def _shown(self, scores: Scores) -> TokenLogprob:
-        chosen = self._text.token(scores.token_id)
-        alternatives = zip(scores.top_ids, scores.top_logprobs, strict=True)
-        return TokenLogprob(
-            token_id=scores.token_id,
-            text=chosen.text,
-            raw=chosen.raw,
-            logprob=scores.logprob,
-            top=tuple((i, *self._text.token(i), logprob) for i, logprob in alternatives),
-        )
+
+def _shown(model_text: RelayText, scores: Scores) -> TokenLogprob:
+    chosen = model_text.token(scores.token_id)
+    alternatives = zip(scores.top_ids, scores.top_logprobs, strict=True)
+    return TokenLogprob(
+        token_id=scores.token_id,
+        text=chosen.text,
+        raw=chosen.raw,
+        logprob=scores.logprob,
+        top=tuple((i, *model_text.token(i), logprob) for i, logprob in alternatives),
+    )

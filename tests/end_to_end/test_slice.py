@@ -65,6 +65,10 @@ def test_kv_bytes_received_are_the_whole_blocks_of_the_prompts(fleet: FleetProce
     wait_until(
         lambda: fleet.metric(counted) == before + received, PATIENCE_S, "heartbeats have told of it"
     )
+    # One host and one user: none of it went through a socket.
+    for role in ("prefill", "decode"):
+        shared = fleet.metric("triolet_kv_bytes_shared_total", role=role)
+        assert shared == before + received, role
 
 
 def test_tokens_and_text_agree_with_what_the_tokenizer_says(fleet: FleetProcess) -> None:

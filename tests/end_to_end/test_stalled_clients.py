@@ -8,7 +8,12 @@ import pytest
 import trio
 
 from loadtest.stall_clients import new_readers, read_on, stall
-from loadtest.stall_report import MAX_GROWTH_BYTES, StallRun, read_scrape
+from loadtest.stall_report import (
+    MAX_GROWTH_BYTES,
+    MAX_GROWTH_PER_ROUND_BYTES,
+    StallRun,
+    read_scrape,
+)
 from loadtest.stalled import STALL_TOKENS, scrape
 
 if TYPE_CHECKING:
@@ -92,5 +97,7 @@ def test_the_report_says_what_went_wrong() -> None:
     assert run.table().row_count == 3
     assert any("within" in line for line in run.lines())
     run.paused, run.inexact, run.answers = 6, 1, 0
-    run.resident_most = MAX_GROWTH_BYTES
+    run.resident = [MAX_GROWTH_BYTES - 1, MAX_GROWTH_BYTES]
     assert [failure.split()[0] for failure in run.failures()] == ["only", "the", "1", "no"]
+    run.resident = [0, MAX_GROWTH_PER_ROUND_BYTES]
+    assert [failure.split()[0] for failure in run.failures()] == ["only", "each", "1", "no"]

@@ -10,7 +10,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { LAYERS = 2, HEADS = 6, KV_HEADS = 2, DIM = 16, HIDDEN = 80, WIDE = 70, VOCABULARY = 77 };
+#ifndef DIM
+#define DIM 16
+#endif
+enum { LAYERS = 2, HEADS = 6, KV_HEADS = 2, HIDDEN = 80, WIDE = 70, VOCABULARY = 77 };
 enum { BLOCK = 5, BLOCKS = 64, MOST = 128, THREADS = 2 };
 
 static uint32_t state = 7;

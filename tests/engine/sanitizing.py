@@ -19,6 +19,8 @@ DRIVER: Final = Path(__file__).parent / "sanitize.c"
 WARNINGS: Final = ("-Wall", "-Wextra", "-Wshadow", "-Werror")
 SANITIZERS: Final = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 COMPILE_TIMEOUT_S: Final = 240
+HEAD_DIMS: Final = (16, 64)
+"""Narrow heads, and those that are wide enough for a way of their own where rows are few."""
 
 
 def compiler() -> str | None:
@@ -41,11 +43,14 @@ def compile_with(flags: tuple[str, ...], source: Path, to: Path | None = None) -
     return done.stderr or ("" if done.returncode == 0 else f"exit code {done.returncode}")
 
 
-def run_driver(build: str, folder: Path, *arguments: str) -> tuple[int, str]:
+def run_driver(
+    build: str, folder: Path, *arguments: str, head_dim: int = HEAD_DIMS[0]
+) -> tuple[int, str]:
     """Compile the driver for a build, unless that is done, and run it: exit code, what it said."""
-    program = folder / build
+    program = folder / f"{build}-{head_dim}"
     if not program.exists():
-        said = compile_with((*SANITIZERS, *BUILDS[build]), DRIVER, program)
+        flags = (*SANITIZERS, *BUILDS[build], f"-DDIM={head_dim}")
+        said = compile_with(flags, DRIVER, program)
         if said:
             return -1, said
     done = subprocess.run(
@@ -62,9 +67,10 @@ def main() -> int:
             if load_build(build) is None:
                 sys.stdout.write(f"{build}: not for this machine\n")
                 continue
-            code, said = run_driver(build, Path(folder))
-            sys.stdout.write(f"{build}: {said}")
-            failed += code != 0
+            for head_dim in HEAD_DIMS:
+                code, said = run_driver(build, Path(folder), head_dim=head_dim)
+                sys.stdout.write(f"{build}, heads of {head_dim}: {said}")
+                failed += code != 0
     return 1 if failed else 0
 
 

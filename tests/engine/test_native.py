@@ -147,15 +147,19 @@ def test_attention_is_explicit_attention_and_reads_nothing_beyond(
         torch.testing.assert_close(output[own].float(), expected, rtol=0, atol=allowed)
 
 
+# Where heads are wide enough, up to six query heads of a key head go another way than more do.
+@pytest.mark.parametrize(
+    ("num_heads", "head_dim"), [(8, 64), (2, 64), (6, 128), (12, 64), (14, 64), (4, 192), (8, 80)]
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_attention_of_a_token_has_the_same_bits_in_every_company(
-    library: Library, dtype: torch.dtype
+    library: Library, dtype: torch.dtype, num_heads: int, head_dim: int
 ) -> None:
     torch.manual_seed(4)
     blocks = list(range(20, 0, -1))
     whole = [StepRow([0] * 300, 0, blocks)]
-    pool = filled_pool(dtype, 16, 2, 64, whole)
-    queries = (torch.randn(300, 8, 64) / 8).to(dtype)
+    pool = filled_pool(dtype, 16, 2, head_dim, whole)
+    queries = (torch.randn(300, num_heads, head_dim) / 8).to(dtype)
     together = attend(library, pool, flatten(whole, 16), queries)
     alone = [
         attend(library, pool, flatten([StepRow([0], at, blocks)], 16), queries[at : at + 1])

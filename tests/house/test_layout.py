@@ -249,6 +249,7 @@ SANS_IO = (
     "engine/gpu/decode_rows.py",
     "engine/block_ledger.py",
     "engine/pace.py",
+    "server/edge/patience.py",
     "engine/philox.py",
     "ops/plan.py",
     "ops/restart_policy.py",

@@ -11,7 +11,7 @@ import pytest
 from engine.block_ledger import BlockLedger
 from engine.prefix_cache import PrefixCache
 from loadtest.bench.cache import BLOCK_SIZE, CACHED, PLAIN, TRACE, Replay, report_of
-from loadtest.bench.conversations import Turn, ideal_hit_rate, read_turns
+from loadtest.bench.conversations import Turn, ideal_hit_rate, most_held_blocks, read_turns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,7 +93,7 @@ def test_a_report_compares_with_the_ideal_and_counts_answers_that_differ() -> No
     }
     cached = Replay({0: [1], 1: [2]}, 1.0, hits)
     plain = Replay({0: [1], 1: [3]}, 1.0, {("triolet_kv_bytes_received_total", ""): 100.0})
-    report = report_of(turns, {CACHED: cached, PLAIN: plain}, {})
+    report = report_of(turns, {CACHED: cached, PLAIN: plain}, {}, 2)
     values = {name: ratio.value for name, ratio in report.ratios.items()}
     assert values == pytest.approx(
         {
@@ -103,11 +103,23 @@ def test_a_report_compares_with_the_ideal_and_counts_answers_that_differ() -> No
             "answers equal to those without": 0.5,
         }
     )
+    assert not report.ratios["decode hit rate of ideal"].is_met
+
+
+def test_a_pool_that_what_runs_may_fill_is_held_to_no_ideal() -> None:
+    turns = [turn(0, 1, 2), turn(0, 3), turn(0, 4, 5, 6)]
+    assert [most_held_blocks(turns, n, BLOCK_SIZE) for n in (1, 2, 9)] == [4, 7, 9]
+    blocks = {("triolet_kv_blocks", "prefill"): 6.0, ("triolet_kv_bytes_received_total", ""): 9.0}
+    replays = {name: Replay({0: [1]}, 1.0, dict(blocks)) for name in (CACHED, PLAIN)}
+    for at_once, is_held in ((1, True), (2, False)):
+        ratios = report_of(turns, replays, {}, at_once).ratios
+        assert (ratios["decode hit rate of ideal"].floor is not None) == is_held
+        assert ratios["answers equal to those without"].floor == 1.0
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not TRACE.exists(), reason="the trace is not here")
-@pytest.mark.parametrize("num_blocks", [500, 1000, 4000])
+@pytest.mark.parametrize("num_blocks", [255, 500, 1000, 4000])
 def test_the_cache_finds_what_the_ideal_one_finds_in_real_conversations(num_blocks: int) -> None:
     turns = read_turns(TRACE, BLOCK_SIZE, 24)
     assert found(turns, num_blocks) == pytest.approx(

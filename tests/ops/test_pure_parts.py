@@ -26,6 +26,7 @@ from ops.options import (
     server_options,
     speculation_options,
 )
+from ops.placement import Pinning, own_cores
 from ops.plain_text import one_line, printable
 from ops.plan import Door, FleetPlan, plan_processes
 from ops.quantities import parse_size, show_count, show_size
@@ -35,7 +36,7 @@ from triolet.config import Dtype, EngineConfig, LinkConfig, ServerConfig
 from triolet.config_gpu import GpuConfig
 from triolet.config_routing import LocalPrefill, RoutingConfig
 from triolet.config_speculation import SpeculationConfig
-from triolet.config_wire import KvWire, WireConfig
+from triolet.config_wire import KvWire, MemorySharing, WireConfig
 from triolet.errors import ConfigError
 from triolet.ids import Role
 from triolet.units import GIB, KIB, MIB
@@ -147,7 +148,7 @@ def test_a_source_of_guesses_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_role_understands_the_links_that_its_supervisor_means() -> None:
-    wire = WireConfig(share_memory=True, layer_groups=3, layer_group_min_tokens=99)
+    wire = WireConfig(MemorySharing.ON, layer_groups=3, layer_group_min_tokens=99)
     config = LinkConfig(peer_timeout_s=2.5, progress_timeout_s=9.0, lease_ttl_s=4.0, wire=wire)
     assert parsed(link_options, "decode", link_arguments(config)) == config
 
@@ -191,7 +192,9 @@ def plan(prefill: int = 1, decode: int = 1, threads: int | None = None) -> Fleet
 
 
 def test_a_plan_has_every_process_once_and_each_worker_its_own_sockets() -> None:
-    specs, spares = plan_processes(plan(2, 3), ("triolet",), Path("/run/x"), 42, 8, doors=[Door(7)])
+    specs, spares = plan_processes(
+        plan(2, 3), ("triolet",), Path("/run/x"), 42, range(8), [Door(7)]
+    )
     assert not spares
     names = ["server", "prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2"]
     assert [spec.name for spec in specs] == names == plan(2, 3).process_names
@@ -205,13 +208,13 @@ def test_a_plan_has_every_process_once_and_each_worker_its_own_sockets() -> None
 
 
 def test_only_the_server_gets_the_socket_that_clients_connect_to() -> None:
-    specs, _ = plan_processes(plan(), ("t",), Path("/x"), 1, cores=1, doors=[Door(7)])
+    specs, _ = plan_processes(plan(), ("t",), Path("/x"), 1, cores=[0], doors=[Door(7)])
     assert [spec.pass_fds for spec in specs] == [(7,), (), ()]
     assert specs[0].argv[specs[0].argv.index("--listen-fd") + 1] == "7"
 
 
 def test_the_only_worker_of_its_role_has_a_stand_in_that_the_server_knows_as_such() -> None:
-    specs, spares = plan_processes(plan(1, 2), ("t",), Path("/x"), 1, cores=8, doors=[Door(7)])
+    specs, spares = plan_processes(plan(1, 2), ("t",), Path("/x"), 1, range(8), doors=[Door(7)])
     assert [(spec.name, spec.role) for spec in spares] == [("prefill-spare", Role.PREFILL)]
     address = spares[0].argv[spares[0].argv.index("--control") + 1]
     server = specs[0].argv
@@ -248,7 +251,7 @@ ROLES = {Role.SERVER, Role.PREFILL, Role.DECODE}
 def test_a_restart_never_leaves_a_role_empty(
     prefill: int, decode: int, roles: set[Role], steps: list[Step]
 ) -> None:
-    specs, spares = plan_processes(plan(prefill, decode), ("t",), Path("/x"), 1, 1, doors=[Door(7)])
+    specs, spares = plan_processes(plan(prefill, decode), ("t",), Path("/x"), 1, [0], [Door(7)])
     assert restart_steps(specs, {spec.role: spec for spec in spares}, roles) == steps
 
 
@@ -259,11 +262,31 @@ def test_a_restart_never_leaves_a_role_empty(
 def test_cores_are_divided_among_workers(
     cores: int, workers: tuple[int, int], asked: int | None, threads: int
 ) -> None:
-    specs, _ = plan_processes(plan(*workers, asked), ("t",), Path("/x"), 1, cores, doors=[Door(7)])
+    fleet = plan(*workers, asked)
+    specs, _ = plan_processes(fleet, ("t",), Path("/x"), 1, range(cores), doors=[Door(7)])
     for spec in specs[1:]:
         assert spec.env["OMP_NUM_THREADS"] == str(threads)
         assert spec.argv[spec.argv.index("--threads") + 1] == str(threads)
     assert specs[0].env["OMP_NUM_THREADS"] == "1"
+
+
+def test_decode_workers_get_cores_of_their_own_where_they_are_asked_to() -> None:
+    fleet = replace(plan(1, 2, 2), pin=Pinning.AUTO)
+    specs, spares = plan_processes(fleet, ("t",), Path("/x"), 1, [1, 2, 4, 5, 6, 9], [Door(7)])
+    assert {spec.name: spec.cores for spec in (*specs, *spares)} == {
+        "server": (1, 2),
+        "prefill-0": (1, 2),
+        "prefill-spare": (1, 2),
+        "decode-0": (6, 9),
+        "decode-1": (4, 5),
+    }
+    unpinned, _ = plan_processes(plan(1, 2, 2), ("t",), Path("/x"), 1, range(6), [Door(7)])
+    assert {spec.cores for spec in unpinned} == {()}
+
+
+@pytest.mark.parametrize("cores", [1, 2, 4])
+def test_nobody_is_pinned_where_no_core_would_be_left_for_the_others(cores: int) -> None:
+    assert own_cores(["decode-0", "decode-1"], 2, range(cores)) == {}
 
 
 @pytest.mark.parametrize(("prefill", "decode"), [(-1, 1), (1, 0), (65, 1), (1, -1)])

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -79,6 +80,19 @@ async def test_a_killed_process_comes_back_by_itself(tmp_path: Path) -> None:
     assert len(set(recorder.pids["decode-0"])) == 3
     assert len(recorder.pids["decode-1"]) == 1
     assert recorder.endings[0] == ("decode-0", Ending(-9), Restart(0.01))
+
+
+async def test_a_process_has_the_cores_that_it_was_given(tmp_path: Path) -> None:
+    core = min(os.sched_getaffinity(0))
+    recorder = Recorder()
+    pinned = replace(spec("decode-0", tmp_path / "journal"), cores=(core,))
+    supervisor = Supervisor([pinned], CONFIG, EXIT_S, recorder)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(supervisor.run)
+            await supervisor.wait_all_ready()
+            assert os.sched_getaffinity(recorder.pids["decode-0"][0]) == {core}
+            supervisor.stop()
 
 
 async def outcome_of(

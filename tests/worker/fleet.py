@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import trio
@@ -123,12 +124,14 @@ async def open_fleet(
     num_layers: int = 1,
     *,
     network: CountingNetwork | None = None,
+    links: dict[Role, LinkConfig] | None = None,
+    serve: dict[Role, dict[str, Any]] | None = None,
     **of_decode: Any,  # noqa: ANN401 - fields of WorkerConfig
 ) -> AsyncIterator[Fleet]:
     """Start everything; at the end nothing may be held any more."""
     network = network or CountingNetwork()
     roles = (Role.PREFILL, Role.DECODE)
-    configs = {role: worker_config(role, link) for role in roles}
+    configs = {role: worker_config(role, (links or {}).get(role, link)) for role in roles}
     configs[Role.DECODE] = replace(configs[Role.DECODE], **of_decode)
     engines = {
         role: FakeEngine(fingerprint=fingerprint, num_layers=num_layers)
@@ -138,8 +141,9 @@ async def open_fleet(
     async with trio.open_nursery() as nursery:
         shells: dict[Role, Shell] = {}
         for role in roles:
+            start = partial(SERVE[role], **(serve or {}).get(role, {}))
             shells[role] = await nursery.start(
-                SERVE[role], configs[role], engines[role], devices[role], network, network
+                start, configs[role], engines[role], devices[role], network, network
             )
         client = Client(network, {role: configs[role].control_address for role in roles})
         await nursery.start(client.run)

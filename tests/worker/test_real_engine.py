@@ -16,7 +16,7 @@ from tests.engine.driver import generate, ids, open_engine
 from transport.frames import EndReason
 from transport.zmq_network import ZmqNetwork
 from triolet.config import EngineConfig, LinkConfig, WorkerConfig
-from triolet.config_wire import KvWire, WireConfig
+from triolet.config_wire import KvWire, MemorySharing, WireConfig
 from triolet.ids import Role
 from triolet.sampling import SamplingParams
 from triolet.units import KIB, MIB
@@ -58,10 +58,10 @@ def both(
 @pytest.mark.parametrize(
     ("wire", "kv_wire"),
     [
-        (WireConfig(), KvWire.EXACT),
-        (WireConfig(share_memory=True), KvWire.EXACT),
-        (WireConfig(layer_groups=2, layer_group_min_tokens=16), KvWire.EXACT),
-        (WireConfig(share_memory=True, layer_groups=2, layer_group_min_tokens=16), KvWire.INT8),
+        (WireConfig(MemorySharing.OFF), KvWire.EXACT),
+        (WireConfig(MemorySharing.ON), KvWire.EXACT),
+        (WireConfig(MemorySharing.OFF, 2, layer_group_min_tokens=16), KvWire.EXACT),
+        (WireConfig(MemorySharing.ON, 2, layer_group_min_tokens=16), KvWire.INT8),
     ],
 )
 async def test_tokens_through_two_workers_are_those_of_one_engine(

@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
+import prefill.worker
 from transport.frames import End, EndReason
+from transport.memory_network import MemoryNetwork
 from transport.memory_pipe import Faults
-from triolet.config_wire import WireConfig
+from transport.shared_ring import NotSharedError
+from triolet.config_wire import MemorySharing, WireConfig
+from triolet.errors import ConfigError
+from triolet.ids import Role
 from triolet.sampling import SamplingParams
 
-from .fake_engine import completion
-from .fleet import LINK, Fleet, open_fleet
+from .fake_engine import FakeEngine, completion
+from .fleet import LINK, SERVE, FakeDevice, Fleet, open_fleet, worker_config
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,11 +28,14 @@ if TYPE_CHECKING:
     from trio.testing import MockClock
 
     from prefill.core import PrefillCore
+    from transport.frames import Load, SharedRing
     from transport.memory_pipe import LinkName
+    from transport.shared_ring import FoundRing, Ring
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd is Linux's")
 
-SHARING = replace(LINK, wire=WireConfig(share_memory=True))
+BY_BYTES = replace(LINK, wire=WireConfig(MemorySharing.OFF))
+INSISTING = replace(LINK, wire=WireConfig(MemorySharing.ON))
 PROMPT = tuple(range(1, 40))
 PARAMS = SamplingParams(max_tokens=6, seed=5)
 
@@ -44,31 +52,95 @@ def watch(fleet: Fleet) -> list[int]:
     return seen
 
 
+def loads(fleet: Fleet) -> dict[Role, Load]:
+    """Return what each worker would say of itself now."""
+    return {role: shell._core.load() for role, shell in fleet.shells.items()}  # type: ignore[attr-defined]
+
+
 async def finish(fleet: Fleet, prompt: tuple[int, ...] = PROMPT) -> None:
     answer = await fleet.client.finish(await fleet.client.start(prompt, PARAMS))
     assert answer.token_ids == completion(prompt, 5, 6)
 
 
 async def test_no_payload_travels_where_the_ring_is_shared(autojump_clock: MockClock) -> None:
-    async with open_fleet(link=SHARING) as fleet:
+    async with open_fleet() as fleet:
         parts = watch(fleet)
         for length in (39, 1, 17):
             await finish(fleet, tuple(range(length, 2 * length)))
         assert len(parts) > 6
         assert set(parts) == {1}
+        for role, load in loads(fleet).items():
+            assert load.kv_bytes == load.kv_shared_bytes > 0, role
 
 
-async def test_bytes_travel_where_sharing_is_not_wanted(autojump_clock: MockClock) -> None:
-    async with open_fleet() as fleet:
+@pytest.mark.parametrize("unwilling", [Role.PREFILL, Role.DECODE])
+async def test_bytes_travel_where_either_side_does_not_want_to_share(
+    unwilling: Role, autojump_clock: MockClock
+) -> None:
+    async with open_fleet(links={unwilling: BY_BYTES}) as fleet:
         parts = watch(fleet)
         await finish(fleet)
         assert 2 in parts
+        for role, load in loads(fleet).items():
+            assert load.kv_bytes > load.kv_shared_bytes == 0, role
+
+
+async def test_bytes_travel_between_workers_that_do_not_see_the_same_memory(
+    autojump_clock: MockClock,
+) -> None:
+    def find(offer: SharedRing) -> FoundRing:
+        raise NotSharedError("this is another host")
+
+    async with open_fleet(serve={Role.DECODE: {"find_ring": find}}) as fleet:
+        parts = watch(fleet)
+        await finish(fleet)
+        assert 2 in parts
+        assert loads(fleet)[Role.DECODE].kv_shared_bytes == 0
+
+
+@pytest.mark.parametrize("reason", [OSError("forbidden here"), AttributeError("not Linux")])
+async def test_bytes_travel_where_the_system_has_no_such_memory(
+    reason: Exception, autojump_clock: MockClock
+) -> None:
+    def make(num_bytes: int) -> Ring:
+        raise reason
+
+    async with open_fleet(serve={Role.PREFILL: {"make_ring": make}}) as fleet:
+        parts = watch(fleet)
+        await finish(fleet)
+        assert 2 in parts
+    config = worker_config(Role.PREFILL, INSISTING)
+    network = MemoryNetwork()
+    with pytest.raises(ConfigError, match="share_kv_memory is on"):
+        await prefill.worker.serve(
+            config, FakeEngine(), FakeDevice(), network, network, make_ring=make
+        )
+
+
+@pytest.mark.parametrize("insisting", [Role.PREFILL, Role.DECODE])
+async def test_who_insists_on_sharing_ships_nothing_any_other_way(
+    insisting: Role, autojump_clock: MockClock
+) -> None:
+    links = {role: INSISTING if role is insisting else BY_BYTES for role in SERVE}
+    async with open_fleet(links=links) as fleet:
+        parts = watch(fleet)
+        answer = await fleet.client.start(PROMPT, PARAMS)
+        await fleet.client.wait_until(lambda: answer.ended[Role.PREFILL])
+        assert answer.ended[Role.PREFILL][0].reason is EndReason.PEER_LOST
+        assert "share_kv_memory" in answer.ended[Role.PREFILL][0].message
+        assert 2 not in parts
+
+
+async def test_who_insists_on_sharing_shares(autojump_clock: MockClock) -> None:
+    async with open_fleet(link=INSISTING) as fleet:
+        await finish(fleet)
+        assert loads(fleet)[Role.DECODE].kv_shared_bytes > 0
 
 
 async def test_a_sender_that_lets_go_while_idle_shares_again(autojump_clock: MockClock) -> None:
-    async with open_fleet(link=SHARING) as fleet:
+    async with open_fleet(link=LINK) as fleet:
         await finish(fleet)
-        await trio.sleep(2 * SHARING.kv_idle_s)
+        await trio.sleep(2 * LINK.kv_idle_s)
         parts = watch(fleet)
         await finish(fleet, PROMPT[5:])
         assert set(parts) == {1}
@@ -78,7 +150,7 @@ async def test_a_sender_that_lets_go_while_idle_shares_again(autojump_clock: Moc
 async def test_lost_and_doubled_descriptors_and_cancels_change_no_token(
     seed: int, autojump_clock: MockClock
 ) -> None:
-    async with open_fleet(link=SHARING) as fleet:
+    async with open_fleet(link=LINK) as fleet:
         fleet.network.conditions.seed = seed
         await finish(fleet)
         fleet.network.conditions.faults = Faults(0.001, 0.02, duplication=0.3)
@@ -92,7 +164,7 @@ async def test_lost_and_doubled_descriptors_and_cancels_change_no_token(
 async def test_a_slot_that_is_overwritten_too_early_is_found_out(
     autojump_clock: MockClock,
 ) -> None:
-    async with open_fleet(link=SHARING) as fleet:
+    async with open_fleet(link=LINK) as fleet:
         await finish(fleet)
         core: PrefillCore = next(iter(fleet.shells.values()))._core  # type: ignore[assignment]
         damaged: list[int] = []

@@ -21,7 +21,8 @@
 
 #define VL 16
 #define NV 2
-#define MR 12 /* 24 sums, 2 columns and a factor: 27 of 32 registers */
+#define MR 12      /* 24 sums, 2 columns and a factor: 27 of 32 registers */
+#define FEW_ROWS 6 /* with 4 sums each, 4 columns and a factor: 29; see few_rows.h */
 typedef __m512 vf;
 typedef __m512i vi;
 
@@ -104,12 +105,22 @@ INLINE vf v_pairs(const uint16_t *low, const uint16_t *high) {
     vi h = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)high));
     return _mm512_castsi512_ps(_mm512_or_si512(l, _mm512_slli_epi32(h, 16)));
 }
+/* The same of 2 * VL numbers of each row. */
+INLINE void v_pairs_twice(const uint16_t *low, const uint16_t *high, vf *to) {
+    const vi first = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
+                                      39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const vi second = _mm512_add_epi16(first, _mm512_set1_epi16(16));
+    vi l = _mm512_loadu_si512(low), h = _mm512_loadu_si512(high);
+    to[0] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(l, first, h));
+    to[1] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(l, second, h));
+}
 
 #elif defined(__AVX2__) && defined(__FMA__)
 
 #define VL 8
 #define NV 2
-#define MR 6 /* 12 sums, 2 columns and a factor: 15 of 16 registers */
+#define MR 6       /* 12 sums, 2 columns and a factor: 15 of 16 registers */
+#define FEW_ROWS 0 /* two panels' sums leave no room */
 typedef __m256 vf;
 typedef __m256i vi;
 

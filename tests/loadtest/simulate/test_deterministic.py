@@ -46,11 +46,12 @@ def test_hours_pass_at_once() -> None:
 def test_the_scheduler_is_left_as_it_was() -> None:
     from trio._core import _run as scheduler
 
-    state = scheduler._r.getstate()
+    generator, state = scheduler._r, scheduler._r.getstate()
     was_deterministic = scheduler._ALLOW_DETERMINISTIC_SCHEDULING
     with pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True, allow_unwrapped=True):
         run(divide, 3)
-    assert scheduler._r.getstate() == state
+    assert scheduler._r is generator
+    assert generator.getstate() == state
     assert was_deterministic == scheduler._ALLOW_DETERMINISTIC_SCHEDULING
 
 

@@ -64,16 +64,19 @@ def test_no_seed_of_the_corpus_breaks_anything_and_every_fault_happens_there() -
     tally = Tally()
     proposed = accepted = 0
     found: Counter[str] = Counter()
+    shipped: Counter[str] = Counter()
     for seed, reason in CORPUS.items():
         report = simulate(seed)
         proposed, accepted = proposed + report.proposed, accepted + report.accepted
         found += report.found
+        shipped += report.shipped
         assert report.violations == [], f"{reason}: {replay_command(seed)}"
         tally.add(report.tally)
     assert {fault for fault in Fault if tally.happened[fault]} == set(Fault)
     assert proposed > accepted > 0, "no guess ever failed, or none ever held"
     assert found["tokens"] > 0, "no prompt ever began like another"
     assert found["restored blocks"] > 0, "nothing ever came back from host memory"
+    assert min(shipped["shared"], shipped["sent"]) > 0, "KV goes both ways"
     often = {"prefill: long", "prefill: off", "decode: short", "decode: always"}
     assert set(tally.routes) >= often, "prompts go both ways, and for every usual reason"
 

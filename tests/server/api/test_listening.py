@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
+from server.api.choices import Choices
 from server.api.listening import listen_until
+from server.generation import GenerationRequest
+from tests.server.support.fakes import FakeGeneration
+from triolet.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,3 +65,14 @@ async def test_the_deadline_and_a_cancel_end_the_listening(
     with trio.move_on_after(1):
         await listen_until(source.listen, lambda: True)
     assert source.on_events is None
+
+
+async def test_a_choice_that_is_over_holds_no_listener_any_more() -> None:
+    params = SamplingParams(max_tokens=2)
+    over, under_way = (FakeGeneration(GenerationRequest(b"r", (1,), params, 1.0)) for _ in range(2))
+    choices = Choices([over, under_way])
+    choices.listen(lambda: None)
+    over.finish()
+    assert [index for index, _ in choices.take_now()] == [0]
+    assert not over.has_listener
+    assert under_way.has_listener

@@ -138,7 +138,9 @@ async def test_pools_and_their_bytes_are_in_the_metrics() -> None:
     async with surface() as server:
         prefill, decode = server.fleet.status().workers
         prefill.load = Load(free_blocks=200, cached_blocks=40, leased_blocks=16, kv_bytes=4096)
-        decode.load = Load(free_blocks=192, leased_blocks=64, kv_bytes=4000, preemptions=2)
+        decode.load = Load(
+            free_blocks=192, leased_blocks=64, kv_bytes=4000, preemptions=2, kv_shared_bytes=3000
+        )
         server.fleet.status().queued, server.fleet.status().running = 1, 4
         answer = await server.request("GET", "/metrics")
     assert answer.headers["content-type"].startswith("text/plain")
@@ -150,6 +152,7 @@ async def test_pools_and_their_bytes_are_in_the_metrics() -> None:
         'triolet_kv_blocks{pool="decode",state="free",worker="decode-0"} 192.0',
         'triolet_kv_bytes_sent_total{worker="prefill-0"} 4096.0',
         'triolet_kv_bytes_received_total{worker="decode-0"} 4000.0',
+        'triolet_kv_bytes_shared_total{role="decode",worker="decode-0"} 3000.0',
         'triolet_worker_up{role="decode",worker="decode-0"} 1.0',
         'triolet_kv_block_tokens{pool="decode",worker="decode-0"} 16.0',
         'triolet_kv_block_bytes{pool="prefill",worker="prefill-0"} 1024.0',

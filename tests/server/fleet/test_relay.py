@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import tracemalloc
+import weakref
 
 import pytest
 
@@ -156,6 +158,19 @@ def test_heavy_events_are_taken_in_parts_and_nothing_is_lost() -> None:
     assert "".join(texts) == "".join(chr(0x61 + position % 26) for position in range(64))
     assert events[1:] == [terminal]
     assert len(texts) == 6
+
+
+def test_a_relay_and_what_waits_in_it_hold_nobody_but_their_owner() -> None:
+    """Freed with the last who knows it: Python's collector, which finds circles, comes rarely."""
+    relay = relay_of(sampling=SamplingParams(max_tokens=9, logprobs=1))
+    relay.push(TokenRow(RID, 0, 0, 0x61, -0.5, (TopToken(0x61, -0.5),)), now=1.0)
+    seen = weakref.ref(relay)
+    gc.disable()
+    try:
+        del relay
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 def test_nothing_comes_behind_the_terminal_event() -> None:

@@ -87,6 +87,11 @@ class FakeGeneration:
         """Events that the reader has not taken."""
         return len(self._events)
 
+    @property
+    def has_listener(self) -> bool:
+        """Whether somebody listens."""
+        return self._on_events is not None
+
     def push(self, *events: Event) -> None:
         """Add events for the reader."""
         for event in events:

@@ -1,0 +1,173 @@
+"""What ran for a client is freed with its connection, and does not wait for Python's collector."""
+
+from __future__ import annotations
+
+import gc
+import json
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeAlias
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from server.api.choices import Choices
+from server.api.event_stream import EventStreamBody
+from server.api.live import LiveRequest
+from server.api.responses_socket import ResponsesSession
+from server.edge.cures_http import CuredH11Protocol, CuredHTTPStream
+from server.edge.cures_tcp import CuredTCPServer
+from server.edge.cures_websocket import CuredWSStream
+from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand
+from tests.server.support.surface import PATIENCE_S, request_bytes, small_window, surface
+from tests.server.support.websocket import CLOSE, Socket, frame_bytes, handshake
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from tests.server.support.surface import RawClient, Surface
+
+    Visit: TypeAlias = Callable[[Surface], Awaitable[None]]
+
+pytestmark = pytest.mark.slow
+
+VISITS = 2
+STALL_S = 0.2
+BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
+HELD = (
+    CuredTCPServer,
+    CuredH11Protocol,
+    CuredHTTPStream,
+    CuredWSStream,
+    LiveRequest,
+    EventStreamBody,
+    Choices,
+    ResponsesSession,
+    FakeGeneration,
+)
+"""What there is once for each client, with all that hangs on it."""
+
+
+@contextmanager
+def no_collector() -> Iterator[None]:
+    """Leave whatever holds itself where it is; what others left is gone before."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def held() -> dict[int, object]:
+    """Return what is there now, by its id."""
+    return {id(one): one for one in gc.get_objects() if type(one) in HELD}
+
+
+async def read_to_the_end(client: RawClient) -> None:
+    try:
+        while await client.stream.receive_some():
+            pass
+    except trio.BrokenResourceError:
+        pass
+    await trio.aclose_forcefully(client.stream)
+
+
+async def begin_stream(server: Surface, client: RawClient) -> FakeGeneration:
+    await client.send(request_bytes("POST", "/v1/chat/completions", body=BODY))
+    await client.head()
+    return server.fleet.generations[-1]
+
+
+async def begin_answer(server: Surface, client: RawClient) -> FakeGeneration:
+    count = len(server.fleet.generations)
+    await client.send(handshake())
+    await client.head()
+    await Socket(client, {}).send({"type": "response.create", "input": "hi"})
+    return await server.fleet.nth(count)
+
+
+async def read_nothing(generation: FakeGeneration) -> None:
+    """Let a client be given more than any kernel takes for it, until it is cut."""
+    with trio.fail_after(PATIENCE_S):
+        while not generation.was_cancelled.is_set():
+            if not generation.num_unread:
+                generation.say("x" * 262_144)
+            await trio.lowlevel.checkpoint()
+
+
+async def ask_for_health(server: Surface) -> None:
+    await server.request("GET", "/health/live")
+
+
+async def read_a_stream(server: Surface) -> None:
+    client = await server.connect()
+    generation = await begin_stream(server, client)
+    generation.say("hello")
+    generation.finish()
+    await client.until(b"[DONE]")
+    await client.stream.aclose()
+
+
+async def leave_a_stream(server: Surface) -> None:
+    client = await server.connect()
+    generation = await begin_stream(server, client)
+    generation.say("hello")
+    await client.stream.aclose()
+    await generation.was_cancelled.wait()
+
+
+async def stall_a_stream(server: Surface) -> None:
+    client = await small_window(server)
+    await read_nothing(await begin_stream(server, client))
+    await read_to_the_end(client)
+
+
+async def close_a_socket(server: Surface) -> None:
+    client = await server.connect()
+    generation = await begin_answer(server, client)
+    generation.say("hello")
+    generation.finish()
+    await Socket(client, {}).until("response.completed")
+    await client.send(frame_bytes(CLOSE, b"\x03\xe8"))
+    await read_to_the_end(client)
+
+
+async def leave_a_socket(server: Surface) -> None:
+    client = await server.connect()
+    generation = await begin_answer(server, client)
+    generation.say("hello")
+    await client.stream.aclose()
+    await generation.was_cancelled.wait()
+
+
+async def stall_a_socket(server: Surface) -> None:
+    client = await small_window(server)
+    await read_nothing(await begin_answer(server, client))
+    await read_to_the_end(client)
+
+
+@pytest.mark.parametrize(
+    "visit",
+    [
+        ask_for_health,
+        read_a_stream,
+        leave_a_stream,
+        stall_a_stream,
+        close_a_socket,
+        leave_a_socket,
+        stall_a_socket,
+    ],
+)
+async def test_nothing_of_a_client_outlives_its_connection(visit: Visit) -> None:
+    fleet = FakeFleet(by_hand)
+    async with surface(fleet, stall_timeout_s=STALL_S) as server:
+        with no_collector():
+            before = held()  # by whatever else runs in this process
+            for _ in range(VISITS):
+                await visit(server)
+            await server.all_connections_closed()
+            await wait_all_tasks_blocked()
+            fleet.generations.clear()
+            after = held()
+            assert [one for number, one in after.items() if number not in before] == []
