@@ -69,7 +69,7 @@ MUTANTS: Final = (
     Mutant("A5", "engine/model_config.py", "    if unsafe:\n", "    if not model_dir:\n",
            "engine/test_model_config.py::test_a_directory_with_code_in_it_is_refused"),
     Mutant("A5", "engine/model_config.py", 'if fields.get("auto_map"):', "if not fields:",
-           "engine/test_model_config.py::test_a_directory_with_code_in_it_is_refused"),
+           "engine/test_model_config.py::test_what_cannot_be_computed_is_refused"),
     Mutant("A5", "engine/weights.py", "if not _SHARD_NAME.fullmatch(name):", "if not name:",
            "engine/test_weights.py::test_a_lying_index_is_a_clean_error"),
     Mutant("A6", "server/api/intake.py", "if name is not None and name != config.model_name:",
