@@ -131,6 +131,17 @@ class Metrics:
         """Return everything in Prometheus's text form."""
         return generate_latest(self._registry)
 
+    def figures(self) -> dict[str, dict[str, float]]:
+        """Return counters by their labels, and histograms' running totals by their upper bounds."""
+        return {
+            name: {
+                sample.labels.get("le") or ",".join(sample.labels.values()): sample.value
+                for sample in family.samples
+                if not sample.name.endswith("_sum") and not sample.name.endswith("_count")
+            }
+            for name, family in self._own_families().items()
+        }
+
     def grammar_checked(self, verdict: str) -> None:
         """Somebody's grammar was looked at, or not for want of time."""
         self._counters["grammars_checked"].labels(verdict).inc()

@@ -28,6 +28,8 @@ from .embeddings import embeddings
 from .errors import CODES, error_body, error_headers, http_error
 from .files import delete_file, file_content, list_files, show_file, upload_file
 from .fleet_audit import OWN_AUDIT, UNIX_PEER, fleet_audit, own_audit
+from .fleet_status import OWN_STATUS, fleet_status, own_status
+from .fleet_status import PATH as STATUS
 from .intake import live_request, shown_request_id
 from .keys import enter_tenant, sent_key
 from .live import OWNER_KEY
@@ -37,7 +39,7 @@ from .models import detokenize, list_models, show_model, tokenize
 from .openapi import PATH as OPENAPI
 from .openapi import serve_openapi
 from .origins import check_host, check_origin
-from .pages import chat_page, static_file
+from .pages import chat_page, dashboard, static_file
 from .probes import (
     OWN_LOAD,
     OWN_METRICS,
@@ -75,6 +77,7 @@ OPEN_ENDPOINTS: Final = frozenset(
         "GET /health",
         "GET /ping",
         "GET /",
+        "GET /dashboard",
         "GET /static/<path:name>",
         "GET /openapi.json",
     }
@@ -137,9 +140,12 @@ def _add_routes(app: QuartTrio, services: Services) -> None:
     add("GET", OWN_METRICS, own_metrics)
     add("GET", OWN_LOAD, own_load)
     add("GET", "/fleet/audit", fleet_audit)
+    add("GET", OWN_STATUS, own_status)
+    add("GET", STATUS, fleet_status)
     add("GET", OPENAPI, partial(serve_openapi, app))
     files = read_static_files()
     add("GET", "/", partial(chat_page, files))
+    add("GET", "/dashboard", partial(dashboard, files))
     add("GET", "/static/<path:name>", partial(static_file, files))
     app.add_websocket(RESPONSES, endpoint="WS", view_func=partial(responses_socket, services))
 

@@ -61,10 +61,15 @@ async def fleet_audit(services: Services) -> Response:
     return _document(audit)
 
 
-async def _audit(services: Services) -> FleetAudit:
+def check_is_from_here() -> None:
+    """Refuse the running request with 403 unless it comes from this machine."""
     header_names = {name.lower() for name in request.headers.keys()}  # noqa: SIM118 (multi-dict)
     if not is_from_here(request.remote_addr, header_names):
         raise http_error(403, "this is for the machine that the server runs on; ask from there")
+
+
+async def _audit(services: Services) -> FleetAudit:
+    check_is_from_here()
     return await services.fleet.audit(services.count_connections())
 
 

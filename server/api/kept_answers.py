@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
-from triolet.errors import RequestError, overloaded
+from triolet.errors import RequestError
 
 from ..generation import CancelReason
 
@@ -86,7 +86,13 @@ class KeptAnswers:
         """
         num_live = sum(other.ended_at is None for other in self._answers.values())
         if num_live >= self._config.max_live:
-            raise overloaded(f"{num_live} resumable answers are under way", retry_after_s=1.0)
+            raise RequestError(
+                f"{num_live} resumable answers are under way",
+                status=503,
+                code="overloaded",
+                param="idempotency-key",
+                retry_after_s=1.0,
+            )
         answer.start(submit(answer))
         self._answers.pop(name, None)
         self._answers[name] = answer

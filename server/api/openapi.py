@@ -121,7 +121,12 @@ OPERATIONS: Final[dict[str, Operation]] = {
         "Every block, lease and request, for callers on the same machine.", "FleetAudit"
     ),
     "GET /fleet/audit/own": Operation("The same of one server process.", "FleetAudit"),
+    "GET /fleet/status": Operation(
+        "Workers, blocks, queue and latencies, for callers on the same machine.", "FleetStatus"
+    ),
+    "GET /fleet/status/own": Operation("The same of one server process.", "FleetStatus"),
     "GET /": Operation("The chat page.", PAGE),
+    "GET /dashboard": Operation("A page that shows the fleet.", PAGE),
     "GET /static/<path:name>": Operation("A file of the pages.", PAGE),
     f"GET {PATH}": Operation("This document.", "Anything"),
 }

@@ -129,5 +129,12 @@ RESULTS: Final[dict[str, Schema]] = {
     "Version": _object(version=_TEXT, model=_TEXT),
     "Load": _object(server_load=_COUNT, queued=_COUNT, running=_COUNT),
     "FleetAudit": _object(violations=_list({"type": "object"})),
+    "FleetStatus": _object(
+        queued=_COUNT,
+        running=_COUNT,
+        counters={"type": "object"},
+        latencies={"type": "object"},
+        workers=_list({"type": "object"}),
+    ),
     "Anything": {"type": "object"},
 }

@@ -1,4 +1,5 @@
-"""GET / and /static: the chat page, under a policy that lets it reach nothing but this server."""
+"""GET /, /dashboard and /static: the pages, under a policy that lets them reach nothing but this
+server."""
 
 from __future__ import annotations
 
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 def chat_page(files: Mapping[str, StaticFile], services: Services) -> Response:
     """Return the page itself."""
     return static_file(files, services, "index.html")
+
+
+def dashboard(files: Mapping[str, StaticFile], services: Services) -> Response:
+    """Return the page that shows the fleet. It holds no figures: it asks for them."""
+    return static_file(files, services, "dashboard.html")
 
 
 def static_file(files: Mapping[str, StaticFile], services: Services, name: str) -> Response:

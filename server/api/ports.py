@@ -215,6 +215,10 @@ class MetricsPort(Protocol):
         """Return everything in Prometheus's text form."""
         ...
 
+    def figures(self) -> Mapping[str, Mapping[str, float]]:
+        """Return counters by their labels, and histograms' running totals by upper bounds."""
+        ...
+
 
 class SiblingsPort(Protocol):
     """The other servers on this port."""

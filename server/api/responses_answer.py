@@ -6,11 +6,12 @@ Knows the steps of an answer and where its frames go; knows nothing of lanes and
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from triolet.ids import new_request_id
 
 from ..generation import CancelReason
+from .errors import params_called
 from .generate import generation_requests, submit_for
 from .listening import listen_until
 from .live import LiveRequest
@@ -19,6 +20,7 @@ from .responses_events import ResponseEvents, message_frame
 from .responses_plan import plan_response, turns_of
 from .responses_resume import ResponseScript, own_name, relay_frames
 from .resumable import ResumableAnswer
+from .resuming import KEY
 
 if TYPE_CHECKING:
     from ..generation import Generation, GenerationRequest
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from .ports import Services
     from .responses_schema import ResponseCreate
     from .ws_outbox import WsOutbox
+
+RESUMABLE: Final = "resumable"
 
 
 class ResponseAnswer:
@@ -131,11 +135,12 @@ class ResponseAnswer:
         """The same, but what is generated stays when this connection goes."""
         kept, config = self._services.kept, self._services.config.resume
         answer = self._resumable = ResumableAnswer(script, b"", config)
-        kept.begin(
-            own_name(self.id),
-            answer,
-            lambda holder: submit_for(holder, [request], self._services),
-        )
+        with params_called({KEY: RESUMABLE}):
+            kept.begin(
+                own_name(self.id),
+                answer,
+                lambda holder: submit_for(holder, [request], self._services),
+            )
         if self._is_cancelled:
             answer.stop()
         reader = kept.join(answer, 0)

@@ -22,6 +22,7 @@ export const TRANSITIONS = Object.freeze({
 });
 
 const TERMINAL_EVENTS = new Set(["response.completed", "response.incomplete", "response.failed", "error"]);
+const REASONS = { max_output_tokens: "length" }; // the words of the Responses API, and everybody's
 
 /** Say whether the server sends nothing more for a response after this event. */
 export function endsResponse(event) {
@@ -32,9 +33,32 @@ export class Answer {
   #state = WAITING;
   #text = "";
   #meter = null;
+  #figures = null; // of an answer that was kept
   #lane = undefined;
+  #responseId = null;
+  #position = null;
+  #isInterrupted = false;
   #error = null;
-  #isCut = false;
+  #finishReason = null;
+
+  /** Make one of what was kept of it. */
+  static from({ state, text, error, finishReason, figures }) {
+    const answer = new Answer();
+    answer.#state = state === DONE || state === FAILED ? state : STOPPED;
+    answer.#text = text;
+    answer.#error = answer.#state === FAILED ? { ...error } : null;
+    answer.#finishReason = typeof finishReason === "string" ? finishReason : null;
+    answer.#figures = figures ?? null;
+    return answer;
+  }
+
+  /** What is kept of it. */
+  record() {
+    const state = this.isOver ? this.#state : STOPPED;
+    const { code, status, message } = this.#error ?? {};
+    const error = this.#error && { code, status, message };
+    return { state, text: this.#text, error, finishReason: this.#finishReason, figures: this.figures };
+  }
 
   get state() {
     return this.#state;
@@ -45,8 +69,8 @@ export class Answer {
   }
 
   /** Its figures, null until the question has left. */
-  get meter() {
-    return this.#meter;
+  get figures() {
+    return this.#meter?.figures() ?? this.#figures;
   }
 
   /** The stream_id that its events carry, undefined until the question has left. */
@@ -59,13 +83,23 @@ export class Answer {
     return this.#error;
   }
 
-  /** Whether it ended at the length limit rather than by itself. */
-  get isCut() {
-    return this.#isCut;
+  /** Why it ended: "stop", "length" or another word of the server's; null unless it is done. */
+  get finishReason() {
+    return this.#finishReason;
   }
 
   get isOver() {
     return Object.keys(TRANSITIONS[this.#state]).length === 0;
+  }
+
+  /** Whether its connection is gone and another one may go on with it. */
+  get isInterrupted() {
+    return this.#isInterrupted;
+  }
+
+  /** Whether the server said by which name the rest can be asked for. */
+  get canResume() {
+    return this.#responseId !== null;
   }
 
   /** The question leaves now: the clock for the first token starts. */
@@ -74,8 +108,21 @@ export class Answer {
     this.#meter = new Meter(nowMs);
   }
 
+  /** Its connection is gone. */
+  interrupt() {
+    this.#isInterrupted = true;
+  }
+
+  /** @returns {object} the message that asks for all that has not come yet. */
+  resumption() {
+    this.#isInterrupted = false;
+    const request = { type: "response.resume", response_id: this.#responseId, stream_id: this.#lane };
+    return this.#position === null ? request : { ...request, sequence_number: this.#position };
+  }
+
   /** Take in an event of the server. */
   receive(event, nowMs) {
+    this.note(event);
     switch (event.type) {
       case "response.output_text.delta":
         if (event.delta) this.#append(event.delta, nowMs);
@@ -84,7 +131,7 @@ export class Answer {
       case "response.incomplete":
         this.#step("complete");
         this.count(event, nowMs);
-        this.#isCut = event.response.incomplete_details?.reason === "max_output_tokens";
+        this.#finishReason = reasonOf(event.response);
         break;
       case "response.failed":
         this.fail({ status: 500, ...event.response.error, code: event.response.error.type });
@@ -95,9 +142,16 @@ export class Answer {
     }
   }
 
+  /** Remember how far the server has come, for whoever has to go on from there. */
+  note({ type, sequence_number, response }) {
+    if (type === "error") return;
+    this.#responseId ??= response?.id ?? null;
+    this.#position = sequence_number ?? this.#position;
+  }
+
   /** Take the token count out of a terminal event, also of one that comes after a stop. */
   count(event, nowMs) {
-    this.#meter.end(nowMs, event.response?.usage?.output_tokens);
+    this.#meter.end(nowMs, event.response?.usage);
   }
 
   stop() {
@@ -121,4 +175,9 @@ export class Answer {
     if (!next) throw new Error(`an answer that is ${this.#state} cannot take "${event}"`);
     this.#state = next;
   }
+}
+
+function reasonOf({ incomplete_details }) {
+  const reason = incomplete_details?.reason;
+  return reason ? (REASONS[reason] ?? reason) : "stop";
 }

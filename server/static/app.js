@@ -1,12 +1,15 @@
 // Puts the page together: who hears from whom. Decides nothing.
 
 import { Chat } from "./chat.js";
+import { ChatList } from "./chat_list.js";
+import { Chats } from "./chats.js";
 import { Composer } from "./composer.js";
 import { Connection, ConnectionState } from "./connection.js";
-import { Conversation } from "./conversation.js";
 import { Header } from "./header.js";
-import { ServedModel } from "./model.js";
-import { Settings, keyHeaders, keyProtocols } from "./settings.js";
+import { keyHeaders, keyProtocols } from "./keys.js";
+import { Models } from "./models.js";
+import { Settings } from "./settings.js";
+import { ChatStore } from "./store.js";
 import { View } from "./view.js";
 
 const REFUSED = 1006; // the close code of a connection that was never one
@@ -17,27 +20,39 @@ url.protocol = url.protocol.replace("http", "ws");
 
 const header = new Header(document);
 const view = new View(document);
-const settings = new Settings(document, { onKey: () => connection.connect() });
-const model = new ServedModel(() => keyHeaders(settings.key));
+const settings = new Settings(document, { onKey: () => connection.connect(), onModel: showModel });
+const models = new Models(() => keyHeaders(settings.key), () => settings.model);
 const connection = new Connection(url.href, () => keyProtocols(settings.key), {
   onState: connectionChanged,
   onEvent: (event) => chat.receive(event),
 });
-const chat = new Chat(connection, model, new Conversation(), view, () => settings.parameters());
+const chat = new Chat(connection, models, view, () => settings.parameters(), (conversation) => chats.keep(conversation));
+const store = new ChatStore(() => localStorage, (id) => chats.changedElsewhere(id));
+const list = new ChatList(document, {
+  onOpen: (id) => chats.open(id),
+  onRename: (id, title) => chats.rename(id, title),
+  onRemove: (id) => chats.remove([id]),
+  onRemoveAll: () => chats.removeAll(),
+  onUndo: () => chats.undo(),
+});
+const chats = new Chats(store, list, chat);
 const composer = new Composer(document, {
   onAsk: (question) => chat.ask(question),
+  onAskInstead: (question) => chat.askInstead(question),
   onStop: () => chat.stop(),
 });
 
 view.connect({
+  onShow: () => composer.cancelEditing(),
   onRegenerate() {
     chat.regenerate();
     composer.focus();
   },
+  onEdit: (question) => composer.edit(question),
   onNewChat: newChat,
   onBusy: (isBusy) => composer.setBusy(isBusy),
 });
-document.getElementById("new-chat").onclick = newChat;
+for (const button of document.querySelectorAll(".new-chat")) button.onclick = newChat;
 document.getElementById("reconnect").onclick = () => connection.connect();
 for (const suggestion of document.querySelectorAll(".suggestion")) {
   suggestion.onclick = () => {
@@ -46,20 +61,33 @@ for (const suggestion of document.querySelectorAll(".suggestion")) {
   };
 }
 addEventListener("online", () => connection.connect());
+addEventListener("popstate", () => chats.openByAddress());
+addEventListener("storage", (event) => store.changedElsewhere(event));
+addEventListener("pagehide", () => chat.leave());
+chats.openByAddress();
 connection.connect();
 
 function newChat() {
-  chat.clear();
+  list.close();
+  chats.begin();
   composer.focus();
 }
 
 async function connectionChanged(state, closeCode) {
   header.showConnection(state);
   if (state === ConnectionState.WAITING) {
-    model.forget();
+    models.forget();
     chat.lost(closeCode);
     // A refused handshake looks like any other failure from here.
-    if (closeCode === REFUSED && (await model.wantsKey())) settings.open(NEEDS_KEY);
+    if (closeCode === REFUSED && (await models.wantsKey())) settings.open(NEEDS_KEY);
   }
-  if (state === ConnectionState.OPEN) header.showModel(await model.name());
+  if (state === ConnectionState.OPEN) {
+    chat.reconnected();
+    settings.offer(await models.names());
+    await showModel();
+  }
+}
+
+async function showModel() {
+  if (connection.isOpen) header.showModel(await models.name());
 }

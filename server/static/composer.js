@@ -5,18 +5,25 @@ export class Composer {
   #field;
   #send;
   #stop;
+  #notice;
   #isBusy = false;
+  #isEditing = false;
   #onAsk;
+  #onAskInstead;
 
   /**
    * @param {Document} page
-   * @param {{onAsk: (question: string) => boolean, onStop: () => void}} deeds onAsk says whether it took it.
+   * @param {{onAsk: (question: string) => boolean, onAskInstead: (question: string) => boolean,
+   *   onStop: () => void}} deeds the first two say whether they took it.
    */
-  constructor(page, { onAsk, onStop }) {
+  constructor(page, { onAsk, onAskInstead, onStop }) {
     this.#field = page.getElementById("question");
     this.#send = page.getElementById("send");
     this.#stop = page.getElementById("stop");
+    this.#notice = page.getElementById("editing");
     this.#onAsk = onAsk;
+    this.#onAskInstead = onAskInstead;
+    page.getElementById("cancel-editing").onclick = () => this.cancelEditing();
     page.getElementById("composer").addEventListener("submit", (event) => {
       event.preventDefault();
       this.#ask();
@@ -25,8 +32,26 @@ export class Composer {
     this.#field.addEventListener("input", () => this.#fit());
     this.#stop.onclick = () => onStop();
     page.addEventListener("keydown", (event) => {
-      if (event.key === "Escape" && this.#isBusy) onStop();
+      if (event.key !== "Escape" || page.querySelector("dialog[open]")) return; // that one closes
+      if (this.#isBusy) onStop();
+      else this.cancelEditing();
     });
+  }
+
+  /** Let the reader write another question in the place of this one. */
+  edit(question) {
+    this.#isEditing = true;
+    this.#notice.hidden = false;
+    this.#field.value = question;
+    this.#fit();
+    this.#field.focus();
+  }
+
+  /** Leave the question as it is. */
+  cancelEditing() {
+    if (!this.#isEditing) return;
+    this.#endEditing();
+    this.focus();
   }
 
   /** Show Stop in the place of Send. */
@@ -51,10 +76,17 @@ export class Composer {
   }
 
   #ask() {
-    if (!this.#onAsk(this.#field.value)) return;
+    const isTaken = (this.#isEditing ? this.#onAskInstead : this.#onAsk)(this.#field.value);
+    if (!isTaken) return;
+    this.#endEditing();
+    this.focus();
+  }
+
+  #endEditing() {
+    this.#isEditing = false;
+    this.#notice.hidden = true;
     this.#field.value = "";
     this.#fit();
-    this.focus();
   }
 
   #fit() {

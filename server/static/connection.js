@@ -91,6 +91,14 @@ export class Connection {
     return true;
   }
 
+  /** Leave this connection for a new one, which may lead to another process. */
+  renew() {
+    if (!this.isOpen) return;
+    const socket = this.#socket;
+    this.#lose(socket);
+    this.connect();
+  }
+
   #opened(socket) {
     if (socket !== this.#socket) return;
     clearTimeout(this.#timer);

@@ -1,8 +1,35 @@
-// What was said: questions and their answers, and the model's input made from them. Knows no socket
-// and no page.
+// What was said: questions and their answers, the model's input made from them, and the record that
+// is kept of it all. Knows no socket, no storage and no page.
+
+import { Answer } from "./answer.js";
+
+const LONGEST_TITLE = 60; // characters; a row of the list shows fewer
 
 export class Conversation {
-  #turns = [];
+  #id;
+  #title;
+  #changedMs;
+  #turns;
+
+  /** @param {{id: string, title?: string, changedMs?: number, turns?: object[]}} record what was kept. */
+  constructor({ id, title = "", changedMs = 0, turns = [] }) {
+    this.#id = id;
+    this.#title = title;
+    this.#changedMs = changedMs;
+    this.#turns = turns.map(({ question, answer }) => ({ question, answer: answer && Answer.from(answer) }));
+  }
+
+  get id() {
+    return this.#id;
+  }
+
+  get title() {
+    return this.#title;
+  }
+
+  get turns() {
+    return this.#turns;
+  }
 
   get isEmpty() {
     return this.#turns.length === 0;
@@ -12,15 +39,37 @@ export class Conversation {
     return this.#turns.at(-1);
   }
 
+  /** Whether an answer is under way. */
+  get isAnswering() {
+    return this.last?.answer?.isOver === false;
+  }
+
   /** Add a question. @returns the new turn. */
-  add(question) {
+  add(question, nowMs) {
+    if (this.isEmpty) this.#title = shortened(question);
     const turn = { question, answer: null };
     this.#turns.push(turn);
+    this.#changedMs = nowMs;
     return turn;
   }
 
-  clear() {
-    this.#turns = [];
+  /** Ask something else in the place of the last question. */
+  replaceLast(question, nowMs) {
+    if (this.#turns.length === 1 && this.#title === shortened(this.last.question)) {
+      this.#title = shortened(question);
+    }
+    Object.assign(this.last, { question, answer: null });
+    this.#changedMs = nowMs;
+  }
+
+  rename(title) {
+    this.#title = shortened(title) || this.#title;
+  }
+
+  /** What is kept of it; an answer that is under way counts as stopped here. */
+  record() {
+    const turns = this.#turns.map(({ question, answer }) => ({ question, answer: answer && answer.record() }));
+    return { id: this.#id, title: this.#title, changedMs: this.#changedMs, turns };
   }
 
   /**
@@ -41,4 +90,9 @@ export class Conversation {
 
 function message(role, content) {
   return { type: "message", role, content };
+}
+
+function shortened(text) {
+  const characters = [...text.replace(/\s+/g, " ").trim()]; // not halves of what UTF-16 cuts in two
+  return characters.length > LONGEST_TITLE ? `${characters.slice(0, LONGEST_TITLE - 1).join("")}…` : characters.join("");
 }

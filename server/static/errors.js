@@ -54,8 +54,23 @@ const BY_CODE = {
   },
   connection_lost: {
     title: "The connection broke before the answer was complete.",
-    advice: "The page reconnects by itself; then ask again.",
+    advice: "The server does not have the rest of it any more. The page reconnects by itself; then ask again.",
     remedy: Remedy.RETRY,
+  },
+  websocket_stream_limit_reached: {
+    title: "Too many answers are under way on this page.",
+    advice: "Wait until one of them has ended, or stop one.",
+    remedy: Remedy.RETRY,
+  },
+  model_not_found: {
+    title: "The server does not serve the chosen model.",
+    advice: "Choose another one in the settings, or leave the choice to the server.",
+    remedy: Remedy.RETRY,
+  },
+  quarantined: {
+    title: "The server refuses this question for a while.",
+    advice: "It made workers fail. Ask differently, or tell whoever runs the server.",
+    remedy: Remedy.NONE,
   },
   unreachable: {
     title: "The server cannot be reached.",

@@ -1,74 +1,145 @@
-// Text of a model as the reader should see it: paragraphs, headings, lists, quotes, code, emphasis.
-// Builds elements and text nodes and nothing else, so that no text can become a script, an image or
-// a form. Links are shown with their address and open nowhere by themselves.
+// Text of a model as the reader should see it: paragraphs, headings, lists, tables, quotes, code,
+// emphasis, links. Builds elements and text nodes and nothing else, so that no text can become a
+// script, an image or a form. What a link leads to is always to be seen, and http or https.
 
-const FENCE = /^ {0,3}(```+|~~~+)\s*([\w+#.-]*)\s*$/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*$/;
-const BULLET = /^\s{0,3}[-*+]\s+(.*)$/;
-const NUMBER = /^\s{0,3}(\d{1,9})[.)]\s+(.*)$/;
+import { inline } from "./markdown_inline.js";
+
+const FENCE = /^ {0,3}(?:(`{3,})([^`]*)|(~{3,})(.*))$/;
+const HEADING = /^ {0,3}(#{1,6})\s+(.*)$/;
+const ITEM = /^(\s{0,40})(?:[-*+]|(\d{1,9})[.)])(?:\s+(.*))?$/;
 const QUOTE = /^ {0,3}>\s?(.*)$/;
-const RULE = /^ {0,3}([-*_])(\s*\1){2,}\s*$/;
-// Each alternative begins with its own mark and stops at the next: no text makes them try twice.
-const INLINE = /(`+)([^`]+)\1|\*\*([^*]+)\*\*|\*([^*\s][^*]*)\*|\[([^\][]+)\]\((https?:\/\/[^\s()]+)\)/g;
-const MAX_DEPTH = 6; // of quotes in quotes
+const RULE = /^ {0,3}(?:(?:-\s*){3,}|(?:\*\s*){3,}|(?:_\s*){3,})$/;
+const TABLE_RULE = /^\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?$/;
+const INDENT = /^ */;
+const MAX_DEPTH = 6; // of quotes and lists in one another
+const MAX_COLUMNS = 32;
+const LONGEST_LANGUAGE = 24;
 
 /**
- * Return a text as elements.
+ * Return the blocks of a text.
  *
- * @param {string} text
- * @returns {DocumentFragment}
+ * @param {string[]} lines
+ * @returns {{begin: number, node: HTMLElement}[]} each with the line where it begins.
  */
-export function renderMarkdown(text) {
-  const fragment = document.createDocumentFragment();
-  fragment.append(...blocks(text.split("\n"), 0));
-  return fragment;
-}
-
-function blocks(lines, depth) {
+export function parseBlocks(lines, depth = 0) {
   const found = [];
   let at = 0;
-  /** Take lines as long as they match. */
-  const takeWhile = (pattern) => {
-    const matches = [];
-    for (let match; at < lines.length && (match = pattern.exec(lines[at])); at += 1) matches.push(match);
-    return matches;
-  };
   while (at < lines.length) {
-    const line = lines[at];
-    const fence = FENCE.exec(line);
-    const heading = HEADING.exec(line);
-    if (!line.trim()) {
+    if (!lines[at].trim()) {
       at += 1;
-    } else if (fence) {
-      at += 1;
-      const begin = at;
-      while (at < lines.length && !closes(lines[at], fence[1])) at += 1;
-      found.push(codeBlock(lines.slice(begin, at).join("\n"), fence[2]));
-      at += 1;
-    } else if (heading) {
-      at += 1;
-      // The page has headings of its own above these.
-      found.push(element(`h${Math.min(6, heading[1].length + 2)}`, inline(heading[2])));
-    } else if (RULE.test(line)) {
-      at += 1;
-      found.push(element("hr", []));
-    } else if (QUOTE.test(line) && depth < MAX_DEPTH) {
-      found.push(element("blockquote", blocks(takeWhile(QUOTE).map((match) => match[1]), depth + 1)));
-    } else if (BULLET.test(line)) {
-      found.push(element("ul", takeWhile(BULLET).map((match) => element("li", inline(match[1])))));
-    } else if (NUMBER.test(line)) {
-      const items = takeWhile(NUMBER);
-      const list = element("ol", items.map((match) => element("li", inline(match[2]))));
-      list.start = Number(items[0][1]);
-      found.push(list);
-    } else {
-      const begin = at;
-      do at += 1;
-      while (at < lines.length && lines[at].trim() && !beginsBlock(lines[at], depth));
-      found.push(element("p", inline(lines.slice(begin, at).join("\n"))));
+      continue;
     }
+    const begin = at;
+    const [node, end] = block(lines, at, depth);
+    at = end;
+    found.push({ begin, node });
   }
   return found;
+}
+
+/** @returns {[HTMLElement, number]} the block that begins here, and the line behind it. */
+function block(lines, at, depth) {
+  const line = lines[at];
+  const fence = FENCE.exec(line);
+  if (fence) return fencedCode(lines, at, fence);
+  const heading = HEADING.exec(line);
+  // The page has headings of its own above these.
+  if (heading) return [element(`h${Math.min(6, heading[1].length + 2)}`, inline(withoutMarks(heading[2]))), at + 1];
+  if (RULE.test(line)) return [element("hr", []), at + 1];
+  if (depth < MAX_DEPTH && QUOTE.test(line)) return quote(lines, at, depth);
+  if (depth < MAX_DEPTH && ITEM.test(line)) return list(lines, at, depth);
+  if (beginsTable(lines, at)) return table(lines, at);
+  return paragraph(lines, at, depth);
+}
+
+function fencedCode(lines, at, [, ticks, afterTicks, tildes, afterTildes]) {
+  const mark = ticks ?? tildes;
+  const [language] = (afterTicks ?? afterTildes).trim().split(/\s/, 1);
+  let end = at + 1;
+  while (end < lines.length && !closes(lines[end], mark)) end += 1;
+  return [codeBlock(lines.slice(at + 1, end).join("\n"), language), end + 1];
+}
+
+function quote(lines, at, depth) {
+  const inner = [];
+  let end = at;
+  for (let match; end < lines.length && (match = QUOTE.exec(lines[end])); end += 1) inner.push(match[1]);
+  return [element("blockquote", nodes(inner, depth + 1)), end];
+}
+
+/** A list goes on over empty lines and whatever is indented below its items. */
+function list(lines, at, depth) {
+  const [, indent, number] = ITEM.exec(lines[at]);
+  const isOrdered = number !== undefined;
+  const items = [];
+  let end = at;
+  for (let next = at; next < lines.length; next += 1) {
+    const line = lines[next];
+    const item = ITEM.exec(line);
+    const isMine = item && item[1].length <= indent.length + 1;
+    if (isMine && ((item[2] !== undefined) !== isOrdered || RULE.test(line))) break;
+    if (isMine) items.push([item[3] ?? ""]);
+    else if (!line.trim()) items.at(-1).push("");
+    else if (INDENT.exec(line)[0].length > indent.length + 1) items.at(-1).push(line.slice(indent.length + 2));
+    else break;
+    if (line.trim()) end = next + 1;
+  }
+  const made = element(isOrdered ? "ol" : "ul", items.map((inner) => element("li", itemNodes(inner, depth + 1))));
+  if (isOrdered) made.start = Number(number);
+  return [made, end];
+}
+
+/** The only paragraph of an item needs no element of its own. */
+function itemNodes(lines, depth) {
+  const [first, ...rest] = nodes(lines, depth);
+  return first?.localName === "p" ? [...first.childNodes, ...rest] : [first, ...rest].filter(Boolean);
+}
+
+function beginsTable(lines, at) {
+  const rule = lines[at + 1];
+  return rule !== undefined && lines[at].includes("|") && rule.includes("-") && TABLE_RULE.test(rule.trim())
+    && cells(lines[at]).length === cells(rule).length;
+}
+
+function table(lines, at) {
+  const sides = cells(lines[at + 1]).map((rule) => (rule.endsWith(":") ? (rule.startsWith(":") ? "center" : "end") : ""));
+  const row = (line, kind) => {
+    const shown = cells(line).slice(0, sides.length);
+    return element("tr", shown.map((text, column) => {
+      const cell = element(kind, inline(text));
+      if (sides[column]) cell.className = `to-${sides[column]}`;
+      return cell;
+    }));
+  };
+  let end = at + 2;
+  while (end < lines.length && lines[end].includes("|")) end += 1;
+  const body = lines.slice(at + 2, end).map((line) => row(line, "td"));
+  const made = element("table", [element("thead", [row(lines[at], "th")]), element("tbody", body)]);
+  const frame = element("div", [made]);
+  frame.className = "table";
+  scrollable(frame, "Table");
+  return [frame, end];
+}
+
+function cells(line) {
+  const bare = line.trim().replace(/^\|/, "").replace(/(?<!\\)\|$/, "");
+  return bare.split(/(?<!\\)\|/, MAX_COLUMNS).map((text) => text.trim().replaceAll("\\|", "|"));
+}
+
+function paragraph(lines, at, depth) {
+  let end = at + 1;
+  while (end < lines.length && lines[end].trim() && !interrupts(lines, end, depth)) end += 1;
+  return [element("p", inline(lines.slice(at, end).join("\n"))), end];
+}
+
+function interrupts(lines, at, depth) {
+  const line = lines[at];
+  const nested = depth < MAX_DEPTH && (QUOTE.test(line) || (ITEM.exec(line)?.[3] ?? "") !== "");
+  return nested || [FENCE, HEADING, RULE].some((pattern) => pattern.test(line)) || beginsTable(lines, at);
+}
+
+function nodes(lines, depth) {
+  return parseBlocks(lines, depth).map(({ node }) => node);
 }
 
 function closes(line, mark) {
@@ -76,42 +147,35 @@ function closes(line, mark) {
   return bare.length >= mark.length && bare === mark[0].repeat(bare.length);
 }
 
-function beginsBlock(line, depth) {
-  const quotes = depth < MAX_DEPTH && QUOTE.test(line);
-  return quotes || [FENCE, HEADING, RULE, BULLET, NUMBER].some((pattern) => pattern.test(line));
-}
-
-function inline(text) {
-  const nodes = [];
-  let end = 0;
-  for (const match of text.matchAll(INLINE)) {
-    nodes.push(document.createTextNode(text.slice(end, match.index)));
-    end = match.index + match[0].length;
-    const [, , code, strong, emphasis, label, address] = match;
-    if (code !== undefined) nodes.push(element("code", [document.createTextNode(code)]));
-    else if (strong !== undefined) nodes.push(element("strong", [document.createTextNode(strong)]));
-    else if (emphasis !== undefined) nodes.push(element("em", [document.createTextNode(emphasis)]));
-    else nodes.push(link(label, address));
-  }
-  nodes.push(document.createTextNode(text.slice(end)));
-  return nodes;
-}
-
-function link(label, address) {
-  const shown = element("a", [document.createTextNode(label)]);
-  shown.href = address; // http or https by the pattern: never javascript:
-  shown.title = address;
-  shown.target = "_blank";
-  shown.rel = "noopener noreferrer nofollow";
-  return shown;
+/** A heading may end with as many marks as it began with. */
+function withoutMarks(text) {
+  let end = text.trimEnd().length;
+  while (end > 0 && text[end - 1] === "#") end -= 1;
+  return end === 0 || text[end - 1] === " " ? text.slice(0, end).trimEnd() : text;
 }
 
 function codeBlock(text, language) {
   const code = element("code", [document.createTextNode(text)]);
-  const block = element("pre", [code]);
-  block.tabIndex = 0; // else a keyboard could not scroll it
-  if (language) block.setAttribute("aria-label", `Code, ${language}`);
-  return block;
+  const pre = element("pre", [code]);
+  const name = language.slice(0, LONGEST_LANGUAGE);
+  scrollable(pre, name ? `Code, ${name}` : "Code");
+  const label = element("span", [document.createTextNode(name || "code")]);
+  const copy = element("button", [document.createTextNode("Copy code")]);
+  copy.type = "button";
+  copy.className = "quiet copy-code";
+  copy.hidden = !navigator.clipboard; // only secure pages and localhost have one
+  const head = element("div", [label, copy]);
+  head.className = "code-head";
+  const frame = element("div", [head, pre]);
+  frame.className = "code";
+  return frame;
+}
+
+/** Else a keyboard could not scroll it. */
+function scrollable(frame, name) {
+  frame.tabIndex = 0;
+  frame.setAttribute("role", "region");
+  frame.setAttribute("aria-label", name);
 }
 
 function element(name, children) {

@@ -1,47 +1,69 @@
-// What the reader has chosen for all answers: instructions, sampling, and the key of a server that
-// asks for one. Kept by the browser; knows no socket and no conversation.
+// What the reader has chosen for all answers: model, instructions, sampling, and the key of a server
+// that asks for one. Checks it, and lets the browser keep it; knows no socket and no conversation.
+
+import { keepKey, keptKey } from "./keys.js";
+import { read, write } from "./small_storage.js";
 
 const STORE = "triolet.settings";
-const KEY = "triolet.key"; // for this tab only: whoever uses the browser next shall not have it
-const NUMBERS = ["temperature", "top_p", "max_output_tokens"];
+const NUMBERS = ["temperature", "top_p", "max_output_tokens", "seed"];
+const KEPT = ["model", "instructions", "stop", ...NUMBERS];
+const MAX_STOPS = 16; // the server's bounds
+const LONGEST_STOP = 64;
 
 export class Settings {
+  #page;
   #dialog;
   #fields;
-  #opener;
+  #onKey;
+  #onModel;
 
   /**
    * @param {Document} page
-   * @param {{onKey: () => void}} listener told when the key has changed.
+   * @param {{onKey: () => void, onModel: () => void}} listener told when one of them has changed.
    */
-  constructor(page, { onKey }) {
+  constructor(page, { onKey, onModel }) {
+    this.#page = page;
+    this.#onKey = onKey;
+    this.#onModel = onModel;
     this.#dialog = page.getElementById("settings");
-    this.#opener = page.getElementById("open-settings");
-    this.#fields = Object.fromEntries(
-      ["instructions", ...NUMBERS, "key"].map((name) => [name, page.getElementById(`set-${name}`)]),
-    );
-    this.#opener.onclick = () => this.open();
-    page.getElementById("close-settings").onclick = () => this.#dialog.close();
+    this.#fields = Object.fromEntries([...KEPT, "key"].map((name) => [name, page.getElementById(`set-${name}`)]));
+    page.getElementById("open-settings").onclick = () => this.open();
+    page.getElementById("close-settings").onclick = () => this.#closeIfValid();
     page.getElementById("reset-settings").onclick = () => this.#reset();
-    this.#dialog.addEventListener("close", () => {
-      const before = this.key;
-      this.#save();
-      if (this.key !== before) onKey();
-    });
+    this.#dialog.addEventListener("close", () => this.#save());
+    this.#dialog.addEventListener("input", ({ target }) => this.#check(target));
     this.#load();
   }
 
   /** Show the dialog; with a reason why, above its fields. */
   open(reason = "") {
-    const shown = document.getElementById("settings-reason");
+    const shown = this.#page.getElementById("settings-reason");
     shown.textContent = reason;
     shown.hidden = !reason;
     if (!this.#dialog.open) this.#dialog.showModal();
     if (reason) this.#fields.key.focus();
   }
 
+  /** Offer these models. */
+  offer(names) {
+    const wanted = this.model;
+    const options = ["", ...names].map((name) => {
+      const option = this.#page.createElement("option");
+      option.value = name;
+      option.textContent = name || "the server's choice";
+      return option;
+    });
+    this.#fields.model.replaceChildren(...options);
+    this.#fields.model.value = names.includes(wanted) ? wanted : "";
+  }
+
   get key() {
-    return read(sessionStorage, KEY) ?? "";
+    return keptKey();
+  }
+
+  /** The model that was chosen, empty for none. */
+  get model() {
+    return this.#fields.model.value;
   }
 
   /** The fields of a request for an answer that were chosen. */
@@ -53,60 +75,73 @@ export class Settings {
       const field = this.#fields[name];
       if (field.value !== "" && field.validity.valid) chosen[name] = field.valueAsNumber;
     }
+    const stop = stops(this.#fields.stop.value);
+    if (stop.length > 0 && this.#fields.stop.validity.valid) chosen.stop = stop;
     return chosen;
   }
 
   #load() {
     let kept = {};
     try {
-      kept = JSON.parse(read(localStorage, STORE) ?? "{}") ?? {};
+      kept = JSON.parse(read(() => localStorage, STORE) ?? "{}") ?? {};
     } catch {
       kept = {}; // somebody else wrote there
     }
-    for (const name of ["instructions", ...NUMBERS]) {
-      this.#fields[name].value = typeof kept[name] === "string" ? kept[name] : "";
-    }
+    if (typeof kept.model === "string" && kept.model) this.offer([kept.model]);
+    for (const name of KEPT) this.#fields[name].value = typeof kept[name] === "string" ? kept[name] : "";
     this.#fields.key.value = this.key;
+    this.#checkAll();
+  }
+
+  #closeIfValid() {
+    const wrong = this.#checkAll();
+    if (wrong) wrong.focus();
+    else this.#dialog.close();
   }
 
   #save() {
-    const names = ["instructions", ...NUMBERS];
-    const kept = Object.fromEntries(names.map((name) => [name, this.#fields[name].value]));
-    write(localStorage, STORE, JSON.stringify(kept));
-    write(sessionStorage, KEY, this.#fields.key.value.trim());
+    for (const name of KEPT) if (!this.#fields[name].validity.valid) this.#fields[name].value = "";
+    this.#checkAll();
+    const kept = Object.fromEntries(KEPT.map((name) => [name, this.#fields[name].value]));
+    write(() => localStorage, STORE, JSON.stringify(kept));
+    this.#onModel();
+    const key = this.#fields.key.value.trim();
+    if (key === this.key) return;
+    keepKey(key);
+    this.#onKey();
   }
 
   #reset() {
-    for (const name of ["instructions", ...NUMBERS]) this.#fields[name].value = "";
+    for (const name of KEPT) this.#fields[name].value = "";
+    this.#checkAll();
     this.#fields.instructions.focus();
   }
-}
 
-/** The headers that carry a key; none without one. */
-export function keyHeaders(key) {
-  return key ? { authorization: `Bearer ${key}` } : {};
-}
+  /** @returns {HTMLElement|undefined} the first field whose value cannot be used. */
+  #checkAll() {
+    for (const name of KEPT) this.#check(this.#fields[name]);
+    return KEPT.map((name) => this.#fields[name]).find((field) => !field.validity.valid);
+  }
 
-/** What a WebSocket offers to carry a key: it can set no header, and an address would be written down. */
-export function keyProtocols(key) {
-  if (!key) return [];
-  const bytes = String.fromCharCode(...new TextEncoder().encode(key));
-  const word = btoa(bytes).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
-  return ["triolet", `triolet-key.${word}`];
-}
-
-function read(storage, name) {
-  try {
-    return storage.getItem(name);
-  } catch {
-    return null; // storage is forbidden here: what is chosen holds until the page is closed
+  #check(field) {
+    if (field === this.#fields.stop) field.setCustomValidity(whatIsWrongWithStops(stops(field.value)));
+    const isValid = field.validity.valid;
+    if (isValid) field.removeAttribute("aria-invalid");
+    else field.setAttribute("aria-invalid", "true");
+    const problem = this.#page.getElementById(`${field.id}-problem`);
+    if (!problem) return;
+    const words = isValid ? "" : field.validationMessage;
+    if (problem.textContent !== words) problem.textContent = words;
   }
 }
 
-function write(storage, name, value) {
-  try {
-    storage.setItem(name, value);
-  } catch {
-    // Storage is forbidden or full: the choice holds until the page is closed.
-  }
+/** The strings that end an answer: one a line, where \n is a line break and \t a tab. */
+function stops(text) {
+  const lines = text.split("\n").filter((line) => line !== "");
+  return lines.map((line) => line.replace(/\\([nt\\])/g, (_, mark) => ({ n: "\n", t: "\t", "\\": "\\" })[mark]));
+}
+
+function whatIsWrongWithStops(found) {
+  if (found.length > MAX_STOPS) return `At most ${MAX_STOPS} of them.`;
+  return found.some((stop) => stop.length > LONGEST_STOP) ? `At most ${LONGEST_STOP} characters each.` : "";
 }

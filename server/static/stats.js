@@ -7,7 +7,7 @@ export class Meter {
   #firstMs = null;
   #lastMs = null;
   #pieces = 0;
-  #usageTokens = null;
+  #usage = null;
 
   /** @param {number} nowMs when the question was sent. */
   constructor(nowMs) {
@@ -25,11 +25,11 @@ export class Meter {
    * Note the end.
    *
    * @param {number} nowMs
-   * @param {number|undefined} tokens what the server counted, if it said so.
+   * @param {object|undefined} usage what the server counted, if it said so.
    */
-  end(nowMs, tokens) {
-    if (tokens === undefined) return;
-    this.#usageTokens = tokens;
+  end(nowMs, usage) {
+    if (usage?.output_tokens === undefined) return;
+    this.#usage = usage;
     if (this.#firstMs !== null) this.#lastMs = nowMs;
   }
 
@@ -40,12 +40,12 @@ export class Meter {
 
   /** Tokens so far. Until the server has counted them, pieces of text stand for tokens. */
   get tokens() {
-    return this.#usageTokens ?? this.#pieces;
+    return this.#usage?.output_tokens ?? this.#pieces;
   }
 
   /** Whether `tokens` is the server's own count; otherwise it is a lower bound. */
   get isExact() {
-    return this.#usageTokens !== null;
+    return this.#usage !== null;
   }
 
   /** Tokens per second after the first one, null while the interval is too short to measure. */
@@ -53,5 +53,13 @@ export class Meter {
     const intervalMs = this.#lastMs - this.#firstMs;
     if (this.tokens < 2 || intervalMs < SHORTEST_MS) return null;
     return ((this.tokens - 1) * 1000) / intervalMs;
+  }
+
+  /** All of it at this moment, as it is shown and kept. */
+  figures() {
+    const { ttftMs, tokensPerSecond, tokens, isExact } = this;
+    const promptTokens = this.#usage?.input_tokens ?? null;
+    const cachedTokens = this.#usage?.input_tokens_details?.cached_tokens ?? 0;
+    return { ttftMs, tokensPerSecond, tokens, isExact, promptTokens, cachedTokens };
   }
 }

@@ -1,32 +1,31 @@
-// Shows one turn: a question, its answer as it grows and then with its form, its figures, its end.
-// Text goes into text nodes only, so that nothing a model or a reader writes becomes markup.
+// Shows one turn: a question, its answer as it grows, its figures, its end. Text goes into text nodes
+// only, so that nothing a model or a reader writes becomes markup.
 
 import { AnswerState } from "./answer.js";
+import { copyText } from "./copying.js";
 import { Remedy, explain } from "./errors.js";
-import { renderMarkdown } from "./markdown.js";
+import { GrowingText } from "./growing_text.js";
 
-const COPIED_FOR_MS = 1_500;
 const REMEDY_LABELS = { [Remedy.RETRY]: "Try again", [Remedy.NEW_CHAT]: "Start a new chat" };
+const ENDINGS = { stop: "", length: "Reached the length limit" };
 const wholeNumber = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const oneDecimal = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 
 export class TurnView {
   #root;
-  #text;
+  #text = null;
   #parts;
   #answer = null;
 
   /**
    * @param {HTMLTemplateElement} template
    * @param {string} question
-   * @param {{onRegenerate: () => void, onNewChat: () => void}} deeds
+   * @param {{onRegenerate: () => void, onEdit: (question: string) => void, onNewChat: () => void}} deeds
    */
-  constructor(template, question, { onRegenerate, onNewChat }) {
+  constructor(template, question, { onRegenerate, onEdit, onNewChat }) {
     this.#root = template.content.firstElementChild.cloneNode(true);
     const part = (selector) => this.#root.querySelector(selector);
     part(".question .text").textContent = question;
-    this.#text = document.createTextNode("");
-    part(".answer .text").append(this.#text);
     this.#parts = {
       answer: part(".answer"),
       text: part(".answer .text"),
@@ -38,11 +37,18 @@ export class TurnView {
       ttft: part(".ttft"),
       speed: part(".speed"),
       tokens: part(".tokens"),
+      prompt: part(".prompt"),
+      reason: part(".reason"),
       copy: part(".copy"),
     };
     part(".regenerate").onclick = onRegenerate;
-    this.#parts.copy.onclick = () => this.#copy();
+    part(".edit").onclick = () => onEdit(question);
+    this.#parts.copy.onclick = () => copyText(this.#parts.copy, this.#answer.text);
     this.#parts.copy.hidden = !navigator.clipboard; // only secure pages and localhost have one
+    this.#parts.text.addEventListener("click", ({ target }) => {
+      const button = target.closest(".copy-code");
+      if (button) copyText(button, button.closest(".code").querySelector("pre").textContent);
+    });
     this.#parts.remedy.onclick = () => {
       const { remedy } = explain(this.#answer.error);
       (remedy === Remedy.NEW_CHAT ? onNewChat : onRegenerate)();
@@ -56,42 +62,33 @@ export class TurnView {
   /** Show the state of the answer; another answer than last time starts from nothing. */
   show(answer) {
     if (answer !== this.#answer) {
-      this.#text.data = "";
-      this.#parts.text.replaceChildren(this.#text);
-      this.#parts.text.classList.remove("is-whole");
+      this.#parts.text.replaceChildren();
+      this.#text = new GrowingText(this.#parts.text);
     }
     this.#answer = answer;
     this.#parts.answer.dataset.state = answer.state;
     this.#parts.answer.setAttribute("aria-busy", String(!answer.isOver));
-    // Appending leaves the reader's selection alone and costs only what is new.
-    this.#text.appendData(answer.text.slice(this.#text.length));
-    if (answer.isOver) this.#showWhole();
+    this.#text.show(answer.text);
     this.#showFigures(answer);
     this.#showEnding(answer);
     this.#showProblem(answer);
   }
 
-  /** Show an answer that is over with its headings, lists and code; one without any stays as it is. */
-  #showWhole() {
-    const { text } = this.#parts;
-    if (text.classList.contains("is-whole")) return;
-    const whole = renderMarkdown(this.#answer.text);
-    if (whole.querySelector(":not(p)") === null) return;
-    text.replaceChildren(whole);
-    text.classList.add("is-whole");
-  }
-
-  #showFigures({ meter, isOver }) {
-    const { ttft, speed, tokens } = this.#parts;
-    const hasBegun = meter !== null && meter.ttftMs !== null;
-    fill(ttft, hasBegun && `${wholeNumber.format(meter.ttftMs)} ms`);
-    fill(speed, hasBegun && meter.tokensPerSecond !== null && `${rate(meter.tokensPerSecond)} tokens/s`);
-    fill(tokens, hasBegun && count(meter, isOver));
+  #showFigures({ figures, isOver, finishReason }) {
+    const { ttft, speed, tokens, prompt, reason } = this.#parts;
+    const hasBegun = figures !== null && figures.ttftMs !== null;
+    fill(ttft, hasBegun && `${wholeNumber.format(figures.ttftMs)} ms`);
+    fill(speed, hasBegun && figures.tokensPerSecond !== null && `${rate(figures.tokensPerSecond)} tokens/s`);
+    fill(tokens, hasBegun && count(figures, isOver));
+    fill(prompt, hasBegun && isOver && figures.promptTokens !== null && promptWords(figures));
+    fill(reason, hasBegun && finishReason);
   }
 
   #showEnding(answer) {
     const { ending } = this.#parts;
-    fill(ending, answer.state === AnswerState.STOPPED ? "Stopped" : answer.isCut && "Reached the length limit");
+    const word = ENDINGS[answer.finishReason] ?? (answer.finishReason && `Ended: ${answer.finishReason}`);
+    const isWaiting = answer.isInterrupted && !answer.isOver && "Connection lost; goes on when it is back";
+    fill(ending, isWaiting || (answer.state === AnswerState.STOPPED ? "Stopped" : word));
     ending.hidden = !ending.textContent;
   }
 
@@ -105,17 +102,6 @@ export class TurnView {
     remedy.hidden = told.remedy === Remedy.NONE;
     remedy.textContent = REMEDY_LABELS[told.remedy] ?? "";
   }
-
-  async #copy() {
-    const { copy } = this.#parts;
-    try {
-      await navigator.clipboard.writeText(this.#answer.text);
-      copy.textContent = "Copied";
-    } catch {
-      copy.textContent = "Not allowed";
-    }
-    setTimeout(() => (copy.textContent = "Copy"), COPIED_FOR_MS);
-  }
 }
 
 function fill(element, text) {
@@ -127,7 +113,12 @@ function rate(tokensPerSecond) {
   return (tokensPerSecond < 100 ? oneDecimal : wholeNumber).format(tokensPerSecond);
 }
 
-function count(meter, isOver) {
-  const bound = isOver && !meter.isExact ? "≥ " : "";
-  return `${bound}${wholeNumber.format(meter.tokens)} ${meter.tokens === 1 ? "token" : "tokens"}`;
+function count(figures, isOver) {
+  const bound = isOver && !figures.isExact ? "≥ " : "";
+  return `${bound}${wholeNumber.format(figures.tokens)} ${figures.tokens === 1 ? "token" : "tokens"}`;
+}
+
+function promptWords({ promptTokens, cachedTokens }) {
+  const cached = cachedTokens > 0 ? `, ${wholeNumber.format(cachedTokens)} cached` : "";
+  return `${wholeNumber.format(promptTokens)}${cached}`;
 }

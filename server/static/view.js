@@ -17,6 +17,7 @@ export class View {
   #frame = 0;
   #isFollowing = false;
   #onBusy = () => {};
+  #onShow = () => {};
   #deeds = {};
 
   /** @param {Document} page */
@@ -33,16 +34,37 @@ export class View {
     new ResizeObserver(() => this.#isFollowing && this.#toEnd()).observe(this.#scroller);
   }
 
-  /** @param {{onRegenerate: () => void, onNewChat: () => void, onBusy: (isBusy: boolean) => void}} deeds */
-  connect({ onRegenerate, onNewChat, onBusy }) {
-    this.#deeds = { onRegenerate, onNewChat };
+  /**
+   * @param {{onRegenerate: () => void, onEdit: (question: string) => void, onNewChat: () => void,
+   *   onBusy: (isBusy: boolean) => void, onShow: () => void}} deeds
+   */
+  connect({ onBusy, onShow, ...deeds }) {
+    this.#deeds = deeds;
+    this.#onShow = onShow;
     this.#onBusy = onBusy;
   }
 
-  addTurn({ question }) {
+  /** Show another conversation. */
+  show(conversation) {
+    this.#clear();
+    for (const turn of conversation.turns) this.addTurn(turn);
+    this.#onBusy(conversation.isAnswering);
+    this.#onShow();
+    this.#announce(conversation.isEmpty ? "New chat." : `Chat: ${conversation.title}`);
+    if (!conversation.isEmpty) this.#follow();
+  }
+
+  addTurn({ question, answer }) {
     this.#welcome.hidden = true;
     this.#lastTurn = new TurnView(this.#template, question, this.#deeds);
+    if (answer) this.#lastTurn.show(answer);
     this.#turns.append(this.#lastTurn.root);
+  }
+
+  /** Show this turn in the place of the last one. */
+  replaceTurn(turn) {
+    this.#lastTurn.root.remove();
+    this.addTurn(turn);
   }
 
   startAnswer(answer) {
@@ -66,7 +88,7 @@ export class View {
     this.#onBusy(false);
   }
 
-  clear() {
+  #clear() {
     cancelAnimationFrame(this.#frame);
     this.#turns.replaceChildren();
     this.#lastTurn = null;
@@ -74,7 +96,6 @@ export class View {
     this.#latest.hidden = true;
     this.#isFollowing = false;
     this.#scroller.scrollTop = 0;
-    this.#announce("New chat.");
   }
 
   #draw(answer) {

@@ -31,6 +31,7 @@ ASK_AND_AT_FIRST_TEXT = """(then) => new Promise((done) => {
     if (!text) return;
     watch.disconnect();
     if (then === "stop") document.getElementById("stop").click();
+    if (then === "cut") sockets.at(-1).close();
     done(text);
   });
   watch.observe(document.body, {subtree: true, characterData: true, childList: true});
@@ -53,12 +54,22 @@ LONG_ANSWERS = """(() => {
   WebSocket.prototype.send = function (text) {
     const asked = JSON.parse(text);
     if (asked.type === "response.create") {
-      Object.assign(asked, {ignore_eos: true, max_output_tokens: 900});
+      Object.assign(asked, {ignore_eos: true, max_output_tokens: 900, temperature: 0});
     }
     send.call(this, JSON.stringify(asked));
   };
 })()"""
 """What the page asks, but as long as the context allows."""
+KEEP_SOCKETS = """(() => {
+  window.sockets = [];
+  window.sent = [];
+  const send = WebSocket.prototype.send;
+  WebSocket.prototype.send = function (text) {
+    if (sockets.at(-1) !== this) sockets.push(this);
+    sent.push(text);
+    send.call(this, text);
+  };
+})()"""
 TRIES = 5
 """Even so an answer may have been told before its tab has closed."""
 
@@ -100,6 +111,11 @@ def long_page(browser: Browser, fleet: FleetProcess) -> Iterator[Page]:
 
 def ended(fleet: FleetProcess, outcome: str) -> float:
     return fleet.metric("triolet_requests_total", outcome=outcome)
+
+
+def left(fleet: FleetProcess) -> float:
+    """Count answers whose reader went away, saying so or not."""
+    return ended(fleet, "client_gone") + ended(fleet, "stopped")
 
 
 def test_a_chat_of_two_turns_streams_and_shows_its_figures(page: Page) -> None:
@@ -150,17 +166,46 @@ def test_stop_ends_the_answer_in_the_pools_too(long_page: Page, fleet: FleetProc
 
 def test_closing_the_tab_frees_the_kv(browser: Browser, fleet: FleetProcess) -> None:
     for _ in range(TRIES):
-        gone, told = (ended(fleet, outcome) for outcome in ("client_gone", "length"))
+        gone, told = left(fleet), ended(fleet, "length")
         with opened(browser, fleet, LONG_ANSWERS) as page:
             page.evaluate(ASK_AND_AT_FIRST_TEXT, "look")
         wait_until(
             lambda gone=gone, told=told: (  # type: ignore[misc]
-                ended(fleet, "client_gone") + ended(fleet, "length") == gone + told + 1
+                left(fleet) + ended(fleet, "length") == gone + told + 1
             ),
             PATIENCE_S,
             "the answer has ended",
         )
         fleet.wait_all_blocks_free()
-        if ended(fleet, "client_gone") > gone:
+        if left(fleet) > gone:
             return
     pytest.fail("every answer had been told before its tab had closed")
+
+
+def test_an_answer_survives_its_connection(browser: Browser, fleet: FleetProcess) -> None:
+    with opened(browser, fleet, LONG_ANSWERS, KEEP_SOCKETS) as page:
+        page.evaluate(ASK_AND_AT_FIRST_TEXT, "cut")
+        expect(page.get_by_role("button", name="Regenerate")).to_be_visible(timeout=ANSWER_WAIT_MS)
+        cut = page.locator(".answer .text").last.inner_text()
+        expect(page.get_by_role("alert")).to_have_count(0)
+        expect(page.locator(".tokens").last).to_have_text(COUNTED)
+        asked = page.evaluate("sent.map((text) => JSON.parse(text).type)")
+    assert asked == ["response.create", "response.resume"]
+    with opened(browser, fleet, LONG_ANSWERS) as page:
+        page.locator(".suggestion").first.click()
+        expect(page.get_by_role("button", name="Regenerate")).to_be_visible(timeout=ANSWER_WAIT_MS)
+        assert page.locator(".answer .text").last.inner_text() == cut, "as if nothing had happened"
+
+
+def test_the_dashboard_shows_the_fleet_at_work(browser: Browser, fleet: FleetProcess) -> None:
+    with opened(browser, fleet) as page:
+        page.get_by_role("link", name="Dashboard").click()
+        expect(page.locator("#fresh")).to_have_text("Live")
+        expect(page.locator(".worker")).to_have_count(len(fleet.audit().workers))
+        expect(page.locator(".worker").first).to_contain_text("alive")
+        body = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
+        assert fleet.client.post("/v1/chat/completions", json=body).status_code == 200
+        figure = page.locator(".tile[data-figure=ttft50] .value")
+        expect(figure).to_contain_text("s", timeout=ANSWER_WAIT_MS)
+        page.get_by_role("link", name="Chat").click()
+        expect(page.locator("#link")).to_have_text("Connected")

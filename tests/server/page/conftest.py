@@ -77,4 +77,13 @@ def opened(page: Page, server: FakeServer) -> Iterator[ChatPage]:
         expect(chat.link).to_have_text("Connected")
         yield chat
         page.goto("about:blank")
+        forget(page, server)
     assert not complaints.unexpected
+
+
+def forget(page: Page, server: FakeServer) -> None:
+    """Leave nothing of this server's in the browser: another one may get its port."""
+    devtools = page.context.new_cdp_session(page)
+    what = {"origin": server.url.rstrip("/"), "storageTypes": "local_storage"}
+    devtools.send("Storage.clearDataForOrigin", what)
+    devtools.detach()

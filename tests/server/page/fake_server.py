@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 STATIC = Path(__file__).parents[3] / "server" / "static"
+PAGES = {"/": "index.html", "/dashboard": "dashboard.html"}
 WAIT_S = 60.0
 POLICY = "; ".join(
     (
@@ -43,7 +44,7 @@ POLICY = "; ".join(
 
 
 class Exchange:
-    """One response.create of the page, and what the test lets the server say to it."""
+    """One response.create or response.resume, and what the test lets the server say to it."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class Exchange:
         self._closed = closed
         self._cancelled = threading.Event()
         self._connection = connection
-        self._sequence = 0
+        self._sequence = request.get("sequence_number", -1) + 1
 
     @property
     def messages(self) -> list[tuple[str, str]]:
@@ -89,9 +90,12 @@ class Exchange:
             incomplete_details=details,
         )
 
-    def refuse(self, status: int, code: str, message: str, **headers: str) -> None:
+    def refuse(
+        self, status: int, code: str, message: str, param: str | None = None, **headers: str
+    ) -> None:
         """End with an error event."""
         error = {"type": "error", "code": code, "message": message, "headers": headers}
+        error |= {} if param is None else {"param": param}
         self._send({"type": "error", "status": status, "error": error})
 
     def fail(self, code: str, message: str) -> None:
@@ -129,16 +133,23 @@ class Exchange:
         self._sequence += 1
 
 
-def usage(output_tokens: int) -> dict[str, int]:
+def usage(output_tokens: int) -> dict[str, Any]:
     """Return the usage record of an answer to a short question."""
-    return {"input_tokens": 7, "output_tokens": output_tokens, "total_tokens": 7 + output_tokens}
+    return {
+        "input_tokens": 7,
+        "input_tokens_details": {"cached_tokens": 3},
+        "output_tokens": output_tokens,
+        "total_tokens": 7 + output_tokens,
+    }
 
 
 class FakeServer:
     """Serves the page and hands each of its requests to the test."""
 
     def __init__(self) -> None:
-        self.model = "triolet-demo"
+        self.models = ["triolet-demo"]
+        self.status: dict[str, Any] = {}
+        self.status_refused: HTTPStatus | None = None
         self.answers_handshakes = threading.Event()
         self.answers_handshakes.set()
         self._exchanges: queue.Queue[Exchange] = queue.Queue(maxsize=16)
@@ -208,7 +219,7 @@ class FakeServer:
         if event["type"] == "response.cancel":
             self._by_lane[event["stream_id"]].note_cancel()
             return
-        assert event["type"] == "response.create"
+        assert event["type"] in {"response.create", "response.resume"}
         exchange = Exchange(connection, closed, event)
         self._by_lane[event["stream_id"]] = exchange
         self._exchanges.put(exchange, timeout=WAIT_S)
@@ -220,14 +231,23 @@ class FakeServer:
             self._connections.add(connection)
             return None
         if request.path == "/v1/models":
-            listed = {"object": "list", "data": [{"id": self.model, "object": "model"}]}
+            listed = {"object": "list", "data": [model_card(name) for name in self.models]}
             return reply(json.dumps(listed).encode(), "application/json")
-        name = "index.html" if request.path == "/" else request.path.removeprefix("/static/")
+        if request.path == "/fleet/status":
+            if self.status_refused is not None:
+                return reply(b"{}", "application/json", self.status_refused)
+            return reply(json.dumps(self.status).encode(), "application/json")
+        name = PAGES.get(request.path) or request.path.removeprefix("/static/")
         if name not in {path.name for path in STATIC.iterdir()}:
             return reply(b"not found", "text/plain", HTTPStatus.NOT_FOUND)
         media_type = mimetypes.guess_type(name)[0]
         assert media_type is not None, f"no media type for {name}"
         return reply((STATIC / name).read_bytes(), media_type)
+
+
+def model_card(name: str) -> dict[str, str]:
+    """Return how a model is listed."""
+    return {"id": name, "object": "model"}
 
 
 def events_of(connection: ServerConnection) -> Iterator[dict[str, Any]]:

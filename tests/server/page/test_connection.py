@@ -17,19 +17,88 @@ AWAY = ("WebSocket connection to", "net::ERR_CONNECTION")
 """How Chromium reports a server that is not there, whatever the page does about it."""
 
 
-def test_an_answer_whose_connection_breaks_says_so_and_can_be_tried_again(
+def test_an_answer_goes_on_when_its_connection_is_replaced(
+    chat: ChatPage, server: FakeServer
+) -> None:
+    chat.ask("Tell me a story.")
+    server.next_exchange().created().say("Once", " upon")
+    expect(chat.answer).to_have_text("Once upon")
+    server.drop()
+    resumed = server.next_exchange()
+    assert resumed.request == {
+        "type": "response.resume",
+        "response_id": "resp_answer-1",
+        "stream_id": "answer-1",
+        "sequence_number": 2,
+    }
+    resumed.say(" a time.").complete(5)
+    expect(chat.answer).to_have_text("Once upon a time.")
+    expect(chat.facts).to_contain_text("5 tokens")
+    expect(chat.facts).not_to_contain_text("Connection lost")
+    expect(chat.problem).to_have_count(0)
+
+
+def test_an_answer_that_the_server_does_not_have_any_more_can_be_tried_again(
     chat: ChatPage, server: FakeServer
 ) -> None:
     chat.ask("Tell me a story.")
     server.next_exchange().created().say("Once upon")
     expect(chat.answer).to_have_text("Once upon")
     server.drop()
+    server.next_exchange().refuse(404, "not_found", "there is no such response")
     expect(chat.problem).to_contain_text("The connection broke")
     expect(chat.answer).to_have_text("Once upon")
     chat.button("Try again").click()
     server.next_exchange().created().say("Once upon a time.").complete(5)
     expect(chat.answer).to_have_text("Once upon a time.")
     expect(chat.link).to_have_text("Connected")
+
+
+def test_an_answer_stopped_without_a_connection_is_cancelled_when_there_is_one(
+    chat: ChatPage, server: FakeServer
+) -> None:
+    chat.ask("Tell me a story.")
+    server.next_exchange().created().say("Once")
+    expect(chat.answer).to_have_text("Once")
+    server.stop()
+    expect(chat.facts).to_contain_text("Connection lost; goes on when it is back")
+    chat.page.keyboard.press("Escape")
+    expect(chat.facts).to_contain_text("Stopped")
+    server.start()
+    resumed = server.next_exchange()
+    resumed.wait_cancelled()
+    resumed.incomplete(4)
+    expect(chat.facts).to_contain_text("4 tokens")
+    chat.complaints.allow(*AWAY)
+
+
+def test_where_no_more_answers_are_kept_one_is_asked_for_that_is_not(
+    chat: ChatPage, server: FakeServer
+) -> None:
+    chat.ask("Hello!")
+    first = server.next_exchange()
+    first.refuse(503, "overloaded", "64 are under way", param="resumable")
+    second = server.next_exchange()
+    assert (first.request["resumable"], second.request["resumable"]) == (True, False)
+    second.created().say("Good day.").complete(3)
+    expect(chat.answer).to_have_text("Good day.")
+    expect(chat.problem).to_have_count(0)
+
+
+def test_a_server_that_leaves_is_left_when_its_answers_are_over(
+    chat: ChatPage, server: FakeServer
+) -> None:
+    chat.ask("Hello!")
+    exchange = server.next_exchange().created().say("Good")
+    exchange.say_raw('{"type": "notice", "code": "draining"}')
+    exchange.say(" day.")
+    expect(chat.answer).to_have_text("Good day.")
+    exchange.complete(3)
+    exchange.wait_connection_closed()
+    expect(chat.link).to_have_text("Connected")
+    chat.ask("Still there?")
+    server.next_exchange().created().say("Yes.").complete(2)
+    expect(chat.answer).to_have_text("Yes.")
 
 
 def test_the_page_finds_a_restarted_server_and_its_new_model(
@@ -39,7 +108,7 @@ def test_the_page_finds_a_restarted_server_and_its_new_model(
     server.stop()
     expect(chat.link).to_have_text("Reconnecting")
     expect(chat.page.get_by_text("No connection to the server.")).to_be_visible()
-    server.model = "another-model"
+    server.models = ["another-model"]
     server.start()
     expect(chat.link).to_have_text("Connected")
     expect(chat.page.get_by_text("No connection to the server.")).to_be_hidden()

@@ -24,9 +24,10 @@ def test_a_question_goes_out_as_the_official_client_would_send_it(
     assert server.next_exchange().request == {
         "type": "response.create",
         "stream_id": "answer-1",
-        "model": server.model,
+        "model": server.models[0],
         "input": [{"type": "message", "role": "user", "content": "What is 12 + 30?"}],
         "store": False,
+        "resumable": True,
     }
 
 
@@ -57,6 +58,8 @@ def test_an_answer_says_how_fast_and_how_long_it_was(
     exchange.complete(output_tokens=1234)
     expect(own_chat.facts).to_contain_text("1,234 tokens")
     expect(own_chat.facts).to_contain_text(re.compile(r"[\d,.]+ tokens/s"))
+    expect(own_chat.facts).to_contain_text(re.compile(r"Prompt\s*7, 3 cached"))
+    expect(own_chat.facts).to_contain_text(re.compile(r"End\s*stop"))
 
 
 def test_each_turn_sends_the_whole_conversation(chat: ChatPage, server: FakeServer) -> None:
@@ -163,22 +166,43 @@ def test_only_the_last_answer_can_be_regenerated(chat: ChatPage, server: FakeSer
     expect(chat.button("Regenerate")).to_have_count(1)
 
 
-def test_a_new_chat_forgets_the_old_one_for_good(chat: ChatPage, server: FakeServer) -> None:
+def test_a_new_chat_begins_with_nothing_of_the_old_one(chat: ChatPage, server: FakeServer) -> None:
     chat.ask(STORY)
     exchange = server.next_exchange().created().say("Once")
     expect(chat.answer).to_have_text("Once")
     chat.button("New chat").click()
-    exchange.wait_cancelled()
     expect(chat.page.get_by_text("What would you like to hear?")).to_be_visible()
     expect(chat.field).to_be_focused()
-    exchange.say(" upon").incomplete(2)
+    exchange.say(" upon")
     chat.ask("Hello!")
     assert server.next_exchange().messages == [("user", "Hello!")]
     expect(chat.page.get_by_text("Once")).to_have_count(0)
 
 
+def test_the_last_question_can_be_asked_differently(chat: ChatPage, server: FakeServer) -> None:
+    chat.ask("Hello!")
+    server.next_exchange().created().say("Good day.").complete(3)
+    expect(chat.button("Send")).to_be_visible()
+    chat.ask("Tell me a stroy.")
+    server.next_exchange().created().say("What?").complete(2)
+    expect(chat.button("Edit")).to_have_count(1)
+    chat.button("Edit").click()
+    expect(chat.field).to_have_value("Tell me a stroy.")
+    expect(chat.field).to_be_focused()
+    chat.page.keyboard.press("Escape")
+    expect(chat.field).to_have_value("")
+    chat.button("Edit").click()
+    chat.ask(STORY)
+    exchange = server.next_exchange()
+    assert exchange.messages == [("user", "Hello!"), ("assistant", "Good day."), ("user", STORY)]
+    exchange.created().say("Once upon a time.").complete(5)
+    expect(chat.answer).to_have_text("Once upon a time.")
+    expect(chat.page.locator(".question .text")).to_have_text(["Hello!", STORY])
+    expect(chat.page.get_by_text("This replaces your last question")).to_be_hidden()
+
+
 def test_a_suggestion_asks_its_question(chat: ChatPage, server: FakeServer) -> None:
-    suggestion = chat.page.get_by_role("button", name="What is the capital of France?")
+    suggestion = chat.page.locator(".suggestion", has_text="What is the capital of France?")
     suggestion.click()
     assert server.next_exchange().messages == [("user", "What is the capital of France?")]
     expect(suggestion).to_be_hidden()

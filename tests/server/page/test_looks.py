@@ -179,6 +179,14 @@ def test_files_load_nothing_from_elsewhere_and_make_no_markup() -> None:
 
 
 def test_every_module_is_preloaded() -> None:
-    page = (STATIC / "index.html").read_text(encoding="utf-8")
-    named = set(re.findall(r'/static/([\w.]+)"', page))
-    assert named == {path.name for path in STATIC.iterdir()} - {"index.html"}
+    pages = sorted(STATIC.glob("*.html"))
+    named = [set(re.findall(r'/static/([\w.]+)"', p.read_text(encoding="utf-8"))) for p in pages]
+    assert set().union(*named) == {path.name for path in STATIC.iterdir()} - {p.name for p in pages}
+    for page, files in zip(pages, named, strict=True):
+        needed = {name for file in files for name in imports_of(file)}
+        assert needed <= files, page.name
+
+
+def imports_of(file: str) -> set[str]:
+    """Return what a module imports, by name."""
+    return set(re.findall(r'from "\./([\w.]+)"', (STATIC / file).read_text(encoding="utf-8")))

@@ -135,7 +135,7 @@ def test_figures(
         """(m, {pieces, end}) => {
           const meter = new m.Meter(100);
           pieces.forEach((at) => meter.piece(at));
-          if (end) meter.end(end[0], end[1] ?? undefined);
+          if (end) meter.end(end[0], {output_tokens: end[1] ?? undefined});
           return [meter.ttftMs, meter.tokensPerSecond, meter.tokens, meter.isExact];
         }""",
         {"pieces": pieces, "end": end},
@@ -146,9 +146,9 @@ def test_figures(
 def test_the_input_leaves_out_turns_without_an_answer(evaluate: Callable[..., Any]) -> None:
     said = evaluate(
         """(m, turns) => {
-          const conversation = new m.Conversation();
-          for (const [question, text] of turns) conversation.add(question).answer = {text};
-          conversation.add("last");
+          const conversation = new m.Conversation({id: "1"});
+          for (const [question, text] of turns) conversation.add(question, 1).answer = {text};
+          conversation.add("last", 2);
           return conversation.input().map(({role, content}) => [role, content]);
         }""",
         [["one", "1"], ["two", ""], ["three", "3"]],

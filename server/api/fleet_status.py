@@ -1,0 +1,119 @@
+"""GET /fleet/status: what the dashboard draws, as numbers; from memory, nobody is asked for it.
+
+Counters and histograms only ever grow, so that whoever asks twice knows what happened in between.
+For the same callers as the fleet's audit; where several servers share the port, what they count is
+added up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import trio
+
+from .fleet_audit import check_is_from_here
+from .generate import json_response
+from .probes import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from quart import Response
+
+    from .ports import Services, WorkerView
+
+PATH: Final = "/fleet/status"
+OWN_STATUS: Final = "/fleet/status/own"
+"""Where servers on one port ask one another."""
+ADDED: Final = ("queued", "running", "connections", "servers")
+GROWING: Final = (
+    "requests_accepted",
+    "requests_rejected",
+    "attempts_failed",
+    "prompt_tokens",
+    "cached_prompt_tokens",
+)
+LATENCIES: Final = {
+    "ttft": "time_to_first_token_seconds",
+    "itl": "inter_token_latency_seconds",
+    "queue": "queue_seconds",
+}
+
+
+def own_status(services: Services) -> Response:
+    """Answer with what this server process sees."""
+    check_is_from_here()
+    return json_response(_status(services))
+
+
+async def fleet_status(services: Services) -> Response:
+    """Answer for all servers on this port. The workers are everybody's."""
+    check_is_from_here()
+    status = _status(services)
+    if services.siblings is not None:
+        for body in (await services.siblings.ask(OWN_STATUS)).values():
+            if body is not None:
+                _add(status, msgspec.json.decode(body))
+    return json_response(status)
+
+
+def _status(services: Services) -> dict[str, Any]:
+    status = services.fleet.status()
+    figures = services.metrics.figures()
+    return {
+        "model": services.config.model_name,
+        "version": VERSION,
+        "at_s": trio.current_time(),
+        "is_draining": services.lifecycle.is_draining,
+        "servers": 1,
+        "queued": status.queued,
+        "running": status.running,
+        "connections": services.count_connections(),
+        "counters": {name: sum(figures[name].values()) for name in GROWING},
+        "latencies": {name: _histogram(figures[own]) for name, own in LATENCIES.items()},
+        "workers": [_worker(worker) for worker in status.workers],
+    }
+
+
+def _histogram(buckets: Mapping[str, float]) -> dict[str, list[float]]:
+    """Return finite upper bounds in s, and how many were at most that; last, how many in all."""
+    finite = {bound: total for bound, total in buckets.items() if bound != "+Inf"}
+    return {
+        "bounds_s": [float(bound) for bound in finite],
+        "totals": [*finite.values(), buckets.get("+Inf", 0.0)],
+    }
+
+
+def _worker(worker: WorkerView) -> dict[str, Any]:
+    load, capacity = worker.load, worker.capacity
+    return {
+        "name": worker.name,
+        "role": worker.role.value,
+        "state": worker.state,
+        "breaker": worker.breaker,
+        "blocks": {
+            "used": load.leased_blocks,
+            "cached": load.cached_blocks,
+            "free": load.free_blocks,
+            "all": 0 if capacity is None else capacity.num_blocks,
+        },
+        "sequences": {
+            "running": load.running,
+            "paused": load.paused,
+            "waiting": load.waiting,
+        },
+        "step_s": load.step_s,
+        "computed_tokens": load.computed_tokens,
+    }
+
+
+def _add(status: dict[str, Any], other: dict[str, Any]) -> None:
+    """Add what another server counted."""
+    for name in ADDED:
+        status[name] += other[name]
+    for name, value in other["counters"].items():
+        status["counters"][name] += value
+    for name, histogram in other["latencies"].items():
+        own = status["latencies"][name]
+        own["totals"] = [a + b for a, b in zip(own["totals"], histogram["totals"], strict=True)]

@@ -1,0 +1,122 @@
+// All chats: which is shown, and what becomes of the others. Joins the store, the list and the chat;
+// knows no socket. A chat is kept from its first question on, under an address of its own.
+
+import { Conversation } from "./conversation.js";
+
+export class Chats {
+  #store;
+  #list;
+  #chat;
+  #loaded = new Map(); // conversations by id: an answer that is under way must find its own
+  #current = null;
+  #removed = []; // records that an undo brings back
+
+  /**
+   * @param {ChatStore} store
+   * @param {ChatList} list
+   * @param {Chat} chat
+   */
+  constructor(store, list, chat) {
+    this.#store = store;
+    this.#list = list;
+    this.#chat = chat;
+  }
+
+  /** Show the chat that the page's address names, or a new one. */
+  openByAddress() {
+    const id = location.hash.slice(1);
+    this.#show(this.#store.get(id) ? this.#conversation(id) : fresh());
+  }
+
+  /** Begin a new chat. */
+  begin() {
+    if (!this.#current.isEmpty) this.#go("");
+  }
+
+  /** Go to a chat. */
+  open(id) {
+    if (id !== this.#current.id) this.#go(id);
+  }
+
+  rename(id, title) {
+    const conversation = this.#conversation(id);
+    conversation.rename(title);
+    this.keep(conversation);
+  }
+
+  /** Forget some chats, for as long as nobody wants them back. */
+  remove(ids) {
+    for (const id of ids) {
+      this.#chat.stop(this.#conversation(id));
+      this.#loaded.delete(id);
+    }
+    this.#removed = ids.map((id) => this.#store.remove(id));
+    if (ids.includes(this.#current.id)) this.#go("", { replace: true });
+    this.#redraw();
+    this.#list.offerUndo(this.#removed);
+  }
+
+  removeAll() {
+    this.remove(this.#store.list().map(({ id }) => id));
+  }
+
+  /** Bring back what was removed last. */
+  undo() {
+    for (const record of this.#removed) this.#store.save(record);
+    this.#removed = [];
+    this.#redraw();
+  }
+
+  /** Keep what there is of a conversation. */
+  keep(conversation) {
+    const isGone = this.#loaded.get(conversation.id) !== conversation && conversation !== this.#current;
+    if (isGone) return; // removed, and its answer ends now
+    if (this.#current.id === conversation.id && location.hash.slice(1) !== conversation.id) {
+      history.replaceState(null, "", `#${conversation.id}`);
+    }
+    this.#loaded.set(conversation.id, conversation);
+    for (const id of this.#store.save(conversation.record())) this.#loaded.delete(id);
+    this.#redraw();
+  }
+
+  /** Another tab has written a chat. @param {string|null} id null: any. */
+  changedElsewhere(id) {
+    const stale = [...this.#loaded.values()].filter((one) => (id === null || one.id === id) && !one.isAnswering);
+    for (const conversation of stale) {
+      this.#loaded.delete(conversation.id);
+      if (conversation === this.#current) this.openByAddress();
+    }
+    this.#redraw();
+  }
+
+  #conversation(id) {
+    const conversation = this.#loaded.get(id) ?? new Conversation(this.#store.get(id));
+    this.#loaded.set(id, conversation);
+    return conversation;
+  }
+
+  #go(id, { replace = false } = {}) {
+    const address = id ? `#${id}` : location.pathname;
+    if (replace) history.replaceState(null, "", address);
+    else history.pushState(null, "", address);
+    this.openByAddress();
+  }
+
+  #show(conversation) {
+    this.#current = conversation;
+    this.#chat.show(conversation);
+    this.#redraw();
+  }
+
+  #redraw() {
+    const isAnswering = (id) => this.#loaded.get(id)?.isAnswering ?? false;
+    const entries = this.#store.list().map(({ id, title }) => ({ id, title, isAnswering: isAnswering(id) }));
+    this.#list.show(entries, this.#current.id, this.#store.keeping);
+  }
+}
+
+function fresh() {
+  // Not randomUUID: pages that came over plain HTTP from elsewhere have none.
+  const bytes = crypto.getRandomValues(new Uint8Array(12));
+  return new Conversation({ id: Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("") });
+}

@@ -1,0 +1,154 @@
+// The fleet at a glance: asks the server for its figures every two seconds while somebody looks, and
+// shows what changed. Numbers and names go into text nodes only.
+
+import { Series, between, quantile } from "./figures.js";
+import { keyHeaders, keptKey } from "./keys.js";
+import { drawSparkline } from "./sparkline.js";
+
+const PERIOD_MS = 2_000; // half a heartbeat's worth of looks: what changes faster nobody reads
+const ANSWER_DEADLINE_MS = 5_000;
+const PLACES = 60; // two minutes
+const WINDOW = 15; // looks over which latencies are taken: 30 s
+const GONE = "The server does not answer. The figures below are the last ones; trying again…";
+const REFUSALS = {
+  401: "This server asks for an API key. Enter it in the settings of the chat page, in this tab; then come back.",
+  403: "Only the machine that the server runs on may see this. From elsewhere: ssh -L 8000:127.0.0.1:8000 HOST.",
+};
+
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const part = (root, name) => root.querySelector(`[data-figure="${name}"]`);
+const tiles = ["queued", "running", "tokens", "cached", "ttft50", "ttft99", "itl50", "itl99"];
+const series = Object.fromEntries(tiles.map((name) => [name, new Series(PLACES)]));
+const rows = new Map(); // by role and name
+const looks = [];
+let timer = 0;
+let isAsking = false;
+
+document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : look()));
+look();
+
+async function look() {
+  clearTimeout(timer);
+  if (isAsking || document.hidden) return;
+  isAsking = true;
+  try {
+    const signal = AbortSignal.timeout(ANSWER_DEADLINE_MS);
+    const answer = await fetch("/fleet/status", { headers: keyHeaders(keptKey()), signal, cache: "no-store" });
+    if (answer.ok) show(await answer.json());
+    else say(REFUSALS[answer.status] ?? `The server answered with an error (${answer.status}); trying again…`);
+  } catch {
+    say(GONE);
+  } finally {
+    isAsking = false;
+    if (!document.hidden) timer = setTimeout(look, PERIOD_MS);
+  }
+}
+
+function say(words) {
+  const notice = document.getElementById("notice");
+  if (notice.textContent !== words) notice.textContent = words;
+  notice.hidden = !words;
+  document.body.classList.toggle("is-stale", Boolean(words));
+  document.getElementById("fresh").textContent = words ? "Not connected" : "Live";
+  document.getElementById("fresh").dataset.state = words ? "waiting" : "open";
+}
+
+function show(status) {
+  say(status.is_draining ? "This server takes no new requests: it is about to end." : "");
+  const previous = looks.at(-1);
+  const change = previous && between(status, previous);
+  if (previous && change === null) forget(); // another process answers: nothing to compare with
+  looks.push(status);
+  if (looks.length > WINDOW + 1) looks.shift();
+  const model = document.getElementById("model");
+  model.textContent = status.model;
+  model.hidden = false;
+  document.getElementById("version").textContent = `Triolet ${status.version}`;
+  showTiles(status, change);
+  showWorkers(status.workers);
+}
+
+function forget() {
+  looks.length = 0;
+  for (const one of Object.values(series)) one.clear();
+}
+
+function showTiles(status, change) {
+  const { ttft, itl } = status.latencies;
+  const first = looks[0].latencies;
+  put("queued", status.queued, whole.format);
+  put("running", status.running, whole.format);
+  put("tokens", change ? change.tokensPerSecond : null, rate);
+  put("cached", change ? change.cachedShare : null, (share) => `${whole.format(100 * share)} %`);
+  put("ttft50", quantile(ttft, first.ttft, 0.5), duration);
+  put("ttft99", quantile(ttft, first.ttft, 0.99), duration);
+  put("itl50", quantile(itl, first.itl, 0.5), duration);
+  put("itl99", quantile(itl, first.itl, 0.99), duration);
+  fill(document.getElementById("connections"), whole.format(status.connections));
+  for (const name of ["requests_accepted", "requests_rejected", "attempts_failed"]) {
+    fill(document.getElementById(name), whole.format(status.counters[name]));
+  }
+}
+
+function put(name, value, format) {
+  series[name].add(value);
+  const tile = part(document, name);
+  fill(tile.querySelector(".value"), value === null ? "–" : format(value));
+  drawSparkline(tile.querySelector("svg"), series[name].values, PLACES);
+}
+
+function showWorkers(workers) {
+  const seen = new Set();
+  for (const worker of workers) {
+    const key = `${worker.role} ${worker.name}`;
+    seen.add(key);
+    const row = rows.get(key) ?? newRow(key, worker);
+    showWorker(row, worker);
+  }
+  for (const [key, row] of rows) {
+    if (seen.has(key)) continue;
+    row.remove();
+    rows.delete(key);
+  }
+  document.getElementById("no-workers").hidden = workers.length > 0;
+}
+
+function newRow(key, { role, name }) {
+  const row = document.getElementById("worker").content.firstElementChild.cloneNode(true);
+  part(row, "name").textContent = name;
+  part(row, "role").textContent = role;
+  document.getElementById("workers").append(row);
+  rows.set(key, row);
+  return row;
+}
+
+function showWorker(row, { state, breaker, blocks, sequences, step_s }) {
+  const isLeftOut = breaker !== "closed";
+  row.dataset.state = isLeftOut ? "left-out" : state;
+  fill(part(row, "state"), isLeftOut ? `${state}, left out` : state);
+  for (const name of ["used", "cached", "free"]) {
+    fill(part(row, name), whole.format(blocks[name]));
+    part(row, `${name}-bar`).setAttribute("width", String(blocks.all > 0 ? (100 * blocks[name]) / blocks.all : 0));
+  }
+  const used = blocks.all > 0 ? (100 * blocks.used) / blocks.all : 0;
+  const cached = blocks.all > 0 ? (100 * blocks.cached) / blocks.all : 0;
+  part(row, "cached-bar").setAttribute("x", String(used));
+  part(row, "free-bar").setAttribute("x", String(used + cached));
+  for (const name of ["running", "waiting", "paused"]) fill(part(row, name), whole.format(sequences[name]));
+  fill(part(row, "step"), step_s > 0 ? duration(step_s) : "–");
+}
+
+function fill(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+function rate(value) {
+  return value > 0 && value < 10 ? value.toFixed(1) : whole.format(value);
+}
+
+function duration(seconds) {
+  if (seconds >= 10) return `${whole.format(seconds)} s`;
+  if (seconds >= 1) return `${seconds.toFixed(1)} s`;
+  const ms = 1000 * seconds;
+  return ms < 10 ? `${ms.toFixed(1)} ms` : `${whole.format(ms)} ms`;
+}

@@ -1,0 +1,56 @@
+// Asks the server which models it serves, once per connection. Knows no chat and no page.
+
+const ANSWER_DEADLINE_MS = 8_000;
+
+export class Models {
+  #names = null;
+  #headers;
+  #wanted;
+
+  /**
+   * @param {() => object} headers what each request carries.
+   * @param {() => string} wanted the name that the reader chose, empty for none.
+   */
+  constructor(headers, wanted) {
+    this.#headers = headers;
+    this.#wanted = wanted;
+  }
+
+  /** @returns {Promise<string[]>} all names; none when the server would not say. */
+  async names() {
+    this.#names ??= await askForNames(this.#headers());
+    return this.#names ?? [];
+  }
+
+  /** @returns {Promise<string|null>} the model to ask: the chosen one, or the first where that is not served. */
+  async name() {
+    const names = await this.names();
+    const wanted = this.#wanted();
+    return names.includes(wanted) ? wanted : (names[0] ?? null);
+  }
+
+  /** @returns {Promise<boolean>} whether the server refuses for want of a key. */
+  async wantsKey() {
+    try {
+      const signal = AbortSignal.timeout(ANSWER_DEADLINE_MS);
+      return (await fetch("/v1/models", { headers: this.#headers(), signal })).status === 401;
+    } catch {
+      return false; // nobody is there to refuse
+    }
+  }
+
+  /** Ask again next time: another server may answer. */
+  forget() {
+    this.#names = null;
+  }
+}
+
+async function askForNames(headers) {
+  try {
+    const answer = await fetch("/v1/models", { headers, signal: AbortSignal.timeout(ANSWER_DEADLINE_MS) });
+    const { data } = await answer.json();
+    return data.map(({ id }) => id);
+  } catch {
+    return null; // whoever needs a name is refused by the server, with a reason that can be shown
+  }
+}

@@ -1,0 +1,258 @@
+"""The list of chats: kept by the browser, as far as it lets the page."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from playwright.sync_api import expect
+
+from .conftest import new_page, opened
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Locator, Page
+
+    from .chat_page import ChatPage
+    from .fake_server import FakeServer
+
+pytestmark = pytest.mark.slow
+
+FORBID = "Object.defineProperty(window, 'localStorage', {get() { throw new DOMException('no'); }})"
+FULL = """() => {
+  Storage.prototype.setItem = () => {
+    throw new DOMException("no room", "QuotaExceededError");
+  };
+}"""
+
+
+def titles(page: Page) -> Locator:
+    return page.locator(".chat-title")
+
+
+def converse(chat: ChatPage, server: FakeServer, question: str, answer: str = "Yes.") -> None:
+    """Ask and be answered, in a chat of its own."""
+    chat.button("New chat").click()
+    chat.ask(question)
+    server.next_exchange().created().say(answer).complete(2)
+    expect(chat.button("Regenerate")).to_be_visible()
+
+
+def delete(chat: ChatPage, title: str) -> None:
+    """Delete a chat; what can be done with one is shown where the mouse is."""
+    titles(chat.page).filter(has_text=title).hover()
+    chat.button(f"Delete {title}").click()
+
+
+def test_chats_outlive_the_page_and_go_on(chat: ChatPage, server: FakeServer) -> None:
+    converse(chat, server, "One?", "**First.**")
+    converse(chat, server, "Two?", "Second.")
+    chat.page.reload()
+    expect(chat.link).to_have_text("Connected")
+    expect(titles(chat.page)).to_have_text(["Two?", "One?"])
+    expect(chat.answer).to_have_text("Second.")
+    expect(chat.facts).to_contain_text("2 tokens")
+    chat.button("One?").click()
+    expect(chat.answer.locator("strong")).to_have_text("First.")
+    expect(chat.button("One?")).to_have_attribute("aria-current", "page")
+    chat.ask("And now?")
+    exchange = server.next_exchange()
+    assert exchange.messages == [
+        ("user", "One?"),
+        ("assistant", "**First.**"),
+        ("user", "And now?"),
+    ]
+    exchange.created().say("Now.").complete(2)
+    expect(titles(chat.page)).to_have_text(["One?", "Two?"])
+    chat.page.go_back()
+    expect(chat.answer).to_have_text("Second.")
+
+
+def test_an_answer_goes_on_while_another_chat_is_read(chat: ChatPage, server: FakeServer) -> None:
+    converse(chat, server, "One?")
+    chat.button("New chat").click()
+    chat.ask("Tell me a story.")
+    exchange = server.next_exchange().created().say("Once upon")
+    expect(chat.answer).to_have_text("Once upon")
+    chat.button("One?").click()
+    expect(chat.answer).to_have_text("Yes.")
+    expect(chat.button("Send")).to_be_visible()
+    exchange.say(" a time")
+    chat.button("Tell me a story., answering").click()
+    expect(chat.answer).to_have_text("Once upon a time")
+    expect(chat.button("Stop the answer")).to_be_visible()
+    chat.button("One?").click()
+    exchange.complete(5)
+    chat.button("Tell me a story.").click()
+    expect(chat.facts).to_contain_text("5 tokens")
+
+
+def test_a_page_that_leaves_stops_its_answers_and_keeps_them(
+    chat: ChatPage, server: FakeServer
+) -> None:
+    chat.ask("Tell me a story.")
+    exchange = server.next_exchange().created().say("Once upon")
+    expect(chat.answer).to_have_text("Once upon")
+    chat.page.reload()
+    exchange.wait_cancelled()
+    expect(chat.answer).to_have_text("Once upon")
+    expect(chat.facts).to_contain_text("Stopped")
+    chat.button("Regenerate").click()
+    server.next_exchange().created().say("There was").complete(2)
+    expect(chat.answer).to_have_text("There was")
+
+
+def test_a_chat_can_be_renamed_without_a_mouse(chat: ChatPage, server: FakeServer) -> None:
+    converse(chat, server, "One?")
+    keys = chat.page.keyboard
+    chat.button("Rename One?").focus()
+    keys.press("Enter")
+    expect(chat.page.get_by_role("textbox", name="Name of the chat")).to_be_focused()
+    keys.type("  A   <b>better</b> name ")
+    keys.press("Enter")
+    expect(titles(chat.page)).to_have_text("A <b>better</b> name")
+    expect(chat.button("Rename A <b>better</b> name")).to_be_focused()
+    keys.press("Enter")
+    keys.type("x")
+    keys.press("Escape")
+    keys.press("Enter")
+    chat.page.get_by_role("textbox", name="Name of the chat").fill("")
+    keys.press("Enter")
+    chat.page.reload()
+    expect(titles(chat.page)).to_have_text("A <b>better</b> name")
+
+
+def test_a_deleted_chat_comes_back_when_that_was_not_meant(
+    chat: ChatPage, server: FakeServer
+) -> None:
+    converse(chat, server, "One?", "First.")
+    converse(chat, server, "Two?", "Second.")
+    delete(chat, "Two?")
+    expect(titles(chat.page)).to_have_text(["One?"])
+    expect(chat.page.get_by_text("What would you like to hear?")).to_be_visible()
+    expect(chat.button("Undo")).to_be_focused()
+    chat.page.keyboard.press("Enter")
+    expect(titles(chat.page)).to_have_text(["Two?", "One?"])
+    chat.button("Two?").click()
+    expect(chat.answer).to_have_text("Second.")
+    chat.button("Delete all").click()
+    expect(chat.page.get_by_text("2 chats deleted.")).to_be_visible()
+    chat.button("Dismiss").click()
+    expect(chat.button("Undo")).to_be_hidden()
+    chat.page.reload()
+    expect(chat.link).to_have_text("Connected")
+    expect(titles(chat.page)).to_have_count(0)
+    assert chat.page.evaluate("Object.keys(localStorage).filter(k => k.includes('chat.'))") == []
+
+
+def test_deleting_a_chat_ends_its_answer(chat: ChatPage, server: FakeServer) -> None:
+    chat.ask("Tell me a story.")
+    exchange = server.next_exchange().created().say("Once")
+    expect(chat.answer).to_have_text("Once")
+    chat.page.get_by_role("button", name="Delete Tell me a story.").click()
+    exchange.wait_cancelled()
+    exchange.say(" upon").incomplete(2)
+    chat.round_trip()
+    expect(titles(chat.page)).to_have_count(0)
+
+
+def test_a_browser_that_keeps_nothing_is_said_to(own_chat: ChatPage, server: FakeServer) -> None:
+    own_chat.page.add_init_script(FORBID)
+    own_chat.page.reload()
+    expect(own_chat.link).to_have_text("Connected")
+    expect(own_chat.page.get_by_text("This browser keeps nothing for this page")).to_be_visible()
+    converse(own_chat, server, "One?", "First.")
+    converse(own_chat, server, "Two?")
+    own_chat.button("One?").click()
+    expect(own_chat.answer).to_have_text("First.")
+
+
+def test_a_browser_without_room_is_said_to_be_full(own_chat: ChatPage, server: FakeServer) -> None:
+    converse(own_chat, server, "One?", "First.")
+    own_chat.page.evaluate(FULL)
+    converse(own_chat, server, "Two?")
+    expect(own_chat.page.get_by_text("The browser has no room left")).to_be_visible()
+    own_chat.page.reload()
+    expect(own_chat.link).to_have_text("Connected")
+    expect(titles(own_chat.page)).to_have_text(["One?"])
+
+
+def test_a_chat_that_did_not_fit_is_kept_when_there_is_room(
+    own_chat: ChatPage, server: FakeServer
+) -> None:
+    page = own_chat.page
+    converse(own_chat, server, "One?")
+    page.evaluate("localStorage.setItem('fill', 'x'.repeat(5 * 1024 * 1024 - 5000))")
+    converse(own_chat, server, "Two?", "long " * 4_000)
+    notice = page.get_by_text("The browser has no room left")
+    expect(notice).to_be_visible()
+    page.evaluate("localStorage.removeItem('fill')")
+    delete(own_chat, "One?")
+    expect(notice).to_be_hidden()
+    page.reload()
+    expect(titles(page)).to_have_text(["Two?"])
+
+
+def test_what_somebody_else_wrote_is_no_chat_and_no_harm(
+    chat: ChatPage, server: FakeServer
+) -> None:
+    converse(chat, server, "One?")
+    wrong = ["", "null", "[]", '{"id": "2"}', json.dumps({"id": "4", "title": 1, "turns": []}), "{"]
+    wrong += [json.dumps({"id": "6", "title": "x", "changedMs": 1, "turns": [{"question": "q"}]})]
+    put = "(texts) => texts.forEach((t, i) => localStorage.setItem(`triolet.chat.${i}`, t))"
+    chat.page.evaluate(put, wrong)
+    chat.page.reload()
+    expect(chat.link).to_have_text("Connected")
+    expect(titles(chat.page)).to_have_text(["One?"])
+
+
+def test_two_tabs_show_the_same_chats(browser: Browser, server: FakeServer) -> None:
+    first = new_page(browser)
+    with opened(first, server) as one:
+        converse(one, server, "One?", "First.")
+        second = first.context.new_page()
+        second.goto(first.url)
+        expect(second.locator(".answer .text")).to_have_text("First.")
+        one.ask("And?")
+        server.next_exchange().created().say("More.").complete(2)
+        expect(second.locator(".answer .text").last).to_have_text("More.")
+        second.get_by_role("button", name="Delete One?").click()
+        expect(titles(first)).to_have_count(0)
+        second.close()
+    first.context.close()
+
+
+def test_the_list_is_bounded_and_the_oldest_gives_way(chat: ChatPage) -> None:
+    kept, gone = chat.page.evaluate(
+        """async () => {
+          const { ChatStore, MAX_CHATS } = await import("/static/store.js");
+          const store = new ChatStore(() => sessionStorage, () => {});
+          const turns = [{question: "?", answer: null}];
+          let gone = [];
+          for (let n = 0; n < MAX_CHATS + 1; n += 1) {
+            gone = store.save({id: String(n), title: "t", changedMs: n, turns});
+          }
+          const again = new ChatStore(() => sessionStorage, () => {});
+          sessionStorage.clear();
+          return [again.list().map(({id}) => Number(id)), gone];
+        }"""
+    )
+    assert kept == list(range(100, 0, -1))
+    assert gone == ["0"]
+
+
+def test_the_drawer_of_a_phone_opens_and_closes_by_keys(chat: ChatPage, server: FakeServer) -> None:
+    converse(chat, server, "One?")
+    chat.page.set_viewport_size({"width": 360, "height": 640})
+    expect(chat.button("One?")).to_be_hidden()
+    opener = chat.page.locator("#open-chats")
+    opener.focus()
+    chat.page.keyboard.press("Enter")
+    expect(chat.button("One?")).to_be_focused()
+    expect(opener).to_have_attribute("aria-expanded", "true")
+    chat.page.keyboard.press("Escape")
+    expect(opener).to_be_focused()
+    expect(chat.button("One?")).to_be_hidden()
+    opener.click()
+    chat.button("New chat").last.click()
+    expect(chat.page.get_by_text("What would you like to hear?")).to_be_visible()

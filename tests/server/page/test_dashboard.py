@@ -1,0 +1,179 @@
+"""The dashboard: what it shows of what the server says, and what when it says nothing."""
+
+from __future__ import annotations
+
+import copy
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.chromium import Complaints
+
+from .conftest import VIEWPORT, new_page
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Browser, Locator, Page
+
+    from .fake_server import FakeServer
+
+pytestmark = pytest.mark.slow
+
+BOUNDS_S = [0.01, 0.1, 1.0]
+MARKUP = "<img src=x onerror=alert(1)>"
+
+
+def worker(name: str, role: str, state: str = "alive", breaker: str = "closed") -> dict[str, Any]:
+    return {
+        "name": name,
+        "role": role,
+        "state": state,
+        "breaker": breaker,
+        "blocks": {"used": 30, "cached": 50, "free": 20, "all": 100},
+        "sequences": {"running": 3, "paused": 1, "waiting": 2},
+        "step_s": 0.0123,
+        "computed_tokens": 5,
+    }
+
+
+def status(at_s: float, totals: list[int]) -> dict[str, Any]:
+    histogram = {"bounds_s": BOUNDS_S, "totals": totals}
+    return {
+        "model": "triolet-demo",
+        "version": "1.2.3",
+        "at_s": at_s,
+        "is_draining": False,
+        "servers": 1,
+        "queued": 4,
+        "running": 17,
+        "connections": 21,
+        "counters": {
+            "requests_accepted": 1234,
+            "requests_rejected": 5,
+            "attempts_failed": 2,
+            "prompt_tokens": 10 * totals[-1],
+            "cached_prompt_tokens": 4 * totals[-1],
+        },
+        "latencies": {name: copy.deepcopy(histogram) for name in ("ttft", "itl", "queue")},
+        "workers": [worker("p0", "prefill"), worker("d0", "decode"), worker(MARKUP, "decode")],
+    }
+
+
+@pytest.fixture
+def board(browser: Browser, server: FakeServer) -> Iterator[Page]:
+    """The dashboard, with a clock that passes when told; Chromium must not have complained."""
+    server.status = status(100.0, [0, 0, 0, 0])
+    page = new_page(browser)
+    complaints = Complaints()
+    complaints.allow("Failed to load resource", "net::ERR_CONNECTION")
+    with complaints.of(page):
+        page.clock.install()
+        page.goto(f"{server.url}dashboard")
+        expect(page.locator("#fresh")).to_have_text("Live")
+        yield page
+        page.goto("about:blank")
+    page.context.close()
+    assert not complaints.unexpected
+
+
+def value(board: Page, figure: str) -> Locator:
+    return board.locator(f".tile[data-figure={figure}] .value")
+
+
+def next_look(board: Page) -> None:
+    board.clock.run_for(2_100)
+
+
+def test_two_looks_make_rates_and_quantiles(board: Page, server: FakeServer) -> None:
+    expect(value(board, "queued")).to_have_text("4")
+    expect(value(board, "running")).to_have_text("17")
+    expect(value(board, "ttft50")).to_have_text("–")
+    expect(value(board, "tokens")).to_have_text("–")
+    server.status = status(102.0, [0, 90, 100, 100])
+    next_look(board)
+    expect(value(board, "tokens")).to_have_text("100")
+    expect(value(board, "cached")).to_have_text("40 %")
+    expect(value(board, "ttft50")).to_have_text("60 ms")
+    expect(value(board, "itl99")).to_have_text("910 ms")
+    expect(board.locator(".tile[data-figure=tokens] path")).to_have_attribute("d", "M120.0 4.0h1")
+    expect(board.locator("#requests_accepted")).to_have_text("1,234")
+
+
+def test_every_worker_shows_its_state_and_its_blocks(board: Page, server: FakeServer) -> None:
+    rows = board.locator(".worker")
+    expect(rows).to_have_count(3)
+    expect(rows.nth(1)).to_contain_text("d0")
+    expect(rows.nth(1).locator("[data-figure=used-bar]")).to_have_attribute("width", "30")
+    expect(rows.nth(1).locator("[data-figure=free-bar]")).to_have_attribute("x", "80")
+    expect(rows.nth(1).locator("[data-figure=step]")).to_have_text("12 ms")
+    expect(rows.nth(2)).to_contain_text(MARKUP)
+    expect(board.locator("main img")).to_have_count(0)
+    server.status["workers"] = [
+        worker("p0", "prefill", "dead"),
+        worker("d0", "decode", breaker="open"),
+    ]
+    next_look(board)
+    expect(rows).to_have_count(2)
+    expect(rows.nth(0)).to_contain_text("dead")
+    expect(rows.nth(1)).to_contain_text("alive, left out")
+
+
+def test_a_server_that_is_gone_is_said_to_be_and_found_again(
+    board: Page, server: FakeServer
+) -> None:
+    server.stop()
+    next_look(board)
+    expect(board.get_by_role("alert")).to_contain_text("The server does not answer.")
+    expect(value(board, "running")).to_have_text("17")
+    # Another process: its counters begin anew, so nothing is said of what was between.
+    server.status = status(5.0, [0, 0, 0, 0]) | {"running": 1}
+    server.start()
+    next_look(board)
+    expect(board.locator("#fresh")).to_have_text("Live")
+    expect(value(board, "running")).to_have_text("1")
+    expect(value(board, "tokens")).to_have_text("–")
+    expect(board.get_by_role("alert")).to_be_hidden()
+
+
+@pytest.mark.parametrize(
+    ("refusal", "words"),
+    [
+        (HTTPStatus.FORBIDDEN, "ssh -L"),
+        (HTTPStatus.UNAUTHORIZED, "asks for an API key"),
+        (HTTPStatus.INTERNAL_SERVER_ERROR, "an error (500)"),
+    ],
+)
+def test_a_refusal_says_what_to_do(
+    board: Page, server: FakeServer, refusal: HTTPStatus, words: str
+) -> None:
+    server.status_refused = refusal
+    next_look(board)
+    expect(board.get_by_role("alert")).to_contain_text(words)
+    server.status_refused = None
+    next_look(board)
+    expect(board.get_by_role("alert")).to_be_hidden()
+
+
+def test_nobody_looks_at_a_hidden_page_and_it_does_not_ask(board: Page) -> None:
+    asked: list[str] = []
+    board.on("request", lambda request: asked.append(request.url))
+    hide = """(isHidden) => {
+      Object.defineProperty(document, "hidden", {get: () => isHidden, configurable: true});
+      document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    board.evaluate(hide, True)
+    board.clock.run_for(20_000)
+    assert asked == []
+    with board.expect_request("**/fleet/status"):
+        board.evaluate(hide, False)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_a_small_phone(board: Page, scheme: str) -> None:
+    board.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+    board.set_viewport_size({"width": 360, "height": 640})
+    assert board.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    board.set_viewport_size(VIEWPORT)
