@@ -16,7 +16,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -c GPU)
 CONSTRAINTS := $(if $(filter-out 0,$(HAS_GPU)),,--constraint constraints.txt)
 
-.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart soak bench-stalled bench-hostile security-mutants faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-guess bench-structured bench-embeddings bench-cache bench-wire bench-front bench-serve bench-gpu sanitize bench-interference clean
+.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart soak bench-stalled bench-hostile security-mutants faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-guess bench-structured bench-embeddings bench-batches bench-cache bench-wire bench-front bench-serve bench-gpu sanitize bench-interference clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
@@ -58,7 +58,7 @@ unit: install-dev system-deps
 
 test: lint types unit  ## lint, types and all tests
 
-screenshot: install-dev system-deps  ## picture of the chat page, into docs/images/
+screenshot: install-dev system-deps  ## pictures of the pages, into docs/images/
 	$(BIN)/python -m loadtest.screenshot $(ARGS)
 
 loadtest: install-dev  ## locust, headless, against a server it starts; report in build/loadtest/
@@ -126,6 +126,9 @@ bench-structured: install-dev  ## 500 random schemas validated, what keeping to 
 
 bench-embeddings: bench-model  ## vectors in batches beside vectors one by one, two fleets side by side, 16 clients
 	$(BIN)/python -m loadtest.bench.embeddings $(ARGS)
+
+bench-batches: install-dev  ## a batch of 500 lines while every process is killed; what interactive requests notice of one
+	$(BIN)/python -m loadtest.bench.batches $(ARGS)
 
 bench-cache: install-dev  ## what the prefix cache finds of real conversations, of what could be found (ARGS="--trace FILE")
 	$(BIN)/python -m loadtest.bench.cache $(ARGS)

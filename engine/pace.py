@@ -15,6 +15,9 @@ MEASURED_TOKENS: Final = 64
 matrices to be used as in prefill."""
 MIN_FILL: Final = 0.5
 """A step that used less of the budget says little of a full one: it reads all weights, too."""
+MOST_TIMES_WIDER: Final = 4
+"""How many times what a step with prompts may hold at most a step without them may: what a step
+computes in takes memory, which an operator bounds by `max_num_batched_tokens`."""
 TRUST: Final = 0.25
 """How far one step moves the budget towards what it shows: a hiccup of the machine is forgotten
 after a few steps, a busy neighbour is believed after a few."""
@@ -77,6 +80,28 @@ class StepBudget:
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
         self._tokens = float(pace.step_tokens)
+
+    @classmethod
+    def of_wide_steps(cls, pace: Pace, most_tokens: int) -> StepBudget:
+        """Return a budget for steps in which nobody waits for a first token.
+
+        Their target is the same, but they hold at least as much as the step that was timed at the
+        start, whose time peers are patient for: where weights are so large that a step within the
+        target holds a block only, the others would read all weights for hardly any work. And they
+        may hold more than a prompt's steps where a device is fast.
+
+        Args:
+          pace: of steps with prompts.
+          most_tokens: that may be in one of these.
+        """
+        most = max(pace.most_tokens, min(most_tokens, MOST_TIMES_WIDER * pace.most_tokens))
+        least = min(max(pace.least_tokens, MEASURED_TOKENS), pace.most_tokens)
+        affordable = int(pace.step_tokens * pace.target_s / max(pace.step_s, 1e-6))
+        return cls(
+            pace._replace(
+                step_tokens=max(least, min(most, affordable)), least_tokens=least, most_tokens=most
+            )
+        )
 
     @property
     def tokens(self) -> int:

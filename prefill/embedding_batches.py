@@ -61,6 +61,34 @@ class Room(NamedTuple):
     is_beside_chat: bool
 
 
+class StepTokens(NamedTuple):
+    """How a step's tokens are parted.
+
+    Attributes:
+      prompts: at most so many are of chats' prompts.
+      all: at most so many of prompts and inputs together.
+    """
+
+    prompts: int
+    all: int
+
+
+def part_tokens(narrow: int, wide: int, *, chats_wait: bool, inputs_are_due: bool) -> StepTokens:
+    """Part a step between prompts of chats and inputs.
+
+    Args:
+      narrow: tokens of a step for which somebody waits with a chat.
+      wide: of one that holds nothing but inputs.
+      chats_wait: whether a prompt of a chat is here that is not computed, also if it cannot have a
+        row at the moment.
+      inputs_are_due: whether inputs may have rows.
+    """
+    if not chats_wait:
+        return StepTokens(narrow, max(narrow, wide))
+    share = narrow // SHARE_BESIDE_CHAT if inputs_are_due else 0
+    return StepTokens(narrow - share, narrow)
+
+
 def due_at(waiting: Sequence[Embedding], config: EmbeddingConfig) -> float | None:
     """Return from when on a step may take inputs; None if there is none.
 

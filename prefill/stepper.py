@@ -17,7 +17,7 @@ from worker.rows import token_row
 
 from .attempt import Attempt
 from .embedder import Embedder
-from .embedding_batches import SHARE_BESIDE_CHAT
+from .embedding_batches import part_tokens
 from .waiting import candidates
 
 if TYPE_CHECKING:
@@ -72,29 +72,34 @@ class Stepper:
         self.embedder = Embedder(engine, roster, outbox, counters, embedding)
         self._scheduler: ChunkScheduler[Attempt] = ChunkScheduler()
         self._budget = StepBudget(engine.pace)
+        self._wide_budget = StepBudget.of_wide_steps(engine.pace, embedding.max_batch_tokens)
         self._chunks: list[Chunk[Attempt]] = []
         self._began_at = 0.0
 
     @property
     def has_work(self) -> bool:
-        """Whether a prompt here is still to be computed."""
-        return any(not attempt.is_computed for attempt in self._roster.attempts.values())
+        """Whether a prompt or an input here is still to be computed."""
+        return any(attempt.num_remaining_tokens for attempt in self._roster.attempts.values())
 
     def plan(self, now: float) -> list[StepRow]:
         """Begin the next step; an empty list means that there is nothing to compute, or no room
         for what would come of it."""
         self._began_at = now
-        waiting = [] if self._shipper.is_full else self._waiting()
-        budget = self._budget.tokens
+        prompts = self._prompts
         inputs_due_at = self.embedder.due_at
-        if waiting and inputs_due_at is not None and inputs_due_at <= now:
-            budget -= budget // SHARE_BESIDE_CHAT
+        tokens = part_tokens(
+            self._budget.tokens,
+            self._wide_budget.tokens,
+            chats_wait=bool(prompts),
+            inputs_are_due=inputs_due_at is not None and inputs_due_at <= now,
+        )
         engine = self._engine
-        self._chunks = self._scheduler.plan(waiting, budget, engine.ledger.available_blocks)
+        waiting = [] if self._shipper.is_full else self._candidates(prompts)
+        self._chunks = self._scheduler.plan(waiting, tokens.prompts, engine.ledger.available_blocks)
         for chunk in self._chunks:
             if not chunk.attempt.is_started:
                 self._start(chunk.attempt, now)
-        left = self._budget.tokens - sum(chunk.num_tokens for chunk in self._chunks)
+        left = tokens.all - sum(chunk.num_tokens for chunk in self._chunks)
         inputs = self.embedder.plan(left, now, is_beside_chat=bool(self._chunks))
         keys = [chunk.attempt.key for chunk in self._chunks] + self.embedder.keys
         self._roster.begin_step(keys)
@@ -105,9 +110,13 @@ class Stepper:
         due_at = self.embedder.due_at
         return due_at if due_at is not None and due_at > now else None
 
-    def _waiting(self) -> list[Attempt]:
+    @property
+    def _prompts(self) -> list[Attempt]:
+        """Of chats, that are not computed."""
         attempts = self._roster.attempts.values()
-        prompts = (a for a in attempts if isinstance(a, Attempt) and not a.is_computed)
+        return [a for a in attempts if isinstance(a, Attempt) and not a.is_computed]
+
+    def _candidates(self, prompts: list[Attempt]) -> list[Attempt]:
         return candidates(prompts, self._engine.prefix_cache, self._engine.block_size)
 
     @property
@@ -134,6 +143,8 @@ class Stepper:
         chunks = self._take_chunks(now)
         num_tokens = sum(chunk.num_tokens for chunk in chunks) + num_inputs_tokens
         self._budget.took(num_tokens, now - self._began_at)
+        if not chunks:
+            self._wide_budget.took(num_tokens, now - self._began_at)
         self.rates.took(now - self._began_at, num_prompt_tokens=num_tokens)
         for chunk, sampled in zip(chunks, results, strict=False):  # behind them inputs'
             attempt = chunk.attempt

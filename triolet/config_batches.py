@@ -36,9 +36,9 @@ class BatchConfig:
     concurrency: int = 4
     """Lines at once. More would fill rows that interactive requests want, and a line that is held
     back holds its blocks."""
-    lease_s: float = 10.0 * SECONDS
+    lease_s: float = 5.0 * SECONDS
     """Of several servers one runs batches; when nothing is heard of it for this long, another
-    does."""
+    does. It says so every third of that: whoever stands still for longer computes lines again."""
     poll_s: float = 0.5 * SECONDS
     """How often somebody looks for work where nothing happens."""
     max_line_attempts: int = 8

@@ -2,7 +2,13 @@
 
 Two whole fleets stand beside one another, one that batches and one that computes input by input;
 only one is asked at a time, and they take turns, so that whatever else the machine does strikes
-both alike. Both must give the same vectors. Knows HTTP only.
+both alike. Both must give the same vectors. Only vectors are asked for, so in both fleets whoever
+computes has all cores. Knows HTTP only.
+
+What batches save is reading all weights once for each input. So they bring most where inputs are
+short, and nothing once a single input keeps the processor's arithmetic busy: on a core with
+AVX-512 from some 16 tokens on, on a GPU from some hundreds. Each shape of inputs has its own ratio;
+only the shortest, for which batching on a CPU is worth anything, has a floor.
 """
 
 from __future__ import annotations
@@ -10,10 +16,12 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import product
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -28,11 +36,18 @@ from .report import Ratio, Report
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-FLOOR: Final = 3.0
-"""Throughput with batches over that without, with `CLIENTS` of them."""
+MOST_ADDED_MS: Final = 5.0
+"""That a lone client waits longer than without batches: the wait for company, and a timer."""
 CLIENTS: Final = 16
-LENGTHS: Final = (4, 8, 6, 12, 5, 10)
-"""Tokens of queries, as people search."""
+SEARCHES: Final = "searches"
+SHAPES: Final = {
+    SEARCHES: (4, 8, 6, 12, 5, 10),
+    "questions": (16, 24, 32, 20, 28, 48),
+    "passages": (64, 128, 96),
+}
+"""Tokens of inputs: words typed into a search box, sentences asked, paragraphs to be found."""
+FLOORS: Final = {SEARCHES: 3.0}
+"""Throughput with batches over that without, with `CLIENTS` of them."""
 ONE_BY_ONE: Final = ("--embedding-batch", "1", "--embedding-wait", "0")
 TIMEOUT_S: Final = 120.0
 WARM_UP: Final = 4
@@ -40,19 +55,26 @@ FLEETS: Final = {"batched": (), "one by one": ONE_BY_ONE}
 
 
 class Client:
-    """One connection that asks for one vector after another."""
+    """One connection that asks for one vector after another.
 
-    def __init__(self, url: str, number: int) -> None:
+    Args:
+      url: of the server.
+      number: of this client.
+      lengths: tokens of its inputs, in turn.
+    """
+
+    def __init__(self, url: str, number: int, lengths: Sequence[int]) -> None:
         parts = urlsplit(url)
         self._connection = http.client.HTTPConnection(
             parts.hostname or "", parts.port, timeout=TIMEOUT_S
         )
         self._number = number
+        self._lengths = lengths
 
     def ask(self, turn: int) -> tuple[float, str]:
         """Return the seconds that an answer took, and its vector."""
         at = self._number + CLIENTS * turn
-        length = LENGTHS[at % len(LENGTHS)]
+        length = self._lengths[at % len(self._lengths)]
         ids = [10 + (at * 31 + offset * 7) % 800 for offset in range(length)]
         body = json.dumps({"input": ids, "encoding_format": "base64"})
         began_at = time.perf_counter()
@@ -66,18 +88,35 @@ class Client:
         return time.perf_counter() - began_at, document["data"][0]["embedding"]
 
 
-def measure(url: str, clients: int, turns: int) -> tuple[float, list[float], list[str]]:
-    """Return inputs per second, the seconds of each answer, and the vectors."""
+class Times:
+    """What was found of one fleet, shape and number of clients.
+
+    Attributes:
+      rates: inputs per second of each round.
+      waits_s: seconds of each answer.
+    """
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+        self.waits_s: list[float] = []
+
+
+def measure(
+    url: str, clients: int, turns: int, lengths: Sequence[int], times: Times
+) -> tuple[str, ...]:
+    """Ask side by side, note the times, and return the vectors."""
 
     def run(number: int) -> list[tuple[float, str]]:
-        client = Client(url, number)
+        client = Client(url, number, lengths)
         return [client.ask(turn) for turn in range(turns)]
 
     with ThreadPoolExecutor(clients) as pool:
         began_at = time.perf_counter()
         found = [pair for pairs in pool.map(run, range(clients)) for pair in pairs]
         elapsed_s = time.perf_counter() - began_at
-    return len(found) / elapsed_s, [pair[0] for pair in found], [pair[1] for pair in found]
+    times.rates.append(len(found) / elapsed_s)
+    times.waits_s += [pair[0] for pair in found]
+    return tuple(pair[1] for pair in found)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,65 +126,75 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     options = parser.parse_args(arguments)
     log = BENCH / "embeddings"
     log.mkdir(parents=True, exist_ok=True)
-    rates: dict[tuple[str, int], list[float]] = {}
-    waits: dict[tuple[str, int], list[float]] = {}
+    found: dict[tuple[str, str, int], Times] = {}
     with ExitStack() as stack:
         urls = {}
         for name, extra in FLEETS.items():
-            command = [options.model, "--dtype", options.dtype, *extra]
+            command = [options.model, "--dtype", options.dtype, "--threads", str(options.threads)]
             path = log / f"{name.replace(' ', '-')}.log"
-            urls[name] = stack.enter_context(running_server(command, path))
+            urls[name] = stack.enter_context(running_server([*command, *extra], path))
         for url in urls.values():
-            measure(url, CLIENTS, WARM_UP)
+            measure(url, CLIENTS, WARM_UP, SHAPES[SEARCHES], Times())
         for round_number in range(options.rounds):
             names = list(urls) if round_number % 2 else list(reversed(urls))
-            for clients in (1, CLIENTS):
-                vectors = {}
+            for shape, clients in product(options.shapes, (1, CLIENTS)):
+                vectors = set()
                 for name in names:
-                    rate, seconds, vectors[name] = measure(urls[name], clients, options.turns)
-                    rates.setdefault((name, clients), []).append(rate)
-                    waits.setdefault((name, clients), []).extend(seconds)
-                if len({tuple(found) for found in vectors.values()}) != 1:
+                    times = found.setdefault((shape, name, clients), Times())
+                    vectors.add(measure(urls[name], clients, options.turns, SHAPES[shape], times))
+                if len(vectors) != 1:
                     raise RuntimeError("a vector depends on who else is in its batch")
-    report = _report(rates, waits)
+    report = report_of(found, options.threads)
     report.show(Console())
     report.write(BENCH)
     return 0 if all(ratio.is_met for ratio in report.ratios.values()) else 1
 
 
-def _report(
-    rates: dict[tuple[str, int], list[float]], waits: dict[tuple[str, int], list[float]]
-) -> Report:
-    rows = [
-        {
-            "fleet": name,
-            "clients": clients,
-            "inputs/s": median(found),
-            "p50 ms": 1e3 * median(waits[name, clients]),
-            "p99 ms": 1e3 * sorted(waits[name, clients])[int(0.99 * len(waits[name, clients]))],
-        }
-        for (name, clients), found in sorted(rates.items())
-    ]
-    gains = [
-        batched / alone
-        for batched, alone in zip(
-            rates["batched", CLIENTS], rates["one by one", CLIENTS], strict=True
+def report_of(found: dict[tuple[str, str, int], Times], threads: int) -> Report:
+    """Return the table and the ratios: medians over rounds, each of one moment."""
+    rows: list[dict[str, Any]] = []
+    for (shape, name, clients), times in found.items():
+        mean_tokens = sum(SHAPES[shape]) / len(SHAPES[shape])
+        rows.append(
+            {
+                "inputs": shape,
+                "fleet": name,
+                "clients": clients,
+                "inputs/s": median(times.rates),
+                "tokens/s": mean_tokens * median(times.rates),
+                "p50 ms": 1e3 * median(times.waits_s),
+                "p99 ms": 1e3 * sorted(times.waits_s)[int(0.99 * len(times.waits_s))],
+            }
         )
-    ]
-    added_ms = 1e3 * (median(waits["batched", 1]) - median(waits["one by one", 1]))
+    ratios = {}
+    for shape in dict.fromkeys(shape for shape, _, _ in found):
+        pairs = zip(
+            found[shape, "batched", CLIENTS].rates,
+            found[shape, "one by one", CLIENTS].rates,
+            strict=True,
+        )
+        gain = median(batched / alone for batched, alone in pairs)
+        ratios[f"throughput of {shape} at {CLIENTS} clients, batched / one by one"] = Ratio(
+            gain, FLOORS.get(shape)
+        )
+        added_s = median(found[shape, "batched", 1].waits_s) - median(
+            found[shape, "one by one", 1].waits_s
+        )
+        ratios[f"wait that batching adds to a lone client's {shape}, ms"] = Ratio(
+            1e3 * added_s, ceiling=MOST_ADDED_MS
+        )
     return Report(
         "embeddings",
-        describe(2),
+        describe(threads),
         rows,
-        {
-            f"throughput at {CLIENTS} clients, batched / one by one": Ratio(median(gains), FLOOR),
-            "wait that batching adds to a lone client, ms": Ratio(added_ms),
-        },
+        ratios,
         {},
-        (("fleet", "clients"), "inputs/s"),
+        (("inputs", "fleet", "clients"), "inputs/s"),
     )
 
 

@@ -11,7 +11,11 @@ from werkzeug.formparser import FormDataParser
 from .errors import http_error
 
 MAX_PARTS: Final = 16
-MAX_FIELD_BYTES: Final = 64 * 1024
+PIECE_BYTES: Final = 64 * 1024
+"""That werkzeug reads at once."""
+MAX_FIELD_BYTES: Final = 2 * PIECE_BYTES
+"""Of plain fields; also bounds what the parser holds of a file at a time, a piece and what may be
+the beginning of its end."""
 
 
 class Upload(NamedTuple):

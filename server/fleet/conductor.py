@@ -320,14 +320,6 @@ class Conductor:
         deadlines = [one.deadline for one in (*self._book, *self.embeddings)]
         return now - min(deadlines) if deadlines else -MAX_SECONDS
 
-    def check_accounting(self) -> None:
-        """Raise unless every request has or will have exactly one terminal event.
-
-        Raises:
-          LocalProtocolError: it does not add up.
-        """
-        self._book.accounting.check(self.num_in_flight)
-
     def _refuse(self, request: GenerationRequest, num_together: int, now: float) -> None:
         if self.is_draining:
             raise draining()

@@ -205,7 +205,7 @@ class Fleet:
         Raises:
           LocalProtocolError: it does not add up.
         """
-        self._conductor.check_accounting()
+        self._conductor.accounting.check(self._conductor.num_in_flight)
 
     def _taken(self, sequence: RunningSequence) -> None:
         self._conductor.taken(sequence)

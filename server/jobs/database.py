@@ -8,20 +8,29 @@ in it, and every result is written in the transaction that checks that lease.
 from __future__ import annotations
 
 import sqlite3
+import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from triolet.errors import ConfigError
+import structlog
+
+from triolet.errors import ConfigError, overloaded
 
 from .schema import SCHEMA, SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+log = structlog.get_logger(__name__)
 
 FILE_NAME: Final = "batches.sqlite3"
 BUSY_S: Final = 10.0
 """How long a transaction waits for another process's: theirs take milliseconds."""
+BUSY_POLL_S: Final = 0.01
+LATER_S: Final = 5.0
+"""When to ask again after the database failed."""
+T = TypeVar("T")
 
 
 def open_database(directory: str) -> sqlite3.Connection:
@@ -36,7 +45,7 @@ def open_database(directory: str) -> sqlite3.Connection:
         connection = sqlite3.connect(
             folder / FILE_NAME, timeout=BUSY_S, isolation_level=None, check_same_thread=False
         )
-        connection.execute("PRAGMA journal_mode = WAL")
+        _write_ahead(connection)
         connection.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing
         connection.execute("PRAGMA secure_delete = OFF")
         with transaction(connection):
@@ -56,13 +65,43 @@ def open_database(directory: str) -> sqlite3.Connection:
     return connection
 
 
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Let readers and the writer not wait for one another. Of several processes that open a new
+    database at once one does this, and SQLite tells the others at once that it is busy, whatever
+    their patience."""
+    give_up = time.monotonic() + BUSY_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
+                raise
+            time.sleep(BUSY_POLL_S)
+        else:
+            return
+
+
+def stored(work: Callable[[], T]) -> T:
+    """Do something with the database and return what it returns.
+
+    Raises:
+      RequestError: 503; the disk is full, say, or another process holds the database for too long.
+    """
+    try:
+        return work()
+    except sqlite3.Error as error:
+        log.exception("database_failed")
+        raise overloaded("files and batches cannot be stored just now", LATER_S) from error
+
+
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """Change all or nothing, alone among all processes."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
+        connection.execute("COMMIT")
     except BaseException:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:  # some errors have ended it already
+            connection.execute("ROLLBACK")
         raise
-    connection.execute("COMMIT")

@@ -6,10 +6,12 @@ several servers only the one that holds the lease runs anything.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-import structlog
 import trio
+
+from triolet.errors import RequestError
 
 from .batches import line_id
 from .inner_request import ask
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
     from .inner_request import InnerAnswer
     from .records import WaitingLine
     from .storage import Storage
-
-log = structlog.get_logger(__name__)
 
 LATER: Final = frozenset({408, 429, 499, 503, 504})
 """Statuses after which the same request may well succeed."""
@@ -68,22 +68,33 @@ class BatchRunner:
 
     async def run(self) -> None:
         """Run batches until cancelled; what is not answered then is run by the next one."""
-        batches = self._storage.batches
         try:
             async with trio.open_nursery() as nursery:
                 while True:
                     self._storage.changed = trio.Event()
-                    if await self._holds_lease():
-                        await self._storage.run(batches.advance, int(time_of_day()))
-                        await self._drop_unwanted()
-                        await self._begin(nursery)
-                    else:
-                        self._drop_all()
+                    try:
+                        await self._look(nursery)
+                    except RequestError:
+                        # Logged where it happened; others hold the lease when ours is over.
+                        await trio.sleep(self._config.poll_s)
                     with trio.move_on_after(self._config.poll_s):
                         await self._storage.changed.wait()
         finally:
-            with trio.move_on_after(self._config.poll_s, shield=True):
-                await self._storage.run(batches.give_lease_back)
+            with trio.move_on_after(self._config.poll_s, shield=True), suppress(RequestError):
+                await self._storage.run(self._storage.batches.give_lease_back)
+
+    async def _look(self, nursery: trio.Nursery) -> None:
+        """Begin, end and drop what is due.
+
+        Raises:
+          RequestError: the database fails.
+        """
+        if await self._holds_lease():
+            await self._storage.run(self._storage.batches.advance, int(time_of_day()))
+            await self._drop_unwanted()
+            await self._begin(nursery)
+        else:
+            self._drop_all()
 
     async def _holds_lease(self) -> bool:
         now = time_of_day()
@@ -109,7 +120,11 @@ class BatchRunner:
         try:
             with scope:
                 answer = await self._answer(line)
-                await self._finish(line, answer)
+                try:
+                    await self._finish(line, answer)
+                except RequestError:  # it is run again, when there may be room for its result
+                    self._on_line("dropped")
+                    await trio.sleep(self._config.retry_s)
         finally:
             del self._running[line.batch_id, line.number]
             self._storage.changed.set()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 import trio
 
 from .batches import Batches
-from .database import open_database
+from .database import open_database, stored
 from .files import Files
 
 if TYPE_CHECKING:
@@ -55,9 +55,13 @@ class Storage:
         self.changed = trio.Event()
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call something of `files` or `batches`, to its end, in the writer's turn."""
+        """Call something of `files` or `batches`, to its end, in the writer's turn.
+
+        Raises:
+          RequestError: as the call does; 503 where the database fails.
+        """
         work = partial(call, *args, **kwargs)
-        return await trio.to_thread.run_sync(work, limiter=self._writer)
+        return await trio.to_thread.run_sync(stored, work, limiter=self._writer)
 
     def close(self) -> None:
         """Close the database. Nobody may be calling."""

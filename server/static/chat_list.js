@@ -39,7 +39,7 @@ export class ChatList {
     page.getElementById("delete-all").onclick = () => this.#deeds.onRemoveAll();
     page.getElementById("undo").onclick = () => this.#undo();
     page.getElementById("dismiss-undo").onclick = () => this.#dismissUndo();
-    WIDE.addEventListener("change", () => this.#setOpen(false));
+    WIDE.addEventListener("change", () => this.#setOpen(this.#isOpen && !WIDE.matches));
     this.#setOpen(false);
   }
 

@@ -8,6 +8,7 @@ import { drawSparkline } from "./sparkline.js";
 const PERIOD_MS = 2_000; // half a heartbeat's worth of looks: what changes faster nobody reads
 const ANSWER_DEADLINE_MS = 5_000;
 const PLACES = 60; // two minutes
+const FEWEST_PLACES = 20; // until there are as many looks, they stand at the right
 const WINDOW = 15; // looks over which latencies are taken: 30 s
 const GONE = "The server does not answer. The figures below are the last ones; trying again…";
 const REFUSALS = {
@@ -94,7 +95,8 @@ function put(name, value, format) {
   series[name].add(value);
   const tile = part(document, name);
   fill(tile.querySelector(".value"), value === null ? "–" : format(value));
-  drawSparkline(tile.querySelector("svg"), series[name].values, PLACES);
+  const { values } = series[name];
+  drawSparkline(tile.querySelector("svg"), values, Math.max(values.length, FEWEST_PLACES));
 }
 
 function showWorkers(workers) {

@@ -174,7 +174,7 @@ function codeBlock(text, language) {
 /** Else a keyboard could not scroll it. */
 function scrollable(frame, name) {
   frame.tabIndex = 0;
-  frame.setAttribute("role", "region");
+  frame.setAttribute("role", "group");
   frame.setAttribute("aria-label", name);
 }
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
+
+from loadtest.campaign.batch_kills import run_batch
 
 from .fleet_process import PATIENCE_S, wait_until
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-NUM_LINES = 24
-MAX_TOKENS = 12
+NUM_LINES = 40
+MAX_TOKENS = 160
 ENDED = ("completed", "failed", "expired", "cancelled")
 
 
@@ -32,7 +32,7 @@ def chat_line(number: int) -> dict[str, Any]:
     body = {
         "model": "demo",
         "messages": [{"role": "user", "content": f"Tell me about {number}"}],
-        "max_tokens": MAX_TOKENS,
+        "max_tokens": 12,
         "temperature": 0,
     }
     url = "/v1/chat/completions"
@@ -66,53 +66,21 @@ def wait_ended(client: openai.OpenAI, batch: Batch) -> Batch:
     return found
 
 
-def wait_replaced(fleet: FleetProcess, role: str, before: int) -> None:
-    """Wait until another process has a role."""
-
-    def is_replaced() -> bool:
-        return bool(set(fleet.pids(role)) - {before})
-
-    wait_until(is_replaced, PATIENCE_S, f"another {role}")
-
-
 def results(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
     if file_id is None:
         return []
     return [json.loads(line) for line in client.files.content(file_id).text.splitlines()]
 
 
-def test_a_batch_survives_the_death_of_every_process(
-    start_fleet: Callable[..., FleetProcess], tmp_path: Path
+async def test_a_batch_survives_the_death_of_every_process_and_of_the_supervisor(
+    tmp_path: Path,
 ) -> None:
-    fleet = start_fleet("--batch-dir", str(tmp_path / "jobs"))
-    with openai.OpenAI(base_url=f"{fleet.url}/v1", api_key="none", max_retries=0) as client:
-        bad = chat_line(NUM_LINES)
-        bad["body"]["temperature"] = 99
-        batch = create(client, [*(chat_line(number) for number in range(NUM_LINES)), bad])
-        assert batch.status in ("validating", "in_progress")
-        for role in ("server", "decode", "prefill"):
-            [before] = fleet.pids(role)
-            os.kill(before, signal.SIGKILL)
-            wait_replaced(fleet, role, before)
-            fleet.wait_ready()
-        batch = wait_ended(client, batch)
-        assert batch.status == "completed"
-        assert batch.request_counts is not None
-        assert batch.request_counts.model_dump() == {
-            "total": NUM_LINES + 1,
-            "completed": NUM_LINES,
-            "failed": 1,
-        }
-        good = results(client, batch.output_file_id)
-        assert [line["custom_id"] for line in good] == [f"line-{n}" for n in range(NUM_LINES)]
-        expected = client.chat.completions.create(**chat_line(7)["body"])
-        assert (
-            good[7]["response"]["body"]["choices"][0]["message"]["content"]
-            == expected.choices[0].message.content
-        )
-        [failed] = results(client, batch.error_file_id)
-        assert failed["response"]["status_code"] == 400
-        assert failed["response"]["body"]["error"]["param"] == "temperature"
+    # One line at a time, so that the batch is long enough for all deaths.
+    options = ("--batch-concurrency", "1", "--threads", "1")
+    verdict = await run_batch(NUM_LINES, MAX_TOKENS, 1, 1, tmp_path, options)
+    assert verdict.wrongs == []
+    victims = {death.fault.victim for death in verdict.deaths}
+    assert victims == {"server", "decode-0", "prefill-0", "supervisor"}
 
 
 def test_files_and_batches_as_the_official_client_sees_them(
@@ -136,6 +104,15 @@ def test_files_and_batches_as_the_official_client_sees_them(
         body = vectors[3]["response"]["body"]
         assert body["data"][0]["embedding"] == single.data[0].embedding
 
+        bad = chat_line(1)
+        bad["body"]["temperature"] = 99
+        mixed = wait_ended(client, create(client, [chat_line(0), bad]))
+        assert mixed.status == "completed"
+        assert [line["custom_id"] for line in results(client, mixed.output_file_id)] == ["line-0"]
+        [failed] = results(client, mixed.error_file_id)
+        assert failed["response"]["status_code"] == 400
+        assert failed["response"]["body"]["error"]["param"] == "temperature"
+
         wrong = wait_ended(client, create(client, [inputs[0], inputs[0]]))
         assert wrong.status == "failed"
         assert wrong.errors is not None
@@ -153,7 +130,7 @@ def test_files_and_batches_as_the_official_client_sees_them(
         assert {line["error"]["code"] for line in told if line["error"]} <= {"batch_cancelled"}
 
         listed = [one.id for one in client.batches.list(limit=2)]
-        assert listed == [many.id, wrong.id, batch.id]
+        assert listed == [many.id, wrong.id, mixed.id, batch.id]
         kept = [one.id for one in client.files.list(limit=3)]
         assert batch.output_file_id in kept
         assert batch.input_file_id in kept

@@ -49,3 +49,26 @@ def test_one_hiccup_moves_the_budget_by_a_quarter_and_small_steps_by_nothing() -
     assert budget.tokens == 128
     budget.took(128, elapsed_s=100.0)
     assert budget.tokens == 100
+
+
+@pytest.mark.parametrize(
+    ("elapsed_s", "most_tokens", "expected"),
+    [
+        (10.0, 4096, 64),  # a large model: as many as were timed, not one block
+        (0.05, 4096, 128),  # what fits into the target, as ever
+        (0.002, 4096, 2048),  # fast: four times the setting of prompts
+        (0.002, 1024, 1024),  # or what a batch may hold
+        (0.002, 1, 512),  # one by one: an input is not cut smaller than a prompt
+    ],
+)
+def test_a_step_for_which_nobody_waits_is_wide(
+    elapsed_s: float, most_tokens: int, expected: int
+) -> None:
+    pace = pace_of(64, elapsed_s, CONFIG)
+    if elapsed_s < 0.01:
+        pace = pace._replace(step_s=0.008)  # 512 tokens; a step that took no time says nothing
+    budget = StepBudget.of_wide_steps(pace, most_tokens)
+    assert budget.tokens == expected
+    for _ in range(60):
+        budget.took(budget.tokens, elapsed_s=100.0)
+    assert budget.tokens == 64

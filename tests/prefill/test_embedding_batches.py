@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from engine.pooling import Pool
 from prefill.embedding import Embedding
-from prefill.embedding_batches import Room, due_at, plan_inputs
+from prefill.embedding_batches import Room, StepTokens, due_at, part_tokens, plan_inputs
 from triolet.config_embedding import EmbeddingConfig
 from triolet.ids import AttemptKey, PeerId, Role
 from triolet.pooling import VectorForm
@@ -95,3 +97,22 @@ def test_without_free_blocks_nobody_begins() -> None:
 def test_one_by_one_means_one_whole_input_a_step() -> None:
     config = EmbeddingConfig(max_batch_tokens=1, max_wait_s=0.0)
     assert planned(of_length(0, 20), of_length(1, 5), config=config) == {0: 20}
+
+
+@pytest.mark.parametrize(
+    ("narrow", "wide", "chats_wait", "inputs_are_due", "expected"),
+    [
+        (80, 320, False, True, StepTokens(80, 320)),
+        (80, 320, False, False, StepTokens(80, 320)),
+        (80, 320, True, True, StepTokens(70, 80)),
+        (80, 320, True, False, StepTokens(80, 80)),
+        (16, 64, True, True, StepTokens(14, 16)),
+        (4, 64, True, True, StepTokens(4, 4)),
+        (80, 64, False, True, StepTokens(80, 80)),
+    ],
+)
+def test_a_step_is_wide_only_while_no_chat_waits(
+    narrow: int, wide: int, chats_wait: bool, inputs_are_due: bool, expected: StepTokens
+) -> None:
+    found = part_tokens(narrow, wide, chats_wait=chats_wait, inputs_are_due=inputs_are_due)
+    assert found == expected

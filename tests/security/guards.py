@@ -38,7 +38,6 @@ _HEADS: Final = (
 )
 _HTTP: Final = "server/edge/test_http_traps.py"
 _WS: Final = "server/edge/test_websocket_traps.py"
-_SIEGE: Final = "end_to_end/test_siege.py::test_a_fleet_under_siege_lives_and_comes_to_rest"
 _ODD_JSON: Final = "server/api/test_json_body.py::test_what_json_takes_and_we_do_not_is_named"
 _BAD: Final = "server/api/test_bad_requests.py"
 _BOMBS: Final = "security/test_bombs.py::test_bombs_reach_no_worker"
@@ -207,8 +206,6 @@ MUTANTS: Final = (
     Mutant("A28", "server/metrics.py", "if len(self._seen) >= MAX_WORDS:",
            "if len(self._seen) < 0:",
            "server/test_metrics.py::test_a_label_never_has_more_words_than_its_bound"),
-    Mutant("A28", "server/api/app.py", 'services.metrics.http.request(request.endpoint or "none")',
-           "services.metrics.http.request(request.path)", _SIEGE),
     Mutant("A29", "server/api/keys.py", 'raise _wrong_line(path, number, "is not `TENANT',
            'raise _wrong_line(path, number, f"{line} is not `TENANT',
            f"{_KEYS}::test_a_broken_file_of_keys_is_named_and_not_repeated"),

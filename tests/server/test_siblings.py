@@ -14,7 +14,7 @@ from server.edge.accept import Edge
 from server.edge.sockets import open_own_socket
 from server.metrics import Metrics
 from server.siblings import Siblings
-from tests.server.support.fakes import FakeFleet, FakeText
+from tests.server.support.fakes import FakeFleet, FakeGrammars, FakeText
 from tests.server.support.surface import CONFIG
 from triolet.config_siblings import SiblingConfig
 
@@ -41,7 +41,9 @@ async def two_servers(folder: Path, ask_timeout_s: float = 30.0) -> AsyncIterato
                 fleet.status().queued = number + 1
                 metrics = Metrics("demo", "none")
                 siblings = Siblings(config)
-                services = Services(CONFIG, fleet, FakeText(), metrics, siblings=siblings)
+                services = Services(
+                    CONFIG, fleet, FakeText(), metrics, FakeGrammars(), siblings=siblings
+                )
                 metrics.watch(fleet.status, lambda: 0)
                 edge = Edge(build_app(services), CONFIG)
                 own = open_own_socket(config)

@@ -221,4 +221,4 @@ def test_a_request_id_in_use_is_refused() -> None:
     with pytest.raises(RequestError) as refusal:
         world.submit(make_request(1))
     assert refusal.value.code == "server_error"
-    world.conductor.check_accounting()
+    world.check_accounting()

@@ -229,7 +229,7 @@ def test_limits_follow_what_workers_said_last() -> None:
         world.submit(make_request(prompt="x" * 16, max_tokens=18))
     with pytest.raises(RequestError, match="the context of this model is 4096"):
         world.submit(make_request(max_tokens=5000))
-    world.conductor.check_accounting()
+    world.check_accounting()
     assert world.conductor.accounting.rejected == {"context_length_exceeded": 3}
 
 

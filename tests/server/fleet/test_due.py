@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from server.embedding import EmbeddingRequest
 from server.fleet.due import SweepTimes, due_at
 from server.fleet.phases import Phase
+from server.generation import CancelReason
 from transport.frames import TokenCredit
 from transport.liveness import PeerMonitor, PeerState
+from triolet.config_batches import BACKGROUND
+from triolet.pooling import VectorForm
 
 from .fakes import LINK, make_request, server_config
 from .stages import UNFINISHED, brought_to
@@ -45,6 +49,49 @@ def test_a_round_goes_on_soon_and_keeps_in_mind_what_its_turns_found() -> None:
     assert times.next_at(is_restless=False) == 1.2
     times.swept(1.2, is_round_over=True)
     assert times.next_at(is_restless=False) == 1.2 + LINK.heartbeat_interval_s / 2
+
+
+@pytest.mark.parametrize("phase", UNFINISHED)
+def test_no_sweep_is_left_out_while_somebody_waits_for_workers(phase: Phase) -> None:
+    world = World()
+    assert not world.conductor.is_restless
+    reader = brought_to(world, phase)
+    assert world.conductor.is_restless == (phase is Phase.QUEUED)
+    world.cancel(reader, CancelReason.CLIENT_GONE)
+    assert not world.conductor.is_restless
+
+
+def test_no_sweep_is_left_out_while_an_input_is_under_way() -> None:
+    world = World()
+    request = EmbeddingRequest(bytes(16), (1, 2, 3), VectorForm(), 600.0)
+    world.conductor.embeddings.submit([request], lambda: None, world.now, is_draining=False)
+    world.collect()
+    assert world.conductor.is_restless
+    world.settle()
+    assert not world.conductor.is_restless
+
+
+def test_no_sweep_is_left_out_while_a_drain_may_end() -> None:
+    world = World()
+    world.conductor.begin_drain(world.now)
+    assert world.conductor.is_restless
+
+
+def test_no_sweep_is_left_out_while_somebody_is_held_back() -> None:
+    world = World()
+    line = world.submit(make_request(1, max_tokens=100, priority=BACKGROUND))
+    world.settle(read=False)
+    world.down[world.worker(world.decode)].clear()
+    urgent = world.submit(make_request(2))
+    world.read(line)
+    assert urgent.sequence.phase is Phase.RESERVING
+    assert world.conductor.is_restless
+    world.settle()
+    assert world.conductor.is_restless  # until a sweep sees that nobody waits
+    world.sweep()
+    assert not world.conductor.is_restless
+    world.settle()
+    assert len(line.token_ids) == 100
 
 
 @pytest.mark.parametrize("phase", UNFINISHED)

@@ -160,7 +160,7 @@ def test_all_are_taken_or_none() -> None:
     assert world.conductor.num_queued == 2
     assert world.conductor.accounting.rejected["overloaded"] == 4
     world.submit_together(choices(2, first=20))
-    world.conductor.check_accounting()
+    world.check_accounting()
 
 
 def test_a_completion_among_several_that_can_never_fit_refuses_all() -> None:
@@ -171,4 +171,4 @@ def test_a_completion_among_several_that_can_never_fit_refuses_all() -> None:
         world.submit_together(requests)
     assert caught.value.code == "context_length_exceeded"
     assert world.conductor.num_in_flight == 0
-    world.conductor.check_accounting()
+    world.check_accounting()

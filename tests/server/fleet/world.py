@@ -237,7 +237,11 @@ class World:
             else:
                 assert not fake.waiting
                 assert not fake.inputs
-        self.conductor.check_accounting()
+        self.check_accounting()
+
+    def check_accounting(self) -> None:
+        """Assert that every request has or will have exactly one terminal event."""
+        self.conductor.accounting.check(self.conductor.num_in_flight)
 
     def collect(self) -> None:
         """Put what the conductor wants sent on its way."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 import pytest
@@ -262,3 +264,14 @@ def test_a_database_of_another_release_or_no_database_is_refused(tmp_path: Path)
     (tmp_path / "other" / FILE_NAME).write_bytes(b"no database at all, but long enough" * 100)
     with pytest.raises(ConfigError, match="cannot be used"):
         open_database(str(tmp_path / "other"))
+
+
+def test_a_new_database_that_another_process_is_making_is_waited_for(tmp_path: Path) -> None:
+    other = sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(open_database, str(tmp_path))
+        wait([opening], timeout=0.1)  # long enough to fail at once, if it does
+        other.execute("COMMIT")
+        opening.result().close()
+    other.close()

@@ -1,0 +1,93 @@
+"""Batches are run to their end although the database fails meanwhile, and nobody else notices."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from server.jobs.records import BatchRecord
+from server.jobs.runner import BatchRunner
+from server.jobs.states import BatchState
+from server.jobs.storage import Storage, time_of_day
+from triolet.config_batches import BatchConfig
+from triolet.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+CONFIG = BatchConfig(concurrency=2, poll_s=0.01, retry_s=0.01)
+URL = "/v1/completions"
+NUM_LINES = 6
+LONG = "long " * 20_000
+"""An answer for which a full database has no room."""
+PATIENCE_S = 60.0
+
+
+async def app(
+    scope: dict[str, Any],
+    receive: Callable[[], Awaitable[dict[str, Any]]],
+    send: Callable[[dict[str, Any]], Awaitable[None]],
+) -> None:
+    """Answer anything, at length."""
+    assert scope["path"] == URL
+    await receive()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": json.dumps({"text": LONG}).encode()})
+
+
+def set_full(storage: Storage, *, is_full: bool) -> None:
+    """Let the database have no page more than now, or as many as it likes."""
+    connection = storage._connection
+    (num_pages,) = connection.execute("PRAGMA page_count").fetchone()
+    connection.execute(f"PRAGMA max_page_count = {num_pages if is_full else 1_000_000}")
+
+
+async def begin(storage: Storage) -> None:
+    """Store lines and a batch of them."""
+    fields = {"method": "POST", "url": URL, "body": {"prompt": "x"}}
+    lines = [json.dumps(fields | {"custom_id": f"c{n}"}).encode() for n in range(NUM_LINES)]
+    now = int(time_of_day())
+    await storage.run(storage.files.add, "", "file-1", "in", "batch", b"\n".join(lines), now)
+    batch = BatchRecord("batch_1", BatchState.VALIDATING, URL, "file-1", "24h", now, now + 3600)
+    await storage.run(storage.batches.add, "", batch)
+    await storage.run(storage.batches.take_lease, time_of_day())
+    await storage.run(storage.batches.advance, now)
+
+
+@pytest.mark.slow
+async def test_a_full_disk_holds_a_batch_up_and_ends_nothing(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path), CONFIG, "one")
+    outcomes: list[str] = []
+    has_failed = trio.Event()
+
+    def note(outcome: str) -> None:
+        outcomes.append(outcome)
+        if outcome == "dropped":
+            has_failed.set()
+
+    await begin(storage)
+    await storage.run(set_full, storage, is_full=True)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(
+                BatchRunner(storage, CONFIG, app, "localhost", lambda: False, note).run
+            )
+            await has_failed.wait()
+            with pytest.raises(RequestError) as refused:
+                await storage.run(storage.files.add, "", "f", "in", "batch", LONG.encode(), 0)
+            assert refused.value.status == 503
+            await storage.run(set_full, storage, is_full=False)
+            while True:
+                batch = await storage.run(storage.batches.get, "batch_1")
+                assert batch is not None
+                if batch.status is BatchState.COMPLETED:
+                    break
+                await trio.sleep(CONFIG.poll_s)
+            nursery.cancel_scope.cancel()
+    assert outcomes.count("completed") == NUM_LINES
+    assert batch.request_counts.completed == NUM_LINES
+    storage.close()
