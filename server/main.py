@@ -24,7 +24,6 @@ import trio
 
 from transport.zmq_network import ZmqNetwork
 from triolet.errors import ConfigError
-from triolet.process import give_large_memory_back
 from triolet.status import SUCCESSOR_SIGNAL, ServerReady, report
 
 from .api.app import build_app
@@ -202,7 +201,6 @@ def main(config: ServerConfig) -> None:
       ConfigError: as `serve`.
     """
     sys.setswitchinterval(SWITCH_S)
-    give_large_memory_back()
     try:
         trio.run(_run, config)
     except BaseExceptionGroup as group:
