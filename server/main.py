@@ -119,7 +119,7 @@ async def serve(
                 nursery.start_soon(_hand_over, services.lifecycle, edge, config.handover_s)
                 nursery.start_soon(_run_batches, services, app, fleet, metrics)
                 await services.lifecycle.draining.wait()
-                await fleet.drain()
+                await _drain(fleet, siblings, config.drain_timeout_s)
                 if on_drained is not None:
                     on_drained()
                 edge.stop(within_s=CLOSE_SHARE * config.exit_grace_s)
@@ -127,6 +127,14 @@ async def serve(
                 nursery.cancel_scope.cancel()
         finally:
             network.close()
+
+
+async def _drain(fleet: Fleet, siblings: Siblings | None, within_s: float) -> None:
+    """Let what runs here finish, and what runs elsewhere for clients that are connected here."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fleet.drain)
+        if siblings is not None:
+            nursery.start_soon(siblings.drain, within_s)
 
 
 def _listen(config: ServerConfig, sockets: ExitStack) -> list[socket]:

@@ -1,15 +1,18 @@
-"""Asks the other servers on this port what each knows of itself.
+"""Asks the other servers on this port what each knows of itself, and passes on what is theirs.
 
 Knows their own sockets and a little HTTP; what is asked and what comes of it is the surface's.
 """
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 import h11
 import structlog
 import trio
+
+from .sibling_answer import SiblingAnswer
 
 if TYPE_CHECKING:
     from triolet.config_siblings import SiblingConfig
@@ -32,6 +35,39 @@ class Siblings:
         self.own_name = config.name
         self._paths = {name: path for name, path in config.paths if name != config.name}
         self._ask_timeout_s = config.ask_timeout_s
+        self._answers: set[SiblingAnswer] = set()
+        self._ended = trio.Event()
+
+    def owner_of(self, key: str) -> str | None:
+        """Return which of the others keeps what a key names; None if this one does.
+
+        All of them say the same of a key, whoever lives and whoever is asked.
+        """
+        names = (self.own_name, *self._paths)
+        owner = max(names, key=lambda name: blake2b(f"{name}\0{key}".encode()).digest())
+        return None if owner == self.own_name else owner
+
+    async def reach(self, name: str, patience_s: float) -> SiblingAnswer:
+        """Open a connection to one of the others, which may say nothing for so long.
+
+        Raises:
+          OSError: nobody is there, or too many wait already.
+        """
+        stream = await trio.open_unix_socket(self._paths[name])
+        answer = SiblingAnswer(stream, patience_s, self._end)
+        self._answers.add(answer)
+        return answer
+
+    async def drain(self, within_s: float) -> None:
+        """Wait until all answers of others that are passed on here are over, or the time is."""
+        with trio.move_on_after(within_s):
+            while self._answers:
+                await self._ended.wait()
+
+    def _end(self, answer: SiblingAnswer) -> None:
+        self._answers.discard(answer)
+        self._ended.set()
+        self._ended = trio.Event()
 
     async def ask(self, target: str) -> dict[str, bytes | None]:
         """GET something of each at once.

@@ -132,7 +132,11 @@ class Shell:
             self._work.set()
 
     def _flush(self, now: float) -> None:
+        self._say(now)  # a first token waits for no KV
         self._flush_kv(now)
+        self._say(now)
+
+    def _say(self, now: float) -> None:
         # A send that fails ends attempts, whose last words are sends again; each server is
         # forgotten at its first failure, so this ends.
         while sends := self._core.outbox.take_for_servers():

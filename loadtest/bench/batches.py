@@ -71,28 +71,7 @@ def report_of(verdicts: Sequence[BatchVerdict], sides: tuple[Side, Side] | None)
     for verdict in verdicts:
         name = f"what is wrong with {verdict.num_lines} lines, {verdict.num_servers} server(s)"
         ratios[name] = Ratio(float(len(verdict.wrongs)), ceiling=0.0)
-    rows: list[dict[str, Any]] = [
-        {
-            "servers": verdict.num_servers,
-            "victim": death.fault.victim,
-            "lines done": death.num_done,
-            "ready again s": death.back_s,
-            "proof": death.fault.proof,
-        }
-        for verdict in verdicts
-        for death in verdict.deaths
-    ]
-    batches: list[dict[str, Any]] = [
-        {
-            "servers": verdict.num_servers,
-            "lines": verdict.num_lines,
-            "deaths": len(verdict.deaths),
-            "computed": verdict.num_computed,
-            "wrong": len(verdict.wrongs),
-            "seconds": verdict.elapsed_s,
-        }
-        for verdict in verdicts
-    ]
+    batches, rows = _batches(verdicts), _deaths(verdicts)
     more = {"deaths": rows, "batches": batches} if verdicts else {}
     interactive: list[dict[str, Any]] = []
     if sides is not None:
@@ -109,6 +88,34 @@ def report_of(verdicts: Sequence[BatchVerdict], sides: tuple[Side, Side] | None)
     label = "batch" if interactive else "servers"
     machine = describe(len(os.sched_getaffinity(0)))
     return Report("batches", machine, first, ratios, {}, ((label,), length), more)
+
+
+def _deaths(verdicts: Sequence[BatchVerdict]) -> list[dict[str, Any]]:
+    return [
+        {
+            "servers": verdict.num_servers,
+            "victim": death.fault.victim,
+            "lines done": death.num_done,
+            "ready again s": death.back_s,
+            "proof": death.fault.proof,
+        }
+        for verdict in verdicts
+        for death in verdict.deaths
+    ]
+
+
+def _batches(verdicts: Sequence[BatchVerdict]) -> list[dict[str, Any]]:
+    return [
+        {
+            "servers": verdict.num_servers,
+            "lines": verdict.num_lines,
+            "deaths": len(verdict.deaths),
+            "computed": verdict.num_computed,
+            "wrong": len(verdict.wrongs),
+            "seconds": verdict.elapsed_s,
+        }
+        for verdict in verdicts
+    ]
 
 
 def percentile(values: Sequence[float], share: float) -> float:

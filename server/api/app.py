@@ -40,6 +40,7 @@ from .openapi import PATH as OPENAPI
 from .openapi import serve_openapi
 from .origins import check_host, check_origin
 from .pages import chat_page, dashboard, static_file
+from .passing_on import by_owner, is_passed_on
 from .probes import (
     OWN_LOAD,
     OWN_METRICS,
@@ -51,7 +52,7 @@ from .probes import (
     ready,
     version,
 )
-from .responses import create_response
+from .responses import count_input_tokens, create_response
 from .responses_socket import responses_socket
 from .static_files import read_static_files
 
@@ -118,11 +119,12 @@ def _add_routes(app: QuartTrio, services: Services) -> None:
             provide_automatic_options=False,
         )
 
-    add("POST", "/v1/chat/completions", chat_completions)
-    add("POST", "/v1/completions", completions)
+    add("POST", "/v1/chat/completions", by_owner(chat_completions))
+    add("POST", "/v1/completions", by_owner(completions))
     add("POST", "/v1/embeddings", embeddings)
-    add("POST", RESPONSES, create_response)
-    add("POST", MESSAGES, create_message)
+    add("POST", RESPONSES, by_owner(create_response))
+    add("POST", f"{RESPONSES}/input_tokens", count_input_tokens)
+    add("POST", MESSAGES, by_owner(create_message))
     add("POST", f"{MESSAGES}/count_tokens", count_message_tokens)
     _add_stored(add)
     add("GET", "/v1/models", list_models)
@@ -179,7 +181,9 @@ async def _check_request(services: Services) -> None:
         # From within: nothing that a client sends gets there.
         if services.keys is not None:
             enter_tenant(services.keys.tenant_named(owner))
-    elif request.endpoint not in OPEN_ENDPOINTS and request.remote_addr != UNIX_PEER:
+    elif is_passed_on() or (
+        request.endpoint not in OPEN_ENDPOINTS and request.remote_addr != UNIX_PEER
+    ):
         _check_key(services, request.headers, ())
     if request.method not in SAFE_METHODS:
         check_origin(request.headers.get("origin"), request.headers.get("host"))
@@ -205,7 +209,8 @@ def _check_who_asks(services: Services, host: str | None) -> None:
 
 async def _finish(services: Services, response: Response) -> Response:
     elapsed_s = trio.current_time() - live_request().began_at
-    services.metrics.http.request(request.endpoint or "none")
+    if not is_passed_on():  # who got it has counted it
+        services.metrics.http.request(request.endpoint or "none")
     response.headers.update(HEADERS)
     response.headers["x-request-id"] = shown_request_id()
     if _is_of_messages():

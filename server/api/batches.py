@@ -53,7 +53,9 @@ class BatchFields(StrictModel):
 
     input_file_id: Annotated[str, Field(min_length=1, max_length=64)]
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
-    completion_window: Annotated[str, BeforeValidator(_window)]
+    completion_window: Annotated[
+        str, BeforeValidator(_window), Field(pattern="^[1-9][0-9]{0,5}[smhd]$")
+    ]
     metadata: (
         Annotated[
             dict[

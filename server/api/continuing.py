@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from triolet.errors import invalid_request
 
 if TYPE_CHECKING:
+    from ..text.tokenizer import ChatPrompt
     from .schemas import ChatRequest
 
 PARAM = "continue_final_message"
@@ -38,12 +39,13 @@ def marked(messages: list[dict[str, object]], mark: str) -> list[dict[str, objec
     return [*earlier, last | {"content": f"{last['content']}{mark}"}]
 
 
-def up_to_mark(prompt: str, mark: str) -> str:
+def up_to_mark(prompt: ChatPrompt, mark: str) -> ChatPrompt:
     """Return a rendered conversation up to its last words.
 
     Raises:
       RequestError: the template does not show them, or more than once.
     """
-    if prompt.count(mark) != 1:
+    begun = prompt.up_to(mark)
+    if begun is None:
         raise invalid_request("the template does not show the last message as it is", PARAM)
-    return prompt[: prompt.index(mark)]
+    return begun

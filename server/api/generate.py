@@ -287,14 +287,32 @@ async def whole_response(
         }
         return msgspec.json.encode(whole)
 
-    requests, live = own_requests(plan, services, is_streamed=False), live_request()
+    requests = own_requests(plan, services, is_streamed=False)
+    return await begin_whole(requests, document, plan.fields, services)
+
+
+async def begin_whole(
+    requests: Sequence[GenerationRequest],
+    document: Callable[[list[Answer]], bytes],
+    fields: BaseModel,
+    services: Services,
+) -> Response:
+    """Begin what was asked for, wait for its end and return the answer. See `begin_stream`.
+
+    Args:
+      requests: what is to be generated, one for each choice.
+      document: writes the answer.
+      fields: what the client sent, by which its retries are known.
+      services: what it works with.
+    """
+    live = live_request()
     key = own_key()
     if key is None:
-        answers = await collect(submit_all(requests, services, live), plan.count)
+        answers = await collect(submit_all(requests, services, live), len(requests))
         return Response(document(answers), content_type="application/json")
-    script = WholeScript(plan.count, document)
+    script = WholeScript(len(requests), document)
     submit = partial(submit_for, requests=_ranked(requests, live), services=services)
-    return await resumable_whole(key, plan.fields, script, submit, live, services)
+    return await resumable_whole(key, fields, script, submit, live, services)
 
 
 def json_response(document: object, status: int = 200) -> Response:

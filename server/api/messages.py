@@ -9,15 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal
 
-from .answers import collect
+import msgspec
+
 from .chat import encode_chat, plan_chat
 from .errors import params_called
 from .generate import (
+    begin_stream,
+    begin_whole,
     check_fields,
-    event_stream,
     json_response,
     own_requests,
-    submit_all,
     warming,
 )
 from .intake import live_request, read_fields, shown_request_id
@@ -28,8 +29,11 @@ from .tool_schema import Function, FunctionName, NamedTool, Tool
 from .tools import plan_tools
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from quart import Response
 
+    from .answers import Answer
     from .generate import Plan
     from .messages_schema import OfferedTool, PromptFields, ToolUse
     from .ports import Services
@@ -51,7 +55,7 @@ async def create_message(services: Services) -> Response:
     """Answer a conversation."""
     fields = await read_fields(MessagesRequest, services)
     plan = await _plan(fields, services)
-    (request,) = own_requests(plan, services)
+    (request,) = own_requests(plan, services, is_streamed=bool(fields.stream))
     live = live_request()
     form = MessageForm(
         f"msg_{live.request_id.hex()}",
@@ -59,11 +63,14 @@ async def create_message(services: Services) -> Response:
         fields.max_tokens,
         plan.tool_form,
     )
-    choices = submit_all([request], services, live)
     if fields.stream:
-        return event_stream(choices, MessageStream(form, request, shown_request_id()), services)
-    (answer,) = await collect(choices, 1)
-    return json_response(form.whole(answer))
+        stream = MessageStream(form, request, shown_request_id())
+        return begin_stream([request], stream, fields, services)
+
+    def document(answers: Sequence[Answer]) -> bytes:
+        return msgspec.json.encode(form.whole(answers[0]))
+
+    return await begin_whole([request], document, fields, services)
 
 
 async def count_message_tokens(services: Services) -> Response:

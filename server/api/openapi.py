@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from quart import Response
 
+from .batches import BatchFields
 from .messages_schema import CountRequest, MessagesRequest
-from .openapi_results import RESULTS, ref
+from .openapi_results import RESULTS, UPLOAD, ref
 from .probes import VERSION
-from .responses_schema import ResponseRequest
+from .responses_schema import InputTokensRequest, ResponseRequest
 from .schemas import (
     ChatRequest,
     CompletionRequest,
@@ -39,6 +40,7 @@ EVENTS: Final = "text/event-stream"
 LINES: Final = "application/octet-stream"
 PLAIN: Final = "text/plain"
 PAGE: Final = "text/html"
+FORM: Final = "multipart/form-data"
 PATH: Final = "/openapi.json"
 _VARIABLE: Final = re.compile(r"<(?:\w+:)?(\w+)>")
 
@@ -50,7 +52,7 @@ class Operation:
     Attributes:
       summary: one line.
       result: name of a component for JSON, or the media type of another answer.
-      body: what its request is read with, None where there is no body.
+      body: what its request is read with, or its schema; None where there is no body.
       streams: whether `stream: true` gets events.
       media: of the request's body.
       status: of a good answer.
@@ -59,7 +61,7 @@ class Operation:
 
     summary: str
     result: str
-    body: type[StrictModel] | None = None
+    body: type[StrictModel] | Document | None = None
     streams: bool = False
     media: str = JSON
     status: int = 200
@@ -79,6 +81,9 @@ OPERATIONS: Final[dict[str, Operation]] = {
         ResponseRequest,
         streams=True,
     ),
+    "POST /v1/responses/input_tokens": Operation(
+        "Count the tokens of such a conversation.", "InputTokens", InputTokensRequest
+    ),
     "POST /v1/embeddings": Operation(
         "Turn one or several inputs into vectors.", "Embeddings", EmbeddingFields
     ),
@@ -95,12 +100,14 @@ OPERATIONS: Final[dict[str, Operation]] = {
         CountRequest,
         error="MessagesError",
     ),
-    "POST /v1/files": Operation("Keep a file of requests (multipart/form-data).", "File"),
+    "POST /v1/files": Operation("Keep a file of requests.", "File", UPLOAD, media=FORM),
     "GET /v1/files": Operation("List the files.", "List"),
     "GET /v1/files/<file_id>": Operation("Show a file.", "File"),
     "DELETE /v1/files/<file_id>": Operation("Forget a file.", "Anything"),
     "GET /v1/files/<file_id>/content": Operation("What a file holds.", LINES),
-    "POST /v1/batches": Operation("Answer a file of requests in the background.", "Batch"),
+    "POST /v1/batches": Operation(
+        "Answer a file of requests in the background.", "Batch", BatchFields
+    ),
     "GET /v1/batches": Operation("List the batches.", "List"),
     "GET /v1/batches/<batch_id>": Operation("How far a batch is.", "Batch"),
     "POST /v1/batches/<batch_id>/cancel": Operation("End a batch.", "Batch"),
@@ -184,8 +191,9 @@ def _operation(rule: Rule, schemas: dict[str, Any]) -> Document:
             for name in names
         ]
     if row.body is not None:
-        name = _add_schema(row.body, schemas)
-        shown["requestBody"] = {"required": True, "content": {row.media: {"schema": ref(name)}}}
+        body = row.body
+        schema = body if isinstance(body, dict) else ref(_add_schema(body, schemas))
+        shown["requestBody"] = {"required": True, "content": {row.media: {"schema": schema}}}
     return shown
 
 

@@ -21,6 +21,11 @@ def _object(**properties: Schema) -> Schema:
     return {"type": "object", "required": list(properties), "properties": properties}
 
 
+def _with_optional(schema: Schema, **properties: Schema) -> Schema:
+    """Return an object that may have these as well."""
+    return {**schema, "properties": schema["properties"] | properties}
+
+
 def _list(items: Schema) -> Schema:
     return {"type": "array", "items": items}
 
@@ -43,6 +48,9 @@ _USAGE: Final = _object(
 _MODEL: Final = _object(
     id=_TEXT, object=_one_of("model"), created=_INT, owned_by=_TEXT, max_model_len=_COUNT
 )
+
+UPLOAD: Final = _object(purpose=_one_of("batch"), file={"type": "string", "format": "binary"})
+"""A request's body, but one that no model reads."""
 
 RESULTS: Final[dict[str, Schema]] = {
     "Error": _object(
@@ -75,7 +83,20 @@ RESULTS: Final[dict[str, Schema]] = {
         choices=_list(
             _object(
                 index=_COUNT,
-                message=_object(role=_one_of("assistant"), content={"type": ["string", "null"]}),
+                message=_with_optional(
+                    _object(
+                        role=_one_of("assistant"),
+                        content={"type": ["string", "null"]},
+                        refusal={"type": ["string", "null"]},
+                    ),
+                    tool_calls=_list(
+                        _object(
+                            id=_TEXT,
+                            type=_one_of("function"),
+                            function=_object(name=_TEXT, arguments=_TEXT),
+                        )
+                    ),
+                ),
                 logprobs=_ANY_OBJECT,
                 finish_reason=_one_of("stop", "length", "tool_calls", "content_filter"),
             )
@@ -106,6 +127,7 @@ RESULTS: Final[dict[str, Schema]] = {
         output=_list(_object(id=_TEXT, type=_TEXT)),
         usage=_object(input_tokens=_COUNT, output_tokens=_COUNT, total_tokens=_COUNT),
     ),
+    "InputTokens": _object(object=_one_of("response.input_tokens"), input_tokens=_COUNT),
     "Embeddings": _object(
         object=_one_of("list"),
         data=_list(

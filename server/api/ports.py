@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ..embedding import EmbeddingRequest, EmbeddingRun
     from ..generation import Generation, GenerationRequest
     from ..jobs.storage import Storage
+    from ..sibling_answer import SiblingAnswer
+    from ..text.tokenizer import ChatPrompt
     from ..text.tool_calls import ToolForm
     from .keys import KeyRing
 
@@ -163,9 +165,9 @@ class TextPort(Protocol):
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, object]] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
-    ) -> str:
+    ) -> ChatPrompt:
         """Return the prompt that a conversation becomes by the model's own template; to be encoded
-        whole, without adding special tokens."""
+        as it is, without adding special tokens."""
         ...
 
     async def decode(
@@ -226,6 +228,14 @@ class SiblingsPort(Protocol):
     @property
     def own_name(self) -> str:
         """What this server is called among them."""
+        ...
+
+    def owner_of(self, key: str) -> str | None:
+        """Return which of the others keeps what a key names; None if this one does."""
+        ...
+
+    async def reach(self, name: str, patience_s: float) -> SiblingAnswer:
+        """Open a connection to one of the others; an OSError says that it cannot be had."""
         ...
 
     async def ask(self, target: str) -> dict[str, bytes | None]:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from triolet.errors import invalid_request
 
-from .chat import plan_chat
+from .chat import encode_chat, plan_chat
 from .errors import params_called
 from .generate import check_fields, warming
 from .responses_document import CallItem, MessageItem
 from .schemas import ChatRequest, GenerationFields, Message
 from .tool_schema import CalledFunction, Function, FunctionName, NamedTool, Tool, ToolCall
+from .tools import plan_tools
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,6 +60,19 @@ async def plan_response(fields: ResponseFields, earlier: Turns, services: Servic
         plan = await plan_chat(chat, services)
     plan = replace(plan, param=PARAMS[plan.param])
     return warming(plan) if fields.only_warms else plan
+
+
+async def prompt_of_response(fields: ResponseFields, services: Services) -> tuple[int, ...]:
+    """Return the prompt that a response would be made from.
+
+    Raises:
+      RequestError: as `plan_response`.
+    """
+    with params_called(PARAMS):
+        chat = _as_chat(fields, ())
+        check_fields(chat, services)
+        tools = await plan_tools(chat, services)
+        return await encode_chat(chat, services, tools.shown)
 
 
 def _as_chat(fields: ResponseFields, earlier: Turns) -> ChatRequest:

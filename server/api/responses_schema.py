@@ -222,6 +222,13 @@ class ResponseRequest(ResponseFields):
     stream_options: ResponseStreamOptions | None = None
 
 
+class InputTokensRequest(ResponseFields):
+    """POST /v1/responses/input_tokens: how long a prompt is. What else an answer would be made from
+    changes nothing, and may be here."""
+
+    ignored: ClassVar[frozenset[str]] = ResponseFields.ignored | {"personality"}
+
+
 class ResponseCreate(ResponseFields):
     """`response.create` on a WebSocket: begin an answer."""
 

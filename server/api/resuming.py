@@ -17,7 +17,7 @@ from quart.wrappers.response import ResponseBody
 
 from triolet.errors import RequestError, invalid_request
 
-from .chunks import error_event
+from ..generation import Failed, Usage
 from .errors import echo
 from .kept_answers import Name
 from .keys import current_tenant
@@ -129,7 +129,7 @@ def resumable_stream(
     answer, is_new = _answer_of(key, fields, SseScript(form), submit, position, services)
     reader = services.kept.join(answer, position or 0)
     live.hold(reader)
-    body = ResumableBody(reader, form.keep_alive, services.config.keep_alive_s)
+    body = ResumableBody(reader, form, services.config.keep_alive_s)
     return Response(body, headers={} if is_new else {JOINED: "true"})
 
 
@@ -177,7 +177,8 @@ def _answer_of(
     """
     # Nobody is told of the keys of others. Whether the credentials are right is checked elsewhere.
     tenant = current_tenant()
-    who = request.headers.get("authorization", "") if tenant is None else f"tenant {tenant.name}"
+    keys = (request.headers.get(name, "") for name in ("authorization", "x-api-key"))
+    who = "\0".join(keys) if tenant is None else f"tenant {tenant.name}"
     scope = blake2b(who.encode(), digest_size=16).digest()
     name, fingerprint = Name(scope, key), _fingerprint(fields)
     answer = services.kept.find(name, fingerprint)
@@ -200,13 +201,13 @@ class ResumableBody(ResponseBody):
 
     Args:
       reader: gives the events.
-      keep_alive: what is sent into a silence.
-      keep_alive_s: after so much of it.
+      form: of what is not the answer's: sign of life, and the end of a reader that is lost.
+      keep_alive_s: after so much silence there is a sign of life.
     """
 
-    def __init__(self, reader: ResumingReader, keep_alive: bytes, keep_alive_s: float) -> None:
+    def __init__(self, reader: ResumingReader, form: StreamForm, keep_alive_s: float) -> None:
         self._reader = reader
-        self._keep_alive = keep_alive
+        self._form = form
         self._keep_alive_s = keep_alive_s
 
     async def __aenter__(self) -> ResumableBody:
@@ -233,11 +234,11 @@ class ResumableBody(ResponseBody):
                 raise StopAsyncIteration
             if reader.is_lost:
                 reader.position = reader.end
-                return error_event(reader.lost())
+                return self._form.write(0, Failed(reader.lost(), Usage(0, 0)))
             first = reader.position
             if events := reader.take():
                 return b"".join(b"id: %d\n%b" % pair for pair in enumerate(events, first))
             with trio.move_on_at(deadline) as silence:
                 await reader.wait()
             if silence.cancelled_caught:
-                return self._keep_alive
+                return self._form.keep_alive

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
     from triolet.config_siblings import SiblingConfig
 
-OWN_BACKLOG: Final = 16
-"""Of a socket that only siblings and the supervisor know."""
+OWN_BACKLOG: Final = 256
+"""Of a socket that only siblings and the supervisor know. While its server is started again,
+requests wait there that siblings pass on."""
 AFTER_STALL_S: Final = 1.0
 """The kernel takes a window that stays shut for a dead host; a shorter patience than the stall
 bound's would take its place."""

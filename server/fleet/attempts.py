@@ -313,11 +313,12 @@ class Attempts:
         if sequence.phase is not Phase.RESERVING or grant.epoch != decode.monitor.epoch:
             self._observer.faults.frames_dropped("doubled_or_old_life")
             return None
+        assert decode.capacity is not None, "only welcomed workers are asked"
+        held_tokens = grant.held_blocks * decode.capacity.block_size
         if grant.is_local:
             if not attempt.local_tokens:
                 return Again("local_unasked", Fault(Role.DECODE))
-            assert decode.capacity is not None, "only welcomed workers are asked"
-            sequence.cached_tokens = grant.held_blocks * decode.capacity.block_size
+            sequence.cached_tokens = held_tokens
             self._compute_there(sequence, attempt, now)
             return None
         if attempt.pair.is_local:
@@ -325,6 +326,8 @@ class Attempts:
         decode.granted(attempt.key)
         attempt.granted_at = now
         sequence.step(Step.GRANT)
+        if sequence.num_attempts == 1:
+            sequence.held_tokens = held_tokens
         prefill.asked(attempt.key)
         self._observer.prompt_routed(Role.PREFILL, attempt.why[1])
         frame = prefill_frame(sequence, attempt, self._eos_token_ids, grant.held_blocks, now)

@@ -101,6 +101,7 @@ class Sequence:
       fingerprint: of the model that made its first token.
       origin: another completion of the same prompt, which it may share; None for none.
       cached_tokens: prompt tokens whose KV was there already; None before anybody has said so.
+      held_tokens: of these, what decode had at the first attempt.
       chain: names the prompt's blocks.
     """
 
@@ -120,6 +121,7 @@ class Sequence:
     fingerprint: str = ""
     origin: Sequence | None = None
     cached_tokens: int | None = None
+    held_tokens: int = 0
     chain: PrefixChain = field(init=False)
 
     def __post_init__(self) -> None:
@@ -191,7 +193,8 @@ class Sequence:
         return Usage(
             prompt_tokens=len(self.request.prompt_ids),
             completion_tokens=len(self.relay.token_ids),
-            cached_tokens=self.cached_tokens or 0,
+            # Decode's first tokens may overtake prefill's, which says how many.
+            cached_tokens=self.held_tokens if self.cached_tokens is None else self.cached_tokens,
             queue_s=until - times.submitted_at,
             ttft_s=None if first is None else first - times.submitted_at,
         )

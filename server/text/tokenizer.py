@@ -35,7 +35,8 @@ MESSAGES = "messages"
 
 class ChatPrompt(str):
     """A rendered conversation as it reads, which still knows the special tokens that the template
-    wrote from those that a user wrote. Use it whole: a part of it is an ordinary string.
+    wrote from those that a user wrote. Whatever else makes a string of it, a slice for example, has
+    forgotten the difference: encoded, it has the special tokens that users wrote.
 
     Attributes:
       marked: the same with markers for the template's special tokens.
@@ -49,6 +50,12 @@ class ChatPrompt(str):
         prompt = super().__new__(cls, text)
         prompt.marked = marked
         return prompt
+
+    def up_to(self, mark: str) -> ChatPrompt | None:
+        """Return what stands before a mark; None unless it is there exactly once."""
+        before, *others = self.split(mark)
+        marked_before, *_ = self.marked.split(mark)
+        return ChatPrompt(before, marked_before) if len(others) == 1 else None
 
 
 class TextModel:

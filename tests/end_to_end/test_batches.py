@@ -83,6 +83,19 @@ async def test_a_batch_survives_the_death_of_every_process_and_of_the_supervisor
     assert victims == {"server", "decode-0", "prefill-0", "supervisor"}
 
 
+def run_mixed(client: openai.OpenAI) -> Batch:
+    """Run a good line and a bad one, which hurts nobody but itself."""
+    bad = chat_line(1)
+    bad["body"]["temperature"] = 99
+    mixed = wait_ended(client, create(client, [chat_line(0), bad]))
+    assert mixed.status == "completed"
+    assert [line["custom_id"] for line in results(client, mixed.output_file_id)] == ["line-0"]
+    [failed] = results(client, mixed.error_file_id)
+    assert failed["response"]["status_code"] == 400
+    assert failed["response"]["body"]["error"]["param"] == "temperature"
+    return mixed
+
+
 def test_files_and_batches_as_the_official_client_sees_them(
     start_fleet: Callable[..., FleetProcess], tmp_path: Path
 ) -> None:
@@ -104,14 +117,7 @@ def test_files_and_batches_as_the_official_client_sees_them(
         body = vectors[3]["response"]["body"]
         assert body["data"][0]["embedding"] == single.data[0].embedding
 
-        bad = chat_line(1)
-        bad["body"]["temperature"] = 99
-        mixed = wait_ended(client, create(client, [chat_line(0), bad]))
-        assert mixed.status == "completed"
-        assert [line["custom_id"] for line in results(client, mixed.output_file_id)] == ["line-0"]
-        [failed] = results(client, mixed.error_file_id)
-        assert failed["response"]["status_code"] == 400
-        assert failed["response"]["body"]["error"]["param"] == "temperature"
+        mixed = run_mixed(client)
 
         wrong = wait_ended(client, create(client, [inputs[0], inputs[0]]))
         assert wrong.status == "failed"

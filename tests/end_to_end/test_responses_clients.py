@@ -157,6 +157,56 @@ def test_a_tool_is_called_and_its_result_is_taken(client: OpenAI) -> None:
     assert second.output
 
 
+def test_what_is_counted_is_what_an_answer_is_made_from(client: OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "demo", "input": "Hello!", "instructions": "Be kind."}
+    counted = client.responses.input_tokens.count(**asked)
+    answer = client.responses.create(**asked, max_output_tokens=1)
+    assert answer.usage is not None
+    assert counted.input_tokens == answer.usage.input_tokens
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.input_tokens.count(**asked, previous_response_id="resp_1")
+    assert caught.value.param == "previous_response_id"
+
+
+def test_a_websocket_takes_what_came_of_a_call(client: OpenAI) -> None:
+    tool: Any = {
+        "type": "function",
+        "name": "paint",
+        "parameters": Verdict.model_json_schema(),
+        "strict": True,
+    }
+    with client.responses.connect() as connection:
+
+        def answer() -> Response:
+            for event in connection:
+                assert event.type not in {"error", "response.failed"}
+                if event.type in {"response.completed", "response.incomplete"}:
+                    return event.response
+            raise AssertionError("the connection ended before the answer")
+
+        asked = {**ASKED, "max_output_tokens": 200, "tools": [tool]}
+        connection.response.create(**asked, tool_choice="required", parallel_tool_calls=False)
+        first = answer()
+        (called,) = first.output
+        assert called.type == "function_call"
+        assert Verdict.model_validate_json(called.arguments)
+        result: Any = {
+            "type": "function_call_output",
+            "call_id": called.call_id,
+            "output": "It is painted.",
+        }
+        asked["input"] = [result]
+        connection.response.create(**asked, previous_response_id=first.id, tool_choice="none")
+        second = answer()
+    history: list[Any] = [{"role": "user", "content": "Hello!"}, called.model_dump(), result]
+    whole = client.responses.create(**{**asked, "input": history}, tool_choice="none")
+    assert second.output_text
+    assert second.output_text == whole.output_text
+    assert first.usage is not None
+    assert second.usage is not None
+    assert second.usage.input_tokens > first.usage.input_tokens
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "param"),
     [

@@ -82,6 +82,28 @@ def test_the_same_seed_keeps_to_a_regex_in_the_same_words(client: OpenAI) -> Non
     assert re.fullmatch("[a-z]{4,9}@[a-z]{3}", texts[0])
 
 
+def test_each_of_several_choices_keeps_to_the_grammar_in_the_words_of_its_seed(
+    client: OpenAI,
+) -> None:
+    asked: dict[str, Any] = {
+        "model": "demo",
+        "max_tokens": 50,
+        "temperature": 1,
+        "extra_body": {"guided_regex": "[a-z]{4,9}@[a-z]{3}"},
+    }
+    prompts = ["Mail:", "Write to:"]
+    together = client.completions.create(prompt=prompts, n=3, seed=5, **asked).choices
+    alone = [
+        client.completions.create(prompt=prompt, seed=5 + index, **asked).choices[0].text
+        for prompt in prompts
+        for index in range(3)
+    ]
+    texts = [choice.text for choice in together]
+    assert texts == alone
+    assert len(set(texts)) == len(texts)
+    assert all(re.fullmatch("[a-z]{4,9}@[a-z]{3}", text) for text in texts)
+
+
 def test_a_grammar_that_cannot_be_used_is_a_400(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**ASK, extra_body={"guided_regex": "(a"})

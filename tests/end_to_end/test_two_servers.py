@@ -81,6 +81,29 @@ def test_both_serve_and_metrics_load_and_audit_are_of_both(pair: FleetProcess) -
     pair.wait_at_rest()
 
 
+def test_a_retry_joins_its_answer_whichever_server_gets_it(pair: FleetProcess) -> None:
+    def count(what: str) -> float:
+        samples = pair.samples("triolet_resumptions_total")
+        return sum(sample.value for sample in samples if sample.labels["what"] == what)
+
+    bodies, num_asked = set(), 0
+    asked = {"prompt": "Once upon a time", "max_tokens": 20, "temperature": 1}
+    while num_asked < 2 or not count("passed_on"):
+        assert num_asked < 200, "the kernel gives all connections to one server"
+        num_asked += 1
+        answer = httpx2.post(
+            f"{pair.url}/v1/completions",
+            json=asked,
+            headers={"idempotency-key": "one-of-two"},
+            timeout=PATIENCE_S,
+        )
+        assert answer.status_code == 200
+        bodies.add(answer.content)
+    assert len(bodies) == 1
+    assert count("begun") == 1
+    pair.wait_at_rest()
+
+
 def test_one_dies_and_the_other_goes_on(pair: FleetProcess) -> None:
     victim = pair.pids("server")[0]
     os.kill(victim, signal.SIGKILL)

@@ -35,10 +35,11 @@ def values_of(kind: schema.Type) -> st.SearchStrategy[Any]:
                 allow_nan=False,
                 allow_infinity=False,
             )
-        case schema.StrType(pattern=pattern, max_length=longest):
+        case schema.StrType(pattern=pattern, min_length=shortest, max_length=longest):
             if pattern is not None:
                 return st.from_regex(pattern, fullmatch=True)
-            return st.text(st.characters(codec="utf-8"), max_size=min(20, longest or 20))
+            characters = st.characters(codec="utf-8")
+            return st.text(characters, min_size=shortest or 0, max_size=min(20, longest or 20))
         case schema.BytesType(min_length=shortest, max_length=longest):
             return st.binary(min_size=shortest or 0, max_size=min(64, longest or 64))
         case schema.EnumType(cls=cls):

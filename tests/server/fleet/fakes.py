@@ -115,6 +115,7 @@ class FakeDecode:
     Attributes:
       end_at: the model ends by itself at this position; None for never.
       refusal: answer to every RESERVE, if set.
+      held_blocks: of every prompt, that it says it has.
       rows: its leases.
       server: whose they are, as leases name it.
       computed: tokens per attempt that were computed after the replay.
@@ -128,6 +129,7 @@ class FakeDecode:
     fingerprint: str = "tiny/f32"
     end_at: int | None = None
     refusal: RefuseReason | None = None
+    held_blocks: int = 0
     is_draining: bool = False
     role: Role = Role.DECODE
     rows: dict[AttemptKey, FakeRow] = field(default_factory=dict)
@@ -244,7 +246,7 @@ class FakeDecode:
         if origin is not None:
             row.is_ready = origin.is_ready
         is_local = row.is_ready or origin is not None
-        return Grant(*frame.key, epoch=self.epoch, is_local=is_local)
+        return Grant(*frame.key, epoch=self.epoch, held_blocks=self.held_blocks, is_local=is_local)
 
     def _credit(self, rows: tuple[CreditRow, ...]) -> None:
         for credit in rows:

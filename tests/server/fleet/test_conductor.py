@@ -15,7 +15,7 @@ from transport.frames import (
 from triolet.errors import RequestError
 from triolet.ids import Role
 
-from .fakes import LINK, completion_ids, make_request
+from .fakes import BLOCK_SIZE, LINK, completion_ids, make_request
 from .stages import UNFINISHED, brought_to, text_of
 from .world import World
 
@@ -31,6 +31,21 @@ def test_a_request_streams_the_whole_completion_and_its_usage() -> None:
     assert reader.finished.usage.prompt_tokens == 5
     assert reader.finished.usage.completion_tokens == 150
     assert reader.finished.usage.cached_tokens == 2
+    world.check_idle()
+
+
+def test_cached_tokens_are_known_where_decode_is_faster_than_prefill() -> None:
+    world = World()
+    world.decode.held_blocks = 1
+    reader = world.submit(make_request(max_tokens=1))
+    prefill, decode = world.worker(world.prefill), world.worker(world.decode)
+    world.deliver()
+    world.compute(prefill)  # its first token is still under way
+    world.compute(decode)
+    world.deliver_down(decode)
+    world.read(reader)
+    assert reader.finished.usage.cached_tokens == BLOCK_SIZE
+    world.settle()
     world.check_idle()
 
 

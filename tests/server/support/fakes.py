@@ -21,6 +21,7 @@ from server.generation import (
     TokenLogprob,
     Usage,
 )
+from server.text.tokenizer import ChatPrompt
 from server.text.tool_calls import HERMES
 from transport.frames import Capacity, Load
 from triolet.audit import FleetAudit, ServerAudit
@@ -283,11 +284,12 @@ class FakeText:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
-    ) -> str:
+    ) -> ChatPrompt:
         turns = "".join(f"tool {tool['function']['name']}\n" for tool in tools or ())
         turns += "".join(self._turn(message) for message in messages)
         opening = "assistant:" if add_generation_prompt else ""
-        return turns + opening + "".join(f" {name}" for name in template_kwargs or ())
+        text = turns + opening + "".join(f" {name}" for name in template_kwargs or ())
+        return ChatPrompt(text, text)
 
     def _turn(self, message: Mapping[str, Any]) -> str:
         calls = "".join(

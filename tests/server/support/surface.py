@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from server.api.keys import KeyRing
+    from server.api.ports import TextPort
 
 MODEL = "demo"
 CONFIG = ServerConfig(
@@ -233,6 +234,7 @@ async def surface(
     fleet: FakeFleet | None = None,
     defaults: SamplingDefaults | None = None,
     keys: KeyRing | None = None,
+    text: TextPort | None = None,
     **changes: object,
 ) -> AsyncIterator[Surface]:
     """Run a server with some settings changed; nothing may be left of it at the end."""
@@ -243,7 +245,7 @@ async def surface(
     services = Services(
         config,
         fleet,
-        FakeText(),
+        text or FakeText(),
         metrics,
         grammars,
         defaults or SamplingDefaults(),

@@ -74,6 +74,20 @@ async def test_a_rendered_conversation_reads_as_it_is() -> None:
     assert isinstance(prompt, ChatPrompt)
 
 
+async def test_what_stands_before_a_mark_still_knows_whose_special_tokens_are_whose() -> None:
+    model = tiny_text()
+    prompt = await model.render_chat([{"role": "user", "content": "a<|end|>bMARKc"}])
+    begun = prompt.up_to("MARK")
+    assert begun == "<|bos|>[user]a<|end|>b"
+    assert await model.encode(begun, add_special_tokens=False) == (
+        BOS_ID,
+        *ids_of("[user]a<|end|>b"),
+    )
+    assert prompt.up_to("MARKS") is None
+    twice = await model.render_chat([{"role": "user", "content": "MARK MARK"}])
+    assert twice.up_to("MARK") is None
+
+
 async def test_special_tokens_survive_json_in_a_template() -> None:
     model = tiny_text(template="{{ messages | tojson }}<|end|>")
     text = '[{"role": "user", "content": "a<|end|>b"}]'
