@@ -16,7 +16,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -c GPU)
 CONSTRAINTS := $(if $(filter-out 0,$(HAS_GPU)),,--constraint constraints.txt)
 
-.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart soak bench-stalled bench-hostile faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-guess bench-structured bench-embeddings bench-batches bench-cache bench-wire bench-front bench-serve bench-gpu sanitize bench-interference clean
+.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart soak bench-stalled bench-hostile security-mutants faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-guess bench-structured bench-embeddings bench-batches bench-cache bench-wire bench-front bench-serve bench-gpu sanitize bench-interference clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
@@ -87,6 +87,9 @@ bench-stalled: install-dev  ## 200 clients stop reading, four read on: what it c
 
 bench-hostile: install-dev  ## every kind of hostile client; what a harmless one and the processes notice
 	$(BIN)/python -m loadtest.hostile $(ARGS)
+
+security-mutants: install-dev  ## take each guard of docs/SECURITY.md away; a test of its row must fail (ARGS="A1 A2")
+	$(BIN)/python -m tests.security.mutants $(ARGS)
 
 bench-kills: install-dev  ## kill workers and server under 800 requests; compare every answer, time every pause
 	$(BIN)/python -m loadtest.kills $(ARGS)

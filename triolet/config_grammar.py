@@ -15,9 +15,10 @@ class GrammarConfig:
     """Of one schema, expression or grammar: what people write is far smaller."""
     max_depth: int = 32
     """Of nested brackets: compilers recurse."""
-    cpu_s: float = 100 * MILLISECONDS
+    cpu_s: float = 50 * MILLISECONDS
     """For compiling, in a process that is ended then, whatever it does. Real schemas take 1 to
-    5 ms; in a worker a grammar is compiled beside running streams."""
+    5 ms; in a worker a grammar is compiled beside running streams. Where these have every core,
+    the process gets a quarter of one, and still answers within 0.3 s."""
     memory_bytes: int = 512 * MIB
     """That compiling may take on top of what the process has."""
     wait_s: float = 5.0 * SECONDS

@@ -11,7 +11,7 @@ from .chunks import ChatChunks
 from .constraints import read_grammar
 from .continuing import check_continued, marked, new_mark, up_to_mark
 from .generate import Plan, check_fields, head, stream_response, whole_response
-from .intake import read_fields
+from .intake import in_parser_thread, read_fields
 from .logprobs import chat_logprobs
 from .schemas import ChatRequest, Message
 from .tool_chunks import ToolChunks, reason_of, whole_message
@@ -32,6 +32,17 @@ _ROLES = {"developer": "system"}
 def template_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
     """Return a conversation in the words that chat templates know."""
     return [_template_message(message) for message in messages]
+
+
+async def read_turns(messages: Sequence[Message], services: Services) -> list[dict[str, object]]:
+    """Do the same where it holds up nobody: arguments of calls are JSON, perhaps megabytes of it.
+
+    Raises:
+      RequestError: 503 if too many wait for that.
+    """
+    calls = [call for message in messages for call in message.tool_calls or ()]
+    num_chars = sum(len(call.function.arguments) for call in calls)
+    return await in_parser_thread(partial(template_messages, messages), num_chars, services)
 
 
 def _template_message(message: Message) -> dict[str, object]:
@@ -80,7 +91,7 @@ async def encode_chat(
       RequestError: the template refuses it, or it can never fit.
     """
     continues = bool(fields.continue_final_message)
-    messages, mark = template_messages(fields.messages), new_mark()
+    messages, mark = await read_turns(fields.messages, services), new_mark()
     if continues:
         check_continued(fields)
         messages = marked(messages, mark)

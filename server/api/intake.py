@@ -6,7 +6,7 @@ Knows Quart's request; knows no endpoint.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import trio
 from quart import request
@@ -21,12 +21,16 @@ from .live import SCOPE_KEY, LiveRequest
 from .schemas import read_request
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from werkzeug.datastructures import Headers
 
     from triolet.config import ServerConfig
 
     from .ports import Services
     from .schemas import ModelT
+
+_T = TypeVar("_T")
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _SECONDS: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
@@ -99,7 +103,16 @@ async def read_fields(kind: type[ModelT], services: Services) -> ModelT:
     def parse() -> ModelT:
         return read_request(kind, parse_object(body))
 
-    if len(body) <= INLINE_BYTES:
+    return await in_parser_thread(parse, len(body), services)
+
+
+async def in_parser_thread(parse: Callable[[], _T], num_bytes: int, services: Services) -> _T:
+    """Return what `parse` makes of so many bytes: at once if they are few, else from a thread.
+
+    Raises:
+      RequestError: what `parse` raises; 503 if too many large bodies wait to be parsed.
+    """
+    if num_bytes <= INLINE_BYTES:
         return parse()
     with trio.move_on_after(services.config.body_timeout_s):
         return await trio.to_thread.run_sync(

@@ -2,8 +2,9 @@
 
 Refused beyond bad syntax: a byte order mark and other encodings than UTF-8, NaN, infinities and
 numbers that overflow to them, duplicate keys (two readers would see two documents), lone surrogates
-(they cannot be encoded again), depth that exhausts the parser and objects with very many keys (each
-one that is unknown would make an error of its own).
+(they cannot be encoded again), depth that exhausts the parser, objects with very many keys (each
+one that is unknown would make an error of its own) and very many values: the parser holds the
+interpreter's lock, and 16 MiB of `[1],` are seconds in which no stream of anybody's gets on.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 MAX_KEYS: Final = 1024
 """Three times the largest object that any endpoint takes."""
+MAX_VALUES: Final = 1 << 20
+"""In one body, about: more token ids than contexts hold, and 0.1 s of the parser."""
+MAX_CONTAINERS: Final = 1 << 16
+"""Arrays and objects in one body: each costs ten times what a number does."""
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -71,6 +76,8 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise http_error(400, "the body is empty; send a JSON object")
     if body.startswith(_BOM):
         raise _bad("it begins with a byte order mark; send UTF-8 without one")
+    if holds_many_values(body):
+        raise _bad(f"it holds more than {MAX_VALUES} values or {MAX_CONTAINERS} arrays and objects")
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -91,6 +98,22 @@ def parse_object(body: bytes) -> dict[str, Any]:
     if "\\ud" in text or "\\uD" in text:
         _refuse_lone_surrogates(value)
     return value
+
+
+def holds_many_values(body: bytes) -> bool:
+    """Count what lies between the strings, before anything is made of it."""
+    if len(body) <= MAX_CONTAINERS or not _has_many(body):
+        return False
+    if body.count(b"\\\\") > MAX_VALUES or body.count(b'\\"') > MAX_VALUES:
+        return True  # to look behind so many escapes would take as long
+    # A quotation mark that is left then begins or ends a string.
+    rest = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    return rest.count(b'"') > 2 * MAX_VALUES or _has_many(b"".join(rest.split(b'"')[::2]))
+
+
+def _has_many(body: bytes) -> bool:
+    num_containers = body.count(b"[") + body.count(b"{")
+    return num_containers > MAX_CONTAINERS or body.count(b",") > MAX_VALUES
 
 
 def _refuse_lone_surrogates(value: dict[str, Any]) -> None:

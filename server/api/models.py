@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from triolet.errors import invalid_request
 
-from .chat import template_messages
+from .chat import read_turns
 from .generate import json_response
 from .intake import check_model, read_fields
 from .sampling import unknown_token
@@ -41,7 +41,8 @@ async def tokenize(services: Services) -> Response:
         raise invalid_request("send either prompt or messages", "prompt")
     if fields.messages is not None:
         prompt = await services.text.render_chat(
-            template_messages(fields.messages), add_generation_prompt=fields.add_generation_prompt
+            await read_turns(fields.messages, services),
+            add_generation_prompt=fields.add_generation_prompt,
         )
         ids = await services.text.encode(prompt, add_special_tokens=False, param="messages")
     else:

@@ -9,6 +9,7 @@ generation. A lane waits for room in the outbox, and its tokens' credit waits wi
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
@@ -19,7 +20,7 @@ from triolet.errors import RequestError, draining, invalid_request
 from ..edge.rate import TokenBucket
 from .conversations import Conversations
 from .errors import echo, http_error, unsupported
-from .intake import own_request_id
+from .intake import in_parser_thread, own_request_id
 from .json_body import parse_object
 from .keys import SUBPROTOCOL
 from .live import DEPARTURE_KEY, own_shortcut
@@ -90,7 +91,7 @@ class ResponsesSession:
                 return
             stream_id: str | None = None
             try:
-                body = _parse(message)
+                body = await _parse(message, self._services)
                 stream_id = _lane(body)
                 self._handle(body, nursery)
             except RequestError as error:
@@ -196,10 +197,11 @@ class ResponsesSession:
         self._outbox.close()
 
 
-def _parse(message: str | bytes | None) -> dict[str, Any]:
+async def _parse(message: str | bytes | None, services: Services) -> dict[str, Any]:
     if not isinstance(message, str):
         raise http_error(400, "send text frames")
-    return parse_object(message.encode("utf-8", "surrogatepass"))
+    body = message.encode("utf-8", "surrogatepass")
+    return await in_parser_thread(partial(parse_object, body), len(body), services)
 
 
 def _lane(body: dict[str, Any]) -> str | None:

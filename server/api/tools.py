@@ -14,6 +14,7 @@ from triolet.errors import invalid_request
 from triolet.sampling import JSON_WHITESPACE, MAX_GRAMMAR_CHARS, Grammar, GrammarKind
 
 from .constraints import check_bounds, json_schema
+from .json_body import holds_many_values
 from .tool_schema import NamedTool
 
 if TYPE_CHECKING:
@@ -133,9 +134,12 @@ def _free(form: ToolForm, is_single: bool) -> list[str]:
 
 
 def parsed_arguments(text: str) -> object:
-    """Return the arguments of an earlier call as templates want them: an object, if they are."""
+    """Return the arguments of an earlier call as templates want them: an object, if they are.
+
+    They came in a string, which the bounds on a body do not look into.
+    """
     try:
-        value = json.loads(text)
-    except ValueError:
+        value = text if holds_many_values(text.encode()) else json.loads(text)
+    except (ValueError, RecursionError):
         return text
     return value if isinstance(value, dict) else text

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.api.json_body import parse_object
+from server.api.json_body import MAX_CONTAINERS, MAX_VALUES, parse_object
 from triolet.errors import RequestError
 
 json_values = st.recursive(
@@ -56,6 +56,12 @@ def test_the_key_that_occurs_twice_is_named() -> None:
         parse_object(b'{"once": 1, "twice": 2, "twice": 2}')
 
 
+@pytest.mark.parametrize("text", ['[{,"', '\\"[', "\\\\[{"], ids=["", "quoted", "escaped"])
+def test_what_stands_in_a_string_is_no_value(text: str) -> None:
+    value = {"a": text * MAX_CONTAINERS, "b": [1, {}]}
+    assert parse_object(json.dumps(value).encode()) == value
+
+
 @pytest.mark.parametrize(
     ("body", "why"),
     [
@@ -64,12 +70,16 @@ def test_the_key_that_occurs_twice_is_named() -> None:
         (b'{"a": 1e999}', "too large"),
         (b'{"a": -1e999}', "too large"),
         (b'{"a": ' + b"9" * 5000 + b"}", "too many digits"),
-        (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
+        (b'{"a": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", "nested too deeply"),
         (b'{"a": "\\ud800"}', "surrogate"),
         (b'{"\\uDC00": 1}', "surrogate"),
         (b'\xef\xbb\xbf{"a": 1}', "byte order mark"),
         (b'{"a": "\xff"}', "not UTF-8"),
         (b"[]", "not a JSON object"),
+        (b'{"a": [' + b",".join([b"[]"] * (MAX_CONTAINERS + 1)) + b"]}", "more than"),
+        (b'{"a": [' + b"1," * MAX_VALUES + b"1, 1]}", "more than"),
+        (b'{"a": [' + b'"",' * MAX_VALUES + b'"", ""]}', "more than"),
+        (b'{"a": "' + b"\\\\" * (MAX_VALUES + 1) + b"[" * MAX_CONTAINERS + b'"}', "more than"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

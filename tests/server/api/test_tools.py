@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from server.api.tools import parsed_arguments
 from server.text.tool_calls import HERMES, LLAMA
 from tests.server.support.fakes import FakeFleet, FakeText
 from tests.server.support.surface import surface
@@ -218,3 +219,8 @@ async def test_calls_are_streamed_as_they_come() -> None:
     assert json.loads(arguments) == {"city": "Bonn"}
     reasons = [event["choices"][0]["finish_reason"] for event in events[:-1]]
     assert reasons == [None] * (len(reasons) - 1) + ["tool_calls"]
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": [' + "[1]," * 70_000 + "1]}"])
+def test_arguments_that_parsers_die_of_stay_text(text: str) -> None:
+    assert parsed_arguments(text) == text

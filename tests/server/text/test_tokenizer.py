@@ -10,6 +10,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.text import special_tokens
 from server.text.special_tokens import SpecialTokenGuard
 from server.text.tokenizer import ChatPrompt, TextModel
 from tests.server.tiny_text import BOS_ID, EOS_ID, tiny_text
@@ -115,6 +116,34 @@ def test_protected_text_comes_back_as_it_was(text: str) -> None:
     assert guard.with_markers(guard.protect(text)) == text
 
 
+@given(st.text("<|end>bos x", max_size=60), st.integers(1, 20))
+def test_windows_find_what_one_search_finds(text: str, window: int) -> None:
+    guard = SpecialTokenGuard(["<|end|>", "<|bos|>", "<|end"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(special_tokens, "WINDOW_CHARS", window)
+        protected = guard.protect(text)
+        back = guard.as_text(protected)
+        marked = guard.with_markers(text)
+    assert protected == guard._special.sub(guard._placeholder, text)
+    assert back == text
+    assert marked == guard._rendered.sub(guard._marker_or_text, text)
+    assert guard.least_chars(protected) <= len(text)
+
+
+async def test_a_conversation_that_cannot_fit_is_refused_before_it_is_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = tiny_text(max_model_len=10)
+
+    def search(rendered: str) -> str:
+        raise AssertionError(f"{len(rendered)} characters were searched")
+
+    monkeypatch.setattr(model._guard, "as_text", search)
+    with pytest.raises(RequestError) as refusal:
+        await model.render_chat([{"role": "user", "content": "x" * 10_000}])
+    assert (refusal.value.code, refusal.value.param) == ("context_length_exceeded", "messages")
+
+
 def test_a_tokenizer_without_special_tokens_needs_no_guard() -> None:
     guard = SpecialTokenGuard([])
     assert guard.protect("a") == guard.with_markers("a") == guard.as_text("a") == "a"
@@ -151,7 +180,7 @@ async def test_text_that_takes_too_long_is_given_up_and_holds_its_thread(
     release = threading.Event()
 
     class Slow:
-        def encode(self, text: str, add_special_tokens: bool) -> object:
+        def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> object:
             release.wait(PATIENCE_S)
             raise AssertionError("nobody waits for this any more")
 

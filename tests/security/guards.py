@@ -1,0 +1,222 @@
+"""What of the product keeps out which attack of docs/SECURITY.md, and what it is without it.
+
+A table for mutants.py: each entry takes one guard away, or puts the defect there that the guard is
+against, and names tests of that attack's row which have to fail then. Knows no processes.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class Mutant(NamedTuple):
+    """A product without one of its guards.
+
+    Attributes:
+      attack: the row of docs/SECURITY.md.
+      file: of the product.
+      guard: text that stands there exactly once.
+      instead: what stands there in the mutant.
+      test: FILE::TEST below tests/, which fails without the guard.
+    """
+
+    attack: str
+    file: str
+    guard: str
+    instead: str
+    test: str
+
+    def __str__(self) -> str:
+        return f"{self.attack}: {self.file}: {' '.join(self.guard.split())[:60]}"
+
+
+_HEAD_GUARD: Final = "server/edge/head_guard.py"
+_JSON: Final = "server/api/json_body.py"
+_KEYS: Final = "security/test_keys.py"
+_HEADS: Final = (
+    "server/edge/test_head_guard.py::test_heads_that_two_parsers_could_read_differently_are_refused"
+)
+_HTTP: Final = "server/edge/test_http_traps.py"
+_WS: Final = "server/edge/test_websocket_traps.py"
+_ODD_JSON: Final = "server/api/test_json_body.py::test_what_json_takes_and_we_do_not_is_named"
+_BAD: Final = "server/api/test_bad_requests.py"
+_BOMBS: Final = "security/test_bombs.py::test_bombs_reach_no_worker"
+
+MUTANTS: Final = (
+    Mutant("A1", "transport/codec.py", "return _DECODER.decode(data)",
+           'return __import__("pickle").loads(data)',
+           "security/test_transport.py::test_a_pickle_is_no_frame_and_runs_nothing"),
+    Mutant("A1", "transport/codec.py", "import msgspec\n", "import pickle\n\nimport msgspec\n",
+           "house/test_layout.py::test_nothing_unsafe_is_ever_loaded"),
+    Mutant("A2", "transport/address.py", "if mode & 0o077:", "if mode < 0:",
+           "transport/test_address.py::test_a_private_directory_is_asked_for"),
+    Mutant("A2", "transport/address.py", "if not self.is_loopback:", "if not self.host:",
+           "transport/test_zmq_network.py::test_an_unsafe_address_is_refused_by_both_sides"),
+    Mutant("A2", "transport/zmq_curve.py", "and keys.may_connect(z85.encode(request[6]))", "",
+           "transport/test_zmq_network.py::"
+           "test_a_strangers_key_gets_nothing_and_an_authorised_one_works"),
+    Mutant("A3", "transport/codec.py", "return _DECODER.decode(data)",
+           "return msgspec.convert(msgspec.msgpack.decode(data), AnyFrame)",
+           "transport/test_codec.py::test_a_bomb_is_refused_within_little_memory"),
+    Mutant("A3", "transport/gate.py", ">= MAX_BAD_FRAMES", "< 0",
+           "transport/test_zmq_network.py::"
+           "test_a_bound_side_that_sends_no_frames_is_cut_off_until_another_takes_its_place"),
+    Mutant("A4", "transport/window.py",
+           "not self._used_bytes or self._used_bytes + num_bytes <= self._size_bytes", "True",
+           "prefill/test_shipper.py::"
+           "test_the_window_bounds_what_is_under_way_and_credit_opens_it"),
+    Mutant("A5", "engine/model_config.py", "    if unsafe:\n", "    if not model_dir:\n",
+           "engine/test_model_config.py::test_a_directory_with_code_in_it_is_refused"),
+    Mutant("A5", "engine/model_config.py", 'if fields.get("auto_map"):', "if not fields:",
+           "engine/test_model_config.py::test_what_cannot_be_computed_is_refused"),
+    Mutant("A5", "engine/weights.py", "if not _SHARD_NAME.fullmatch(name):", "if not name:",
+           "engine/test_weights.py::test_a_lying_index_is_a_clean_error"),
+    Mutant("A6", "server/api/intake.py", "if name is not None and name != config.model_name:",
+           "if name is not None and name[:1] != config.model_name[:1] and not open(name):",
+           "security/test_files_and_connections.py::"
+           "test_no_word_of_a_client_finds_a_model_or_a_file"),
+    Mutant("A6", "server/api/pages.py", "    file = files.get(name)\n",
+           '    file = files.get(name)\n    import os\n    os.path.isfile("/x/" + name) or '
+           'os.path.isdir("/x/" + name) or _open("/x/" + name)\n',
+           "security/test_files_and_connections.py::"
+           "test_a_server_opens_no_file_and_connects_to_nobody_for_a_client"),
+    Mutant("A7", "server/api/schemas.py",
+           'raise PydanticCustomError("unsupported", f"content of type {echo(kind)}")',
+           'import socket\n            socket.create_connection(("127.0.0.1", 9), 1)',
+           "security/test_files_and_connections.py::"
+           "test_a_server_opens_no_file_and_connects_to_nobody_for_a_client"),
+    Mutant("A8", "server/edge/cures_tcp.py",
+           "scope.deadline = opened_at + self._bounds.header_timeout_s", "pass",
+           f"{_HTTP}::test_a_slow_head_is_ended"),
+    Mutant("A8", "server/api/intake.py",
+           "scope.deadline = began_at + min(allowed_s, config.body_timeout_s)",
+           "scope.deadline = began_at + allowed_s + 3600",
+           f"{_HTTP}::test_a_slow_body_is_ended"),
+    Mutant("A9", "server/edge/cures_tcp.py", "if patience_s <= 0:", "if patience_s < -3600:",
+           "server/edge/test_stalled_readers.py::test_a_stalled_stream_is_cut_and_others_go_on"),
+    Mutant("A10", _HEAD_GUARD, "if len(head) > self._max_bytes:", "if len(head) < 0:", _HEADS),
+    Mutant("A10", _HEAD_GUARD, "if len(fields) > self._max_fields:", "if len(fields) < 0:",
+           _HEADS),
+    Mutant("A11", _HEAD_GUARD, 'if version not in {b"1.0", b"1.1"}:', "if not version:",
+           f"{_HTTP}::test_http_2_is_not_spoken"),
+    Mutant("A11", "server/api/live.py", "running.cancel(self._departure.reason)", "pass",
+           f"{_HTTP}::test_hundreds_of_dropped_streams_leave_nothing"),
+    Mutant("A12", _HEAD_GUARD, "if _BARE.search(head):", "if not head and _BARE:", _HEADS),
+    Mutant("A12", _HEAD_GUARD, "if name in _ONCE and name in values:", "if name in ():", _HEADS),
+    Mutant("A12", _HEAD_GUARD, 'if length is not None or version == b"1.0":', "if not version:",
+           _HEADS),
+    Mutant("A13", "server/api/app.py",
+           "request.endpoint not in OPEN_ENDPOINTS and request.remote_addr != UNIX_PEER",
+           'request.path.startswith("/v1")',
+           f"{_KEYS}::test_no_route_is_open_that_is_not_named_as_open"),
+    Mutant("A14", _JSON, "    if len(value) != len(pairs):\n", "    if not pairs and value:\n",
+           _ODD_JSON.replace("what_json_takes_and_we_do_not_is_named",
+                             "the_key_that_occurs_twice_is_named")),
+    Mutant("A14", _JSON, "if not math.isfinite(value):", "if value != value:", _ODD_JSON),
+    Mutant("A14", _JSON, "except RecursionError:", "except ZeroDivisionError:", _ODD_JSON),
+    Mutant("A14", _JSON, "    if holds_many_values(body):\n", "    if not body:\n", _ODD_JSON),
+    Mutant("A14", "server/api/tools.py", "except (ValueError, RecursionError):",
+           "except ValueError:",
+           "server/api/test_tools.py::test_arguments_that_parsers_die_of_stay_text"),
+    Mutant("A15", "server/api/schemas.py", "if len(texts) > MAX_STOP_STRINGS:",
+           "if len(texts) < 0:", _BOMBS),
+    Mutant("A15", "server/api/schemas.py", " or len(value) > MAX_LOGIT_BIAS:", ":", _BOMBS),
+    Mutant("A15", "server/api/schemas.py", "Field(ge=-(2**63), le=2**63 - 1)", "Field()", _BOMBS),
+    Mutant("A16", "server/text/tokenizer.py",
+           "if num_bytes > self.max_model_len * longest:", "if num_bytes < 0:",
+           "server/text/test_tokenizer.py::"
+           "test_text_that_cannot_fit_is_refused_before_it_is_tokenised"),
+    Mutant("A16", "server/text/tokenizer.py",
+           "self._refuse_beyond(self._guard.least_chars(rendered), MESSAGES)", "pass",
+           "server/text/test_tokenizer.py::"
+           "test_a_conversation_that_cannot_fit_is_refused_before_it_is_searched"),
+    Mutant("A16", "server/text/tokenizer.py", "self._guard.protect(messages),", "messages,",
+           "server/text/test_tokenizer.py::test_special_tokens_that_a_user_writes_are_text"),
+    Mutant("A16", "server/text/tokenizer.py", "with trio.move_on_after(self._timeout_s):",
+           "with trio.move_on_after(3600):",
+           "server/text/test_tokenizer.py::"
+           "test_text_that_takes_too_long_is_given_up_and_holds_its_thread"),
+    Mutant("A17", "server/api/schemas.py",
+           '"""POST /v1/chat/completions."""\n\n    messages: Annotated[list[Message], '
+           "Field(min_length=1, ",
+           '"""POST /v1/chat/completions."""\n\n    messages: Annotated[list[Message], Field(',
+           f"{_BAD}::test_wrong_chat_parameters_are_named"),
+    Mutant("A17", "server/api/schemas.py", "        if not item:\n", "        if item is None:\n",
+           f"{_BAD}::test_wrong_completion_parameters_are_named"),
+    Mutant("A18", "server/text/grammar_process.py",
+           "signal.setitimer(signal.ITIMER_PROF, cpu_s)", "pass",
+           "server/text/test_grammars.py::"
+           "test_good_ones_pass_and_others_are_refused_by_name"),
+    Mutant("A18", "server/text/grammar_process.py",
+           "resource.setrlimit(resource.RLIMIT_AS, (most, most))", "pass",
+           "server/text/test_grammars.py::test_memory_is_bounded_too"),
+    Mutant("A18", "server/text/grammars.py",
+           "with trio.move_on_after(self._config.wait_s):\n            await asked",
+           "with trio.move_on_after(3600):\n            await asked",
+           "server/text/test_grammars.py::test_nobody_waits_for_ever"),
+    Mutant("A19", "server/text/sandbox.py",
+           "class TemplateEnvironment(ImmutableSandboxedEnvironment):",
+           "class TemplateEnvironment(jinja2.Environment):",
+           "server/text/test_template.py::test_a_hostile_template_gets_nowhere"),
+    Mutant("A19", "server/text/sandbox.py",
+           '        go_on.get()()\n        return True\n', "        return True\n",
+           "server/text/test_template.py::test_an_endless_template_ends_when_nobody_waits"),
+    Mutant("A19", "server/text/template.py", "if num_chars > max_chars:", "if num_chars < 0:",
+           "server/text/test_template.py::test_output_is_bounded"),
+    Mutant("A20", "server/api/keys.py",
+           "if not hmac.compare_digest(found, digest) or tenant is None:",
+           "if found != digest or tenant is None:",
+           f"{_KEYS}::test_digests_are_compared_in_constant_time_for_right_and_wrong_keys"),
+    Mutant("A21", "server/api/salt.py", "    if tenant is not None:\n", "    if tenant is False:\n",
+           f"{_KEYS}::test_tenants_share_no_kv_and_a_tenant_shares_with_itself"),
+    Mutant("A21", "engine/prefix_cache.py", "node = self._top.children.get(salt)",
+           "node = next(iter(self._top.children.values()), None)",
+           "engine/test_prefix_cache.py::test_salts_share_nothing"),
+    Mutant("A22", "engine/prefix_cache.py",
+           "return (tokens[start : start + size] for start in",
+           "return (tokens[start : start + 1] for start in",
+           "engine/test_prefix_cache.py::"
+           "test_whoever_begins_alike_finds_whole_blocks_but_never_its_last_token"),
+    Mutant("A23", "engine/block_ledger.py", "            self._poison.poison(freed)\n",
+           "            pass\n",
+           "engine/test_block_ledger.py::"
+           "test_free_blocks_are_poisoned_and_their_owners_may_write"),
+    Mutant("A24", "server/edge/cures_websocket.py", "self.handshake.extensions = None", "pass",
+           f"{_WS}::test_compression_is_not_negotiated"),
+    Mutant("A24", "server/edge/cures_websocket.py", "if not self._frames.take(now):",
+           "if self._frames.take(now) is None:", f"{_WS}::test_a_flood_is_1008"),
+    Mutant("A24", "server/edge/cures_websocket.py",
+           "await self._fail(CloseReason.MESSAGE_TOO_BIG)", "pass",
+           f"{_WS}::test_a_message_beyond_the_bound_is_1009"),
+    Mutant("A25", "server/api/app.py",
+           'check_origin(websocket.headers.get("origin"), websocket.headers.get("host"))', "pass",
+           f"{_WS}::test_a_foreign_or_broken_handshake_is_refused"),
+    Mutant("A25", "server/api/app.py",
+           "_check_key(services, websocket.headers, websocket.requested_subprotocols)", "pass",
+           f"{_KEYS}::test_a_websocket_needs_a_key_too_and_never_in_its_address"),
+    Mutant("A26", "server/edge/cures_websocket.py",
+           "if trio.current_time() - self._heard_at > self.bounds.ws_pong_timeout_s:",
+           "if trio.current_time() < 0:",
+           f"{_WS}::test_a_peer_without_pongs_is_closed_and_what_it_began_is_freed"),
+    Mutant("A27", "ops/logs.py", "structlog.processors.JSONRenderer(default=repr)",
+           "structlog.processors.KeyValueRenderer()",
+           "ops/test_logs.py::test_every_line_is_json_whatever_is_logged"),
+    Mutant("A27", "ops/logs.py", "if len(text) > MAX_VALUE_CHARACTERS:", "if len(text) < 0:",
+           "ops/test_logs.py::test_long_values_are_cut"),
+    Mutant("A28", "server/metrics.py", "if len(self._seen) >= MAX_WORDS:",
+           "if len(self._seen) < 0:",
+           "server/test_metrics.py::test_a_label_never_has_more_words_than_its_bound"),
+    Mutant("A29", "server/api/keys.py", 'raise _wrong_line(path, number, "is not `TENANT',
+           'raise _wrong_line(path, number, f"{line} is not `TENANT',
+           f"{_KEYS}::test_a_broken_file_of_keys_is_named_and_not_repeated"),
+    Mutant("A29", "server/api/app.py", 'log.error("request failed", request_id=request_id,',
+           'log.error("request failed", what=dict(request.headers), request_id=request_id,',
+           "security/test_secrets.py::"
+           "test_a_request_that_fails_inside_tells_nothing_of_its_words"),
+    Mutant("A30", "server/edge/accept.py",
+           "            await trio.serve_listeners(self._serve, listeners, "
+           "handler_nursery=connections)\n",
+           "            while True:\n"
+           "                connections.start_soon(self._serve, await listeners[0].accept())\n",
+           "server/test_main.py::test_it_lives_through_a_time_without_files_and_accepts_again"),
+)  # fmt: skip
