@@ -1,8 +1,9 @@
 """`python -m loadtest.hostile`: every kind of hostile client, and what a harmless one notices.
 
 Against a fleet of its own. Exit code 0 if meanwhile /health/live always answered, its slowest
-hundredth within the bound, no process grew beyond its bound, and afterwards no block, connection or
-secret is left anywhere; 1 if not; 2 if nothing could run.
+hundredth within the bound, no process grew beyond its bound, files and tasks were back to what they
+had been soon after each attack, and in the end no block, connection or secret is left anywhere; 1
+if not; 2 if nothing could run.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +39,10 @@ SERVE_OPTIONS = ("--max-num-seqs", "8", "--kv-pool", "64MiB", "--log-level", "in
 MAX_P99_S = 0.25
 """What a load balancer's health check has patience for, many times over."""
 MAX_GROWTH_BYTES = 64 * 1024 * 1024
+MAX_SETTLE_S = 5.0
+"""After an attack, for the server's files and tasks to be as before."""
+SETTLE_DEADLINE_S = 30.0
+POLL_S = 0.1
 MIB = 1024 * 1024
 
 
@@ -49,23 +56,63 @@ def in_a_process(name: str) -> Callable[[str], Awaitable[None]]:
     return attack
 
 
-def table_of(seen: Mapping[str, Watch]) -> Table:
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one attack did.
+
+    Attributes:
+      watch: what a harmless client noticed.
+      settled_s: from the end until files and tasks were as before; infinite if they never were.
+      rss_bytes: of the server then.
+    """
+
+    watch: Watch
+    settled_s: float
+    rss_bytes: int
+
+
+def table_of(seen: Mapping[str, Outcome]) -> Table:
     """Return one row per attack."""
     table = Table(title="/health/live meanwhile, in ms")
-    for name in ("attack", "asked", "p50", "p99", "max", "failed"):
+    for name in ("attack", "asked", "p50", "p99", "max", "failed", "settled, s", "server, MiB"):
         table.add_column(name, justify="left" if name == "attack" else "right")
-    for name, watch in seen.items():
+    for name, outcome in seen.items():
+        watch = outcome.watch
         shown = [f"{1000 * percentile(watch.delays_s, percent):.0f}" for percent in (50, 99, 100)]
-        table.add_row(name, str(len(watch.delays_s)), *shown, str(len(watch.failures)))
+        rest = [str(len(watch.failures)), f"{outcome.settled_s:.1f}"]
+        rss = f"{outcome.rss_bytes / MIB:.0f}"
+        table.add_row(name, str(len(watch.delays_s)), *shown, *rest, rss)
     return table
 
 
+def holdings(url: str) -> tuple[int, int, int]:
+    """Return the server's open files, its tasks and its bytes of memory."""
+    process = audit(url)["server"]["process"]
+    return process["open_fds"], process["tasks"], process["rss_bytes"]
+
+
+def settled(url: str, before: tuple[int, int, int]) -> tuple[float, int]:
+    """Wait until files and tasks are as before; return how long that took, and the memory then."""
+    began_at = time.monotonic()
+    while True:
+        now = holdings(url)
+        elapsed_s = time.monotonic() - began_at
+        if now[0] <= before[0] and now[1] <= before[1]:
+            return elapsed_s, now[2]
+        if elapsed_s > SETTLE_DEADLINE_S:
+            return float("inf"), now[2]
+        time.sleep(POLL_S)
+
+
 def wrongs_of(
-    seen: Mapping[str, Watch], before: Mapping[str, Cost], after: Mapping[str, Cost]
+    seen: Mapping[str, Outcome], before: Mapping[str, Cost], after: Mapping[str, Cost]
 ) -> list[str]:
     """Return what does not hold."""
     wrongs = []
-    for name, watch in seen.items():
+    for name, outcome in seen.items():
+        watch = outcome.watch
+        if outcome.settled_s > MAX_SETTLE_S:
+            wrongs.append(f"{name}: files or tasks were left after {outcome.settled_s:.1f} s")
         if watch.failures:
             wrongs.append(f"{name}: /health/live failed: {watch.failures[0]}")
         p99_s = percentile(watch.delays_s, 99)
@@ -92,9 +139,11 @@ def run(url: str, log: FleetLog, console: Console) -> list[str]:
     """Let all attacks run and return what was wrong."""
     still_answers(url)
     before = log.costs()
+    held = holdings(url)
     seen = {}
     for attack in ATTACKS:
-        seen[attack.__name__] = trio.run(besiege, url, in_a_process(attack.__name__))
+        watch = trio.run(besiege, url, in_a_process(attack.__name__))
+        seen[attack.__name__] = Outcome(watch, *settled(url, held))
     blocks = wait_until_free(url)
     wrongs = wrongs_of(seen, before, log.costs())
     wrongs += [str(violation) for violation in audit(url)["violations"]]

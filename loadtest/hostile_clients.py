@@ -30,6 +30,10 @@ JSON_HEAD: Final = HEAD + "content-type: application/json\r\ncontent-length: {le
 MESSAGES: Final = [{"role": "user", "content": CANARY}]
 STALLED_TOKENS: Final = 200
 STALL_S: Final = 2.0
+NUM_STALLED: Final = 200
+NUM_NAMES: Final = 10_000
+NAMES_AT_ONCE: Final = 50
+LARGE_AT_ONCE: Final = 4
 
 
 @dataclass(slots=True)
@@ -121,7 +125,7 @@ async def slow_bodies(url: str) -> None:
     await _hold(url, head.encode() + b'{"messages"', 60, 1.0)
 
 
-async def stalled_readers(url: str) -> None:
+async def stalled_readers(url: str, share: float = 1.0) -> None:
     """A9: clients that begin an answer and read nothing of it."""
 
     async def starve(number: int) -> None:
@@ -129,7 +133,7 @@ async def stalled_readers(url: str) -> None:
         async with client.stream:
             await trio.sleep(STALL_S)
 
-    await _many(12, starve)
+    await _many(int(NUM_STALLED * share), starve)
 
 
 async def header_bombs(url: str) -> None:
@@ -227,21 +231,47 @@ async def websocket_floods(url: str) -> None:
     await _many(24, flood)
 
 
-async def foreign_names(url: str) -> None:
-    """A27, A28: names that end up in logs and labels."""
-    host = urlsplit(url).netloc
+async def large_bodies(url: str) -> None:
+    """A14: as much JSON as is let in, of what costs parsers and checks the most."""
+    bodies = (
+        b'{"messages": [' + b"[1]," * 4_000_000 + b"1]}",
+        b'{"messages": [' + b"{}," * 5_000_000 + b"1]}",
+        b'{"prompt": [' + b"1," * 1_000_000 + b"1]}",
+        b'{"prompt": "' + b"\\\\" * 8_000_000 + b'"}',
+        _chat(messages=MESSAGES * 100_000),
+    )
 
     async def ask(number: int) -> None:
+        for body in bodies[number:] + bodies[:number]:
+            await exchange(url, post(url, body))
+
+    await _many(LARGE_AT_ONCE, ask)
+
+
+async def foreign_names(url: str, share: float = 1.0) -> None:
+    """A27, A28: names that end up in logs and labels."""
+    host = urlsplit(url).netloc
+    each = int(NUM_NAMES * share) // NAMES_AT_ONCE
+
+    def asked(number: int, *, is_last: bool) -> bytes:
         body = _chat(model=f"model-{number}\r\n\x1b[31m{CANARY}\u202e", cache_salt=CANARY)
         secret = f"authorization: Bearer {CANARY}\r\nx-request-id: \x1b[31m{number}\r\n"
-        head = HEAD.format(host=host) + secret + "connection: close\r\n"
+        head = HEAD.format(host=host) + secret + ("connection: close\r\n" if is_last else "")
         more = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        await exchange(url, (head + more).encode() + body)
+        return (head + more).encode() + body
 
-    await _many(100, ask)
+    async def ask(client: int) -> None:
+        stream = await connect(url)
+        async with stream:
+            for number in range(each):
+                is_last = number == each - 1
+                await stream.send_all(asked(client * each + number, is_last=is_last))
+                await stream.receive_some(65536)
+
+    await _many(NAMES_AT_ONCE, ask)
 
 
-ATTACKS: Final[tuple[Callable[[str], Awaitable[None]], ...]] = (
+ATTACKS: Final[tuple[Callable[..., Awaitable[None]], ...]] = (
     slow_heads,
     slow_bodies,
     stalled_readers,
@@ -251,9 +281,12 @@ ATTACKS: Final[tuple[Callable[[str], Awaitable[None]], ...]] = (
     json_bombs,
     parameter_bombs,
     prompt_bombs,
+    large_bodies,
     websocket_floods,
     foreign_names,
 )
+SCALED: Final = frozenset({stalled_readers, foreign_names})
+"""Those of which one may ask for a share only."""
 
 
 async def besiege(url: str, attack: Callable[[str], Awaitable[None]]) -> Watch:

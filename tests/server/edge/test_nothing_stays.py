@@ -13,6 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from server.api.choices import Choices
 from server.api.event_stream import EventStreamBody
+from server.api.intake import INLINE_BYTES
 from server.api.live import LiveRequest
 from server.api.responses_socket import ResponsesSession
 from server.edge.cures_http import CuredH11Protocol, CuredHTTPStream
@@ -21,6 +22,7 @@ from server.edge.cures_websocket import CuredWSStream
 from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand
 from tests.server.support.surface import PATIENCE_S, request_bytes, small_window, surface
 from tests.server.support.websocket import CLOSE, Socket, frame_bytes, handshake
+from triolet.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -33,6 +35,8 @@ pytestmark = pytest.mark.slow
 
 VISITS = 2
 STALL_S = 0.2
+LARGE = INLINE_BYTES + 1
+"""Parsed in a thread."""
 BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
 HELD = (
     CuredTCPServer,
@@ -44,6 +48,7 @@ HELD = (
     Choices,
     ResponsesSession,
     FakeGeneration,
+    RequestError,
 )
 """What there is once for each client, with all that hangs on it."""
 
@@ -147,6 +152,37 @@ async def stall_a_socket(server: Surface) -> None:
     await read_to_the_end(client)
 
 
+async def send_bad_json(server: Surface) -> None:
+    await refuse(server, b'{"messages": [' + b" " * LARGE)
+
+
+async def send_wrong_fields(server: Surface) -> None:
+    await refuse(server, json.dumps({"messages": "x" * LARGE}).encode())
+
+
+async def send_a_wrong_field(server: Surface) -> None:
+    await refuse(server, b'{"messages": 1}')
+
+
+async def send_a_bad_event(server: Surface) -> None:
+    client = await server.connect()
+    await client.send(handshake())
+    await client.head()
+    socket = Socket(client, {})
+    await socket.send({"type": "response.create", "input": [1] * LARGE})
+    await socket.until("error")
+    await client.send(frame_bytes(CLOSE, b"\x03\xe8"))
+    await read_to_the_end(client)
+
+
+async def refuse(server: Surface, body: bytes) -> None:
+    client = await server.connect()
+    await client.send(request_bytes("POST", "/v1/chat/completions", body=body))
+    status, _ = await client.head()
+    assert status == 400
+    await client.stream.aclose()
+
+
 @pytest.mark.parametrize(
     "visit",
     [
@@ -157,6 +193,10 @@ async def stall_a_socket(server: Surface) -> None:
         close_a_socket,
         leave_a_socket,
         stall_a_socket,
+        send_bad_json,
+        send_wrong_fields,
+        send_a_wrong_field,
+        send_a_bad_event,
     ],
 )
 async def test_nothing_of_a_client_outlives_its_connection(visit: Visit) -> None:
