@@ -2,8 +2,10 @@
 
 Eight streams run while prompts of 2,000 tokens arrive, over HTTP, for each arrangement of the same
 two cores: prefill and decode one core each, or one process that mixes chunks of prompts into its
-steps on both. What a client sees is measured: gaps between tokens, time to first token. Each
-arrangement is measured idle first, with streams of the same age.
+steps on both. What a client sees is measured: gaps between tokens, time to first token. A stream
+that ends is followed by another at once, so that their ages, on which their steps depend, are the
+same at any time. Each arrangement is measured idle first. Arrangements take turns; figures are
+medians over rounds.
 """
 
 from __future__ import annotations
@@ -27,10 +29,12 @@ from .streams import Stream, Streams, prompt_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 NUM_STREAMS: Final = 8
 STREAM_PROMPT: Final = 32
+STREAM_TOKENS: Final = 256
+"""A stream's answer; the mean of 19,366 real conversations (Azure, 2023) is 211."""
+ROUNDS: Final = 3
 LONG_PROMPT: Final = 2_000
 ANSWER_TOKENS: Final = 8
 WARM_UP_S: Final = 2.0
@@ -49,7 +53,7 @@ class Load(NamedTuple):
 
     Attributes:
       prompts_per_s: long prompts that arrive.
-      seconds: measured under load, and idle: a stream's steps take the longer the older it is.
+      seconds: measured under load, and idle, in each round.
       max_gap_s: the objective for every gap of a stream.
       max_ttft_s: the objective for a long prompt.
     """
@@ -61,7 +65,7 @@ class Load(NamedTuple):
 
 
 LOADS: Final = {
-    "15m": Load(1.25, 16.0, 0.025, 1.0),
+    "15m": Load(1.25, 12.0, 0.025, 1.0),
     "150m": Load(0.1, 30.0, 0.100, 8.0),
 }
 
@@ -86,28 +90,41 @@ class Seen(NamedTuple):
     cpu: dict[str, float]
 
 
-def observe(
-    fleet: RunningFleet, model: str, load: Load, prompts_per_s: float, seconds: float
-) -> Seen:
-    """Run the streams, and the prompts if there are any, and watch."""
+class Runners:
+    """Streams of which as many as at the beginning always run.
+
+    Args:
+      clients: which they are.
+      numbers: for prompts.
+      tokens: of an answer; the first ones are shorter, each by another share.
+    """
+
+    def __init__(self, clients: Streams, numbers: random.Random, tokens: int) -> None:
+        self._clients, self._numbers, self._tokens = clients, numbers, tokens
+        self.all: list[Stream] = []
+        for place in range(NUM_STREAMS):
+            self._ask(max(tokens * (place + 1) // NUM_STREAMS, 1))
+
+    def _ask(self, tokens: int) -> None:
+        prompt = prompt_of(self._numbers, STREAM_PROMPT)
+        self.all.append(self._clients.ask(prompt, tokens, lambda: self._ask(self._tokens)))
+
+
+def observe(fleet: RunningFleet, model: str, load: Load, prompts_per_s: float, tokens: int) -> Seen:
+    """Run streams of so many tokens, and the prompts if there are any, and watch."""
     numbers = random.Random(SEED)
     clients = Streams("127.0.0.1", fleet.port, model)
     try:
-        runners = [
-            clients.ask(
-                prompt_of(numbers, STREAM_PROMPT), SHAPES[model[6:]].max_position_embeddings // 2
-            )
-            for _ in range(NUM_STREAMS)
-        ]
-        began_at = _warm_up(clients, runners)
+        runners = Runners(clients, random.Random(SEED + 1), tokens)
+        began_at = _warm_up(clients, runners.all)
         before = fleet.cpu_s()
-        prompts = _arrive(clients, numbers, prompts_per_s, began_at, seconds)
-        clients.read_until(began_at + seconds)
+        prompts = _arrive(clients, numbers, prompts_per_s, began_at, load.seconds)
+        clients.read_until(began_at + load.seconds)
         ended_at, after = perf_counter(), fleet.cpu_s()
         _drain(clients, prompts)
     finally:
         clients.close()
-    windows = [[t for t in r.times if began_at <= t <= ended_at] for r in runners]
+    windows = [[t for t in r.times if began_at <= t <= ended_at] for r in runners.all]
     ttfts = [prompt.ttft_s for prompt in prompts]
     return Seen(
         [late - early for times in windows for early, late in pairwise(times)],
@@ -120,8 +137,9 @@ def observe(
 
 
 def _warm_up(clients: Streams, runners: Sequence[Stream]) -> float:
-    """Return when every stream has been running for a while."""
-    while not all(runner.times for runner in runners):
+    """Return when the first streams have been running for a while."""
+    first = tuple(runners)
+    while not all(runner.times for runner in first):
         clients.read(1.0)
     clients.read_until(perf_counter() + WARM_UP_S)
     return perf_counter()
@@ -177,29 +195,47 @@ def row_of(model: str, name: str, load: Load, seen: Seen, idle: Seen) -> dict[st
         "tokens_per_s": len(seen.gaps_s) / seen.seconds,
         "goodput": seen.good_tokens / seen.seconds,
         "ttft_p50": median(seen.ttfts_s) * 1e3 if seen.ttfts_s else float("nan"),
-        "prompts_in_time": f"{answered_in_time}/{num_prompts}",
+        "late_prompts_%": 100 * (1 - answered_in_time / num_prompts) if num_prompts else 0.0,
         **{f"cpu_{role}": seen.cpu.get(role, 0.0) for role in ROLES},
     }
     return {key: round(v, 2) if isinstance(v, float) else v for key, v in row.items()}
 
 
+def middle(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the medians of one mode's rounds."""
+    return {
+        key: round(median(row[key] for row in rows), 2) if isinstance(value, float) else value
+        for key, value in rows[0].items()
+    }
+
+
 def measure(
-    model: str, load: Load, arrangements: Sequence[Arrangement], logs: Path, console: Console
+    model: str,
+    load: Load,
+    arrangements: Sequence[Arrangement],
+    rounds: int,
+    tokens: int,
+    console: Console,
 ) -> list[dict[str, Any]]:
     """Measure each arrangement with one model, idle and loaded."""
+    logs = BENCH / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
     directory = model_directory(model)
     if not (directory / "tokenizer.json").exists():
         write_model(directory, SHAPES[model])
-    rows = []
-    for arrangement in arrangements:
-        log = logs / f"interference-{model}-{arrangement.name.replace(' ', '-')}.log"
-        with running(arrangement, directory, log) as fleet:
-            idle = observe(fleet, directory.name, load, 0.0, load.seconds)
-            seen = observe(fleet, directory.name, load, load.prompts_per_s, load.seconds)
-        rows.append(row_of(model, f"{arrangement.name}, idle", load, idle, idle))
-        rows.append(row_of(model, arrangement.name, load, seen, idle))
-        console.print(f"[dim]{model}, {arrangement.name}: done[/dim]")
-    return rows
+    seen: dict[str, list[dict[str, Any]]] = {}
+    for number in range(rounds):
+        for arrangement in arrangements if number % 2 == 0 else arrangements[::-1]:
+            name = arrangement.name
+            log = logs / f"interference-{model}-{name.replace(' ', '-')}.log"
+            with running(arrangement, directory, log) as fleet:
+                idle = observe(fleet, directory.name, load, 0.0, tokens)
+                loaded = observe(fleet, directory.name, load, load.prompts_per_s, tokens)
+            for mode, of in ((f"{name}, idle", idle), (name, loaded)):
+                seen.setdefault(mode, []).append(row_of(model, mode, load, of, idle))
+            console.print(f"[dim]{model}, {name}, round {number + 1}: done[/dim]")
+    modes = [mode for a in arrangements for mode in (f"{a.name}, idle", a.name)]
+    return [middle(seen[mode]) for mode in modes]
 
 
 def ratios_of(rows: Sequence[dict[str, Any]]) -> dict[str, Ratio]:
@@ -233,9 +269,7 @@ def ratios_of(rows: Sequence[dict[str, Any]]) -> dict[str, Ratio]:
 
 def run(arguments: argparse.Namespace, console: Console) -> Report:
     """Measure everything that was asked for."""
-    logs = BENCH / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    machine = describe(2)
+    machine = describe(2) | {"rounds": arguments.rounds, "answer_tokens": arguments.answers}
     wanted = [a for a in ALL if not arguments.modes or a.name in arguments.modes]
     skipped = {a.name: reason for a in wanted if (reason := a.why_not())}
     able = [a for a in wanted if a.name not in skipped]
@@ -246,11 +280,11 @@ def run(arguments: argparse.Namespace, console: Console) -> Report:
             load = load._replace(seconds=arguments.seconds)
         console.print(
             f"{model}: {load.prompts_per_s} prompts of {LONG_PROMPT} tokens per second, "
-            f"{NUM_STREAMS} streams; objectives: gaps <= {load.max_gap_s * 1e3:.0f} ms, first "
-            f"token <= {load.max_ttft_s:.0f} s; goodput counts tokens of seconds without a longer "
-            "gap"
+            f"{NUM_STREAMS} streams of {arguments.answers} tokens; objectives: gaps <= "
+            f"{load.max_gap_s * 1e3:.0f} ms, first token <= {load.max_ttft_s:.0f} s; goodput counts "
+            "tokens of seconds without a longer gap"
         )
-        rows += measure(model, load, able, logs, console)
+        rows += measure(model, load, able, arguments.rounds, arguments.answers, console)
     objectives = {model: LOADS[model]._asdict() for model in arguments.models}
     return Report(
         "interference",
@@ -267,7 +301,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="*", choices=sorted(LOADS), default=["15m", "150m"])
     parser.add_argument("--modes", nargs="*", help="only these: " + "; ".join(a.name for a in ALL))
-    parser.add_argument("--seconds", type=float, help="idle, and under load; by default 16 and 30")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"medians of these ({ROUNDS})")
+    parser.add_argument("--seconds", type=float, help="idle, and under load; by default 12 and 30")
+    parser.add_argument(
+        "--answers",
+        type=int,
+        default=STREAM_TOKENS,
+        help=f"tokens of a stream, which another follows ({STREAM_TOKENS})",
+    )
     console = Console(width=TABLE_WIDTH)
     report = run(parser.parse_args(), console)
     path = report.write(BENCH)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 FIRST_WORD, LAST_WORD = 4_200, 16_000
 """Token ids that are whole words in every model of `bench.model`, behind the demo's vocabulary: a
@@ -38,10 +38,12 @@ class Stream:
     Attributes:
       asked_at: when its request was sent.
       times: of its events.
+      on_end: called when it has ended by itself.
     """
 
     connection: socket.socket
     asked_at: float
+    on_end: Callable[[], None] | None = None
     times: list[float] = field(default_factory=list)
     rest: bytes = b""
 
@@ -78,7 +80,9 @@ class Streams:
         self._selector = selectors.DefaultSelector()
         self._open: set[Stream] = set()
 
-    def ask(self, prompt: Sequence[int], max_tokens: int) -> Stream:
+    def ask(
+        self, prompt: Sequence[int], max_tokens: int, on_end: Callable[[], None] | None = None
+    ) -> Stream:
         """Begin an answer of so many tokens."""
         body = json.dumps(
             {
@@ -97,7 +101,7 @@ class Streams:
         )
         connection = socket.create_connection(self._address, timeout=TIMEOUT_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        stream = Stream(connection, perf_counter())
+        stream = Stream(connection, perf_counter(), on_end)
         connection.sendall(head.encode() + body)
         connection.setblocking(False)
         self._selector.register(connection, selectors.EVENT_READ, stream)
@@ -123,6 +127,8 @@ class Streams:
                 stream.take(data, now)
                 if b"data: [DONE]" in data:
                     self.leave(stream)
+                    if stream.on_end is not None:
+                        stream.on_end()
             elif stream.times:
                 self.leave(stream)
             else:

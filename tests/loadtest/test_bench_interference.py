@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import math
+import random
 import socket
+from contextlib import closing
 
 import pytest
 
 from loadtest.bench.fleets import ALL, CO_LOCATED, DISAGGREGATED, VLLM
-from loadtest.bench.interference import LOADS, Seen, percentile, ratios_of, row_of
-from loadtest.bench.streams import Stream, StreamBrokenError
+from loadtest.bench.interference import (
+    LOADS,
+    NUM_STREAMS,
+    Runners,
+    Seen,
+    middle,
+    percentile,
+    ratios_of,
+    row_of,
+)
+from loadtest.bench.streams import Stream, StreamBrokenError, Streams
 
 
 def seen(gap_s: float, late: int = 0, **more: float) -> Seen:
@@ -28,8 +39,32 @@ def test_a_row_tells_stalls_by_the_idle_gap() -> None:
     assert row["itl_p50"] == 10.0
     assert row["itl_max"] == 100.0
     assert row["stalled_%"] == 1.0
-    assert row["prompts_in_time"] == "4/5"
+    assert row["late_prompts_%"] == 20.0
     assert (row["cpu_decode"], row["cpu_prefill"]) == (0.9, 0.0)
+
+
+def test_rounds_are_told_by_their_medians() -> None:
+    rounds = [row_of("15m", "x", LOADS["15m"], seen(gap_s), seen(0.01)) for gap_s in (3, 1, 2)]
+    row = middle(rounds)
+    assert (row["mode"], row["itl_p50"]) == ("x", 2000.0)
+
+
+def test_a_stream_that_ends_is_followed_by_another() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        clients = Streams("127.0.0.1", listener.getsockname()[1], "demo")
+        with closing(clients):
+            runners = Runners(clients, random.Random(1), 80)
+            connections = [listener.accept()[0] for _ in range(NUM_STREAMS)]
+            connections[0].sendall(b"HTTP/1.1 200 OK\r\n\r\ndata: {}\n\ndata: [DONE]\n\n")
+            while len(runners.all) == NUM_STREAMS:
+                clients.read(1.0)
+            follower, _ = listener.accept()
+            request = b""
+            while b"ignore_eos" not in request:
+                request += follower.recv(65536)
+            assert b'"max_tokens": 80,' in request
+            for connection in (*connections, follower):
+                connection.close()
 
 
 def test_the_goals_compare_with_idle_and_with_the_better_of_the_chunked_modes() -> None:
