@@ -281,8 +281,8 @@ def run(arguments: argparse.Namespace, console: Console) -> Report:
         console.print(
             f"{model}: {load.prompts_per_s} prompts of {LONG_PROMPT} tokens per second, "
             f"{NUM_STREAMS} streams of {arguments.answers} tokens; objectives: gaps <= "
-            f"{load.max_gap_s * 1e3:.0f} ms, first token <= {load.max_ttft_s:.0f} s; goodput counts "
-            "tokens of seconds without a longer gap"
+            f"{load.max_gap_s * 1e3:.0f} ms, first token <= {load.max_ttft_s:.0f} s; goodput "
+            "counts tokens of seconds without a longer gap"
         )
         rows += measure(model, load, able, arguments.rounds, arguments.answers, console)
     objectives = {model: LOADS[model]._asdict() for model in arguments.models}
