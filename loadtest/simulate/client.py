@@ -79,7 +79,7 @@ class Client:
       wish: what it wants.
       draw_request_id: where request ids come from.
       report: told of everything that must not happen, in words.
-      find: gives the request of another wish, by number; empty if there is none.
+      others: every client that there is.
 
     Attributes:
       ending: how it ended; None while it runs.
@@ -96,7 +96,7 @@ class Client:
         wish: Wish,
         draw_request_id: Callable[[], bytes],
         report: Callable[[str], None],
-        find: Callable[[int], bytes] = lambda number: b"",
+        others: Sequence[Client] = (),
     ) -> None:
         self.wish = wish
         self.ending: str | None = None
@@ -108,7 +108,7 @@ class Client:
         self.is_over = trio.Event()
         self._draw_request_id = draw_request_id
         self._report = report
-        self._find = find
+        self._others = others
         self._text: list[str] = []
         self._expected = expected_ids(wish)
 
@@ -119,6 +119,8 @@ class Client:
         """Ask until accepted, then read to the end. Part of its server: dies with it."""
         try:
             stream = await self._submit(fleet)
+            if stream is None:
+                return
             async with trio.open_nursery() as nursery:
                 if self.wish.leaves_after_s is not None:
                     nursery.start_soon(self._leave, stream, self.wish.leaves_after_s)
@@ -129,7 +131,8 @@ class Client:
                 self.ending = "reset"
             self.is_over.set()
 
-    async def _submit(self, fleet: Fleet) -> Stream:
+    async def _submit(self, fleet: Fleet) -> Stream | None:
+        """Return what was accepted; None if the prompt is one that workers died of."""
         while True:
             request_id = self._draw_request_id()
             request = GenerationRequest(
@@ -139,17 +142,35 @@ class Client:
                 deadline_s=DEADLINE_S,
                 stop=self.wish.stop,
                 priority=self.wish.priority,
-                origin_id=b"" if self.wish.origin is None else self._find(self.wish.origin),
+                origin_id=self._origin_id,
             )
             try:
                 stream = fleet.submit(request)
             except RequestError as error:
+                if error.code == "quarantined" and self._was_asked_before:
+                    self.ending = error.code
+                    return None
                 if error.status < 503:
                     self._report(f"{self} was refused: {error.code} {error.message}")
                 await trio.sleep(RETRY_S)
             else:
                 self.request_id = request_id
                 return stream
+
+    @property
+    def _origin_id(self) -> bytes:
+        """The request that this one is another completion of; empty if there is none."""
+        of_origin = (c.request_id for c in self._others if c.wish.number == self.wish.origin)
+        return next(of_origin, b"")
+
+    @property
+    def _was_asked_before(self) -> bool:
+        """Whether somebody else brought this prompt to workers."""
+        return any(
+            other.request_id and other.wish.prompt_ids == self.wish.prompt_ids
+            for other in self._others
+            if other is not self
+        )
 
     async def _leave(self, stream: Stream, after_s: float) -> None:
         await trio.sleep(after_s)

@@ -26,6 +26,7 @@ CORPUS: Final[dict[int, str]] = {
     1614: "the same for two streams at once, one way only",
     368743073: "a prompt that came to a wedged worker was taken for what had wedged it",
     1277: "the only worker, still wedged, got a request again, which was taken for the cause",
+    2464: "another completion of a prompt came after that had been quarantined",
     # Prompts that go a rare way: to decode for want of a prefill worker, and not to decode because
     # a worker may have died of them.
     **dict.fromkeys((46, 49, 56, 117), "no prefill worker is left for a while"),

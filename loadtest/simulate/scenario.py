@@ -179,11 +179,7 @@ class _Scenario:
     async def _client(self, world: World, wish: Wish, kind: type[Client] = Client) -> None:
         """Bring one client to a server, and wait until it has its end."""
         await trio.sleep(wish.comes_after_s)
-
-        def find(number: int) -> bytes:
-            return next((c.request_id for c in world.clients if c.wish.number == number), b"")
-
-        client = kind(wish, lambda: world.rng.randbytes(16), world.report, find)
+        client = kind(wish, lambda: world.rng.randbytes(16), world.report, world.clients)
         world.clients.append(client)
         server = world.servers[wish.number % len(world.servers)]
         try:

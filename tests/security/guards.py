@@ -92,7 +92,7 @@ MUTANTS: Final = (
            "scope.deadline = began_at + min(allowed_s, config.body_timeout_s)",
            "scope.deadline = began_at + allowed_s + 3600",
            f"{_HTTP}::test_a_slow_body_is_ended"),
-    Mutant("A9", "server/edge/cures_tcp.py", "if patience_s <= 0:", "if patience_s < -3600:",
+    Mutant("A9", "server/edge/patience.py", "return self._left_s <= 0", "return False",
            "server/edge/test_stalled_readers.py::test_a_stalled_stream_is_cut_and_others_go_on"),
     Mutant("A10", _HEAD_GUARD, "if len(head) > self._max_bytes:", "if len(head) < 0:", _HEADS),
     Mutant("A10", _HEAD_GUARD, "if len(fields) > self._max_fields:", "if len(fields) < 0:",
