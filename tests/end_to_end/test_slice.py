@@ -65,7 +65,9 @@ def test_kv_bytes_received_are_the_whole_blocks_of_the_prompts(fleet: FleetProce
     # One host and one user: none of it went through a socket.
     for role, counted in (("decode", "received"), ("prefill", "sent")):
         told = f"heartbeats have told that {role} shared all that it {counted}"
-        wait_until(partial(has_shared_all, fleet, role, counted, before + received), PATIENCE_S, told)
+        wait_until(
+            partial(has_shared_all, fleet, role, counted, before + received), PATIENCE_S, told
+        )
 
 
 def has_shared_all(fleet: FleetProcess, role: str, counted: str, at_least: float) -> bool:
