@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from transport.frames import Prefill, Reserve
+from transport.frames import End, Prefill, Reserve
 
 from .rules import Fate
 
@@ -43,13 +43,19 @@ def ends_of_attempts(fleet: Fleet) -> list[AttemptEnd]:
 
 
 def holders(fleet: Fleet) -> set[Holder]:
-    """Return all that workers were told to begin and that has not ended there."""
-    begun = {
-        Holder(sighting.link.worker, str(sighting.frame.key))
-        for sighting in fleet.proxy.sightings.entries
-        if isinstance(sighting.frame, Reserve | Prefill) and sighting.fate is not Fate.HOLD
-    }
-    return begun - {end.holder for end in ends_of_attempts(fleet)}
+    """Return all that workers were told to begin and not to end, and that has not ended there.
+
+    What is told to end may never have begun: a Prefill that was kept back comes after its End.
+    """
+    begun, told_to_end = (
+        {
+            Holder(sighting.link.worker, str(sighting.frame.key))
+            for sighting in fleet.proxy.sightings.entries
+            if isinstance(sighting.frame, kinds) and sighting.fate is not Fate.HOLD
+        }
+        for kinds in ((Reserve, Prefill), (End,))
+    )
+    return begun - told_to_end - {end.holder for end in ends_of_attempts(fleet)}
 
 
 def times_until_free(
