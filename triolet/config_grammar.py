@@ -18,7 +18,7 @@ class GrammarConfig:
     cpu_s: float = 50 * MILLISECONDS
     """For compiling, in a process that is ended then, whatever it does. Real schemas take 1 to
     5 ms; in a worker a grammar is compiled beside running streams. Where these have every core,
-    the process gets a quarter of one, and still answers within 0.3 s."""
+    it gets a part of one, and takes as much longer by the clock."""
     memory_bytes: int = 512 * MIB
     """That compiling may take on top of what the process has."""
     wait_s: float = 5.0 * SECONDS
