@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import secrets
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-import trio
 from quart import Response, request
 
 from triolet.errors import draining
@@ -13,7 +13,7 @@ from triolet.errors import draining
 from ..jobs.storage import time_of_day
 from .errors import http_error
 from .generate import json_response
-from .intake import read_body
+from .intake import in_parser_thread, read_body
 from .multipart import parse_upload
 from .stored import (
     checked_id,
@@ -42,9 +42,8 @@ async def upload_file(services: Services) -> Response:
         raise http_error(415, "send multipart/form-data, with the parts purpose and file")
     options = dict(request.mimetype_params)
     body = await read_body(services.config)
-    upload = await trio.to_thread.run_sync(
-        parse_upload, body, request.mimetype, options, limiter=services.parser_threads
-    )
+    parse = partial(parse_upload, body, request.mimetype, options)
+    upload = await in_parser_thread(parse, len(body), services)
     purpose = upload.fields.get("purpose")
     if purpose not in PURPOSES:
         raise http_error(400, "purpose must be batch", "purpose")

@@ -6,7 +6,6 @@ Knows Quart's request; knows no endpoint.
 from __future__ import annotations
 
 import re
-from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import trio
@@ -16,6 +15,7 @@ from werkzeug.exceptions import RequestEntityTooLarge
 from triolet.errors import RequestError, invalid_request, overloaded
 from triolet.units import KIB, MILLISECONDS
 
+from ..threads import in_thread
 from .errors import echo, http_error, too_large
 from .json_body import parse_object
 from .live import SCOPE_KEY, LiveRequest
@@ -116,32 +116,8 @@ async def in_parser_thread(parse: Callable[[], _T], num_bytes: int, services: Se
     if num_bytes <= INLINE_BYTES:
         return parse()
     with trio.move_on_after(services.config.body_timeout_s):
-        parsed = await trio.to_thread.run_sync(
-            partial(_result_or_error, parse),
-            abandon_on_cancel=True,
-            limiter=services.parser_threads,
-        )
-        if not isinstance(parsed, RequestError):
-            return parsed
-        try:
-            raise parsed
-        finally:
-            del parsed  # or the error and this frame would hold one another, and the body
+        return await in_thread(parse, services.parser_threads, abandon_on_cancel=True)
     raise overloaded("too many large bodies wait to be parsed", retry_after_s=1.0)
-
-
-def _result_or_error(parse: Callable[[], _T]) -> _T | RequestError:
-    """Return the error that `parse` raises instead of raising it, without what it came from.
-
-    An error that is raised out of a thread, or one whose cause was, stays in a circle with Trio's
-    frames, which hold the body until the garbage collector comes by: seldom, and hundreds of MiB
-    later.
-    """
-    try:
-        return parse()
-    except RequestError as error:
-        error.__context__ = error.__cause__ = None
-        return error.with_traceback(None)
 
 
 async def read_body(config: ServerConfig) -> bytes:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import trio
 
+from ..threads import in_thread
 from .batches import Batches
 from .database import open_database, stored
 from .files import Files
@@ -61,7 +62,7 @@ class Storage:
           RequestError: as the call does; 503 where the database fails.
         """
         work = partial(call, *args, **kwargs)
-        return await trio.to_thread.run_sync(stored, work, limiter=self._writer)
+        return await in_thread(partial(stored, work), self._writer)
 
     def close(self) -> None:
         """Close the database. Nobody may be calling."""

@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from triolet.errors import RequestError, invalid_request, overloaded
 
+from ..threads import in_thread
 from .detokenizer import Detokenizer
 from .model_files import read_text_files
 from .special_tokens import SpecialTokenGuard
@@ -261,9 +262,7 @@ class TextModel:
         with trio.move_on_after(self._timeout_s):
             # An abandoned thread keeps its place in the limiter until it is done, so there are
             # never more threads than that.
-            return await trio.to_thread.run_sync(
-                tracked, abandon_on_cancel=True, limiter=self._limiter
-            )
+            return await in_thread(tracked, self._limiter, abandon_on_cancel=True)
         raise self._timed_out(has_begun, param)
 
     def _timed_out(self, has_begun: bool, param: str) -> RequestError:

@@ -1,0 +1,67 @@
+"""Work in a thread whose errors keep nothing alive."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from server.threads import in_thread
+from triolet.errors import RequestError, invalid_request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+PATIENCE_S = 10.0
+
+
+class Body:
+    """What some work is about."""
+
+    def refuse(self) -> None:
+        raise invalid_request("no", "body")
+
+    def refuse_for_a_reason(self) -> None:
+        try:
+            self.fail()
+        except ValueError as error:
+            raise invalid_request("no", "body") from error
+
+    def fail(self) -> None:
+        raise ValueError
+
+
+async def refused(refuse: Callable[[Body], None]) -> weakref.ref[Body]:
+    """Have a body refused; return what tells whether it is still there."""
+    body = Body()
+    was_refused = False
+    try:
+        await in_thread(partial(refuse, body), trio.CapacityLimiter(1))
+    except RequestError:
+        was_refused = True
+    assert was_refused
+    return weakref.ref(body)
+
+
+@pytest.mark.parametrize("refuse", [Body.refuse, Body.refuse_for_a_reason])
+async def test_what_was_refused_is_freed_at_once(refuse: Callable[[Body], None]) -> None:
+    gc.disable()
+    try:
+        left = await refused(refuse)
+        with trio.fail_after(PATIENCE_S):
+            while left() is not None:
+                await trio.sleep(0.01)  # the thread lets go of it soon after it has answered
+    finally:
+        gc.enable()
+
+
+async def test_results_and_other_errors_come_as_they_are() -> None:
+    limiter = trio.CapacityLimiter(1)
+    assert await in_thread(lambda: 3, limiter) == 3
+    with pytest.raises(ValueError, match=r"^$"):
+        await in_thread(Body().fail, limiter)
