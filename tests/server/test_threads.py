@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING
@@ -36,26 +37,27 @@ class Body:
         raise ValueError
 
 
-async def refused(refuse: Callable[[Body], None]) -> weakref.ref[Body]:
-    """Have a body refused; return what tells whether it is still there."""
+async def refused(refuse: Callable[[Body], None]) -> threading.Event:
+    """Have a body refused; return what is set when it is freed."""
     body = Body()
+    freed = threading.Event()
+    weakref.finalize(body, freed.set)
     was_refused = False
     try:
         await in_thread(partial(refuse, body), trio.CapacityLimiter(1))
     except RequestError:
         was_refused = True
     assert was_refused
-    return weakref.ref(body)
+    return freed
 
 
 @pytest.mark.parametrize("refuse", [Body.refuse, Body.refuse_for_a_reason])
 async def test_what_was_refused_is_freed_at_once(refuse: Callable[[Body], None]) -> None:
     gc.disable()
     try:
-        left = await refused(refuse)
-        with trio.fail_after(PATIENCE_S):
-            while left() is not None:
-                await trio.sleep(0.01)  # the thread lets go of it soon after it has answered
+        freed = await refused(refuse)
+        # The thread lets go of it soon after it has answered.
+        assert freed.wait(PATIENCE_S)
     finally:
         gc.enable()
 
