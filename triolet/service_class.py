@@ -1,0 +1,52 @@
+"""What a request means to whoever runs the service: how early it goes, and whose share it takes.
+
+Pure data that travels with each request from the edge to the queue and on to the workers. Knows no
+tenant's limits (tenants.py) and no queue.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+CLASS_STEP: Final = 1000
+"""Between the priorities of two classes: what a client may say of its own requests (-100 to 100)
+never reaches another class."""
+
+
+class ServiceClass(IntEnum):
+    """How early a request goes; the lower value first. Under overload the highest falls first."""
+
+    CRITICAL = 0
+    """A person or a process waits, and the operator has promised something."""
+    DEFAULT = 1
+    SHEDDABLE = 2
+    """Welcome while there is room; refused first."""
+    BATCH = 3
+    """Whatever has hours: lines of batches. Waits longest, but is paused rather than refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Whose request it is, to the queue.
+
+    Attributes:
+      tenant: its name; empty where there are no tenants.
+      weight: of the tenant's share among those who wait in the same class; above 0.
+      service_class: how early it goes.
+      max_running: sequences that the tenant may have on workers at once; None for no limit.
+      kv_share: of all decode blocks that the tenant may hold at once, above 0 and up to 1.
+      cache_share: of a worker's prefix cache that the tenant's KV may keep, above 0 and up to 1.
+    """
+
+    tenant: str = ""
+    weight: float = 1.0
+    service_class: ServiceClass = ServiceClass.DEFAULT
+    max_running: int | None = None
+    kv_share: float = 1.0
+    cache_share: float = 1.0
+
+    def priority(self, own: int) -> int:
+        """Return what workers are told: lower is earlier, and the class stands above all."""
+        return (self.service_class - ServiceClass.DEFAULT) * CLASS_STEP + own
