@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from triolet.service_class import DEFAULT_CLAIM, Claim
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -27,8 +29,9 @@ class EmbeddingRequest:
       input_ids: the whole input, at least one token.
       form: what the vector is to be like.
       deadline_s: seconds from submission after which it ends with 504.
-      priority: lower runs earlier; 0 is normal.
+      priority: lower runs earlier among those of one tenant and class; 0 is normal.
       client_request_id: what its client calls it, for the log.
+      claim: whose it is, and of which class.
     """
 
     request_id: bytes
@@ -37,6 +40,12 @@ class EmbeddingRequest:
     deadline_s: float
     priority: int = 0
     client_request_id: str = ""
+    claim: Claim = DEFAULT_CLAIM
+
+    @property
+    def rank(self) -> int:
+        """Where it stands among all tenants' requests: lower is earlier."""
+        return self.claim.priority(self.priority)
 
 
 @dataclass(slots=True)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from triolet.service_class import DEFAULT_CLAIM, Claim
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -43,13 +45,14 @@ class GenerationRequest:
       sampling: parameters with the seed already set.
       stop: stop strings; the text ends before the first that occurs.
       deadline_s: seconds from submission after which it ends with 504.
-      priority: lower runs earlier; 0 is normal.
+      priority: lower runs earlier among those of one tenant and class; 0 is normal.
       skip_special_tokens: leave special tokens out of the text.
       include_stop: keep the stop string in the text.
       client_request_id: what its client calls it; appears beside `request_id` in the log.
       cache_salt: whose KV it may share; empty for everybody's.
       origin_id: the request_id of another completion of the same prompt and salt, whose KV it may
         share while that runs; empty for none.
+      claim: whose it is, and of which class.
     """
 
     request_id: bytes
@@ -63,6 +66,12 @@ class GenerationRequest:
     client_request_id: str = ""
     cache_salt: bytes = b""
     origin_id: bytes = b""
+    claim: Claim = DEFAULT_CLAIM
+
+    @property
+    def rank(self) -> int:
+        """Where it stands among all tenants' requests: lower is earlier."""
+        return self.claim.priority(self.priority)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,6 @@ from typing import Final
 from .errors import ConfigError
 from .units import MIB, SECONDS
 
-BACKGROUND: Final = 1000
-"""Priority of a batch's lines: behind whatever a client can ask for (-100…100)."""
 BACKGROUND_WINDOW: Final = 4
 """Tokens that a line may run ahead: so soon it stands still when an interactive request comes."""
 

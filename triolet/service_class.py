@@ -50,3 +50,7 @@ class Claim:
     def priority(self, own: int) -> int:
         """Return what workers are told: lower is earlier, and the class stands above all."""
         return (self.service_class - ServiceClass.DEFAULT) * CLASS_STEP + own
+
+
+DEFAULT_CLAIM: Final = Claim()
+"""Of who says nothing, where there are no tenants."""

@@ -22,6 +22,7 @@ from triolet.loopback import is_loopback
 from ..edge.cures_quart import CuredHTTPConnection, CuredQuart
 from .batches import cancel_batch, create_batch, list_batches, show_batch
 from .chat import chat_completions
+from .claims import enter_batch
 from .completions import completions
 from .embeddings import embeddings
 from .errors import CODES, error_body, error_headers, http_error
@@ -178,6 +179,7 @@ async def _check_request(services: Services) -> None:
     owner = request.scope["state"].get(OWNER_KEY)
     if owner is not None:
         # From within: nothing that a client sends gets there.
+        enter_batch()
         if services.keys is not None:
             enter_tenant(services.keys.tenant_named(owner))
     elif is_passed_on() or (

@@ -15,6 +15,7 @@ from triolet.ids import new_request_id
 from triolet.pooling import VectorForm
 
 from ..embedding import EmbeddingRequest
+from .claims import own_claim
 from .intake import check_model, deadline_s, live_request, read_fields, shown_request_id
 from .sampling import unknown_token
 from .schemas_embeddings import EmbeddingFields
@@ -47,8 +48,9 @@ async def embeddings(services: Services) -> Response:
                 input_ids=ids,
                 form=form,
                 deadline_s=within_s,
-                priority=live.priority(fields.priority),
+                priority=fields.priority or 0,
                 client_request_id=shown_request_id(),
+                claim=own_claim(),
             )
             for ids in inputs
         ]

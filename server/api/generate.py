@@ -20,6 +20,7 @@ from ..generation import GenerationRequest
 from .answers import WholeScript, collect
 from .choices import Choices
 from .chunks import ChunkStream, Envelope, total_usage
+from .claims import own_claim
 from .event_stream import EventStreamBody
 from .intake import check_model, deadline_s, live_request, shown_request_id
 from .live import own_shortcut
@@ -163,6 +164,7 @@ def generation_requests(
                 client_request_id=client_request_id,
                 cache_salt=salt_of(fields.cache_salt),
                 origin_id=request_ids[0] if index else b"",
+                claim=own_claim(),
             )
             for index, request_id in enumerate(request_ids)
         ]
@@ -177,7 +179,7 @@ def submit_all(
     Raises:
       RequestError: one of them was refused, and nothing was begun.
     """
-    return submit_for(live, _ranked(requests, live), services)
+    return submit_for(live, requests, services)
 
 
 def submit_for(
@@ -192,10 +194,6 @@ def submit_for(
     for generation in generations:
         holder.hold(generation)
     return Choices(generations)
-
-
-def _ranked(requests: Sequence[GenerationRequest], live: LiveRequest) -> list[GenerationRequest]:
-    return [replace(one, priority=live.priority(one.priority)) for one in requests]
 
 
 def own_requests(
@@ -255,7 +253,7 @@ def begin_stream(
     key = own_key()
     if key is None:
         return event_stream(submit_all(requests, services, live), form, services)
-    submit = partial(submit_for, requests=_ranked(requests, live), services=services)
+    submit = partial(submit_for, requests=requests, services=services)
     response = resumable_stream(key, fields, form, submit, live, services)
     response.headers.update(STREAM_HEADERS)
     return response
@@ -311,7 +309,7 @@ async def begin_whole(
         answers = await collect(submit_all(requests, services, live), len(requests))
         return Response(document(answers), content_type="application/json")
     script = WholeScript(len(requests), document)
-    submit = partial(submit_for, requests=_ranked(requests, live), services=services)
+    submit = partial(submit_for, requests=requests, services=services)
     return await resumable_whole(key, fields, script, submit, live, services)
 
 

@@ -32,10 +32,6 @@ OWNER_KEY: Final = "triolet.owner"
 """Where such a request's scope holds whose it is: the tenant's name, for it has no key."""
 
 
-FLOOR_KEY: Final = "triolet.floor"
-"""Where the scope of a request that this process makes of itself holds its least priority."""
-
-
 SHORTCUT_KEY: Final = "triolet.shortcut"
 """Where the scopes of a connection's requests hold its Shortcut, if the connection has one."""
 
@@ -70,27 +66,21 @@ class LiveRequest:
 
     Args:
       departure: of its connection.
-      floor: the least priority number that it may have; who works in the background has a high one.
 
     Attributes:
       request_id: 16 random bytes.
       began_at: when it came, on trio's clock.
     """
 
-    def __init__(self, departure: Departure, floor: int | None = None) -> None:
+    def __init__(self, departure: Departure) -> None:
         self.request_id = new_request_id()
         self.began_at = trio.current_time()
         self._departure = departure
-        self._floor = floor
         self._running: list[Running] = []
 
     def hold(self, running: Running) -> None:
         """End this with the request."""
         self._running.append(running)
-
-    def priority(self, wanted: int | None) -> int:
-        """Return the priority that what it begins has: lower is earlier, 0 is usual."""
-        return wanted or 0 if self._floor is None else max(wanted or 0, self._floor)
 
     def __enter__(self) -> LiveRequest:
         return self

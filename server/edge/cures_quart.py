@@ -22,7 +22,7 @@ import trio
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection
 
-from ..api.live import DEPARTURE_KEY, FLOOR_KEY, SCOPE_KEY, LiveRequest
+from ..api.live import DEPARTURE_KEY, SCOPE_KEY, LiveRequest
 
 if TYPE_CHECKING:
     from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ASGISendEvent
@@ -38,7 +38,7 @@ class CuredHTTPConnection(TrioASGIHTTPConnection):
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         """Run the request; whatever ends it, the generations it began end with it."""
         state = self.scope["state"]
-        with LiveRequest(state[DEPARTURE_KEY], state.get(FLOOR_KEY)) as live:
+        with LiveRequest(state[DEPARTURE_KEY]) as live:
             state[SCOPE_KEY] = live
             await super().__call__(receive, send)
 

@@ -1,6 +1,6 @@
 """Who works in the background, and when it has to stand still for others.
 
-Pure. Lines of batches have a priority that no client can ask for. Their windows are short, and
+Pure. Lines of batches are of a class that no client can ask for. Their windows are short, and
 while somebody interactive waits for its first token they get no more credit: their rows pause
 within a few tokens, keep their blocks, and cost nothing until they go on.
 """
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from triolet.config_batches import BACKGROUND, BACKGROUND_WINDOW
+from triolet.config_batches import BACKGROUND_WINDOW
+from triolet.service_class import ServiceClass
 
 from .phases import Phase
 
@@ -24,7 +25,7 @@ _BEFORE_FIRST_TOKEN: Final = (Phase.QUEUED, Phase.RESERVING, Phase.PREFILLING)
 
 def is_background(request: GenerationRequest) -> bool:
     """Return whether a request stands back for all others."""
-    return request.priority >= BACKGROUND
+    return request.claim.service_class is ServiceClass.BATCH
 
 
 def window_of(request: GenerationRequest, token_window: int) -> int:

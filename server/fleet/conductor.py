@@ -341,7 +341,7 @@ class Conductor:
                 for sequence in self._book
                 if sequence.attempt is not None
             )
-            tokens_ahead = line.tokens_ahead(request.priority)
+            tokens_ahead = line.tokens_ahead(request.rank)
             predicted_s = self._attempts.pace.predict_s(tokens_ahead, running_tokens)
         # Whether all find a place in a line where somebody waits; one that is empty moves.
         num_queued = len(line) + num_together - 1 if line else 0

@@ -83,7 +83,7 @@ class Input:
     @property
     def place(self) -> tuple[int, int, int]:
         """Where it stands in the line."""
-        return (self.request.priority, self.turn, self.order)
+        return (self.request.rank, self.turn, self.order)
 
 
 class Embeddings:
@@ -301,7 +301,7 @@ class Embeddings:
             pooling=form.pooling,
             dimensions=form.dimensions,
             is_normalized=form.is_normalized,
-            priority=request.priority,
+            priority=request.rank,
             remaining_s=max(one.deadline - now, 0.0),
         )
         self._outbox.send(worker, frame)

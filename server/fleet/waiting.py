@@ -100,4 +100,4 @@ class Pace:
 
 
 def _place(sequence: Sequence) -> _Place:
-    return _Place(sequence.request.priority, sequence.order, sequence)
+    return _Place(sequence.request.rank, sequence.order, sequence)

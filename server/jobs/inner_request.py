@@ -1,7 +1,7 @@
 """A request that this process makes of its own application: a line of a batch.
 
 It takes the way of every client, from the body's bytes to the answer's, and so has the same checks,
-limits and bits; only its priority is behind theirs. Knows ASGI; knows no batches.
+limits and bits; only its class is behind theirs. Knows ASGI; knows no batches.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import trio
 
-from triolet.config_batches import BACKGROUND
-
-from ..api.live import DEPARTURE_KEY, FLOOR_KEY, OWNER_KEY, Departure
+from ..api.live import DEPARTURE_KEY, OWNER_KEY, Departure
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -64,7 +62,7 @@ async def ask(
         "client": None,
         "server": None,
         "extensions": {},
-        "state": {DEPARTURE_KEY: Departure(), FLOOR_KEY: BACKGROUND, OWNER_KEY: owner},
+        "state": {DEPARTURE_KEY: Departure(), OWNER_KEY: owner},
     }
     events = [{"type": "http.request", "body": body, "more_body": False}]
     sent: list[dict[str, Any]] = []

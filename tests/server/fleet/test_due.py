@@ -10,8 +10,8 @@ from server.fleet.phases import Phase
 from server.generation import CancelReason
 from transport.frames import TokenCredit
 from transport.liveness import PeerMonitor, PeerState
-from triolet.config_batches import BACKGROUND
 from triolet.pooling import VectorForm
+from triolet.service_class import Claim, ServiceClass
 
 from .fakes import LINK, make_request, server_config
 from .stages import UNFINISHED, brought_to
@@ -79,7 +79,9 @@ def test_no_sweep_is_left_out_while_a_drain_may_end() -> None:
 
 def test_no_sweep_is_left_out_while_somebody_is_held_back() -> None:
     world = World()
-    line = world.submit(make_request(1, max_tokens=100, priority=BACKGROUND))
+    line = world.submit(
+        make_request(1, max_tokens=100, claim=Claim(service_class=ServiceClass.BATCH))
+    )
     world.settle(read=False)
     world.down[world.worker(world.decode)].clear()
     urgent = world.submit(make_request(2))

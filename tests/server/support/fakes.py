@@ -198,6 +198,7 @@ class FakeFleet:
     Attributes:
       script: what happens to a new generation; nothing, if a test drives it by hand.
       generations: all of them, in order.
+      inputs: all that vectors were asked for, in order.
       refuse_with: raised by submit while it is set.
       refusals: how often that was.
       accounts: what an audit tells.
@@ -206,6 +207,7 @@ class FakeFleet:
     def __init__(self, script: Callable[[FakeGeneration], None] = answer_hello) -> None:
         self.script = script
         self.generations: list[FakeGeneration] = []
+        self.inputs: list[EmbeddingRequest] = []
         self.refuse_with: RequestError | None = None
         self.refusals = 0
         self.accounts = ServerAudit("server", "1", 3, 2, {"overloaded": 1}, {"stop": 2}, 0, 0, 0)
@@ -228,6 +230,7 @@ class FakeFleet:
         return [self.submit(request) for request in requests]
 
     def embed(self, requests: Sequence[EmbeddingRequest]) -> FakeRun:
+        self.inputs += requests
         return FakeRun(len(requests))
 
     def status(self) -> FakeStatus:

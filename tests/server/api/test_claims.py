@@ -1,0 +1,85 @@
+"""What a request claims is said at the edge, whichever way it came."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import pytest
+
+from server.api.app import build_app
+from server.api.keys import KeyRing
+from server.jobs.inner_request import ask
+from tests.server.support.surface import surface
+from tests.server.support.websocket import open_socket
+from triolet.api_keys import digest_of
+from triolet.service_class import DEFAULT_CLAIM, Claim, ServiceClass
+
+KEY: Final = "sk-triolet-alice"
+RING: Final = KeyRing({digest_of(KEY): "alice"})
+HEADERS: Final = {"Authorization": f"Bearer {KEY}"}
+CHAT: Final = {"messages": [{"role": "user", "content": "hi"}]}
+BODIES: Final[dict[str, dict[str, Any]]] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages": CHAT | {"max_tokens": 4, "model": "demo"},
+}
+OF_ALICE: Final = Claim("alice")
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_request_over_http_claims_for_its_tenant(path: str) -> None:
+    async with surface(keys=RING) as server:
+        assert (await server.post(path, BODIES[path], headers=HEADERS)).status == 200
+        (generation,) = server.fleet.generations
+    assert generation.request.claim == OF_ALICE
+
+
+async def test_a_request_with_an_idempotency_key_claims_the_same() -> None:
+    async with surface(keys=RING) as server:
+        path = "/v1/chat/completions"
+        headers = HEADERS | {"Idempotency-Key": "one"}
+        assert (await server.post(path, CHAT, headers=headers)).status == 200
+        (generation,) = server.fleet.generations
+    assert generation.request.claim == OF_ALICE
+
+
+@pytest.mark.parametrize("resumable", [False, True])
+async def test_an_answer_on_a_websocket_claims_for_its_tenant(resumable: bool) -> None:
+    async with surface(keys=RING) as server:
+        socket = await open_socket(server, HEADERS)
+        async with socket.client.stream:
+            await socket.send(
+                {"type": "response.create", "input": "hi", "store": False, "resumable": resumable}
+            )
+            await socket.until("response.completed")
+        (generation,) = server.fleet.generations
+    assert generation.request.claim == OF_ALICE
+
+
+async def test_an_input_of_embeddings_claims_for_its_tenant() -> None:
+    async with surface(keys=RING) as server:
+        await server.post("/v1/embeddings", {"input": ["a", "b"]}, headers=HEADERS)
+        assert [one.claim for one in server.fleet.inputs] == [OF_ALICE] * 2
+
+
+async def test_a_line_of_a_batch_claims_for_its_owner_and_stands_behind() -> None:
+    async with surface(keys=RING) as server:
+        app = build_app(server.services)
+        for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
+            body: dict[str, Any] = {"input": "hi"} if "embed" in path else BODIES[path]
+            line = json.dumps(body | {"priority": -100}).encode()
+            assert (await ask(app, "127.0.0.1", path, line, "r", "alice")).status == 200
+        requests = [one.request for one in server.fleet.generations] + server.fleet.inputs
+    assert [one.claim for one in requests] == [Claim("alice", service_class=ServiceClass.BATCH)] * 3
+    assert min(one.rank for one in requests) > Claim(service_class=ServiceClass.SHEDDABLE).priority(
+        100
+    )
+
+
+async def test_without_tenants_nobody_claims_anything() -> None:
+    async with surface() as server:
+        assert (await server.post("/v1/chat/completions", CHAT)).status == 200
+        (generation,) = server.fleet.generations
+    assert generation.request.claim == DEFAULT_CLAIM
