@@ -23,6 +23,7 @@ class Outcome(StrEnum):
     STOPPED = "stopped"
     STALLED = "stalled"
     DEADLINE = "deadline"
+    EXPIRED = "expired"  # dropped before anything was spent: its first token would be too late
     DRAIN = "drain"
     NO_WORKER = "no_worker"
     QUARANTINED = "quarantined"  # it, or another request with its prompt, killed workers

@@ -26,6 +26,7 @@ from .dispatch import (
 )
 from .due import may_decode, quiet_since
 from .forking import fork_route, need_on, note_no_fork
+from .gate import Gate
 from .phases import Phase, Step
 from .progress import (
     Again,
@@ -39,7 +40,7 @@ from .progress import (
 )
 from .recovery import Recovery
 from .sequence import Attempt
-from .waiting import Pace, WaitingLine
+from .waiting import WaitingLine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -73,7 +74,7 @@ class Attempts:
 
     Attributes:
       line: who waits for workers.
-      pace: how fast the line moves.
+      gate: what is taken on, and what is expected of it.
       recovery: what faults so far mean for the next ones.
     """
 
@@ -88,7 +89,7 @@ class Attempts:
         now: float,
     ) -> None:
         self.line = WaitingLine()
-        self.pace = Pace(now)
+        self.gate = Gate(config.overload, workers, self.line, observer.overload, now)
         self.recovery = Recovery(config, workers, observer, now)
         self._config = config
         self._workers = workers
@@ -106,11 +107,12 @@ class Attempts:
         """
         while self.line and (turn := self._next_turn(now)) is not None:
             sequence, route = turn
-            if isinstance(route, Route):
+            late = self.gate.too_late(sequence, now)
+            if late is None and isinstance(route, Route):
                 self.line.remove(sequence)
                 self._begin(sequence, route, now)
             else:
-                self.fail(sequence, route, now)
+                self.fail(sequence, late or route, now)
 
     def take_rows(self, decode: Worker, rows: Iterable[TokenRow], now: float) -> None:
         """Take tokens of many sequences."""
@@ -179,6 +181,7 @@ class Attempts:
                     decode = sequence.attempt.pair.decode
                     decode.prefixes.keep(sequence.whole_chain, decode.capacity)
                 self._leave(sequence, EndReason.STOP_STRING if is_ours else EndReason(end.reason))
+                self.gate.ended(sequence, now, is_well=True)
                 self._book.finish(sequence, end, now)
             case Fail(error=error, outcome=outcome):
                 self.fail(sequence, ends.End(error, outcome, EndReason.ERROR), now)
@@ -198,6 +201,7 @@ class Attempts:
         if sequence.phase is Phase.QUEUED:
             self.line.remove(sequence)
         self._leave(sequence, end.reason)
+        self.gate.ended(sequence, now, is_well=False)
         self._book.fail(sequence, end.error, end.outcome, now)
 
     def sweep(self, sequence: Sequence, drain_until: float | None, now: float) -> None:
@@ -212,6 +216,8 @@ class Attempts:
             self.fail(sequence, ends.drained(), now)
         elif waiting_since is not None and now - waiting_since >= config.stall_timeout_s:
             self.fail(sequence, ends.stalled(config.stall_timeout_s), now)
+        elif attempt is None and (late := self.gate.too_late(sequence, now)) is not None:
+            self.fail(sequence, late, now)
         elif attempt is not None and sequence.phase is Phase.RESERVING and now >= attempt.grant_by:
             self.apply(sequence, Again("no_grant", Fault(Role.DECODE)), now)
         elif gap_since is not None and now - gap_since >= config.link.peer_timeout_s:
@@ -273,9 +279,8 @@ class Attempts:
         if times.dispatched_at is None:
             times.dispatched_at = now
             self._observer.request_dispatched(now - times.submitted_at)
+        self.gate.begun(sequence, now)
         need = sequence.need
-        if now > times.queued_at:
-            self.pace.left(need.prompt_tokens)
         key = AttemptKey(sequence.request.request_id, sequence.num_attempts)
         attempt = Attempt(
             key=key,
@@ -391,6 +396,7 @@ class Attempts:
         for _ in range(num_before, num_tokens):
             if times.last_token_at is None:
                 times.first_token_at = now
+                self.gate.first_token(sequence, now)
                 self._observer.first_token(now - times.submitted_at)
             else:
                 self._observer.next_token(now - times.last_token_at)

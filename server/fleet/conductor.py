@@ -17,7 +17,7 @@ from triolet.audit import MAX_SECONDS
 from triolet.errors import RequestError, draining, server_error
 
 from . import ends
-from .admission import limits_of, missing_role, refuse_overload, refuse_unfit
+from .admission import limits_of, missing_role, refuse_full, refuse_unfit
 from .attempts import Attempts
 from .background import is_background, is_urgent, window_of
 from .book import RequestBook
@@ -166,23 +166,25 @@ class Conductor:
         Raises:
           RequestError: one was refused, and nothing was begun.
         """
-        requests = tuple(requests)
+        requests, gate = tuple(requests), self._attempts.gate
         for _ in requests:
             self._book.receive()
         try:
             for request in requests:
                 self._refuse(request, len(requests), now)
+            forecasts = gate.judge(requests, now)
         except RequestError as error:
             for _ in requests:
                 self._book.reject(error)
             raise
         sequences = []
-        for request in requests:
+        for request, forecast in zip(requests, forecasts, strict=True):
             sequence = self._book.accept(request, now)
+            gate.took(sequence, forecast, now)
             self.sweep_times.note(sequence.deadline)
             self.recovery.accepted()
             if not self._attempts.line:
-                self._attempts.pace.advance(now, is_waiting=False)
+                gate.overload.prediction.advance(now, is_waiting=False)
             self._attempts.line.add(sequence)
             sequences.append(sequence)
         self._attempts.dispatch(now)
@@ -280,7 +282,7 @@ class Conductor:
         """Look for whatever time alone brings about."""
         # A line in front of absent workers says nothing of how fast they are.
         is_able = is_ready(self._workers, self._config.routing, now)
-        self._attempts.pace.advance(now, is_waiting=bool(self._attempts.line) and is_able)
+        self._attempts.gate.sweep(now, is_able=is_able)
         self.recovery.sweep(now)
         for worker in self._workers:
             if worker.monitor.check(now) is PeerState.DEAD:
@@ -334,15 +336,5 @@ class Conductor:
         if role is not None:
             raise ends.no_worker_left(role).error
         line = self._attempts.line
-        predicted_s = None
-        if line:
-            running_tokens = sum(
-                len(sequence.request.prompt_ids)
-                for sequence in self._book
-                if sequence.attempt is not None
-            )
-            tokens_ahead = line.tokens_ahead(request.rank)
-            predicted_s = self._attempts.pace.predict_s(tokens_ahead, running_tokens)
         # Whether all find a place in a line where somebody waits; one that is empty moves.
-        num_queued = len(line) + num_together - 1 if line else 0
-        refuse_overload(request, self._config, num_queued, predicted_s)
+        refuse_full(len(line) + num_together - 1 if line else 0, self._config)

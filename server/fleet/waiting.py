@@ -15,6 +15,8 @@ from triolet.units import SECONDS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from triolet.service_class import Claim
+
     from .sequence import Sequence
 
 MEMORY_S: Final = 30 * SECONDS
@@ -56,8 +58,12 @@ class WaitingLine:
         assert self._places[at].sequence is sequence, "only who waits can leave the line"
         del self._places[at]
 
-    def tokens_ahead(self, priority: int) -> int:
+    def pause(self, classes: object) -> None:
+        """x"""
+
+    def tokens_ahead(self, claim: Claim, own: int, due: float) -> int:
         """Return the prompt tokens before a newcomer."""
+        priority = claim.priority(own)
         end = bisect.bisect_right(self._places, priority, key=lambda place: place.priority)
         return sum(len(place.sequence.request.prompt_ids) for place in self._places[:end])
 
