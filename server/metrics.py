@@ -21,6 +21,7 @@ from .metrics_collectors import AliasCollector, FleetCollector
 from .metrics_faults import FaultMetrics
 from .metrics_histogram import TokenHistogram
 from .metrics_http import HttpMetrics
+from .metrics_overload import OverloadMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -102,6 +103,7 @@ class Metrics:
         self._words = {name: Words() for name in ("outcome", "code", "cause")}
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.faults = FaultMetrics(self._registry)
+        self.overload = OverloadMetrics(self._registry)
         self.http = HttpMetrics(self._registry)
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)

@@ -64,6 +64,7 @@ class Conductor:
 
     Attributes:
       outbox: frames to send.
+      gate: what is taken on.
       recovery: the memory of faults.
       embeddings: inputs that become vectors.
       is_urgent: tells whether somebody interactive waits for its first token.
@@ -88,6 +89,7 @@ class Conductor:
         self._attempts = Attempts(
             config, self._workers, self._book, self.outbox, text.eos_token_ids, observer, now
         )
+        self.gate = self._attempts.gate
         self.recovery = self._attempts.recovery
         self.embeddings = Embeddings(
             config,
@@ -185,7 +187,7 @@ class Conductor:
             self.recovery.accepted()
             if not self._attempts.line:
                 gate.overload.prediction.advance(now, is_waiting=False)
-            self._attempts.line.add(sequence)
+            self._attempts.line.add(sequence, sequence.place)
             sequences.append(sequence)
         self._attempts.dispatch(now)
         return sequences
@@ -198,7 +200,7 @@ class Conductor:
 
     def taken(self, sequence: Sequence) -> None:
         """Note that its reader has taken tokens, which makes room for as many more."""
-        if is_background(sequence.request) and self.is_urgent():
+        if is_background(sequence.request) and self._attempts.is_batch_paused():
             self._held.add(sequence)  # goes on with a sweep that finds nobody waiting
             return
         window = window_of(sequence.request, self._config.token_window)
@@ -222,6 +224,7 @@ class Conductor:
         if worker.monitor.epoch != welcome.peer.epoch:
             self.lost(worker, "restarted", now)
         worker.welcomed(welcome, now)
+        self._attempts.note_pools()
         self._observer.worker_joined(str(worker))
 
     def lost(self, worker: Worker, cause: str, now: float) -> None:
@@ -231,6 +234,7 @@ class Conductor:
         left = cause == FAREWELL
         num_inputs = sum(one.worker is worker for one in self.embeddings)
         worker.lost(now, is_its_fault=not left)
+        self._attempts.note_pools()
         self._observer.worker_lost(str(worker), cause)
         struck = [sequence for sequence in self._book if sequence.needs(worker)]
         has_died = not left and cause not in NO_DEATH
@@ -295,7 +299,7 @@ class Conductor:
                 due = max(now, due_at(sequence, self._config))
             self.sweep_times.note(due)
         self.sweep_times.swept(now, is_round_over=not self._book.has_unswept)
-        if self._held and not self.is_urgent():
+        if self._held and not self._attempts.is_batch_paused():
             held, self._held = self._held, set()
             for sequence in held:
                 self.taken(sequence)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from transport.frames import EndReason
 from triolet.errors import deadline_exceeded, overloaded
 from triolet.ids import Role
-from triolet.service_class import Claim, ServiceClass
+from triolet.service_class import ServiceClass
 
 from . import ends
 from .accounting import Outcome
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from triolet.config_overload import OverloadConfig
+    from triolet.service_class import Claim
 
     from ..generation import GenerationRequest
+    from .fair_queue import FairQueue
     from .observer import OverloadObserver
     from .overload import Forecast
     from .sequence import Sequence as RunningSequence
-    from .waiting import WaitingLine
     from .workers import Worker
 
 DRAWN_BYTES: Final = 4
@@ -54,7 +55,7 @@ class Gate:
         self,
         config: OverloadConfig,
         workers: tuple[Worker, ...],
-        line: WaitingLine,
+        line: FairQueue[RunningSequence],
         observer: OverloadObserver,
         now: float,
     ) -> None:
@@ -145,16 +146,21 @@ class Gate:
     def sweep(self, now: float, *, is_able: bool) -> None:
         """Let time pass. `is_able`: there are workers that could take who waits."""
         line = self._line
-        is_waiting = is_able and bool(line)
+        is_waiting = is_able and bool(line) and line.first() is not None
         self.overload.prediction.advance(now, is_waiting=is_waiting)
         was = self.overload.brownout.pauses_batch
         self.overload.sweep(
             _capacity(self._workers),
-            lambda service_class: line.tokens_ahead(Claim(service_class=service_class), 0, now),
+            self._tokens_waiting,
             now,
         )
         if self.overload.brownout.pauses_batch != was:
             line.pause({ServiceClass.BATCH} if not was else ())
+
+    def _tokens_waiting(self, service_class: ServiceClass) -> float:
+        """Return the prompt tokens of a class and those above it, whose they are."""
+        lines = self._line.lines[: service_class + 1]
+        return float(sum(line.prompt_tokens for line in lines if not line.is_paused))
 
 
 def _ask(request: GenerationRequest) -> Ask:

@@ -17,6 +17,7 @@ from .brownout import Brownout
 from .guard import Guard
 from .prediction import Prediction
 from .promises import Promises
+from .status import OverloadStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -235,6 +236,18 @@ class Overload:
         was = self.brownout.level
         if self.brownout.advance(pressure, critical, now):
             self._observer.level_changed(was, self.brownout.level, pressure)
+
+    def status(self, now: float) -> OverloadStatus:
+        """Return what there is to be seen."""
+        return OverloadStatus(
+            brownout=int(self.brownout.level),
+            pressure=self.brownout.pressure,
+            guard_tokens=self.guard.limit_tokens,
+            owed_tokens=self.guard.owed_tokens,
+            promises=len(self.promises),
+            tokens_per_s=self.prediction.rate(now),
+            error_s=self.prediction.error_s,
+        )
 
     def expired(self, forecast: Forecast, waited_s: float) -> None:
         """Learn from a request that is dropped because its first token would come too late."""
