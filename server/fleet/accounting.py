@@ -25,6 +25,7 @@ class Outcome(StrEnum):
     DEADLINE = "deadline"
     EXPIRED = "expired"  # dropped before anything was spent: its first token would be too late
     DRAIN = "drain"
+    DISMISSED = "dismissed"  # its tenant was disabled or removed
     NO_WORKER = "no_worker"
     QUARANTINED = "quarantined"  # it, or another request with its prompt, killed workers
     REFUSED = "refused"  # longer than the worker that it met takes
