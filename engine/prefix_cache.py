@@ -52,8 +52,8 @@ class Node:
       key: its tokens, packed; of a first level's node its salt.
       children: what follows, by key.
       block: of the pool, None if it holds none.
-      keeper: for whom it is kept, once it has been. Below one salt there is one tenant only, whoever may say
-        otherwise: a lease, which is of one salt, names blocks of one tenant.
+      keeper: for whom it is kept, once it has been. Below one salt there is one tenant only,
+        whoever may say otherwise: a lease, which is of one salt, names blocks of one tenant.
     """
 
     parent: Node | None
