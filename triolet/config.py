@@ -15,6 +15,7 @@ from .config_embedding import EmbeddingConfig, EmbeddingLimits
 from .config_gpu import GpuConfig
 from .config_grammar import GrammarConfig
 from .config_recovery import RecoveryConfig
+from .config_response_cache import ResponseCacheConfig
 from .config_resume import ResumeConfig
 from .config_routing import RoutingConfig
 from .config_siblings import SiblingConfig  # noqa: TC001 (as its neighbours)
@@ -281,6 +282,8 @@ class ServerConfig:
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     resume: ResumeConfig = field(default_factory=ResumeConfig)
     """Answers that clients may come back to."""
+    response_cache: ResponseCacheConfig = field(default_factory=ResponseCacheConfig)
+    """Answers that are given again to whoever asks the same."""
     embedding: EmbeddingLimits = field(default_factory=EmbeddingLimits)
     batches: BatchConfig = field(default_factory=BatchConfig)
     grammar: GrammarConfig = field(default_factory=GrammarConfig)

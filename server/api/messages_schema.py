@@ -17,6 +17,7 @@ from .schemas import (
     MAX_MESSAGES,
     UNSUPPORTED,
     CacheSalt,
+    ResponseCacheUse,
     SamplingFields,
     StopStrings,
     StrictModel,
@@ -128,3 +129,4 @@ class MessagesRequest(PromptFields, SamplingFields):
     stream: bool | None = None
     priority: Annotated[int, Field(ge=-100, le=100)] | None = None
     cache_salt: CacheSalt = None
+    response_cache: ResponseCacheUse = None

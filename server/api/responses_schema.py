@@ -20,6 +20,7 @@ from .schemas import (
     MAX_MESSAGES,
     UNSUPPORTED,
     CacheSalt,
+    ResponseCacheUse,
     SamplingFields,
     StrictModel,
     TemplateSwitches,
@@ -189,6 +190,7 @@ class ResponseFields(SamplingFields, FunctionFields):
     priority: Annotated[int, Field(ge=-100, le=100)] | None = None
     chat_template_kwargs: TemplateSwitches | None = None
     cache_salt: CacheSalt = None
+    response_cache: ResponseCacheUse = None
     prompt_cache_options: CacheOptions | None = None
 
     @property

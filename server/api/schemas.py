@@ -245,6 +245,11 @@ CacheSalt = Annotated[str, Field(min_length=1, max_length=256)] | None
 whether somebody else has asked the same."""
 
 
+ResponseCacheUse = Literal["allow", "refresh"] | None
+"""Whether an answer that was given before will do, or shall be replaced; else it is computed and
+not kept. Where the server keeps no answers it makes no difference."""
+
+
 class StreamOptions(StrictModel):
     """How a stream is written."""
 
@@ -265,6 +270,7 @@ class GenerationFields(SamplingFields, ConstraintFields):
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
     cache_salt: CacheSalt = None
+    response_cache: ResponseCacheUse = None
 
 
 class TemplateSwitches(TypedDict, total=False):
