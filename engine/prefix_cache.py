@@ -222,10 +222,9 @@ class PrefixCache:
         """
         if not (self._is_enabled and blocks):
             return
-        node = self._top.children.get(salt)
-        if node is None:
-            node = self._child(self._top, salt)
-        elif keeper.tenant != node.keeper.tenant:
+        is_known = salt in self._top.children
+        node = self._child(self._top, salt)
+        if is_known and keeper.tenant != node.keeper.tenant:
             keeper = Keeper(node.keeper.tenant, keeper.share)
         node.keeper = keeper
         for block, key in zip(blocks, self._keys(tokens), strict=False):

@@ -23,7 +23,8 @@ class HttpMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
+        self._response_cache = ResponseCacheCollector()
+        registry.register(self._response_cache)
         self._requests = Counter(
             "triolet_http_requests",
             "Requests by the route that answered",
@@ -67,4 +68,4 @@ class HttpMetrics:
 
     def watch_response_cache(self, cache: CachingFleet) -> None:
         """Answers are given again from now on."""
-        self._registry.register(ResponseCacheCollector(cache))
+        self._response_cache.watch(cache)

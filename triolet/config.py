@@ -255,7 +255,6 @@ class WorkerConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     link: LinkConfig = field(default_factory=LinkConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
-    """Decode only: guesses of coming tokens."""
     curve_dir: str | None = None
     """Key directory; required for any address that leaves this host."""
     max_waiting_tokens: int = 32_768
@@ -282,9 +281,7 @@ class ServerConfig:
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     resume: ResumeConfig = field(default_factory=ResumeConfig)
-    """Answers that clients may come back to."""
     response_cache: ResponseCacheConfig = field(default_factory=ResponseCacheConfig)
-    """Answers that are given again to whoever asks the same."""
     embedding: EmbeddingLimits = field(default_factory=EmbeddingLimits)
     batches: BatchConfig = field(default_factory=BatchConfig)
     grammar: GrammarConfig = field(default_factory=GrammarConfig)

@@ -19,8 +19,7 @@ from .schemas import (
     IGNORED,
     MAX_MESSAGES,
     UNSUPPORTED,
-    CacheSalt,
-    ResponseCacheUse,
+    CacheFields,
     SamplingFields,
     StrictModel,
     TemplateSwitches,
@@ -150,7 +149,7 @@ class FunctionFields(StrictModel):
     parallel_tool_calls: bool | None = None
 
 
-class ResponseFields(SamplingFields, FunctionFields):
+class ResponseFields(SamplingFields, FunctionFields, CacheFields):
     """What an answer is made from."""
 
     ignored: ClassVar[frozenset[str]] = IGNORED | {"access_programs", "image"}
@@ -190,8 +189,6 @@ class ResponseFields(SamplingFields, FunctionFields):
     priority: Annotated[int, Field(ge=-100, le=100)] | None = None
     service_tier: accepted.ServiceTier | None = None
     chat_template_kwargs: TemplateSwitches | None = None
-    cache_salt: CacheSalt = None
-    response_cache: ResponseCacheUse = None
     prompt_cache_options: CacheOptions | None = None
 
     @property
