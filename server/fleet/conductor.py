@@ -198,13 +198,11 @@ class Conductor:
             self._attempts.fail(sequence, ends.cancelled(reason, self._config), now)
             self._attempts.dispatch(now)
 
-    def taken(self, sequence: Sequence) -> None:
-        """Note that its reader has taken tokens, which makes room for as many more."""
-        if not self.background.holds(sequence):  # it goes on with a sweep
-            self._go_on(sequence)
-
-    def _go_on(self, sequence: Sequence) -> None:
-        """Let a stream run as far as its reader has room."""
+    def taken(self, sequence: Sequence, *, is_released: bool = False) -> None:
+        """Note that its reader has taken tokens, which makes room for as many more; of one that
+        stands still for others, that it goes on."""
+        if not is_released and self.background.holds(sequence):
+            return  # until a sweep releases it
         window = window_of(sequence.request, self._config.token_window)
         sequence.allowed = sequence.relay.mailbox.num_taken + window
         attempt = sequence.attempt
@@ -302,7 +300,7 @@ class Conductor:
             self.sweep_times.note(due)
         self.sweep_times.swept(now, is_round_over=not self._book.has_unswept)
         for sequence in self.background.released(now):
-            self._go_on(sequence)
+            self.taken(sequence, is_released=True)
         self._attempts.end_hopeless(now)
         self._attempts.dispatch(now)
         self.embeddings.sweep(self._drain_until, now)
