@@ -28,7 +28,7 @@ from .live import own_shortcut
 from .plan_limits import check_output, completion_budget, context_of, least
 from .resuming import own_key, resumable_stream, resumable_whole
 from .salt import salt_of
-from .sampling import check_token_ids, of_choice, sampling_params
+from .sampling import cache_ask, check_token_ids, of_choice, sampling_params
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -101,7 +101,9 @@ def warming(plan: Plan) -> Plan:
 
     The shortest completion there is: its one token is not shown.
     """
-    return replace(plan, max_tokens=1)
+    # An answer that was given before would warm nothing.
+    fields = plan.fields.model_copy(update={"response_cache": None})
+    return replace(plan, fields=fields, max_tokens=1)
 
 
 def check_fields(fields: GenerationFields, services: Services) -> None:
@@ -139,7 +141,7 @@ def generation_requests(
     fields, limits = plan.fields, renew_tenant(services.tenancy).plan
     claim = own_claim(fields.service_tier)
     context = context_of(services.fleet.status().max_model_len, limits)
-    requests = []
+    requests: list[GenerationRequest] = []
     for prompt_ids in plan.prompts:
         max_tokens = completion_budget(
             len(prompt_ids),
@@ -155,6 +157,7 @@ def generation_requests(
             logprobs=plan.logprobs,
             grammar=plan.grammar,
         )
+        cache = requests[0].cache if requests else cache_ask(fields, params)
         request_ids = [new_request_id() for _ in range(plan.per_prompt)]
         requests += [
             GenerationRequest(
@@ -170,6 +173,7 @@ def generation_requests(
                 cache_salt=salt_of(fields.cache_salt),
                 origin_id=request_ids[0] if index else b"",
                 claim=claim,
+                cache=cache,
             )
             for index, request_id in enumerate(request_ids)
         ]
@@ -205,12 +209,14 @@ def own_requests(
     plan: Plan, services: Services, *, is_streamed: bool = True
 ) -> list[GenerationRequest]:
     """Return what is to be generated for a plan of the HTTP request that is being answered."""
-    return generation_requests(
+    requests = generation_requests(
         plan,
         services,
         within_s=deadline_s(services.config, is_streamed=is_streamed),
         client_request_id=shown_request_id(),
     )
+    live_request().cache = requests[0].cache
+    return requests
 
 
 def head(kind: str, prefix: str, services: Services) -> dict[str, Any]:
