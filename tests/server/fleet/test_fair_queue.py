@@ -87,7 +87,7 @@ def test_it_is_the_slow_obvious_queue(seed: int, steps: int) -> None:
             queue.restore()
         else:
             slow.kv_tokens = rng.randrange(200)
-            queue.note_kv_tokens(slow.kv_tokens)
+            queue.note_pools(slow.kv_tokens, 0)
         assert len(queue) == sum(not one.is_running for one in slow.all.values())
         assert queue.num_running == sum(one.is_running for one in slow.all.values())
     assert_nothing_is_left(queue, slow)
@@ -271,14 +271,14 @@ def test_a_tenant_with_all_that_it_may_have_is_skipped_until_it_gives_back() -> 
 
 def test_a_share_of_kv_is_kept_but_never_refuses_the_only_one() -> None:
     queue: FairQueue[str] = FairQueue(CONFIG)
-    queue.note_kv_tokens(1000)
+    queue.note_pools(1000, 0)
     claim = Claim("a", kv_share=0.1)
     queue.add("large", place(claim, 500))
     assert queue.first() == "large"
     queue.take("large")
     queue.add("small", place(claim, 1))
     assert queue.first() is None
-    queue.note_kv_tokens(100_000)
+    queue.note_pools(100_000, 0)
     assert queue.first() == "small"
 
 
@@ -388,3 +388,40 @@ def test_tenants_that_come_once_beside_others_are_forgotten() -> None:
 def test_settings_are_checked(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         QueueConfig(**wrong)  # type: ignore[arg-type]
+
+
+def full_of(queue: FairQueue[str], claim: Claim, count: int) -> list[str]:
+    """Let somebody wait for far too much, and return those of it that may run."""
+    for number in range(count):
+        queue.add(f"{claim.tenant} {number}", place(claim))
+    turns = []
+    while (turn := queue.first()) is not None and turn.startswith(claim.tenant):
+        queue.take(turn)
+        turns.append(turn)
+    return turns
+
+
+def test_who_is_alone_has_every_row() -> None:
+    queue: FairQueue[str] = FairQueue(CONFIG)
+    queue.note_pools(10**6, 16)
+    assert len(full_of(queue, Claim("alone"), 16)) == 16
+
+
+def test_who_has_its_share_leaves_rows_for_others_that_come_now_and_then() -> None:
+    queue: FairQueue[str] = FairQueue(CONFIG)
+    queue.note_pools(10**6, 16)
+    queue.add("quiet", place(Claim("quiet")))
+    queue.take("quiet")
+    queue.end("quiet", 3)
+    turns = full_of(queue, Claim("loud"), 32)
+    assert len(turns) == 14
+    queue.add("quiet", place(Claim("quiet")))
+    assert queue.first() == "quiet"
+    queue.take("quiet")
+    queue.end("quiet", 3)
+    for turn in turns:
+        assert queue.first() is None
+        queue.end(turn, 3)
+        again = queue.first()
+        assert again is not None
+        queue.take(again)
