@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import trio
 
+from triolet.units import MILLISECONDS
+
 from ..api.live import DEPARTURE_KEY, OWNER_KEY, Departure
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ class InnerAnswer(NamedTuple):
     status: int
     request_id: str
     body: bytes
+    retry_after_s: float | None = None
 
 
 async def ask(
@@ -80,4 +83,10 @@ async def ask(
     await app(scope, receive, send)
     start = next(message for message in sent if message["type"] == "http.response.start")
     parts = [cast("bytes", m.get("body", b"")) for m in sent if m["type"] == "http.response.body"]
-    return InnerAnswer(start["status"], request_id, b"".join(parts))
+    retry_after = dict(start["headers"]).get(b"retry-after-ms")
+    return InnerAnswer(
+        start["status"],
+        request_id,
+        b"".join(parts),
+        None if retry_after is None else int(retry_after) * MILLISECONDS,
+    )

@@ -6,8 +6,8 @@ that sums are exact wherever they are added up.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -165,4 +165,4 @@ class Verdict:
 
 def month_of(seconds: float) -> str:
     """Return the calendar month (UTC) of a time of day, such as 2031-07."""
-    return time.strftime("%Y-%m", time.gmtime(seconds))
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m")

@@ -92,8 +92,9 @@ class MemoryStore:
         elif settlement.tokens or settlement.cost:
             self._add_unsaved((month, tenant), Spend(settlement.cost, settlement.tokens))
 
-    def last_seen(self, tenant: str, limits: Limits) -> Account:
+    def last_seen(self, tenant: str, limits: Limits, within_s: float | None = None) -> Account:
         """Return an account, which is as it is."""
+        del within_s
         return self._ledger.account(tenant, self.enforced(limits), self._month, self._clock())
 
     def enforced(self, limits: Limits) -> Limits:

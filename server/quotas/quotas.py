@@ -145,7 +145,7 @@ class Quotas:
         limits = limits_of(tenant.plan)
         if not tenant.name or not limits.are_any:
             return
-        account = self.store.last_seen(tenant.name, limits)
+        account = self.store.last_seen(tenant.name, limits, self._config.view_s)
         met = None if account is None else _met(account, self.store.enforced(limits))
         if met is not None:
             limit, wait_s = met

@@ -112,14 +112,18 @@ class RedisStore:
         self._open_local(settlement.tenant, settlement.limits)
         self._local.settle(settlement, self._month, trio.current_time())
 
-    def last_seen(self, tenant: str, limits: Limits) -> Account | None:
-        """Return an account as far as it is known here, if that is not too long ago."""
+    def last_seen(
+        self, tenant: str, limits: Limits, within_s: float | None = None
+    ) -> Account | None:
+        """Return an account as far as it is known here."""
         now = trio.current_time()
         if self._local.knows(tenant):
             return self._local.account(tenant, self._month, now)
         seen = self._seen.get(tenant)
-        is_fresh = seen is not None and now - seen.at <= self._config.view_s
-        return self._projected(tenant, limits) if is_fresh and self.is_well else None
+        if seen is None or not self.is_well:
+            return None
+        is_fresh = within_s is None or now - seen.at <= within_s
+        return self._projected(tenant, limits) if is_fresh else None
 
     def enforced(self, limits: Limits) -> Limits:
         """Return the limits, or this server's part of them while Redis is away."""

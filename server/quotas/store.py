@@ -50,8 +50,11 @@ class Store(Protocol):
         """Charge what it used instead. Never waits, never fails; once per reservation."""
         ...
 
-    def last_seen(self, tenant: str, limits: Limits) -> Account | None:
-        """Return an account as far as it is known here; None if nothing is."""
+    def last_seen(
+        self, tenant: str, limits: Limits, within_s: float | None = None
+    ) -> Account | None:
+        """Return an account as far as it is known here, as if nobody had touched it since; None if
+        nothing is known, or only what is older than so much."""
         ...
 
     def enforced(self, limits: Limits) -> Limits:
