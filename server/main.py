@@ -16,6 +16,8 @@ import signal
 import sys
 import threading
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -29,7 +31,6 @@ from triolet.status import SUCCESSOR_SIGNAL, ServerReady, report
 from triolet.units import MIB
 
 from .api.app import build_app
-from .api.keys import read_keys
 from .api.live import Lifecycle
 from .api.ports import Services
 from .edge.accept import Edge
@@ -38,7 +39,10 @@ from .fleet.fleet import Fleet
 from .jobs.runner import BatchRunner
 from .jobs.storage import Storage
 from .metrics import Metrics
+from .quotas.opening import opened_quotas
 from .siblings import Siblings
+from .tenancy import Tenancy
+from .tenant_file import TenantFile
 from .text.embedding_files import read_embedding_model
 from .text.grammars import Grammars
 from .text.sampling_defaults import read_sampling_defaults
@@ -51,6 +55,8 @@ if TYPE_CHECKING:
     from quart_trio import QuartTrio
 
     from triolet.config import ServerConfig
+
+    from .quotas.quotas import Quotas
 
 log = structlog.get_logger(__name__)
 
@@ -69,6 +75,8 @@ CLOSE_SHARE: Final = 0.5
 """Of the grace after the drain: for writing what is left. The rest is for leaving."""
 ALONE: Final = "server"
 """What workers and audits call the only server on a port."""
+SPEND_SUFFIX: Final = ".spend.sqlite3"
+"""Beside the file of tenants."""
 EXIT_FORCED: Final = 75
 """EX_TEMPFAIL of sysexits: told apart from a crash and from a bad configuration."""
 
@@ -86,11 +94,10 @@ async def serve(
       config: all there is to know.
       lifecycle: how the caller says that it is enough; None to serve until cancelled.
       on_drained: called once nothing runs any more, before connections are closed.
-      task_status: started with the address once connections are accepted. Workers may still be
-        missing then: /health/ready says.
+      task_status: started with the address once connections are accepted, with workers or not.
 
     Raises:
-      ConfigError: the model, an address, the port or a directory cannot be used.
+      ConfigError: the model, an address, the port, a directory or the tenants cannot be used.
     """
     with ExitStack() as sockets:
         listening = _listen(config, sockets)
@@ -98,9 +105,11 @@ async def serve(
         network = ZmqNetwork(config.link, config.curve_dir)
         try:
             metrics = Metrics(config.model_name, config.metrics_compat)
+            tenancy, tenant_file = _tenancy(config, metrics)
             siblings = Siblings(config.siblings) if config.siblings else None
             grammars = _grammars(config, text, metrics)
-            fleet = Fleet(config, text, network, metrics, siblings.own_name if siblings else ALONE)
+            quotas = sockets.enter_context(_quotas(config, metrics, tenancy))
+            fleet = Fleet(config, text, network, metrics, _own_name(siblings), charges=quotas)
             services = Services(
                 config,
                 fleet,
@@ -113,21 +122,20 @@ async def serve(
                 embedding=read_embedding_model(config.model_dir),
                 storage=sockets.enter_context(_storage(config)),
                 siblings=siblings,
-                keys=None if config.api_keys is None else read_keys(config.api_keys),
+                tenancy=tenancy,
+                quotas=quotas,
             )
             edge = Edge(app := build_app(services), config)
             metrics.watch(fleet.status, lambda: edge.connections, lambda: edge.writes.by_way)
             async with trio.open_nursery() as nursery:
-                for part in (fleet, services.kept, grammars):
+                for part in (quotas.store, fleet, services.kept, grammars):
                     await nursery.start(part.run)
                 await nursery.start(edge.run, *listening)
                 task_status.started(base_url(listening[0]))
                 nursery.start_soon(_hand_over, services.lifecycle, edge, config.handover_s)
-                nursery.start_soon(_run_batches, services, app, fleet, metrics)
+                nursery.start_soon(_run_beside, services, app, fleet, metrics, tenant_file)
                 await services.lifecycle.draining.wait()
-                await _drain(fleet, siblings, config.drain_timeout_s)
-                if on_drained is not None:
-                    on_drained()
+                await _drain(fleet, siblings, config.drain_timeout_s, on_drained)
                 edge.stop(within_s=CLOSE_SHARE * config.exit_grace_s)
                 await edge.wait_closed()
                 nursery.cancel_scope.cancel()
@@ -135,12 +143,19 @@ async def serve(
             network.close()
 
 
-async def _drain(fleet: Fleet, siblings: Siblings | None, within_s: float) -> None:
+async def _drain(
+    fleet: Fleet,
+    siblings: Siblings | None,
+    within_s: float,
+    on_drained: Callable[[], None] | None,
+) -> None:
     """Let what runs here finish, and what runs elsewhere for clients that are connected here."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fleet.drain)
         if siblings is not None:
             nursery.start_soon(siblings.drain, within_s)
+    if on_drained is not None:
+        on_drained()
 
 
 def _listen(config: ServerConfig, sockets: ExitStack) -> list[socket]:
@@ -149,6 +164,24 @@ def _listen(config: ServerConfig, sockets: ExitStack) -> list[socket]:
     if config.siblings is not None:
         listening.append(sockets.enter_context(open_own_socket(config.siblings)))
     return listening
+
+
+def _own_name(siblings: Siblings | None) -> str:
+    return siblings.own_name if siblings else ALONE
+
+
+@contextmanager
+def _quotas(config: ServerConfig, metrics: Metrics, tenancy: Tenancy) -> Iterator[Quotas]:
+    """Open the accounts of tenants, which servers on one port share as well as they can."""
+    tenants, quotas = config.tenants, config.tenants.quotas
+    if config.siblings is not None:
+        quotas = replace(quotas, servers=len(config.siblings.paths))
+    if tenants.file is not None and quotas.spend_file is None and not quotas.is_shared:
+        quotas = replace(quotas, spend_file=tenants.file + SPEND_SUFFIX)
+    prices = partial(tenancy.prices_of, config.model_name)
+    with opened_quotas(quotas, metrics.quotas, prices) as opened:
+        metrics.quotas.watch(opened)
+        yield opened
 
 
 @contextmanager
@@ -162,6 +195,31 @@ def _storage(config: ServerConfig) -> Iterator[Storage | None]:
         yield storage
     finally:
         storage.close()
+
+
+def _tenancy(config: ServerConfig, metrics: Metrics) -> tuple[Tenancy, TenantFile | None]:
+    """Return who may ask, and the file that may change it."""
+    tenant_file = None
+    tenancy = Tenancy()
+    if config.tenants.file is not None:
+        tenant_file = TenantFile(config.tenants.file, config.tenants)
+        tenancy = Tenancy(tenant_file.read())
+    metrics.tenants.watch(lambda: tenancy.report)
+    return tenancy, tenant_file
+
+
+async def _run_beside(
+    services: Services,
+    app: QuartTrio,
+    fleet: Fleet,
+    metrics: Metrics,
+    tenant_file: TenantFile | None,
+) -> None:
+    """Do what no client waits for: batches, and looking for other tenants."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_run_batches, services, app, fleet, metrics)
+        if tenant_file is not None:
+            nursery.start_soon(tenant_file.run, services.tenancy, fleet.dismiss)
 
 
 async def _run_batches(services: Services, app: QuartTrio, fleet: Fleet, metrics: Metrics) -> None:

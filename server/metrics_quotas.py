@@ -25,7 +25,6 @@ class QuotaMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
         self._refused = Counter(
             "triolet_quota_refusals",
             "Requests that met a limit of their tenant",
@@ -55,27 +54,23 @@ class QuotaMetrics:
             "Calls of the shared accounts that failed",
             registry=registry,
         )
+        self._reservations = Gauge(
+            "triolet_quota_reservations", "Requests that are not settled", registry=registry
+        )
+        self._open_sequences = Gauge(
+            "triolet_quota_open_sequences", "Sequences not charged yet", registry=registry
+        )
+        self._store_up = Gauge(
+            "triolet_quota_store_up",
+            "1 while limits hold for all servers that share them, 0 while each holds its part",
+            registry=registry,
+        )
 
     def watch(self, quotas: Quotas) -> None:
         """Read what is in flight, and how the store is, whenever the metrics are."""
-        for name, text, value in (
-            (
-                "triolet_quota_reservations",
-                "Requests that are not settled",
-                lambda: quotas.store.num_reserved,
-            ),
-            (
-                "triolet_quota_open_sequences",
-                "Sequences that are not charged yet",
-                lambda: quotas.num_open,
-            ),
-            (
-                "triolet_quota_store_up",
-                "1 while limits hold for all servers that share them, 0 while each holds its part",
-                lambda: quotas.store.is_well,
-            ),
-        ):
-            Gauge(name, text, registry=self._registry).set_function(value)
+        self._reservations.set_function(lambda: quotas.store.num_reserved)
+        self._open_sequences.set_function(lambda: quotas.num_open)
+        self._store_up.set_function(lambda: quotas.store.is_well)
 
     def refused(self, limit: str) -> None:
         """A request met a limit."""

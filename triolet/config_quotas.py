@@ -13,6 +13,8 @@ from .errors import ConfigError
 from .units import MILLISECONDS, SECONDS
 
 MEMORY: Final = "memory"
+AT: Final = "@"
+"""Before the path of a file that holds the URL: whoever may list processes sees their options."""
 SCHEMES: Final = ("redis", "rediss", "unix")
 
 
@@ -21,8 +23,8 @@ class QuotaConfig:
     """What tenants have used, and who keeps the account."""
 
     limits: str = field(default=MEMORY, repr=False)
-    """`memory`, or the URL of the Redis or Valkey that several servers share. Not shown: it may
-    hold a password."""
+    """`memory`, or the URL of the Redis or Valkey that several servers share, or `@` and a file
+    with that URL in it. Not shown: it may hold a password."""
     spend_file: str | None = None
     """Where a server with its accounts in memory writes down what tenants have spent; None for
     nowhere: a restart then forgets it. Servers on one port may share it."""
@@ -56,18 +58,21 @@ class QuotaConfig:
     """When to come again where all places are taken: nobody knows when one of them ends."""
     unknown_completion_tokens: int = 512
     """Reserved for a completion while nothing is known of its tenant's: a long answer."""
+    unknown_share: float = 0.1
+    """Of a minute's tokens: the most that is reserved so. A tenant with few would otherwise have
+    one request at a time until it is known."""
     min_completions: int = 20
     """From which on a tenant's own lengths say more than that: the 90th of a hundred is known to
     about a tenth."""
 
     def __post_init__(self) -> None:
-        if self.limits != MEMORY:
+        if self.limits != MEMORY and not self.limits.startswith(AT):
             parts = urlsplit(self.limits)
             is_named = parts.path if parts.scheme == "unix" else parts.hostname
             if parts.scheme not in SCHEMES or not is_named:
                 raise ConfigError(
-                    f"limits is {shown_url(self.limits)!r}; allowed: {MEMORY}, "
-                    "redis://HOST[:PORT][/DB], rediss://… or unix:///PATH"
+                    f"--limits is {shown_url(self.limits)!r}; allowed: {MEMORY}, "
+                    "redis://HOST[:PORT][/DB], rediss://…, unix:///PATH, or @FILE with one of these"
                 )
         if self.servers < 1:
             raise ConfigError(f"servers is {self.servers}; allowed: >= 1")

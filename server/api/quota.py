@@ -10,17 +10,20 @@ from typing import TYPE_CHECKING
 
 from quart import has_request_context
 
+from triolet.errors import RequestError
+
 from ..quotas.amounts import Account, limits_of
 from ..quotas.buckets import MINUTE_S
 from ..quotas.quotas import Asked
 from ..tenancy import current_tenant
+from .claims import renew_tenant
 from .resuming import own_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..generation import GenerationRequest
-    from ..quotas.quotas import Quotas, Reservation
+    from ..quotas.quotas import NoReservation, Quotas, Reservation
     from .ports import Services
 
 
@@ -36,14 +39,13 @@ def check_quota(services: Services) -> None:
 
 
 async def reserved(
-    requests: Sequence[GenerationRequest], services: Services, param: str
-) -> Reservation:
+    requests: Sequence[GenerationRequest], services: Services
+) -> Reservation | NoReservation:
     """Take what some completions will probably use. A prompt counts once, whatever is made of it.
 
     Args:
-      requests: one for each completion.
+      requests: one for each completion; none where nothing is to be begun.
       services: who keeps the accounts.
-      param: the field that holds the prompts.
 
     Raises:
       RequestError: 429 or 400; nothing was taken.
@@ -52,7 +54,22 @@ async def reserved(
         Asked(one.request_id, 0 if one.origin_id else len(one.prompt_ids), one.sampling.max_tokens)
         for one in requests
     ]
-    return await services.quotas.reserve(current_tenant(), asked, param)
+    return await reserve_for(asked, services)
+
+
+async def reserve_for(asked: Sequence[Asked], services: Services) -> Reservation | NoReservation:
+    """Do the same for anything.
+
+    Raises:
+      RequestError: 429 or 400; 401 or 403 if the tenant may ask no more.
+    """
+    reservation = await services.quotas.reserve(current_tenant(), asked)
+    try:
+        renew_tenant(services.tenancy)  # it may have been disabled meanwhile
+    except RequestError:
+        reservation.give_back()
+        raise
+    return reservation
 
 
 def rate_headers(quotas: Quotas) -> dict[str, str]:

@@ -18,12 +18,14 @@ from quart import websocket
 from triolet.errors import RequestError, draining, invalid_request
 
 from ..edge.rate import TokenBucket
+from .access import check_key
 from .conversations import Conversations
 from .errors import echo, http_error, unsupported
 from .intake import in_parser_thread, own_request_id
 from .json_body import parse_object
 from .keys import SUBPROTOCOL
 from .live import DEPARTURE_KEY, own_shortcut
+from .quota import rate_headers
 from .responses_answer import ResponseAnswer
 from .responses_events import error_frame, notice_frame
 from .responses_resume import ResumedAnswer
@@ -47,7 +49,9 @@ async def responses_socket(services: Services) -> None:
     """Serve one socket until it ends."""
     socket: Websocket = websocket._get_current_object()  # type: ignore[attr-defined]
     has_spoken = SUBPROTOCOL in socket.requested_subprotocols
-    await socket.accept(subprotocol=SUBPROTOCOL if has_spoken else None)
+    await socket.accept(
+        headers=rate_headers(services.quotas), subprotocol=SUBPROTOCOL if has_spoken else None
+    )
     code = await ResponsesSession(socket, services).run()
     await socket.close(code, "")
 
@@ -62,6 +66,7 @@ class ResponsesSession:
 
     def __init__(self, socket: Websocket, services: Services) -> None:
         self._socket = socket
+        self._subprotocols = socket.requested_subprotocols
         self._services = services
         self._conversations = Conversations()
         self._messages = TokenBucket(services.config.ws_max_messages_per_s, trio.current_time())
@@ -93,6 +98,7 @@ class ResponsesSession:
             try:
                 body = await _parse(message, self._services)
                 stream_id = _lane(body)
+                check_key(self._services, self._socket.headers, self._subprotocols)
                 self._handle(body, nursery)
             except RequestError as error:
                 self._services.metrics.http.error(error.status)

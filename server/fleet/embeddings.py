@@ -156,9 +156,9 @@ class Embeddings:
         try:
             self._refuse(requests, now, is_draining=is_draining)
         except RequestError as error:
-            for _ in requests:
+            for request in requests:
                 self._accounting.rejected[error.code] += 1
-                self._observer.request_rejected(error.code)
+                self._observer.request_rejected(error.code, request.claim)
             raise
         inputs = [self._accept(request, at, on_done, now) for at, request in enumerate(requests)]
         self.dispatch(now)
@@ -347,7 +347,7 @@ class Embeddings:
         self._accounting.ended[outcome] += 1
         usage = Usage(len(one.request.input_ids), 0)
         elapsed_s = now - one.submitted_at
-        self._observer.request_ended(outcome, usage, elapsed_s)
+        self._observer.request_ended(outcome, usage, elapsed_s, one.request.claim)
         cost = self._charges.ended(one.request.request_id, usage, is_begun=one.num_attempts > 0)
         log.info(
             "input_ended",

@@ -43,7 +43,7 @@ async def ask(
       path: of the endpoint.
       body: JSON.
       request_id: for the log, and for the answer.
-      owner: the tenant whose request it is; empty where there are no keys.
+      owner: the tenant whose request it is; empty where there are none.
     """
     headers = {
         "host": host,
@@ -83,10 +83,9 @@ async def ask(
     await app(scope, receive, send)
     start = next(message for message in sent if message["type"] == "http.response.start")
     parts = [cast("bytes", m.get("body", b"")) for m in sent if m["type"] == "http.response.body"]
-    retry_after = dict(start["headers"]).get(b"retry-after-ms")
-    return InnerAnswer(
-        start["status"],
-        request_id,
-        b"".join(parts),
-        None if retry_after is None else int(retry_after) * MILLISECONDS,
-    )
+    return InnerAnswer(start["status"], request_id, b"".join(parts), _retry_after_s(start))
+
+
+def _retry_after_s(start: dict[str, Any]) -> float | None:
+    milliseconds = dict(start["headers"]).get(b"retry-after-ms")
+    return None if milliseconds is None else int(milliseconds) * MILLISECONDS

@@ -157,7 +157,7 @@ class BatchRunner:
 
     async def _finish(self, line: WaitingLine, answer: InnerAnswer) -> None:
         own_id = line_id(line.batch_id, line.number)
-        status, request_id, body = answer
+        status, request_id, body = answer.status, answer.request_id, answer.body
         try:
             result = answer_line(own_id, line.custom_id, status, request_id, body)
         except ValueError:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import secrets
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from triolet.config_quotas import QuotaConfig
+from triolet.config_quotas import AT, QuotaConfig
+from triolet.errors import ConfigError
 from triolet.tenants import Prices
 
 from .memory_store import MemoryStore
@@ -58,7 +61,7 @@ def opened_quotas(
     Raises:
       ConfigError: they cannot be kept there.
     """
-    watch = SpendWatch(metrics)
+    watch, config = SpendWatch(metrics), _resolved(config)
     if config.is_shared:
         yield Quotas(config, _redis_store(config, watch), watch, metrics, prices)
         return
@@ -68,6 +71,19 @@ def opened_quotas(
     finally:
         if file is not None:
             file.close()
+
+
+def _resolved(config: QuotaConfig) -> QuotaConfig:
+    """Return the same with the URL in the place of the file that holds it."""
+    if not config.limits.startswith(AT):
+        return config
+    try:
+        url = Path(config.limits.removeprefix(AT)).read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the file that --limits names cannot be read: {error}") from None
+    if url.startswith(AT):
+        raise ConfigError("the file that --limits names must hold a URL, not another file's name")
+    return replace(config, limits=url)
 
 
 def _redis_store(config: QuotaConfig, watch: SpendWatch) -> RedisStore:

@@ -77,7 +77,12 @@ class Reservation:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Take nothing of it, unless something was begun. Idempotent."""
         if not self.is_accepted:
+            self.is_accepted = True
             self._end()
 
     def take(self, request_id: bytes, tokens: int, cost: int, *, is_begun: bool) -> None:
@@ -101,6 +106,24 @@ class Reservation:
                 self._is_begun,
             ),
         )
+
+
+class NoReservation:
+    """Of whoever needs none."""
+
+    def __enter__(self) -> NoReservation:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Nothing to give back."""
+
+    def give_back(self) -> None:
+        """Nothing to give back."""
 
 
 class Quotas:
@@ -152,13 +175,12 @@ class Quotas:
             self._metrics.refused(limit)
             raise refusal(tenant.plan, limit, wait_s)
 
-    async def reserve(self, tenant: Tenant, asked: Sequence[Asked], param: str) -> Reservation:
+    async def reserve(self, tenant: Tenant, asked: Sequence[Asked]) -> Reservation | NoReservation:
         """Take what a request will probably use.
 
         Args:
           tenant: whose it is.
-          asked: its sequences.
-          param: the field that holds the prompts, for errors.
+          asked: its sequences; none where nothing is to be begun.
 
         Returns:
           To be entered while the request is submitted.
@@ -166,21 +188,22 @@ class Quotas:
         Raises:
           RequestError: 429, a limit is met; 400, the prompts alone are more than a minute's tokens.
         """
+        if not tenant.name or not asked:
+            return NoReservation()
         limits, prices = limits_of(tenant.plan), self._prices()
         prompt_tokens = sum(one.prompt_tokens for one in asked)
-        completion_tokens = sum(self._estimate(tenant.name, one.max_tokens) for one in asked)
+        completion_tokens = sum(self._estimate(tenant.name, one.max_tokens, limits) for one in asked)
         ask = Ask(
             secrets.token_hex(16),
             tenant.name,
             prompt_tokens + completion_tokens,
             cost_of(prices, prompt_tokens, 0, completion_tokens),
         )
-        if tenant.name:
-            self._watch.note(tenant.name, tenant.plan)
-            if limits.tokens is not None and prompt_tokens > limits.tokens:
-                raise too_large(tenant.plan, prompt_tokens, param)
-            if limits.are_any:
-                await self._ask(tenant, ask, limits)
+        self._watch.note(tenant.name, tenant.plan)
+        if limits.tokens is not None and prompt_tokens > limits.tokens:
+            raise too_large(tenant.plan, prompt_tokens)
+        if limits.are_any:
+            await self._ask(tenant, ask, limits)
         reservation = Reservation(ask, limits, asked, self._settle)
         for one in asked:
             self._running[one.request_id] = reservation
@@ -206,17 +229,18 @@ class Quotas:
             if completion:
                 self._lengths.setdefault(tenant, CompletionLengths()).add(completion)
         reservation.take(request_id, tokens, cost, is_begun=is_begun)
-        if not tenant:
-            return None
         if cost:
             self._metrics.cost(tenant, cost / NANOS)
         return cost / NANOS
 
-    def _estimate(self, tenant: str, max_tokens: int) -> int:
-        lengths = self._lengths.get(tenant)
-        if lengths is None or lengths.num_seen < self._config.min_completions:
-            return min(max_tokens, self._config.unknown_completion_tokens)
-        return min(max_tokens, lengths.p90())
+    def _estimate(self, tenant: str, max_tokens: int, limits: Limits) -> int:
+        lengths, config = self._lengths.get(tenant), self._config
+        if lengths is not None and lengths.num_seen >= config.min_completions:
+            return min(max_tokens, lengths.p90())
+        guess = config.unknown_completion_tokens
+        if limits.tokens is not None:
+            guess = min(guess, max(1, int(limits.tokens * config.unknown_share)))
+        return min(max_tokens, guess)
 
     async def _ask(self, tenant: Tenant, ask: Ask, limits: Limits) -> None:
         began_at = trio.current_time()
@@ -230,8 +254,7 @@ class Quotas:
     def _settle(self, reservation: Reservation, settlement: Settlement) -> None:
         for request_id in reservation.open:
             del self._running[request_id]
-        if settlement.tenant:
-            self.store.settle(settlement)
+        self.store.settle(settlement)
 
 
 def _met(account: Account, limits: Limits) -> tuple[Limit, float] | None:

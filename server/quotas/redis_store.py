@@ -7,7 +7,7 @@ what was taken meanwhile, before anybody asks it again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -18,12 +18,13 @@ from triolet.config_quotas import shown_url
 from triolet.units import SECONDS
 
 from .amounts import Account, Ask, Limit, Verdict, month_of
-from .buckets import GRAIN, Bucket
+from .buckets import GRAIN
 from .journal import Journal
 from .local_share import LocalShare
 from .memory_store import time_of_day
 from .redis_calls import StoreGone, with_calls
 from .scripts import APPLY, BEAT, LEAVE, RESERVE
+from .seen import SeenAccounts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,14 +41,6 @@ LAST_WORDS_S: Final = 3 * SECONDS
 """For telling what is left when this process ends."""
 NO_ID: Final = ""
 """Of a question that takes nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """An account, and when that was."""
-
-    account: Account
-    at: float
 
 
 class RedisStore:
@@ -69,7 +62,7 @@ class RedisStore:
         self._reserved: dict[str, Ask] = {}
         self._local = LocalShare()
         self._journal = Journal(config.max_batch)
-        self._seen: dict[str, Seen] = {}
+        self._seen = SeenAccounts()
         self._has_changes = trio.Event()
         self._broken = trio.Event()
 
@@ -95,7 +88,7 @@ class RedisStore:
                     self._has_changes.set()
         if verdict is None:
             self._open_local(ask.tenant, limits)
-            return self._local.reserve(ask, self._month, trio.current_time())
+            return self._local.reserve(ask, _month(), trio.current_time())
         if verdict.refused_by is None:
             self._reserved[ask.id] = ask
         return verdict
@@ -104,13 +97,13 @@ class RedisStore:
         """Charge what it used instead."""
         is_ours = self._reserved.pop(settlement.id, None) is not None
         if is_ours:
-            self._local.left(settlement.tenant, self._month)
+            self._local.left(settlement.tenant, _month())
         if is_ours or (self._calls is not None and settlement.id not in self._local):
             self._journal.settle(settlement)
             self._has_changes.set()
             return
         self._open_local(settlement.tenant, settlement.limits)
-        self._local.settle(settlement, self._month, trio.current_time())
+        self._local.settle(settlement, _month(), trio.current_time())
 
     def last_seen(
         self, tenant: str, limits: Limits, within_s: float | None = None
@@ -118,12 +111,8 @@ class RedisStore:
         """Return an account as far as it is known here."""
         now = trio.current_time()
         if self._local.knows(tenant):
-            return self._local.account(tenant, self._month, now)
-        seen = self._seen.get(tenant)
-        if seen is None or not self.is_well:
-            return None
-        is_fresh = within_s is None or now - seen.at <= within_s
-        return self._projected(tenant, limits) if is_fresh else None
+            return self._local.account(tenant, _month(), now)
+        return self._seen.by_now(tenant, limits, now, within_s) if self.is_well else None
 
     def enforced(self, limits: Limits) -> Limits:
         """Return the limits, or this server's part of them while Redis is away."""
@@ -136,7 +125,7 @@ class RedisStore:
             if verdict is not None:
                 return verdict.account
         self._open_local(tenant, limits)
-        return self._local.account(tenant, self._month, trio.current_time())
+        return self._local.account(tenant, _month(), trio.current_time())
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep in touch with Redis until cancelled. Started once it was tried."""
@@ -162,10 +151,6 @@ class RedisStore:
             is_first = False
             await trio.sleep(self._config.probe_s)
 
-    @property
-    def _month(self) -> str:
-        return month_of(time_of_day())
-
     async def _ask(self, calls: RedisCalls, ask: Ask, limits: Limits) -> Verdict | None:
         """Return what Redis says, or None if it says nothing."""
         try:
@@ -180,7 +165,7 @@ class RedisStore:
             return None
         self._failures = 0
         verdict = _verdict(reply)
-        self._seen[ask.tenant] = Seen(verdict.account, trio.current_time())
+        self._seen.note(ask.tenant, verdict.account, trio.current_time())
         return verdict
 
     async def _keep(self, calls: RedisCalls) -> None:
@@ -193,8 +178,9 @@ class RedisStore:
                 nursery.cancel_scope.cancel()
         finally:
             if self._calls is not None:
-                with trio.move_on_after(LAST_WORDS_S, shield=True):
-                    await self._leave(calls)
+                with trio.move_on_after(LAST_WORDS_S, shield=True), suppress(StoreGone):
+                    if await self._send_all(calls) and not self._reserved:
+                        await calls.call(LEAVE)
 
     async def _tell(self, calls: RedisCalls) -> None:
         while True:
@@ -245,7 +231,7 @@ class RedisStore:
 
     def _settle_up(self) -> None:
         """Tell what was taken here while Redis was not asked."""
-        for debt in self._local.debts(self._month, trio.current_time()):
+        for debt in self._local.debts(_month(), trio.current_time()):
             self._journal.owe(debt)
         for ask in self._local.held.values():
             self._journal.adopt(ask)
@@ -253,14 +239,6 @@ class RedisStore:
         self._local.clear()
         if self._journal:
             self._has_changes.set()
-
-    async def _leave(self, calls: RedisCalls) -> None:
-        await self._send_all(calls)
-        if not self._reserved:
-            try:
-                await calls.call(LEAVE)
-            except StoreGone as gone:
-                log.info("quotas_not_left", reason=str(gone))
 
     def _failed(self, gone: StoreGone) -> None:
         self._observer.call_failed(str(gone))
@@ -290,31 +268,14 @@ class RedisStore:
     def _open_local(self, tenant: str, limits: Limits) -> None:
         if not self._local.knows(tenant):
             in_flight = sum(ask.tenant == tenant for ask in self._reserved.values())
-            seen = self._projected(tenant, limits)
-            self._local.begin(
-                tenant,
-                limits,
-                self._num_servers,
-                seen,
-                in_flight,
-                self._month,
-                trio.current_time(),
-            )
+            now = trio.current_time()
+            seen = self._seen.by_now(tenant, limits, now)
+            part = self._num_servers
+            self._local.begin(tenant, limits, part, seen, in_flight, _month(), now)
 
-    def _projected(self, tenant: str, limits: Limits) -> Account | None:
-        """Return an account as it would be by now if nobody had touched it since it was seen."""
-        seen = self._seen.get(tenant)
-        if seen is None:
-            return None
-        now, account = trio.current_time(), seen.account
-        requests, tokens = (
-            0.0 if limit is None else Bucket(level, seen.at).level_at(limit, now)
-            for level, limit in (
-                (account.requests, limits.requests),
-                (account.tokens, limits.tokens),
-            )
-        )
-        return Account(requests, tokens, account.in_flight, account.spent, account.used_tokens)
+
+def _month() -> str:
+    return month_of(time_of_day())
 
 
 def _look(tenant: str) -> Ask:

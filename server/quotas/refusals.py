@@ -45,11 +45,10 @@ def refused(plan: Plan, verdict: Verdict, concurrent_retry_s: float) -> RequestE
     return refusal(plan, verdict.refused_by, wait_s)
 
 
-def too_large(plan: Plan, prompt_tokens: int, param: str) -> RequestError:
+def too_large(plan: Plan, prompt_tokens: int) -> RequestError:
     """Return the error for a prompt for which no wait is long enough: 400."""
     return invalid_request(
         f"the plan {plan.name} allows {plan.tokens_per_minute:g} tokens a minute; the prompt alone "
         f"has {prompt_tokens}",
-        param,
-        "context_length_exceeded",
+        code="context_length_exceeded",
     )

@@ -143,7 +143,7 @@ async def test_lines_of_a_tenant_at_its_limit_wait_and_hold_up_nobody(tmp_path: 
                 ).run
             )
             other = await ended("batch_2")
-            while limited.num_refused <= 2 * CONFIG.max_line_attempts:
+            while limited.num_refused <= 2 * CONFIG.max_line_attempts:  # noqa: ASYNC110
                 await trio.sleep(CONFIG.poll_s)
             limited.is_limited = False
             busy = await ended("batch_1")

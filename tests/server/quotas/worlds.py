@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 import trio
@@ -31,16 +32,16 @@ def unhurried(url: str, **other: float) -> QuotaConfig:
     )  # type: ignore[arg-type]
 
 
-class World:
+class World(ABC):
     """One store that runs."""
 
     def __init__(self, store: Store, observer: RecordingObserver) -> None:
         self.store = store
         self.observer = observer
 
+    @abstractmethod
     def let_pass(self, tenant: str, seconds: float) -> None:
         """Let time pass for a tenant's buckets."""
-        raise NotImplementedError
 
     async def until(self, tenant: str, limits: Limits, is_so: Callable[[Account], bool]) -> Account:
         """Wait until a tenant's account is so, and return it."""

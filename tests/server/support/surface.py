@@ -15,6 +15,8 @@ from server.api.ports import Services
 from server.edge.accept import Edge
 from server.edge.sockets import base_url, open_listening_socket
 from server.metrics import Metrics
+from server.quotas.opening import quotas_in_memory
+from server.tenancy import Tenancy
 from server.text.sampling_defaults import SamplingDefaults
 from tests.server.support.fakes import FakeFleet, FakeGrammars, FakeText
 from triolet.config import ServerConfig
@@ -22,8 +24,8 @@ from triolet.config import ServerConfig
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from server.api.keys import KeyRing
     from server.api.ports import TextPort
+    from server.quotas.quotas import Quotas
 
 MODEL = "demo"
 CONFIG = ServerConfig(
@@ -233,8 +235,9 @@ async def small_window(server: Surface) -> RawClient:
 async def surface(
     fleet: FakeFleet | None = None,
     defaults: SamplingDefaults | None = None,
-    keys: KeyRing | None = None,
+    tenancy: Tenancy | None = None,
     text: TextPort | None = None,
+    quotas: Quotas | None = None,
     **changes: object,
 ) -> AsyncIterator[Surface]:
     """Run a server with some settings changed; nothing may be left of it at the end."""
@@ -250,7 +253,8 @@ async def surface(
         grammars,
         defaults or SamplingDefaults(),
         count_connections=lambda: edge.connections,
-        keys=keys,
+        tenancy=tenancy or Tenancy(),
+        quotas=quotas or quotas_in_memory(),
     )
     edge = Edge(build_app(services), config)
     metrics.watch(fleet.status, lambda: edge.connections, lambda: edge.writes.by_way)
