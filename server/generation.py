@@ -36,6 +36,39 @@ class CancelReason(StrEnum):
     DISMISSED = "dismissed"  # its tenant may ask no more
 
 
+class CacheOutcome(StrEnum):
+    """What came of asking for an answer that may have been given before."""
+
+    HIT = "hit"
+    MISS = "miss"  # computed, and kept if it comes to a good end
+    BYPASS = "bypass"  # no function of the request, or of no one model
+
+
+@dataclass(slots=True)
+class CacheAsk:
+    """What a client says of the response cache, and what came of that.
+
+    Attributes:
+      may_find: an answer that was given before will do; if not, only this one is kept.
+      is_reproducible: the answer is a function of the request.
+      outcome: set when the request is begun, where answers are kept at all.
+      age_s: how long ago a hit was computed.
+    """
+
+    may_find: bool
+    is_reproducible: bool
+    outcome: CacheOutcome | None = None
+    age_s: float = 0.0
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What the client is told."""
+        if self.outcome is None:
+            return {}
+        shown = {"x-triolet-cache": self.outcome.value}
+        return shown | ({"age": str(int(self.age_s))} if self.outcome is CacheOutcome.HIT else {})
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One sequence to generate. `n` choices are n of these.
@@ -54,6 +87,8 @@ class GenerationRequest:
       origin_id: the request_id of another completion of the same prompt and salt, whose KV it may
         share while that runs; empty for none.
       claim: whose it is, and of which class.
+      cache: whether its answer may be one that was given before; None for no. The choices of one
+        request have one.
     """
 
     request_id: bytes
@@ -68,6 +103,7 @@ class GenerationRequest:
     cache_salt: bytes = b""
     origin_id: bytes = b""
     claim: Claim = DEFAULT_CLAIM
+    cache: CacheAsk | None = None
 
     @property
     def rank(self) -> int:
@@ -124,11 +160,19 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The one good end."""
+    """The one good end.
+
+    Attributes:
+      reason: why it came.
+      usage: what it took.
+      stop_string: that was found.
+      fingerprint: of the model that made it; empty if nobody said so.
+    """
 
     reason: FinishReason
     usage: Usage
     stop_string: str | None = None
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,9 @@ from .config_batches import BatchConfig
 from .config_embedding import EmbeddingConfig, EmbeddingLimits
 from .config_gpu import GpuConfig
 from .config_grammar import GrammarConfig
+from .config_queue import QueueConfig
 from .config_recovery import RecoveryConfig
+from .config_response_cache import ResponseCacheConfig
 from .config_resume import ResumeConfig
 from .config_routing import RoutingConfig
 from .config_siblings import SiblingConfig  # noqa: TC001 (as its neighbours)
@@ -254,7 +256,6 @@ class WorkerConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     link: LinkConfig = field(default_factory=LinkConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
-    """Decode only: guesses of coming tokens."""
     curve_dir: str | None = None
     """Key directory; required for any address that leaves this host."""
     max_waiting_tokens: int = 32_768
@@ -280,8 +281,9 @@ class ServerConfig:
     link: LinkConfig = field(default_factory=LinkConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     routing: RoutingConfig = field(default_factory=RoutingConfig)
+    queue: QueueConfig = field(default_factory=QueueConfig)
     resume: ResumeConfig = field(default_factory=ResumeConfig)
-    """Answers that clients may come back to."""
+    response_cache: ResponseCacheConfig = field(default_factory=ResponseCacheConfig)
     embedding: EmbeddingLimits = field(default_factory=EmbeddingLimits)
     batches: BatchConfig = field(default_factory=BatchConfig)
     grammar: GrammarConfig = field(default_factory=GrammarConfig)
@@ -386,12 +388,8 @@ class ServerConfig:
             self.drain_timeout_s,
             f">= 0 and <= {DAY_S:.0f}, a day: the timer that ends the process takes no infinity",
         )
-        require(
-            self.metrics_compat in {"vllm", "none"},
-            "metrics_compat",
-            self.metrics_compat,
-            "vllm, none",
-        )
+        compat = self.metrics_compat
+        require(compat in {"vllm", "none"}, "metrics_compat", compat, "vllm, none")
         if not (self.allow_remote_clients or self.tenants.file or is_loopback(self.host)):
             raise ConfigError(
                 f"host is {self.host!r}, which other machines can reach, and whoever does "

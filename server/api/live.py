@@ -18,6 +18,7 @@ from .shortcut import NoShortcut
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from ..generation import CacheAsk
     from .shortcut import Shortcut
 
 SCOPE_KEY: Final = "triolet.live"
@@ -70,11 +71,13 @@ class LiveRequest:
     Attributes:
       request_id: 16 random bytes.
       began_at: when it came, on trio's clock.
+      cache: what it says of the response cache, and what came of that.
     """
 
     def __init__(self, departure: Departure) -> None:
         self.request_id = new_request_id()
         self.began_at = trio.current_time()
+        self.cache: CacheAsk | None = None
         self._departure = departure
         self._running: list[Running] = []
 

@@ -192,7 +192,9 @@ class Quotas:
             return NoReservation()
         limits, prices = limits_of(tenant.plan), self._prices()
         prompt_tokens = sum(one.prompt_tokens for one in asked)
-        completion_tokens = sum(self._estimate(tenant.name, one.max_tokens, limits) for one in asked)
+        completion_tokens = sum(
+            self._estimate(tenant.name, one.max_tokens, limits) for one in asked
+        )
         ask = Ask(
             secrets.token_hex(16),
             tenant.name,
