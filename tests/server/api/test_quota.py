@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
 
+from ops.exit_codes import CommandFailed
+from ops.tenant_usage import show_usage
 from server.generation import Usage
 from server.quotas.amounts import limits_of
 from server.quotas.opening import quotas_in_memory
@@ -237,3 +240,21 @@ async def test_usage_is_shown_to_its_tenant_and_everybodys_to_operators(world: W
     everybody = await world.server.request("GET", "/fleet/usage", headers=OF_ROOT)
     assert {one["tenant"] for one in everybody.json["data"]} == {"alice", "root"}
     assert everybody.json["data"][0] == {k: v for k, v in own.json.items() if k != "object"}
+
+
+async def test_the_command_prints_what_a_key_may_see(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await world.ask()
+    seen = {}
+    for name in ("alice", "root"):
+        monkeypatch.setenv("TRIOLET_API_KEY", f"key-of-{name}")
+        await trio.to_thread.run_sync(partial(show_usage, world.server.url, as_json=False))
+        seen[name] = capsys.readouterr().out
+    assert "3 of 4" in seen["alice"]
+    assert "root" not in seen["alice"]
+    assert "alice" in seen["root"]
+    assert "root" in seen["root"]
+    monkeypatch.setenv("TRIOLET_API_KEY", "wrong")
+    with pytest.raises(CommandFailed, match="TRIOLET_API_KEY"):
+        await trio.to_thread.run_sync(partial(show_usage, world.server.url, as_json=True))
