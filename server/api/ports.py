@@ -113,6 +113,16 @@ class FleetView(Protocol):
         """Prompts that are refused because they killed workers."""
         ...
 
+    @property
+    def queued_by_class(self) -> Mapping[str, int]:
+        """Requests that wait for a worker, by service class."""
+        ...
+
+    @property
+    def queue_lag_tokens(self) -> float:
+        """By how many tokens of weight 1 the tenants that wait are apart."""
+        ...
+
 
 class FleetPort(Protocol):
     """The worker side of the server."""

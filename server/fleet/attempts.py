@@ -257,7 +257,8 @@ class Attempts:
         times = sequence.times
         if times.dispatched_at is None:
             times.dispatched_at = now
-            self._observer.request_dispatched(now - times.submitted_at)
+            service_class = sequence.request.claim.service_class
+            self._observer.request_dispatched(now - times.submitted_at, service_class)
         need = sequence.need
         if now > times.queued_at:
             self.pace.left(need.prompt_tokens)

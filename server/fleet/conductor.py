@@ -20,7 +20,7 @@ from ..charges import NO_CHARGES
 from . import ends
 from .admission import limits_of, missing_role, refuse_overload, refuse_unfit
 from .attempts import Attempts
-from .background import is_background, is_urgent, window_of
+from .background import Background, window_of
 from .book import RequestBook
 from .dismissal import dismiss_tenants
 from .dispatch import is_ready, needed_roles
@@ -71,7 +71,8 @@ class Conductor:
       recovery: the memory of faults.
       embeddings: inputs that become vectors.
       dismiss: ends whatever there is of some tenants.
-      is_urgent: tells whether somebody interactive waits for its first token.
+      background: who stands still for others.
+      queues: of all that wait: for tokens, and for vectors.
       sweep_times: when `sweep` is to be called; see `is_restless`.
     """
 
@@ -90,7 +91,7 @@ class Conductor:
         self._text = text
         self._observer = observer
         self._book = RequestBook(config, text, observer, charges)
-        self.is_urgent = partial(is_urgent, self._book)
+        self.background = Background(self._book)
         self._attempts = Attempts(
             config, self._workers, self._book, self.outbox, text.eos_token_ids, observer, now
         )
@@ -106,9 +107,9 @@ class Conductor:
             charges,
         )
         self.dismiss = partial(dismiss_tenants, self._book, self._attempts, self.embeddings)
+        self.queues = (self._attempts.line, self.embeddings.line)
         self._drain_until: float | None = None
         self._fence: SelfFence | None = None
-        self._held: set[Sequence] = set()
         self.sweep_times = SweepTimes(config, now)
 
     @property
@@ -129,7 +130,7 @@ class Conductor:
     @property
     def is_restless(self) -> bool:
         """Whether what a sweep looks for may come at any time, so that none may be left out."""
-        return bool(self.num_queued or self._held or self.embeddings) or self.is_draining
+        return bool(self.num_queued or self.background or self.embeddings) or self.is_draining
 
     @property
     def num_running(self) -> int:
@@ -202,11 +203,11 @@ class Conductor:
             self._attempts.fail(sequence, ends.cancelled(reason, self._config), now)
             self._attempts.dispatch(now)
 
-    def taken(self, sequence: Sequence) -> None:
-        """Note that its reader has taken tokens, which makes room for as many more."""
-        if is_background(sequence.request) and self.is_urgent():
-            self._held.add(sequence)  # goes on with a sweep that finds nobody waiting
-            return
+    def taken(self, sequence: Sequence, *, is_released: bool = False) -> None:
+        """Note that its reader has taken tokens, which makes room for as many more; of one that
+        stands still for others, that it goes on."""
+        if not is_released and self.background.holds(sequence):
+            return  # until a sweep releases it
         window = window_of(sequence.request, self._config.token_window)
         sequence.allowed = sequence.relay.mailbox.num_taken + window
         attempt = sequence.attempt
@@ -303,10 +304,8 @@ class Conductor:
                 due = max(now, due_at(sequence, self._config))
             self.sweep_times.note(due)
         self.sweep_times.swept(now, is_round_over=not self._book.has_unswept)
-        if self._held and not self.is_urgent():
-            held, self._held = self._held, set()
-            for sequence in held:
-                self.taken(sequence)
+        for sequence in self.background.released(now):
+            self.taken(sequence, is_released=True)
         self._attempts.end_hopeless(now)
         self._attempts.dispatch(now)
         self.embeddings.sweep(self._drain_until, now)

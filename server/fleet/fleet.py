@@ -26,7 +26,7 @@ from .dispatch import is_ready
 from .embedding_run import begin_embeddings
 from .handout import Handout
 from .observer import SilentObserver
-from .status import FleetStatus, present, worker_status
+from .status import FleetStatus, present, queued_by_class, worker_status
 from .stream import Stream
 from .workers import Worker
 
@@ -87,7 +87,7 @@ class Fleet:
         self._observer = observer or SilentObserver()
         self._conductor = Conductor(config, self._workers, text, self._observer, now, charges)
         self.embed = partial(begin_embeddings, self._conductor, config, self._flush)
-        self.is_urgent = self._conductor.is_urgent
+        self.is_urgent = self._conductor.background.is_urgent
         self._is_ready = partial(is_ready, self._workers, config.routing)
         self._auditor = Auditor(self._me, config, self._workers, self._conductor)
         self._connections: dict[Worker, Connection] = {}
@@ -138,6 +138,8 @@ class Fleet:
             ended={str(how): n for how, n in conductor.accounting.ended.items()},
             retries_left=conductor.recovery.retries_left,
             quarantined=conductor.recovery.num_quarantined,
+            queued_by_class=queued_by_class(conductor.queues),
+            queue_lag_tokens=max(queue.lag_tokens for queue in conductor.queues),
         )
 
     def dismiss(self, tenants: Set[str]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from triolet.service_class import Claim
+    from triolet.service_class import Claim, ServiceClass
 
     from ..generation import Usage
     from .accounting import Outcome
@@ -59,7 +59,7 @@ class FleetObserver(Protocol):
         """It will get exactly one terminal event."""
         ...
 
-    def request_dispatched(self, queue_s: float) -> None:
+    def request_dispatched(self, queue_s: float, service_class: ServiceClass) -> None:
         """Its first attempt begins, after so long in the queue."""
         ...
 
@@ -138,7 +138,7 @@ class SilentObserver:
     def request_accepted(self) -> None:
         """Ignore it."""
 
-    def request_dispatched(self, queue_s: float) -> None:
+    def request_dispatched(self, queue_s: float, service_class: ServiceClass) -> None:
         """Ignore it."""
 
     def prefill_computed(self, queue_s: float, compute_s: float) -> None:

@@ -138,6 +138,8 @@ def exposed_metrics() -> set[str]:
         ended={},
         retries_left=0.0,
         quarantined=0,
+        queued_by_class={},
+        queue_lag_tokens=0.0,
     )
     metrics = Metrics("model", "none")
     metrics.watch(lambda: nothing, lambda: 0)

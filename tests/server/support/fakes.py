@@ -166,6 +166,8 @@ class FakeStatus:
     max_model_len: int = MAX_MODEL_LEN
     retries_left: float = 20.0
     quarantined: int = 0
+    queued_by_class: Mapping[str, int] = field(default_factory=dict)
+    queue_lag_tokens: float = 0.0
 
     @property
     def is_ready(self) -> bool:
