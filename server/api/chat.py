@@ -13,6 +13,7 @@ from .continuing import check_continued, marked, new_mark, up_to_mark
 from .generate import Plan, check_fields, head, stream_response, whole_response
 from .intake import in_parser_thread, read_fields
 from .logprobs import chat_logprobs
+from .quota import check_quota
 from .schemas import ChatRequest, Message
 from .tool_chunks import ToolChunks, reason_of, whole_message
 from .tools import parsed_arguments, plan_tools
@@ -69,9 +70,10 @@ async def chat_completions(services: Services) -> Response:
     """Answer a conversation."""
     fields = await read_fields(ChatRequest, services)
     check_fields(fields, services)
+    check_quota(services)
     plan = await plan_chat(fields, services)
     if fields.stream:
-        return stream_response(
+        return await stream_response(
             plan,
             services,
             head("chat.completion.chunk", "chatcmpl", services),

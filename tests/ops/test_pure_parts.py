@@ -34,6 +34,7 @@ from ops.rolling import Move, Step, restart_steps
 from ops.word_wrap import WordWrap
 from triolet.config import Dtype, EngineConfig, LinkConfig, ServerConfig
 from triolet.config_gpu import GpuConfig
+from triolet.config_quotas import QuotaConfig
 from triolet.config_routing import LocalPrefill, RoutingConfig
 from triolet.config_speculation import SpeculationConfig
 from triolet.config_tenants import TenantsConfig
@@ -166,7 +167,10 @@ def test_every_role_understands_the_links_that_its_supervisor_means() -> None:
             host="::",
             port=0,
             allow_remote_clients=True,
-            tenants=TenantsConfig("/etc/triolet/tenants.toml"),
+            tenants=TenantsConfig(
+                "/etc/triolet/tenants.toml",
+                quotas=QuotaConfig("@/etc/triolet/redis", spend_file="/var/lib/spend.sqlite3"),
+            ),
             token_window=3,
             stall_timeout_s=2.0,
             drain_timeout_s=0.5,
