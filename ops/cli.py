@@ -29,6 +29,7 @@ from .options import (
     CurveOption,
     DrainDeadlineOption,
     FleetPortOption,
+    LendingOption,
     LogLevelOption,
     ModelArgument,
     PinOption,
@@ -41,12 +42,14 @@ from .options import (
     engine_options,
     gpu_options,
     link_options,
+    read_lending,
     read_siblings,
     server_options,
     speculation_options,
 )
 from .placement import Pinning
 from .plain_text import one_line
+from .spinning import spin_briefly
 from .worker_options import worker_config
 
 if TYPE_CHECKING:
@@ -220,10 +223,12 @@ def prefill(
     drain_timeout: WorkerDrainOption = WORKER_DRAIN_S,
     curve: CurveOption = None,
     log_level: LogLevelOption = None,
+    lending: LendingOption = None,
     supervisor_pid: SupervisorPidOption = None,
 ) -> None:
     """Run one prefill worker."""
     name = name or f"prefill-{os.getpid()}"
+    shared = read_lending(lending)
 
     from .lifeline import leave
 
@@ -232,7 +237,7 @@ def prefill(
         config = worker_config(name, model, control, None, compute, link, curve, drain_timeout)
         from prefill.worker import main as run_worker
 
-        run_worker(config)
+        run_worker(replace(config, lending=shared))
         leave()
 
     _run_role("prefill", name, log_level, supervisor_pid, run)
@@ -258,10 +263,12 @@ def decode(
     drain_timeout: WorkerDrainOption = WORKER_DRAIN_S,
     curve: CurveOption = None,
     log_level: LogLevelOption = None,
+    lending: LendingOption = None,
     supervisor_pid: SupervisorPidOption = None,
 ) -> None:
     """Run one decode worker."""
     name = name or f"decode-{os.getpid()}"
+    shared = read_lending(lending)
 
     from .lifeline import leave
 
@@ -273,7 +280,8 @@ def decode(
 
         if advertise_kv is not None:
             require_dialable(advertise_kv)
-        run_worker(replace(config, speculation=speculation, advertised_kv_address=advertise_kv))
+        own = replace(config, speculation=speculation, advertised_kv_address=advertise_kv)
+        run_worker(replace(own, lending=shared))
         leave()
 
     _run_role("decode", name, log_level, supervisor_pid, run)
@@ -292,6 +300,7 @@ def _run_role(
 
     configure_logs(log_level, process)
     show_name(f"triolet {role}")
+    spin_briefly()
     if supervisor_pid is not None:
         hold_on_to(supervisor_pid)
     problem: BaseException | None = None
