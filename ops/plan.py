@@ -170,7 +170,7 @@ def plan_processes(
         decode_addresses=tuple(control[n] for role, n in every if role is Role.DECODE),
         spare_addresses=tuple(control[n] for _, n in plan.spares),
     )
-    places = _lenders(plan, threads, cores)
+    loans = _loans(plan, directory, threads, cores)
     paths = tuple((name, str(door_path(directory, name))) for name in plan.server_names)
 
     def server_spec(name: str, door: Door) -> ProcessSpec:
@@ -191,10 +191,7 @@ def plan_processes(
             arguments += speculation_arguments(plan.speculation)
         arguments += ["--drain-timeout", str(plan.worker_drain_timeout_s)]
         arguments += [*engine_arguments(engine), *gpu_arguments(engine.gpu)]
-        if name in places:
-            shared = LendingConfig(str(directory / "cores"), places[name], len(plan.workers))
-            arguments += lending_arguments(shared)
-        arguments += common
+        arguments += [*lending_arguments(loans.get(name)), *common]
         argv = (*command, role.value, str(plan.model_dir), *arguments)
         return ProcessSpec(name, role, argv, _environment(threads))
 
@@ -213,8 +210,10 @@ def _pinned(plan: FleetPlan, threads: int, cores: Sequence[int]) -> dict[str, tu
     return own_cores(decode_names, threads, cores)
 
 
-def _lenders(plan: FleetPlan, threads: int, cores: Sequence[int]) -> dict[str, int]:
-    """Return the place of each worker that lends its cores while it has nothing to compute.
+def _loans(
+    plan: FleetPlan, directory: Path, threads: int, cores: Sequence[int]
+) -> dict[str, LendingConfig]:
+    """Return what each worker is told that lends its cores while it has nothing to compute.
 
     Who was told how many threads to use, or got cores of its own, uses these and no others. A
     stand-in has the place of the worker that it stands in for: of both one computes.
@@ -225,7 +224,9 @@ def _lenders(plan: FleetPlan, threads: int, cores: Sequence[int]) -> dict[str, i
         return {}
     places = {name: place for place, (_, name) in enumerate(plan.workers)}
     of_role = {role: places[name] for role, name in plan.workers}
-    return places | {name: of_role[role] for role, name in plan.spares}
+    places |= {name: of_role[role] for role, name in plan.spares}
+    path = str(directory / "cores")
+    return {name: LendingConfig(path, place, num_workers) for name, place in places.items()}
 
 
 def _environment(threads: int) -> dict[str, str]:

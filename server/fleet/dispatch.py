@@ -201,7 +201,9 @@ def _most_local_tokens(
     of_decode, of_prefill = decode.load, prefill.load
     # How long other servers' prompts are nobody has said: they count as overtaken.
     waiting_tokens = max(of_prefill.waiting_tokens, prefill.waiting_tokens)
-    tokens_before = prefill.waiting_tokens_within(counted_tokens(prefill, need))
+    prompts = [share.num_tokens for share in prefill.shares.values() if share.num_tokens]
+    longest = counted_tokens(prefill, need)
+    tokens_before = sum(num_tokens for num_tokens in prompts if num_tokens <= longest)
     return most_local_tokens(
         DecodeRates(
             of_decode.prompt_tokens_per_s,
@@ -215,7 +217,7 @@ def _most_local_tokens(
             of_prefill.step_s,
             tokens_before,
             waiting_tokens - tokens_before,
-            prefill.waiting_prompts,
+            len(prompts),
             handover_s,
         ),
         config,

@@ -123,16 +123,6 @@ class Worker:
         """Prompt tokens of this server that the worker has still to compute."""
         return sum(share.num_tokens for share in self.shares.values())
 
-    @property
-    def waiting_prompts(self) -> int:
-        """How many prompts of this server these are of."""
-        return sum(share.num_tokens > 0 for share in self.shares.values())
-
-    def waiting_tokens_within(self, most: int) -> int:
-        """Return those of `waiting_tokens` that are of prompts with no more than so many."""
-        tokens = (share.num_tokens for share in self.shares.values())
-        return sum(count for count in tokens if count <= most)
-
     def welcomed(self, welcome: Welcome, now: float) -> bool:
         """Take in a WELCOME; return whether what an earlier life had is lost."""
         is_another_life = self.monitor.greeted(welcome.peer.epoch, now, welcome.capacity.step_s)
