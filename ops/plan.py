@@ -189,9 +189,7 @@ def plan_processes(
         if role is Role.DECODE:
             arguments += ["--kv", f"ipc://{directory}/{name}.kv"]
             arguments += speculation_arguments(plan.speculation)
-        arguments += ["--drain-timeout", str(plan.worker_drain_timeout_s)]
-        arguments += [*engine_arguments(engine), *gpu_arguments(engine.gpu)]
-        arguments += [*lending_arguments(loans.get(name)), *common]
+        arguments += [*_of_every_worker(plan, engine), *lending_arguments(loans.get(name)), *common]
         argv = (*command, role.value, str(plan.model_dir), *arguments)
         return ProcessSpec(name, role, argv, _environment(threads))
 
@@ -208,6 +206,11 @@ def _pinned(plan: FleetPlan, threads: int, cores: Sequence[int]) -> dict[str, tu
         return {}
     decode_names = [name for role, name in plan.workers if role is Role.DECODE]
     return own_cores(decode_names, threads, cores)
+
+
+def _of_every_worker(plan: FleetPlan, engine: EngineConfig) -> list[str]:
+    drain = ["--drain-timeout", str(plan.worker_drain_timeout_s)]
+    return [*drain, *engine_arguments(engine), *gpu_arguments(engine.gpu)]
 
 
 def _loans(
