@@ -229,6 +229,7 @@ class DecodeCore:
             prompt_tokens_per_s=self.stepper.prompts.rates.prompt_tokens_per_s,
             local_tokens=self.stepper.prompts.num_tokens,
             local_prompts=counters.local_prompts,
+            borrowed_steps=counters.borrowed_steps,
             chunk_tokens=self.stepper.prompts.rates.chunk_tokens(leases.count(LeaseState.RUNNING)),
         )
 

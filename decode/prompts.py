@@ -70,12 +70,15 @@ class Prompts:
                 self._roster.leases.step(lease.key, LeaseEvent.START)
         return self._chunks
 
-    def take(self, num_decode_rows: int, now: float) -> list[Chunk[Attempt]]:
+    def take(self, num_decode_rows: int, now: float, speedup: float) -> list[Chunk[Attempt]]:
         """Return the chunks of the step that has returned, having learned from it."""
         chunks, self._chunks = self._chunks, []
         num_tokens = sum(chunk.num_tokens for chunk in chunks)
         self.rates.took(
-            now - self._began_at, num_prompt_tokens=num_tokens, num_decode_rows=num_decode_rows
+            now - self._began_at,
+            num_prompt_tokens=num_tokens,
+            num_decode_rows=num_decode_rows,
+            speedup=speedup,
         )
         return chunks
 

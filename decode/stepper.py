@@ -144,8 +144,9 @@ class Stepper:
     def _take_step(self, now: float) -> tuple[list[Turn], list[Chunk[Attempt]]]:
         self._counters.steps += 1
         turns, self._turns = self._turns, []
+        self._counters.borrowed_steps += self._engine.speedup > 1.0
         self._roster.finish_step(now)
-        return turns, self.prompts.take(len(turns), now)
+        return turns, self.prompts.take(len(turns), now, self._engine.speedup)
 
     def _take_tokens(
         self, turns: list[Turn], results: Iterator[Sampled | None], now: float

@@ -2,8 +2,8 @@
 
 Against a fleet of its own. Exit code 0 if meanwhile /health/live always answered, its slowest
 hundredth within the bound, no process grew beyond its bound, files and tasks were back to what they
-had been soon after each attack, and in the end no block, connection or secret is left anywhere; 1
-if not; 2 if nothing could run.
+had been soon after each attack, no names of clients became metrics, and in the end no block,
+connection or secret is left anywhere; 1 if not; 2 if nothing could run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
-from .campaign.processes import FleetLog
+from .campaign.processes import FleetLog, cost_of
 from .cancel_report import percentile
 from .cancels import audit, still_answers, wait_until_free
 from .hostile_clients import ATTACKS, CANARY, besiege
@@ -43,6 +43,10 @@ MAX_SETTLE_S = 5.0
 """After an attack, for the server's files and tasks to be as before."""
 SETTLE_DEADLINE_S = 30.0
 POLL_S = 0.1
+MEMORY_POLL_S = 0.02
+MAX_NEW_SERIES = 60
+"""Of the server's metrics, by all attacks together: some errors are counted under a status for the
+first time."""
 MIB = 1024 * 1024
 
 
@@ -63,25 +67,31 @@ class Outcome:
     Attributes:
       watch: what a harmless client noticed.
       settled_s: from the end until files and tasks were as before; infinite if they never were.
-      rss_bytes: of the server then.
+      most_bytes: of memory that the server grew by meanwhile.
+      left_bytes: of memory that it had grown by in the end.
+      new_series: of its metrics.
     """
 
     watch: Watch
     settled_s: float
-    rss_bytes: int
+    most_bytes: int
+    left_bytes: int
+    new_series: int
 
 
 def table_of(seen: Mapping[str, Outcome]) -> Table:
     """Return one row per attack."""
     table = Table(title="/health/live meanwhile, in ms")
-    for name in ("attack", "asked", "p50", "p99", "max", "failed", "settled, s", "server, MiB"):
+    for name in ("attack", "asked", "p50", "p99", "max", "failed", "settled, s", "most, MiB",
+                 "left, MiB", "new series"):  # fmt: skip
         table.add_column(name, justify="left" if name == "attack" else "right")
     for name, outcome in seen.items():
         watch = outcome.watch
         shown = [f"{1000 * percentile(watch.delays_s, percent):.0f}" for percent in (50, 99, 100)]
         rest = [str(len(watch.failures)), f"{outcome.settled_s:.1f}"]
-        rss = f"{outcome.rss_bytes / MIB:.0f}"
-        table.add_row(name, str(len(watch.delays_s)), *shown, *rest, rss)
+        memory = [f"{size / MIB:+.0f}" for size in (outcome.most_bytes, outcome.left_bytes)]
+        series = str(outcome.new_series)
+        table.add_row(name, str(len(watch.delays_s)), *shown, *rest, *memory, series)
     return table
 
 
@@ -104,6 +114,37 @@ def settled(url: str, before: tuple[int, int, int]) -> tuple[float, int]:
         time.sleep(POLL_S)
 
 
+def metrics_of(url: str) -> str:
+    """Return what Prometheus is told."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def series_of(url: str) -> int:
+    """Return how many figures Prometheus is told."""
+    return sum(not line.startswith("#") for line in metrics_of(url).splitlines())
+
+
+async def watch_memory(log: FleetLog, seen: list[int]) -> None:
+    """Note the server's memory again and again until cancelled."""
+    pid = log.pids()["server"]
+    while True:
+        if cost := cost_of(pid):
+            seen.append(cost.rss_bytes)
+        await trio.sleep(MEMORY_POLL_S)
+
+
+async def attacked(url: str, log: FleetLog, name: str) -> tuple[Watch, int]:
+    """Let an attack run; return what a harmless client noticed, and the server's most memory."""
+    seen: list[int] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch_memory, log, seen)
+        watch = await besiege(url, in_a_process(name))
+        nursery.cancel_scope.cancel()
+    return watch, max(seen)
+
+
 def wrongs_of(
     seen: Mapping[str, Outcome], before: Mapping[str, Cost], after: Mapping[str, Cost]
 ) -> list[str]:
@@ -115,9 +156,14 @@ def wrongs_of(
             wrongs.append(f"{name}: files or tasks were left after {outcome.settled_s:.1f} s")
         if watch.failures:
             wrongs.append(f"{name}: /health/live failed: {watch.failures[0]}")
+        if outcome.left_bytes > MAX_GROWTH_BYTES:
+            wrongs.append(f"{name}: {outcome.left_bytes / MIB:.0f} MiB did not come back")
         p99_s = percentile(watch.delays_s, 99)
         if p99_s > MAX_P99_S:
             wrongs.append(f"{name}: /health/live took {1000 * p99_s:.0f} ms at p99")
+    new_series = sum(outcome.new_series for outcome in seen.values())
+    if new_series > MAX_NEW_SERIES:
+        wrongs.append(f"{new_series} new series of metrics")
     for name, cost in before.items():
         if name not in after:
             wrongs.append(f"{name} is gone")
@@ -128,9 +174,7 @@ def wrongs_of(
 
 def secrets_told(url: str, log: Path) -> list[str]:
     """Return where the canary is to be read."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
-        metrics = answer.read().decode()
-    places = {"log": log.read_text(errors="replace"), "metrics": metrics}
+    places = {"log": log.read_text(errors="replace"), "metrics": metrics_of(url)}
     places["audit"] = json.dumps(audit(url))
     return [f"a secret is in the {place}" for place, text in places.items() if CANARY in text]
 
@@ -140,10 +184,17 @@ def run(url: str, log: FleetLog, console: Console) -> list[str]:
     still_answers(url)
     before = log.costs()
     held = holdings(url)
+    series = series_of(url)
     seen = {}
     for attack in ATTACKS:
-        watch = trio.run(besiege, url, in_a_process(attack.__name__))
-        seen[attack.__name__] = Outcome(watch, *settled(url, held))
+        name = attack.__name__
+        watch, most_bytes = trio.run(attacked, url, log, name)
+        settled_s, left_bytes = settled(url, held)
+        new_series = series_of(url) - series
+        series += new_series
+        seen[name] = Outcome(
+            watch, settled_s, most_bytes - held[2], left_bytes - held[2], new_series
+        )
     blocks = wait_until_free(url)
     wrongs = wrongs_of(seen, before, log.costs())
     wrongs += [str(violation) for violation in audit(url)["violations"]]

@@ -29,7 +29,8 @@ HEAD: Final = "POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\n"
 JSON_HEAD: Final = HEAD + "content-type: application/json\r\ncontent-length: {length}\r\n\r\n"
 MESSAGES: Final = [{"role": "user", "content": CANARY}]
 STALLED_TOKENS: Final = 200
-STALL_S: Final = 2.0
+STALL_S: Final = 5.0
+"""Longer than the patience of the servers that this is tried on: these end what they began."""
 NUM_STALLED: Final = 200
 NUM_NAMES: Final = 10_000
 NAMES_AT_ONCE: Final = 50
@@ -249,14 +250,16 @@ async def large_bodies(url: str) -> None:
 
 
 async def foreign_names(url: str, share: float = 1.0) -> None:
-    """A27, A28: names that end up in logs and labels."""
+    """A27, A28: names of models, paths, methods and requests that end up in logs and labels."""
     host = urlsplit(url).netloc
     each = int(NUM_NAMES * share) // NAMES_AT_ONCE
 
     def asked(number: int, *, is_last: bool) -> bytes:
         body = _chat(model=f"model-{number}\r\n\x1b[31m{CANARY}\u202e", cache_salt=CANARY)
+        # Three of four ask for the model; the fourth is a path and a method that nobody has.
+        what = HEAD if number % 4 else f"VERB{number} /path-{number} HTTP/1.1\r\nhost: {{host}}\r\n"
         secret = f"authorization: Bearer {CANARY}\r\nx-request-id: \x1b[31m{number}\r\n"
-        head = HEAD.format(host=host) + secret + ("connection: close\r\n" if is_last else "")
+        head = what.format(host=host) + secret + ("connection: close\r\n" if is_last else "")
         more = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         return (head + more).encode() + body
 

@@ -110,18 +110,39 @@ def hostile() -> dict[str, dict[str, Any]]:
         f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs/d{i + 1}"}]}
         for i in range(30)
     }
+    sums = [[{"type": "string", "pattern": f"a{i}{j}"} for j in range(4)] for i in range(6)]
+    named: list[list[Schema]] = [
+        [{"properties": {f"p{i}{j}": {}}} for j in range(10)] for i in range(10)
+    ]
+    chained = {
+        name: {"allOf": [{"$ref": f"#/$defs/{following}"}] * 20}
+        for name, following in ("ab", "bc", "cd", "de")
+    }
     return {
         "depth": {"guided_json": deep},
         "size": {"guided_json": {"enum": ["x" * 40 + str(i) for i in range(1000)]}},
         "regex syntax": {"guided_regex": "(a"},
         "regex brackets": {"guided_regex": "(" * 2000 + ")" * 2000},
         "regex counts": {"guided_regex": "((((((a{1,99}b){1,99}c){1,99}d){1,99}e){1,99}f){1,99}g)"},
+        "regex nested": {"guided_regex": "(a+)+$"},
+        "regex memory": {"guided_regex": "(.*a.{18}){2}"},
         "regex look-around": {"guided_regex": "(?=a)(?!b)a"},
         "schema loop": {"guided_json": loop},
         "schema doubling": {
             "guided_json": {"$ref": "#/$defs/d0", "$defs": {**doubled, "d30": {"type": "object"}}}
         },
         "schema intersections": {"guided_json": {"allOf": every}},
+        "schema products": {"guided_json": {"allOf": [{"anyOf": one} for one in sums]}},
+        "schema products of objects": {"guided_json": {"allOf": [{"anyOf": one} for one in named]}},
+        "schema multiples": {
+            "guided_json": {
+                "allOf": [{"type": "integer", "multipleOf": n} for n in (9973, 9967, 9949, 9941)]
+            }
+        },
+        "schema references": {
+            "guided_json": {"$ref": "#/$defs/a", "$defs": {**chained, "e": {"type": "object"}}}
+        },
+        "schema lengths": {"guided_json": {"type": "array", "minItems": 10**6}},
         "schema elsewhere": {"guided_json": {"$ref": "http://127.0.0.1:9/schema.json"}},
         "schema kind": {"guided_json": {"type": "objekt"}},
         "grammar syntax": {"guided_grammar": "start: nothing"},

@@ -12,6 +12,7 @@ import msgspec
 if TYPE_CHECKING:
     from triolet.config import EngineConfig, LinkConfig, ServerConfig
     from triolet.config_gpu import GpuConfig
+    from triolet.config_siblings import LendingConfig
     from triolet.config_speculation import SpeculationConfig
 
 
@@ -61,6 +62,11 @@ def speculation_arguments(config: SpeculationConfig) -> list[str]:
         *("--speculate-guesses", str(config.max_guesses)),
         *("--speculate-step-tokens", str(config.max_step_tokens)),
     ]
+
+
+def lending_arguments(config: LendingConfig | None) -> list[str]:
+    """Return what a worker is told of others that share the cores with it."""
+    return [] if config is None else ["--lending", msgspec.json.encode(config).decode()]
 
 
 def link_arguments(config: LinkConfig) -> list[str]:

@@ -30,6 +30,7 @@ from .options import (
     CurveOption,
     DrainDeadlineOption,
     FleetPortOption,
+    LendingOption,
     LogLevelOption,
     ModelArgument,
     PinOption,
@@ -42,6 +43,7 @@ from .options import (
     engine_options,
     gpu_options,
     link_options,
+    read_lending,
     read_siblings,
     server_options,
     speculation_options,
@@ -49,6 +51,7 @@ from .options import (
 from .overload_options import overload_options
 from .placement import Pinning
 from .plain_text import one_line
+from .spinning import spin_briefly
 from .tenant_commands import tenant_app
 from .worker_options import worker_config
 
@@ -228,10 +231,12 @@ def prefill(
     drain_timeout: WorkerDrainOption = WORKER_DRAIN_S,
     curve: CurveOption = None,
     log_level: LogLevelOption = None,
+    lending: LendingOption = None,
     supervisor_pid: SupervisorPidOption = None,
 ) -> None:
     """Run one prefill worker."""
     name = name or f"prefill-{os.getpid()}"
+    shared = read_lending(lending)
 
     from .lifeline import leave
 
@@ -240,7 +245,7 @@ def prefill(
         config = worker_config(name, model, control, None, compute, link, curve, drain_timeout)
         from prefill.worker import main as run_worker
 
-        run_worker(config)
+        run_worker(replace(config, lending=shared))
         leave()
 
     _run_role("prefill", name, log_level, supervisor_pid, run)
@@ -266,10 +271,12 @@ def decode(
     drain_timeout: WorkerDrainOption = WORKER_DRAIN_S,
     curve: CurveOption = None,
     log_level: LogLevelOption = None,
+    lending: LendingOption = None,
     supervisor_pid: SupervisorPidOption = None,
 ) -> None:
     """Run one decode worker."""
     name = name or f"decode-{os.getpid()}"
+    shared = read_lending(lending)
 
     from .lifeline import leave
 
@@ -281,7 +288,8 @@ def decode(
 
         if advertise_kv is not None:
             require_dialable(advertise_kv)
-        run_worker(replace(config, speculation=speculation, advertised_kv_address=advertise_kv))
+        own = replace(config, speculation=speculation, advertised_kv_address=advertise_kv)
+        run_worker(replace(own, lending=shared))
         leave()
 
     _run_role("decode", name, log_level, supervisor_pid, run)
@@ -300,6 +308,7 @@ def _run_role(
 
     configure_logs(log_level, process)
     show_name(f"triolet {role}")
+    spin_briefly()
     if supervisor_pid is not None:
         hold_on_to(supervisor_pid)
     problem: BaseException | None = None

@@ -27,7 +27,7 @@ from triolet.config_gpu import GpuConfig
 from triolet.config_quotas import AT, MEMORY, QuotaConfig
 from triolet.config_response_cache import ResponseCacheConfig
 from triolet.config_routing import LocalPrefill, RoutingConfig
-from triolet.config_siblings import SiblingConfig
+from triolet.config_siblings import LendingConfig, SiblingConfig
 from triolet.config_speculation import LOOKUP, NO_GUESSES, SpeculationConfig
 from triolet.config_tenants import TenantsConfig
 from triolet.config_wire import KvWire, MemorySharing, WireConfig
@@ -82,6 +82,7 @@ WorkerDrainOption: TypeAlias = Annotated[
 ]
 SupervisorPidOption: TypeAlias = Annotated[int | None, typer.Option(hidden=True)]
 SiblingsOption: TypeAlias = Annotated[str | None, typer.Option(hidden=True)]
+LendingOption: TypeAlias = Annotated[str | None, typer.Option(hidden=True)]
 ServersOption: TypeAlias = Annotated[
     int, _fleet(help="Server processes that share the port; each can fill a core.")
 ]
@@ -166,6 +167,20 @@ def read_siblings(text: str | None) -> SiblingConfig | None:
         return msgspec.json.decode(text, type=SiblingConfig)
     except msgspec.MsgspecError as error:
         raise ConfigError(f"--siblings is for supervisors, and not understood: {error}") from None
+
+
+def read_lending(text: str | None) -> LendingConfig | None:
+    """Return what a supervisor tells a worker of others that share the cores, as JSON.
+
+    Raises:
+      ConfigError: it is something else.
+    """
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text, type=LendingConfig)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"--lending is for supervisors, and not understood: {error}") from None
 
 
 def engine_options(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from triolet.config import WorkerConfig
 from triolet.config_routing import LocalPrefill
-from triolet.config_siblings import SiblingConfig
+from triolet.config_siblings import LendingConfig, SiblingConfig
 from triolet.config_speculation import SpeculationConfig
 from triolet.errors import ConfigError
 from triolet.ids import Role
@@ -18,6 +18,7 @@ from triolet.ids import Role
 from .arguments import (
     engine_arguments,
     gpu_arguments,
+    lending_arguments,
     link_arguments,
     speculation_arguments,
 )
@@ -169,6 +170,7 @@ def plan_processes(
         decode_addresses=tuple(control[n] for role, n in every if role is Role.DECODE),
         spare_addresses=tuple(control[n] for _, n in plan.spares),
     )
+    loans = _loans(plan, directory, threads, cores)
     paths = tuple((name, str(door_path(directory, name))) for name in plan.server_names)
 
     def server_spec(name: str, door: Door) -> ProcessSpec:
@@ -187,8 +189,7 @@ def plan_processes(
         if role is Role.DECODE:
             arguments += ["--kv", f"ipc://{directory}/{name}.kv"]
             arguments += speculation_arguments(plan.speculation)
-        arguments += ["--drain-timeout", str(plan.worker_drain_timeout_s)]
-        arguments += [*engine_arguments(engine), *gpu_arguments(engine.gpu), *common]
+        arguments += [*_of_every_worker(plan, engine), *lending_arguments(loans.get(name)), *common]
         argv = (*command, role.value, str(plan.model_dir), *arguments)
         return ProcessSpec(name, role, argv, _environment(threads))
 
@@ -205,6 +206,30 @@ def _pinned(plan: FleetPlan, threads: int, cores: Sequence[int]) -> dict[str, tu
         return {}
     decode_names = [name for role, name in plan.workers if role is Role.DECODE]
     return own_cores(decode_names, threads, cores)
+
+
+def _of_every_worker(plan: FleetPlan, engine: EngineConfig) -> list[str]:
+    drain = ["--drain-timeout", str(plan.worker_drain_timeout_s)]
+    return [*drain, *engine_arguments(engine), *gpu_arguments(engine.gpu)]
+
+
+def _loans(
+    plan: FleetPlan, directory: Path, threads: int, cores: Sequence[int]
+) -> dict[str, LendingConfig]:
+    """Return what each worker is told that lends its cores while it has nothing to compute.
+
+    Who was told how many threads to use, or got cores of its own, uses these and no others. A
+    stand-in has the place of the worker that it stands in for: of both one computes.
+    """
+    num_workers = len(plan.workers)
+    is_told = plan.engine.threads is not None or plan.pin is not Pinning.OFF
+    if is_told or plan.engine.device != "cpu" or num_workers * threads > len(cores):
+        return {}
+    places = {name: place for place, (_, name) in enumerate(plan.workers)}
+    of_role = {role: places[name] for role, name in plan.workers}
+    places |= {name: of_role[role] for role, name in plan.spares}
+    path = str(directory / "cores")
+    return {name: LendingConfig(path, place, num_workers) for name, place in places.items()}
 
 
 def _environment(threads: int) -> dict[str, str]:

@@ -196,6 +196,7 @@ class PrefillCore:
             computed_tokens=counters.computed_tokens,
             kv_bytes=counters.kv_bytes,
             kv_shared_bytes=counters.kv_shared_bytes,
+            borrowed_steps=counters.borrowed_steps,
             stale_frames=counters.stale_frames,
             bad_digests=counters.bad_digests,
             dropped=counters.dropped_by_reason(),

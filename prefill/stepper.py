@@ -142,10 +142,13 @@ class Stepper:
         num_inputs_tokens = self.embedder.num_tokens
         chunks = self._take_chunks(now)
         num_tokens = sum(chunk.num_tokens for chunk in chunks) + num_inputs_tokens
-        self._budget.took(num_tokens, now - self._began_at)
+        # What a step takes with this worker's own cores: others want theirs back at any time.
+        elapsed_s, speedup = now - self._began_at, self._engine.speedup
+        self._counters.borrowed_steps += speedup > 1.0
+        self._budget.took(num_tokens, elapsed_s * speedup)
         if not chunks:
-            self._wide_budget.took(num_tokens, now - self._began_at)
-        self.rates.took(now - self._began_at, num_prompt_tokens=num_tokens)
+            self._wide_budget.took(num_tokens, elapsed_s * speedup)
+        self.rates.took(elapsed_s, num_prompt_tokens=num_tokens, speedup=speedup)
         for chunk, sampled in zip(chunks, results, strict=False):  # behind them inputs'
             attempt = chunk.attempt
             self._counters.computed_tokens += chunk.num_tokens

@@ -137,6 +137,7 @@ class FleetCollector(Collector):
                 ("bad_digests", "KV chunks whose digest was wrong"),
                 ("preemptions", "Sequences that lost their blocks to others"),
                 ("local_prompts", "Prompts that decode computed itself"),
+                ("borrowed_steps", "Device steps that used cores that other workers could spare"),
             )
         }
         gauges = {

@@ -50,3 +50,4 @@ class Load(Part, frozen=True, array_like=True):
     local_prompts: Count = 0  # decode: prompts that it has computed itself
     chunk_tokens: Count = 0  # decode: prompt tokens that its next step may hold
     kv_shared_bytes: Count = 0  # of `kv_bytes`, those that decode reads in prefill's memory
+    borrowed_steps: Count = 0  # of `steps`, those that used cores that others could spare

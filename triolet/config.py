@@ -20,7 +20,7 @@ from .config_recovery import RecoveryConfig
 from .config_response_cache import ResponseCacheConfig
 from .config_resume import ResumeConfig
 from .config_routing import RoutingConfig
-from .config_siblings import SiblingConfig  # noqa: TC001 (as its neighbours)
+from .config_siblings import LendingConfig, SiblingConfig  # noqa: TC001 (as its neighbours)
 from .config_speculation import SpeculationConfig
 from .config_tenants import TenantsConfig
 from .config_wire import KvWire, WireConfig
@@ -196,8 +196,7 @@ class EngineConfig:
     """CPU threads of the device thread's kernels; None divides the cores among local workers."""
     niceness: int = 5
     """Of the device's threads on the CPU: whoever moves bytes (a cancel, a heartbeat, a token) goes
-    before whoever computes where both want the same core. It costs no throughput: moving bytes is a
-    few per cent of the time."""
+    before whoever computes where both want the same core, which is a few per cent of the time."""
     prefix_cache: bool = True
     """Keep the KV of finished blocks in memory that nobody leases, for prompts that begin alike. It
     gives way before anybody is refused or preempted, so it costs nothing."""
@@ -257,12 +256,13 @@ class WorkerConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     link: LinkConfig = field(default_factory=LinkConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    lending: LendingConfig | None = None
+    """With whom it shares cores that have nothing to compute; None for nobody."""
     curve_dir: str | None = None
     """Key directory; required for any address that leaves this host."""
     max_waiting_tokens: int = 32_768
-    """Prefill only: prompt tokens that may wait inside the worker. Workers hold almost no queue, so
-    that fairness, deadlines and cancellation act in the server; this much keeps the device busy
-    for a round trip."""
+    """Prefill only: prompt tokens that may wait inside the worker. So few that fairness, deadlines
+    and cancellation act in the server; this much keeps the device busy for a round trip."""
     step_timeout_s: float = 60.0 * SECONDS
     """A device step longer than this is a wedged device: the worker exits and is restarted."""
     drain_timeout_s: float = 30.0 * SECONDS

@@ -24,6 +24,7 @@ class Counters:
     Attributes:
       kv_shared_bytes: those of `kv_bytes` that went through no socket.
       prompt_tokens: those of `computed_tokens` that decode computed of prompts.
+      borrowed_steps: those of `steps` that used others' cores.
       late_rows: attempts' parts of steps that returned after the attempt had ended.
       late_tokens: what these had computed, prompts' tokens not counted.
       speculative_rows: rows that carried guesses.
@@ -40,6 +41,7 @@ class Counters:
     bad_digests: int = 0
     preemptions: int = 0
     local_prompts: int = 0
+    borrowed_steps: int = 0
     late_rows: int = 0
     late_tokens: int = 0
     speculative_rows: int = 0

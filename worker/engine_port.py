@@ -71,6 +71,15 @@ class EnginePort(Protocol):
         """How much a step may hold, and how long it takes."""
         ...
 
+    @property
+    def speedup(self) -> float:
+        """How many times as many cores as its own the last step had."""
+        ...
+
+    def rest(self) -> None:
+        """Note that there is no step to compute for now: others may use its cores."""
+        ...
+
     def constrain(self, grammar: Grammar | None) -> Constraint | None:
         """Return what keeps the completion of a new attempt within a grammar; None without one."""
         ...

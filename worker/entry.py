@@ -7,7 +7,7 @@ is; logs go elsewhere.
 from __future__ import annotations
 
 import signal
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -19,11 +19,13 @@ from engine.load import load_engine
 from transport.zmq_network import ZmqNetwork
 from triolet.status import Progress, WorkerReady, report
 
+from .lending import Cores
 from .local_engine import LocalEngine
 from .model_size import num_parameters
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from contextlib import AbstractContextManager
 
     from engine.load import Engine
     from transport.link import Network
@@ -74,6 +76,7 @@ async def run_worker(
     ) as device:
         loaded = await device.run(load_engine, Path(config.model_dir), settings, report_progress)
         with (
+            _cores_of(config) as cores,
             closing(ZmqNetwork(config.link, config.curve_dir)) as control_network,
             closing(ZmqNetwork(config.link, config.curve_dir)) as kv_network,
             trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals,
@@ -83,7 +86,7 @@ async def run_worker(
                 async def serve_until_drained(*, task_status: trio.TaskStatus[Shell]) -> None:
                     await serve(
                         config,
-                        LocalEngine(loaded),
+                        LocalEngine(loaded, cores),
                         device,
                         control_network,
                         kv_network,
@@ -97,6 +100,13 @@ async def run_worker(
                 task_status.started(shell)
                 await _heed_signals(signals, shell, config.drain_timeout_s)
                 nursery.cancel_scope.cancel()
+
+
+def _cores_of(config: WorkerConfig) -> AbstractContextManager[Cores | None]:
+    """Return the cores that steps may use, where that is more than the worker's own."""
+    if config.lending is None or config.engine.threads is None:
+        return nullcontext()
+    return closing(Cores(config.lending, config.engine.threads))
 
 
 async def _heed_signals(signals: AsyncIterator[int], shell: Shell, drain_timeout_s: float) -> None:

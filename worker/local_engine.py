@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine.native.model import NativeModel
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -14,12 +16,24 @@ if TYPE_CHECKING:
     from engine.prefix_cache import PrefixCache
     from triolet.sampling import Grammar
 
+    from .lending import Cores
+
 
 class LocalEngine:
-    """One loaded model with its pool. See engine_port.EnginePort."""
+    """One loaded model with its pool. See engine_port.EnginePort.
 
-    def __init__(self, loaded: Engine) -> None:
+    Args:
+      loaded: the model.
+      cores: that its steps may use; None for those of the device's thread. Only the kernels of our
+        own compute the same bits with any number of them, so nobody else borrows.
+    """
+
+    def __init__(self, loaded: Engine, cores: Cores | None = None) -> None:
         self._loaded = loaded
+        model = loaded.runner.model
+        self._model = model if isinstance(model, NativeModel) else None
+        self._cores = None if self._model is None else cores
+        self.speedup = 1.0
 
     @property
     def ledger(self) -> BlockLedger:
@@ -79,7 +93,18 @@ class LocalEngine:
         self, rows: Sequence[StepRow], watch: LayerWatch | None = None
     ) -> list[Sampled | None]:
         """Compute one step, on the device's thread."""
-        return self._loaded.runner.step(rows, watch)
+        if self._cores is None or self._model is None:
+            return self._loaded.runner.step(rows, watch)
+        self._model.num_threads = self._cores.take()
+        try:
+            return self._loaded.runner.step(rows, watch)
+        finally:
+            self.speedup = self._cores.give_back()
+
+    def rest(self) -> None:
+        """Leave the cores to the others."""
+        if self._cores is not None:
+            self._cores.rest()
 
     def export_blocks(
         self,

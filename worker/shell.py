@@ -167,6 +167,7 @@ class Shell:
             rows = self._core.stepper.plan(trio.current_time())
             self._flush(trio.current_time())
             if not rows:
+                self._engine.rest()
                 due_at = self._core.stepper.due_after(trio.current_time())
                 with trio.CancelScope(deadline=math.inf if due_at is None else due_at):
                     await self._work.wait()

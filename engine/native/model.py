@@ -133,12 +133,17 @@ class NativeModel:
       packed: the model.
       library: the kernels.
       vocab_size: entries of a row of logits that mean something.
+
+    Attributes:
+      num_threads: that the next steps compute with; None for as many as torch. The bits are the
+        same with any number.
     """
 
     def __init__(self, packed: PackedModel, library: Library, vocab_size: int) -> None:
         self._packed = packed
         self._library = library
         self._vocab_size = vocab_size
+        self.num_threads: int | None = None
         fields = packed.fields
         self._block_size = fields.block_size
         group = fields.num_heads // fields.num_kv_heads
@@ -150,7 +155,7 @@ class NativeModel:
         """See engine.runner.StepModel."""
         num_tokens, num_chosen = step.query_start_loc[-1], len(step.sample_rows)
         kept = kept_tokens(step)
-        num_threads = torch.get_num_threads()
+        num_threads = self.num_threads or torch.get_num_threads()
         tables, tasks = plan_tasks(step, self._task_tokens)
         arrays = {
             "token_ids": np.array(step.token_ids, dtype=np.int64),

@@ -30,6 +30,8 @@ from ..server_process import running_server
 MAX_TOKENS: Final = 900
 HOSTILE_S: Final = 0.3
 """Within which a hostile grammar has to be refused."""
+HOSTILE_TOKENS: Final = 32
+"""What is harmless to compile may cost its tokens."""
 TIMEOUT_S: Final = 120.0
 CHAT: Final = "/v1/chat/completions"
 MESSAGES: Final = [{"role": "user", "content": "Tell me a story about a fox."}]
@@ -131,7 +133,9 @@ async def attack(client: httpx2.AsyncClient, found: Found) -> None:
     async def send() -> None:
         for name, fields in hostile().items():
             began_at = time.perf_counter()
-            answer = await client.post(CHAT, json=asked(0, None) | {"max_tokens": 1} | fields)
+            answer = await client.post(
+                CHAT, json=asked(0, None) | {"max_tokens": HOSTILE_TOKENS} | fields
+            )
             found.refusals[name] = time.perf_counter() - began_at, answer.status_code
 
     async with trio.open_nursery() as nursery:

@@ -66,6 +66,7 @@ class StoredEngine:
         self.prefix_cache = PrefixCache(self.ledger, BLOCK_SIZE, self.pool, is_enabled=False)
         self.block_size = BLOCK_SIZE
         self.num_layers = shape.num_layers
+        self.speedup = 1.0
         self.bytes_per_block = layout.bytes_per_block
         self._wire = Int8Wire(self.pool) if kv_wire is KvWire.INT8 else self.pool
         self.wire_bytes_per_block = self._wire.bytes_per_block
@@ -75,6 +76,9 @@ class StoredEngine:
         # A whole prompt in one step: all of its KV is there at once.
         most = MAX_MODEL_LEN
         self.pace = Pace(most, 0.0, 1.0, most, most, chunk_tokens=most)
+
+    def rest(self) -> None:
+        """Do nothing: it has no cores."""
 
     def constrain(self, grammar: Grammar | None) -> None:
         """Its tokens are no text: requests with a grammar are not for it."""

@@ -147,6 +147,7 @@ class SimulatedEngine:
     """
 
     num_layers = 1
+    speedup = 1.0
 
     def __init__(
         self,
@@ -175,6 +176,9 @@ class SimulatedEngine:
         self._happened = happened
         self._poisoned = _POISON * config.block_size
         self._pool = [bytearray(self._poisoned) for _ in range(num_blocks + 1)]
+
+    def rest(self) -> None:
+        """Do nothing: it has no cores."""
 
     def constrain(self, grammar: Grammar | None) -> None:
         """Its tokens are no text: requests with a grammar are not for it."""

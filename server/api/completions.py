@@ -37,7 +37,10 @@ async def completions(services: Services) -> Response:
     refuse_early(fields, services)
     check_quota(services)
     if fields.echo and fields.logprobs is not None:
-        raise invalid_request("with echo would need the logprobs of the prompt", "logprobs")
+        raise invalid_request(
+            "with echo would need those of the prompt, which are not computed; leave one away",
+            "logprobs",
+        )
     if len(fields.prompt) > services.config.max_prompts:
         raise invalid_request(f"at most {services.config.max_prompts} are served at once", "prompt")
     grammar = await read_grammar(fields, services)

@@ -11,14 +11,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 import trio
-from quart.wrappers.response import ResponseBody
 
 from ..generation import Failed
 from .listening import listen_until
+from .stream_body import StreamBody
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from ..generation import Event
     from .choices import Choices
     from .shortcut import Shortcut
@@ -48,7 +46,7 @@ class StreamForm(Protocol):
         ...
 
 
-class EventStreamBody(ResponseBody):
+class EventStreamBody(StreamBody):
     """Reads choices, writes Server-Sent Events.
 
     Args:
@@ -70,20 +68,6 @@ class EventStreamBody(ResponseBody):
         self._is_over = False
         self._shown_at = trio.current_time()
         self._unsent = b""
-
-    async def __aenter__(self) -> EventStreamBody:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        """Nothing to give back."""
-
-    def __aiter__(self) -> EventStreamBody:
-        return self
 
     async def __anext__(self) -> bytes:
         """Return the next write that does not go the short way."""

@@ -13,17 +13,16 @@ import h11
 import structlog
 import trio
 from quart import Response, request
-from quart.wrappers.response import ResponseBody
 
 from triolet.errors import draining, overloaded
 
 from .fleet_audit import UNIX_PEER
 from .intake import live_request, read_body, shown_request_id
 from .resuming import own_key
+from .stream_body import StreamBody
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from types import TracebackType
 
     from ..sibling_answer import SiblingAnswer
     from .ports import Services
@@ -104,7 +103,7 @@ async def _pass_on(owner: str, services: Services) -> Response:
     return Response(whole, answer.status, headers=shown)
 
 
-class PassedOnBody(ResponseBody):
+class PassedOnBody(StreamBody):
     """Gives back what a sibling says as it comes. If that breaks off, so does this.
 
     Args:
@@ -113,20 +112,6 @@ class PassedOnBody(ResponseBody):
 
     def __init__(self, answer: SiblingAnswer) -> None:
         self._answer = answer
-
-    async def __aenter__(self) -> PassedOnBody:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        """Nothing to give back."""
-
-    def __aiter__(self) -> PassedOnBody:
-        return self
 
     async def __anext__(self) -> bytes:
         """Return what comes next."""

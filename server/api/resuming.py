@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 from quart import Response, request
-from quart.wrappers.response import ResponseBody
 
 from triolet.errors import RequestError, invalid_request
 
@@ -22,10 +21,10 @@ from ..tenancy import current_tenant
 from .errors import echo
 from .kept_answers import Name
 from .resumable import ResumableAnswer
+from .stream_body import StreamBody
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from pydantic import BaseModel
 
@@ -222,7 +221,7 @@ def _name_of(key: str) -> Name:
     return Name(scope, key)
 
 
-class ResumableBody(ResponseBody):
+class ResumableBody(StreamBody):
     """Writes the events of an answer, each with its position as `id`.
 
     Args:
@@ -235,20 +234,6 @@ class ResumableBody(ResponseBody):
         self._reader = reader
         self._form = form
         self._keep_alive_s = keep_alive_s
-
-    async def __aenter__(self) -> ResumableBody:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        """Nothing to give back: the reader is its request's."""
-
-    def __aiter__(self) -> ResumableBody:
-        return self
 
     async def __anext__(self) -> bytes:
         """Return the next write."""

@@ -8,7 +8,8 @@ bounded time: under a shield without bound, connections stayed open for good.
 Quart keeps in its frames what a view raises. A WebSocket's view works with a nursery, whose
 cancellation is a group of exceptions; the group holds the frames, the frames hold the group, and
 with it everything that ran for the client stayed until Python's collector came by, which is rare
-here. So what is cancelled leaves the view as one plain cancellation.
+here. So what is cancelled leaves the view as one plain cancellation. And a request to a path that
+there is not holds the exception that says so, whose traceback holds the request: it is let go.
 
 Touches names that Quart-Trio does not promise: the exact version is pinned, and tests/server/edge
 holds the behaviour.
@@ -16,7 +17,7 @@ holds the behaviour.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import trio
 from quart_trio import QuartTrio
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ASGISendEvent
     from quart.ctx import WebsocketContext
     from quart.typing import ResponseReturnValue, ResponseTypes
+    from quart.wrappers.base import BaseRequestWebsocket
 
 LAST_SEND_TIMEOUT_S = 5.0
 
@@ -56,6 +58,16 @@ class CuredHTTPConnection(TrioASGIHTTPConnection):
 
 class CuredQuart(QuartTrio):
     """The application's frame: routes and errors."""
+
+    def raise_routing_exception(self, request: BaseRequestWebsocket) -> NoReturn:
+        """Say that nothing is at a path, or nothing that takes this method."""
+        error = request.routing_exception
+        assert error is not None, "asked for only then"
+        request.routing_exception = None
+        try:
+            raise error
+        finally:
+            del error  # or this frame would hold it
 
     async def dispatch_websocket(
         self, websocket_context: WebsocketContext | None = None

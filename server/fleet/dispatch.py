@@ -128,7 +128,7 @@ def choose_route(
     route = _over_prefill(workers, need, paths, Why.LONG, now)
     if route is not None:
         decode, prefill = route.pair
-        local_tokens = _most_local_tokens(decode, prefill, config, handover_s)
+        local_tokens = _most_local_tokens(decode, prefill, need, config, handover_s)
         return route._replace(local_tokens=local_tokens)
     decode_worker = choose_decode(workers, need, now)
     busy = [w for w in workers if w.role is Role.PREFILL and w.is_usable]
@@ -136,7 +136,7 @@ def choose_route(
         return None
     # Prefill takes nothing more at the moment; what is short need not wait for it.
     least_busy = min(busy, key=lambda worker: worker.waiting_tokens)
-    local_tokens = _most_local_tokens(decode_worker, least_busy, config, handover_s)
+    local_tokens = _most_local_tokens(decode_worker, least_busy, need, config, handover_s)
     if tokens_to_compute(decode_worker, need) > local_tokens:
         return None
     return _local(decode_worker, need, Why.SHORT)
@@ -197,10 +197,15 @@ def _local(decode: Worker | None, need: Need, why: Why) -> Route | None:
 
 
 def _most_local_tokens(
-    decode: Worker, prefill: Worker, config: RoutingConfig, handover_s: float
+    decode: Worker, prefill: Worker, need: Need, config: RoutingConfig, handover_s: float
 ) -> int:
     """Return what the rates say that both announced, and what this server has sent them since."""
     of_decode, of_prefill = decode.load, prefill.load
+    # How long other servers' prompts are nobody has said: they count as overtaken.
+    waiting_tokens = max(of_prefill.waiting_tokens, prefill.waiting_tokens)
+    prompts = [share.num_tokens for share in prefill.shares.values() if share.num_tokens]
+    longest = counted_tokens(prefill, need)
+    tokens_before = sum(num_tokens for num_tokens in prompts if num_tokens <= longest)
     return most_local_tokens(
         DecodeRates(
             of_decode.prompt_tokens_per_s,
@@ -212,7 +217,9 @@ def _most_local_tokens(
         PrefillRates(
             of_prefill.prompt_tokens_per_s,
             of_prefill.step_s,
-            max(of_prefill.waiting_tokens, prefill.waiting_tokens),
+            tokens_before,
+            waiting_tokens - tokens_before,
+            len(prompts),
             handover_s,
         ),
         config,

@@ -12,6 +12,10 @@ For n tokens the sum of waiting is compared, in seconds:
     on prefill   what is before it there, n tokens at prefill's rate, and the way of the KV
 
 Both are lines in n, so the answer is where they cross, within the bounds of the configuration.
+
+Before a prompt are those that are no longer than it: only longer ones are overtaken. So prompts of
+one length that come together are shared out between both, and what is short beside a long one goes
+to prefill as if that were not there.
 """
 
 from __future__ import annotations
@@ -47,14 +51,18 @@ class PrefillRates(NamedTuple):
 
     Attributes:
       tokens_per_s: that it computes.
-      step_s: of its usual step; shorter prompts overtake, so nobody short waits for much more.
-      waiting_tokens: that it has still to compute.
+      step_s: of its usual step, which is all that overtaking costs.
+      tokens_before: that it computes before this prompt's.
+      tokens_behind: that it has still to compute besides, of prompts that this one overtakes.
+      waiting_prompts: how many these are of.
       handover_s: from its first token until decode has all of the KV.
     """
 
     tokens_per_s: float
     step_s: float
-    waiting_tokens: int
+    tokens_before: int
+    tokens_behind: int
+    waiting_prompts: int
     handover_s: float
 
 
@@ -87,9 +95,14 @@ def most_local_tokens(decode: DecodeRates, prefill: PrefillRates, config: Routin
     if min(decode.tokens_per_s, prefill.tokens_per_s) < LEAST_TOKENS_PER_S:
         return 0  # nothing is known yet, or nothing of use
     token_s = 1.0 / decode.tokens_per_s
-    step_s = decode.step_s if decode.streams else 0.0
-    chunk_s = step_s / max(decode.chunk_tokens, 1)
-    ahead_s = min(prefill.waiting_tokens / prefill.tokens_per_s, prefill.step_s)
+    # Behind other prompts it meets the streams that these will be.
+    step_s = decode.step_s if decode.streams or decode.waiting_tokens else 0.0
+    chunk_tokens: float = decode.chunk_tokens
+    if not decode.streams:
+        chunk_tokens -= step_s * decode.tokens_per_s  # what their rows will leave of a step
+    chunk_s = step_s / max(chunk_tokens, 1.0)
+    overtaken_s = min(prefill.tokens_behind / prefill.tokens_per_s, prefill.step_s)
+    ahead_s = prefill.tokens_before / prefill.tokens_per_s + overtaken_s
     on_prefill_s = ahead_s + prefill.handover_s
     on_decode_s = JOIN_STEPS * step_s + decode.waiting_tokens * (token_s + chunk_s)
     per_token_s = token_s + chunk_s + config.stream_weight * decode.streams * token_s
@@ -99,6 +112,7 @@ def most_local_tokens(decode: DecodeRates, prefill: PrefillRates, config: Routin
         return 0
     crossing = gained_s / lost_per_token_s if lost_per_token_s > 0.0 else math.inf
     harmless = math.inf
-    if decode.streams:
+    # Flat gaps are for readers, as long as no more than they wait for their first token.
+    if decode.streams >= max(prefill.waiting_prompts, 1):
         harmless = config.max_gap_growth * step_s * decode.tokens_per_s - decode.waiting_tokens
     return max(0, int(min(crossing, harmless, config.max_local_tokens)))

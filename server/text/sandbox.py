@@ -102,8 +102,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.filters["bounded"] = _bounded
 
     def step(self) -> bool:
-        """Ask whether to go on; true, so that it can stand in front of a condition."""
-        go_on.get()()
+        """Be a call, before which it is asked whether to go on; true, so that it can stand in front
+        of a condition."""
         return True
 
     def joined(self, parts: Iterable[object]) -> str:

@@ -15,6 +15,7 @@ from engine.backend import build_model
 from engine.batch import SampleSpec, StepRow, flatten
 from engine.kv_pool import KVLayout, KVPool
 from engine.model_config import load_model_config
+from engine.native.model import NativeModel
 from engine.weights import Checkpoint as WeightFiles
 from triolet.config import Dtype, EngineConfig, WeightFormat
 from triolet.sampling import SamplingParams
@@ -100,6 +101,20 @@ def test_the_bits_of_a_token_do_not_depend_on_how_threads_share_a_batch(
             assert together == [alone[index % 2] for index in range(batch)], batch
     finally:
         torch.set_num_threads(1)
+
+
+def test_the_number_of_threads_may_change_from_step_to_step(
+    checkpoint: Callable[[str], Checkpoint], backend: str
+) -> None:
+    config = EngineConfig(dtype=Dtype.BFLOAT16, backend=backend, kv_pool_bytes=4 * MIB)
+    engine = open_engine(checkpoint("llama").path, config)
+    model = engine.runner.model
+    if not isinstance(model, NativeModel):
+        pytest.skip("elsewhere it may change bits, and does not change")
+    alone = generate(engine, PROMPTS, 6)
+    for num_threads in (3, 1, 2):
+        model.num_threads = num_threads
+        assert generate(engine, PROMPTS, 6) == alone
 
 
 def test_prompts_and_completions_share_a_step(

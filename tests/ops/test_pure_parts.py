@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from ops.options import (
     engine_options,
     gpu_options,
     link_options,
+    read_lending,
     server_options,
     speculation_options,
 )
@@ -44,6 +46,7 @@ from triolet.config_overload import (
 )
 from triolet.config_quotas import QuotaConfig
 from triolet.config_routing import LocalPrefill, RoutingConfig
+from triolet.config_siblings import LendingConfig
 from triolet.config_speculation import SpeculationConfig
 from triolet.config_tenants import TenantsConfig
 from triolet.config_wire import KvWire, MemorySharing, WireConfig
@@ -292,6 +295,41 @@ def test_cores_are_divided_among_workers(
         assert spec.env["OMP_NUM_THREADS"] == str(threads)
         assert spec.argv[spec.argv.index("--threads") + 1] == str(threads)
     assert specs[0].env["OMP_NUM_THREADS"] == "1"
+
+
+def lenders(fleet: FleetPlan, cores: int) -> dict[str, LendingConfig | None]:
+    specs, spares = plan_processes(fleet, ("t",), Path("/x"), 1, range(cores), doors=[Door(7)])
+    told = {spec.name: dict(pairwise(spec.argv)).get("--lending") for spec in (*specs, *spares)}
+    return {name: read_lending(text) for name, text in told.items() if name != "server"}
+
+
+def test_workers_lend_cores_where_they_were_shared_out() -> None:
+    assert lenders(plan(1, 2), 6) == {
+        "prefill-0": LendingConfig("/x/cores", 0, 3),
+        "prefill-spare": LendingConfig("/x/cores", 0, 3),
+        "decode-0": LendingConfig("/x/cores", 1, 3),
+        "decode-1": LendingConfig("/x/cores", 2, 3),
+    }
+
+
+@pytest.mark.parametrize(
+    ("fleet", "cores"),
+    [
+        (plan(1, 1, 1), 2),
+        (replace(plan(1, 1), pin=Pinning.AUTO), 4),
+        (replace(plan(1, 1), engine=EngineConfig(device="cuda")), 4),
+        (plan(2, 2), 3),
+    ],
+    ids=["told how many", "pinned", "no CPU", "too few"],
+)
+def test_nobody_lends_what_was_given_or_is_not_there(fleet: FleetPlan, cores: int) -> None:
+    assert set(lenders(fleet, cores).values()) == {None}
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"path": 1, "place": 0, "places": 1}'])
+def test_lending_that_is_not_understood_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--lending is for supervisors"):
+        read_lending(text)
 
 
 def test_decode_workers_get_cores_of_their_own_where_they_are_asked_to() -> None:

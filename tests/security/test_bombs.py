@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from server.api.json_body import parse_object
 from server.api.schemas import (
+    MAX_STOP_STRINGS,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -21,7 +22,11 @@ from server.api.schemas import (
 from tests.server.support.fakes import FakeFleet, by_hand
 from tests.server.support.surface import surface
 from triolet.errors import RequestError
+from triolet.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from triolet.units import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HI: Final = [{"role": "user", "content": "hi"}]
 KINDS: Final = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
@@ -40,7 +45,7 @@ BOMBS: Final[list[dict[str, Any]]] = [
     {"stop": ["x" * 64] * 10_000},
     {"stop": "x" * 1_000_000},
     {"stop_token_ids": list(range(100_000))},
-    {"logit_bias": {str(token): 1 for token in range(1000)}},
+    {"logit_bias": {str(token): 1 for token in range(MAX_LOGIT_BIAS + 1)}},
     {"logit_bias": {"9" * 100_000: 1}},
     {"logit_bias": {"1": 1e308}},
     {"tools": [{"type": "function"}] * 10_000},
@@ -96,6 +101,29 @@ def test_a_request_costs_no_more_memory_than_it_has_bytes(kind: Any, bomb: Any) 
         assert refused.status == 400
         assert len(refused.message) < 1000
         assert len(refused.param or "") <= 200
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "of_size"),
+    [
+        ("logit_bias", MAX_LOGIT_BIAS, lambda size: dict.fromkeys(map(str, range(size)), 1)),
+        ("stop", MAX_STOP_STRINGS, lambda size: ["x"] * size),
+        ("stop_token_ids", MAX_STOP_TOKEN_IDS, lambda size: list(range(size))),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
+def test_as_many_as_the_bound_are_taken_and_one_more_is_refused(
+    kind: Any,  # noqa: ANN401
+    name: str,
+    most: int,
+    of_size: Callable[[int], Any],
+) -> None:
+    body: dict[str, Any] = {"messages": HI} if kind is ChatRequest else {"prompt": "hi"}
+    assert refusal_of(kind, body | {name: of_size(most)}) is None
+    refused = refusal_of(kind, body | {name: of_size(most + 1)})
+    assert refused is not None
+    assert (refused.status, refused.param) == (400, name)
 
 
 @settings(max_examples=60)

@@ -72,6 +72,8 @@ class FakeEngine:
         self.vocab_size = VOCAB_SIZE
         self.fingerprint = fingerprint
         self.pace = Pace(8, step_s=0.0, target_s=1.0, least_tokens=8, most_tokens=8, chunk_tokens=8)
+        self.speedup = 1.0
+        self.num_rests = 0
         self.fail_next_step = False
         self._pool = [bytearray(_POISON * block_size) for _ in range(num_blocks + 1)]
         self.ledger = BlockLedger(num_blocks + 1, poison=self)
@@ -89,6 +91,10 @@ class FakeEngine:
         """See engine.block_ledger.Poison."""
         clean = _POISON * self.block_size
         return sum(self._pool[block] != clean for block in block_ids)
+
+    def rest(self) -> None:
+        """Count."""
+        self.num_rests += 1
 
     def constrain(self, grammar: Grammar | None) -> None:
         """Its tokens are no text: requests with a grammar are not for it."""

@@ -32,7 +32,33 @@ def test_a_prompt_is_charged_what_it_adds_to_a_step() -> None:
         rates.took(0.02, num_prompt_tokens=0, num_decode_rows=8)
         rates.took(0.02 + 64 / 2000, num_prompt_tokens=64, num_decode_rows=8)
     assert rates.step_s == pytest.approx(0.02)
+    assert rates.prompt_tokens_per_s == pytest.approx(2000, rel=0.05)
+
+
+def test_borrowed_cores_are_not_counted_upon() -> None:
+    rates = StepRates(PACE)
+    for _ in range(100):
+        rates.took(0.010, num_prompt_tokens=0, num_decode_rows=8, speedup=2.0)
+        rates.took(0.020, num_prompt_tokens=0, num_decode_rows=8, speedup=3.0)
+    assert 0.015 < rates.step_s < 0.040, "of two cores each has half of what memory gives one"
+    rates = StepRates(PACE)
+    for _ in range(100):
+        rates.took(0.032, num_prompt_tokens=128, speedup=2.0)
     assert rates.prompt_tokens_per_s == pytest.approx(2000, rel=0.01)
+
+
+def test_a_rate_that_is_not_seen_again_is_forgotten() -> None:
+    rates = StepRates(PACE)
+    rates.took(100.0, num_prompt_tokens=64)
+    slow = rates.prompt_tokens_per_s
+    assert slow < 810
+    for _ in range(300):
+        rates.took(0.02, num_prompt_tokens=0, num_decode_rows=8)
+    assert rates.prompt_tokens_per_s == pytest.approx(1000, rel=0.02)
+    unknown = StepRates(PACE._replace(step_s=0.0))
+    unknown.took(0.064, num_prompt_tokens=64)
+    unknown.took(0.02, num_prompt_tokens=0, num_decode_rows=8)
+    assert unknown.prompt_tokens_per_s == pytest.approx(1000), "there is nothing to go back to"
 
 
 def test_a_few_tokens_and_a_clock_that_stood_still_say_nothing_of_a_rate() -> None:

@@ -52,6 +52,27 @@ async def test_many_streams_get_the_tokens_of_their_prompts(autojump_clock: Mock
         fleet.check_empty()
 
 
+async def test_cores_are_left_to_others_while_there_is_no_step_to_compute(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_fleet() as fleet:
+        await wait_all_tasks_blocked()
+        prefill, decode = (fleet.engines[role] for role in (Role.PREFILL, Role.DECODE))
+        assert prefill.num_rests
+        assert decode.num_rests
+        prefill.speedup = decode.speedup = 2.0
+        answer = await fleet.client.start(PROMPT, params(100))
+        await fleet.client.wait_until(lambda: len(answer.tokens) >= 3)
+        before = prefill.num_rests, decode.num_rests
+        await fleet.client.wait_until(lambda: len(answer.tokens) >= 50)
+        assert decode.num_rests == before[1], "a stream has a row in every step"
+        await fleet.client.finish(answer)
+        await trio.sleep(1.2)
+        assert decode.num_rests > before[1]
+        loads = [link.beats[-1].load for link in fleet.client.links.values()]
+        assert all(load.borrowed_steps == load.steps > 0 for load in loads)
+
+
 async def test_a_cancel_frees_both_workers_within_a_step(autojump_clock: MockClock) -> None:
     async with open_fleet() as fleet:
         answer = await fleet.client.start(PROMPT, params(100))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from server.api.json_body import MAX_CONTAINERS
 from server.api.tools import parsed_arguments
 from server.text.tool_calls import HERMES, LLAMA
 from tests.server.support.fakes import FakeFleet, FakeText
@@ -221,6 +222,14 @@ async def test_calls_are_streamed_as_they_come() -> None:
     assert reasons == [None] * (len(reasons) - 1) + ["tool_calls"]
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": [' + "[1]," * 70_000 + "1]}"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * (MAX_CONTAINERS + 1),
+        "[" * (MAX_CONTAINERS - 1),  # not too many, but too deep for the parser
+        '{"a": [' + "[1]," * MAX_CONTAINERS + "1]}",
+    ],
+    ids=["many and deep", "deep", "many"],
+)
 def test_arguments_that_parsers_die_of_stay_text(text: str) -> None:
     assert parsed_arguments(text) == text

@@ -21,7 +21,7 @@ from server.edge.cures_tcp import CuredTCPServer
 from server.edge.cures_websocket import CuredWSStream
 from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand
 from tests.server.support.surface import PATIENCE_S, request_bytes, small_window, surface
-from tests.server.support.websocket import CLOSE, Socket, frame_bytes, handshake
+from tests.server.support.websocket import CLOSE, PATH, Socket, frame_bytes, handshake
 from triolet.errors import RequestError
 
 if TYPE_CHECKING:
@@ -175,6 +175,21 @@ async def send_a_bad_event(server: Surface) -> None:
     await read_to_the_end(client)
 
 
+async def ask_for_nothing_there(server: Surface) -> None:
+    assert (await server.request("GET", "/nothing")).status == 404
+
+
+async def ask_in_no_such_way(server: Surface) -> None:
+    assert (await server.request("DELETE", "/v1/models")).status == 405
+
+
+async def open_a_socket_nowhere(server: Surface) -> None:
+    client = await server.connect()
+    await client.send(handshake().replace(PATH.encode(), b"/nothing"))
+    assert (await client.head())[0] == 404
+    await read_to_the_end(client)
+
+
 async def refuse(server: Surface, body: bytes) -> None:
     client = await server.connect()
     await client.send(request_bytes("POST", "/v1/chat/completions", body=body))
@@ -187,6 +202,9 @@ async def refuse(server: Surface, body: bytes) -> None:
     "visit",
     [
         ask_for_health,
+        ask_for_nothing_there,
+        ask_in_no_such_way,
+        open_a_socket_nowhere,
         read_a_stream,
         leave_a_stream,
         stall_a_stream,

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 CONFIG = RoutingConfig()
 IDLE = DecodeRates(1000.0, step_s=0.0, streams=0, waiting_tokens=0, chunk_tokens=64)
 BUSY = DecodeRates(1000.0, step_s=0.03, streams=8, waiting_tokens=0, chunk_tokens=64)
-FREE = PrefillRates(1000.0, step_s=0.05, waiting_tokens=0, handover_s=0.005)
-LOADED = FREE._replace(waiting_tokens=5000)
+FREE = PrefillRates(1000.0, 0.05, 0, 0, 0, handover_s=0.005)
+LOADED = FREE._replace(tokens_behind=5000, waiting_prompts=1)
 FOUR = Need(4, 4)
 
 
@@ -54,18 +54,59 @@ def test_a_slow_decode_worker_takes_a_prompt_only_instead_of_the_wait() -> None:
     assert most_local_tokens(slow, LOADED, CONFIG) == 55
 
 
+def share_out(
+    count: int, decode: DecodeRates, prefill: PrefillRates, prompt_tokens: int
+) -> tuple[int, int]:
+    """Return how many of some equal prompts that come together go to decode and to prefill."""
+    num_local = num_remote = 0
+    for _ in range(count):
+        most = most_local_tokens(
+            decode._replace(waiting_tokens=num_local * prompt_tokens),
+            prefill._replace(tokens_before=num_remote * prompt_tokens, waiting_prompts=num_remote),
+            CONFIG,
+        )
+        if prompt_tokens <= most:
+            num_local += 1
+        else:
+            num_remote += 1
+    return num_local, num_remote
+
+
+@pytest.mark.parametrize(("count", "least"), [(8, 3), (32, 12)])
+def test_equal_prompts_that_come_together_are_shared_out(count: int, least: int) -> None:
+    num_local, num_remote = share_out(count, IDLE, FREE, 128)
+    assert least <= num_local <= num_remote + 1
+    with_steps = IDLE._replace(step_s=0.015, chunk_tokens=50)
+    fewer, _ = share_out(count, with_steps, FREE, 128)
+    assert count // 8 < fewer < num_local, "what it decodes by then will slow it down"
+
+
+def test_a_burst_beside_few_streams_is_shared_out_too_and_a_lone_prompt_is_not() -> None:
+    one = BUSY._replace(streams=1, step_s=0.015)
+    assert share_out(1, one, FREE, 128) == (0, 1)
+    assert share_out(8, one, FREE, 128)[0] >= 2
+    assert share_out(8, BUSY, FREE, 128) == (0, 8), "as many readers as wait: their gaps stay flat"
+
+
+def test_what_is_overtaken_costs_a_step_and_what_is_not_costs_all_of_it() -> None:
+    slow = IDLE._replace(tokens_per_s=500.0)
+    overtaken = most_local_tokens(slow, LOADED, CONFIG)
+    equal = FREE._replace(tokens_before=100, waiting_prompts=1)
+    assert (overtaken, most_local_tokens(slow, equal, CONFIG)) == (55, 105)
+
+
 rates = st.floats(0.0, 1e6)
 seconds = st.floats(0.0, 10.0)
 tokens = st.integers(0, 100_000)
 decodes = st.builds(DecodeRates, rates, seconds, st.integers(0, 256), tokens, st.integers(0, 512))
-prefills = st.builds(PrefillRates, rates, seconds, tokens, seconds)
+prefills = st.builds(PrefillRates, rates, seconds, tokens, tokens, st.integers(0, 50), seconds)
 
 
 @given(decodes, prefills)
 def test_the_bounds_hold_whatever_is_announced(decode: DecodeRates, prefill: PrefillRates) -> None:
     most = most_local_tokens(decode, prefill, CONFIG)
     assert 0 <= most <= CONFIG.max_local_tokens
-    if decode.streams:
+    if decode.streams >= max(prefill.waiting_prompts, 1):
         growth_s = most / max(decode.tokens_per_s, 1e-9)
         assert most == 0 or growth_s <= CONFIG.max_gap_growth * decode.step_s + 1e-9
     more = most_local_tokens(decode, prefill._replace(handover_s=prefill.handover_s + 1), CONFIG)

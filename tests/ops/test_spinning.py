@@ -1,0 +1,29 @@
+"""Threads of the kernels wait awake only briefly, unless somebody said otherwise."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ops.spinning import SPIN_COUNT, spin_briefly
+
+
+def test_whoever_set_it_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    spin_briefly()
+    assert os.environ["GOMP_SPINCOUNT"] == "7"
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    spin_briefly()
+    assert os.environ["GOMP_SPINCOUNT"] == SPIN_COUNT
+
+
+@pytest.mark.slow
+def test_the_command_line_loads_nothing_that_reads_it_before() -> None:
+    script = "import sys, ops.cli; print([m for m in ('numpy', 'torch') if m in sys.modules])"
+    finished = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
+    assert finished.stdout.strip() == "[]"
