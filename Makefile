@@ -16,7 +16,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -c GPU)
 CONSTRAINTS := $(if $(filter-out 0,$(HAS_GPU)),,--constraint constraints.txt)
 
-.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart soak bench-stalled bench-hostile security-mutants faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-guess bench-structured bench-embeddings bench-batches bench-cache bench-wire bench-front bench-serve bench-gpu sanitize bench-interference clean
+.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart soak bench-stalled bench-hostile security-mutants faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-guess bench-structured bench-embeddings bench-batches bench-cache bench-wire bench-front bench-serve bench-gpu sanitize bench-interference overload clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
@@ -138,6 +138,9 @@ bench-gpu: install-dev  ## the ten-minute plan on an NVIDIA GPU (docs/gpu.md); s
 
 bench-interference: bench-model  ## gaps of running streams while long prompts arrive: one core each, mixed steps, vLLM
 	$(BIN)/python -m loadtest.bench.interference $(ARGS)
+
+overload: install-dev  ## half to ten times the load with and without each mechanism, in virtual time; curves (ARGS=--real)
+	$(BIN)/python -m loadtest.overload --images docs/images $(ARGS)
 
 clean:  ## remove what builds and tests leave behind, not the environment
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
