@@ -16,7 +16,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -c GPU)
 CONSTRAINTS := $(if $(filter-out 0,$(HAS_GPU)),,--constraint constraints.txt)
 
-.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart soak bench-stalled bench-hostile security-mutants faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-guess bench-structured bench-embeddings bench-batches bench-cache bench-wire bench-front bench-serve bench-gpu sanitize bench-interference overload clean
+.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart soak bench-stalled bench-hostile security-mutants faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-guess bench-structured bench-embeddings bench-batches bench-cache bench-queue bench-wire bench-front bench-serve bench-gpu sanitize bench-interference clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
@@ -118,6 +118,9 @@ bench-serve: bench-model  ## whole servers over HTTP side by side: 1, 8, 32 stre
 bench-wire: install-dev  ## the KV path beside bare sockets, and its share of a prompt's time
 	$(BIN)/python -m loadtest.bench.wire $(ARGS)
 
+bench-queue: install-dev  ## what one step of the fair queue costs with up to 100,000 waiting, beside a sorted list
+	$(BIN)/python -m loadtest.bench.queue $(ARGS)
+
 bench-guess: install-dev  ## what guessing ahead brings where text is copied and where not, two fleets side by side
 	$(BIN)/python -m loadtest.bench.guess $(ARGS)
 
@@ -139,6 +142,7 @@ bench-gpu: install-dev  ## the ten-minute plan on an NVIDIA GPU (docs/gpu.md); s
 bench-interference: bench-model  ## gaps of running streams while long prompts arrive: one core each, mixed steps, vLLM
 	$(BIN)/python -m loadtest.bench.interference $(ARGS)
 
+.PHONY: overload
 overload: install-dev  ## half to ten times the load with and without each mechanism, in virtual time; curves (ARGS=--real)
 	$(BIN)/python -m loadtest.overload --images docs/images $(ARGS)
 

@@ -14,6 +14,7 @@ from .config_batches import BatchConfig
 from .config_embedding import EmbeddingConfig, EmbeddingLimits
 from .config_gpu import GpuConfig
 from .config_grammar import GrammarConfig
+from .config_queue import QueueConfig
 from .config_recovery import RecoveryConfig
 from .config_resume import ResumeConfig
 from .config_routing import RoutingConfig
@@ -279,6 +280,7 @@ class ServerConfig:
     link: LinkConfig = field(default_factory=LinkConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     routing: RoutingConfig = field(default_factory=RoutingConfig)
+    queue: QueueConfig = field(default_factory=QueueConfig)
     resume: ResumeConfig = field(default_factory=ResumeConfig)
     """Answers that clients may come back to."""
     embedding: EmbeddingLimits = field(default_factory=EmbeddingLimits)
@@ -386,12 +388,8 @@ class ServerConfig:
             self.drain_timeout_s,
             f">= 0 and <= {DAY_S:.0f}, a day: the timer that ends the process takes no infinity",
         )
-        require(
-            self.metrics_compat in {"vllm", "none"},
-            "metrics_compat",
-            self.metrics_compat,
-            "vllm, none",
-        )
+        compat = self.metrics_compat
+        require(compat in {"vllm", "none"}, "metrics_compat", compat, "vllm, none")
         if not (self.allow_remote_clients or self.api_keys or is_loopback(self.host)):
             raise ConfigError(
                 f"host is {self.host!r}, which other machines can reach, and whoever does "

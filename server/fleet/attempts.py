@@ -6,7 +6,7 @@ why a request was accepted or cancelled (conductor.py) and which worker is best 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from transport.frames import End, Ended, EndReason, FirstToken, Grant, Refuse, RefuseReason
 from triolet.ids import AttemptKey, Role
@@ -18,14 +18,13 @@ from .dispatch import (
     Pair,
     Route,
     blocks_needed,
-    choose_route,
     counted_tokens,
-    is_model_gone,
     needed_roles,
     tokens_to_compute,
 )
 from .due import may_decode, quiet_since
-from .forking import fork_route, need_on, note_no_fork
+from .fair_queue import FairQueue
+from .forking import need_on, note_no_fork
 from .phases import Phase, Step
 from .progress import (
     Again,
@@ -39,7 +38,8 @@ from .progress import (
 )
 from .recovery import Recovery
 from .sequence import Attempt
-from .waiting import Pace, WaitingLine
+from .turns import Turns
+from .waiting import Pace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,15 +48,11 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
 
     from .book import RequestBook
-    from .dispatch import Need
     from .observer import FleetObserver
     from .outbox import Outbox
     from .progress import Change
     from .sequence import Sequence
     from .workers import Worker
-
-HANDOVER_TRUST: Final = 0.2
-"""How far one transfer of KV moves what is expected of the next."""
 
 
 class Attempts:
@@ -72,7 +68,7 @@ class Attempts:
       now: the time of the start.
 
     Attributes:
-      line: who waits for workers.
+      line: who waits for workers, and what those on workers were charged.
       pace: how fast the line moves.
       recovery: what faults so far mean for the next ones.
     """
@@ -87,7 +83,7 @@ class Attempts:
         observer: FleetObserver,
         now: float,
     ) -> None:
-        self.line = WaitingLine()
+        self.line: FairQueue[Sequence] = FairQueue(config.queue)
         self.pace = Pace(now)
         self.recovery = Recovery(config, workers, observer, now)
         self._config = config
@@ -96,18 +92,19 @@ class Attempts:
         self._outbox = outbox
         self._eos_token_ids = eos_token_ids
         self._observer = observer
-        self._handover_s = 0.0
+        self._turns = Turns(config, workers, self.line, self.recovery)
 
     def dispatch(self, now: float) -> None:
         """Begin an attempt for whoever is first in the line, as long as workers have room.
 
         Nobody overtakes: a long prompt would otherwise wait for as long as short ones keep coming.
-        Only who waits for another one's probation lets others pass.
+        Only who waits for another one's probation lets others pass, and who is first only because
+        its class waited for so long. Whose tenant has all that it may have is not in the line.
         """
-        while self.line and (turn := self._next_turn(now)) is not None:
+        while self.line and (turn := self._turns.next(now)) is not None:
             sequence, route = turn
             if isinstance(route, Route):
-                self.line.remove(sequence)
+                self.line.take(sequence)
                 self._begin(sequence, route, now)
             else:
                 self.fail(sequence, route, now)
@@ -179,6 +176,7 @@ class Attempts:
                     decode = sequence.attempt.pair.decode
                     decode.prefixes.keep(sequence.whole_chain, decode.capacity)
                 self._leave(sequence, EndReason.STOP_STRING if is_ours else EndReason(end.reason))
+                self.line.end(sequence, len(sequence.relay.token_ids))
                 self._book.finish(sequence, end, now)
             case Fail(error=error, outcome=outcome):
                 self.fail(sequence, ends.End(error, outcome, EndReason.ERROR), now)
@@ -191,12 +189,11 @@ class Attempts:
                 self._leave(sequence, EndReason.SUPERSEDED)
                 sequence.step(Step.RETRY)
                 sequence.times.queued_at = now
-                self.line.add(sequence)
+                self.line.give_back(sequence)
 
     def fail(self, sequence: Sequence, end: ends.End, now: float) -> None:
         """End a sequence wherever it is; its workers free what it has."""
-        if sequence.phase is Phase.QUEUED:
-            self.line.remove(sequence)
+        self.line.end(sequence, len(sequence.relay.token_ids))
         self._leave(sequence, end.reason)
         self._book.fail(sequence, end.error, end.outcome, now)
 
@@ -219,12 +216,18 @@ class Attempts:
         elif attempt is not None and may_decode(sequence, attempt):
             self._repeat_credit(sequence, attempt, now)
 
+    def note_pools(self) -> None:
+        """Take in how much KV all decode workers can hold, of which tenants have shares."""
+        pools = [w.capacity for w in self._workers if w.role is Role.DECODE and w.is_connected]
+        kv_tokens = sum(pool.num_blocks * pool.block_size for pool in pools if pool is not None)
+        self.line.note_kv_tokens(kv_tokens)
+
     def end_hopeless(self, now: float) -> None:
         """End what waits for workers that have been away for too long."""
         roles = needed_roles(self._config.routing)
         role = missing_role(self._workers, roles, self._config.worker_wait_s, now)
         if role is not None:
-            for sequence in list(self.line):
+            for sequence in self.line:
                 self.fail(sequence, ends.no_worker_left(role), now)
 
     def begin_anew(self, cause: str, now: float) -> None:
@@ -248,24 +251,6 @@ class Attempts:
             attempt.quiet_since = now
             decode = attempt.pair.decode
             self._outbox.allow(decode, attempt.key, attempt.allowed, num_tokens)
-
-    def _next_turn(self, now: float) -> tuple[Sequence, Route | ends.End] | None:
-        """Return who may leave the line now, and where to or with which end."""
-        for sequence in self.line:
-            need = sequence.need
-            route = fork_route(sequence, now) or self._route(need, now)
-            if route is not None:
-                return sequence, self.recovery.objection(sequence.request.prompt_ids, now) or route
-            if is_model_gone(self._workers, need, self._config.routing):
-                return sequence, ends.other_model()
-            freely = need._replace(is_on_probation=False, is_suspect=False)
-            if freely == need or self._route(freely, now) is None:
-                return None
-        return None
-
-    def _route(self, need: Need, now: float) -> Route | None:
-        paths, routing = self.recovery.paths, self._config.routing
-        return choose_route(self._workers, need, paths, routing, self._handover_s, now)
 
     def _begin(self, sequence: Sequence, route: Route, now: float) -> None:
         pair = route.pair
@@ -358,8 +343,7 @@ class Attempts:
             if attempt.granted_at is not None and attempt.fork_of is None:
                 self._observer.local_prefill_computed(now - attempt.granted_at)
         elif attempt.first_token_at is not None:
-            took_s = now - attempt.first_token_at
-            self._handover_s += HANDOVER_TRUST * (took_s - self._handover_s)
+            self._turns.handed_over(now - attempt.first_token_at)
 
     def _refused(self, sequence: Sequence, attempt: Attempt, refusal: Refuse, now: float) -> Change:
         if refusal.reason is RefuseReason.TOO_LONG:

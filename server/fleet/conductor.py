@@ -183,7 +183,7 @@ class Conductor:
             self.recovery.accepted()
             if not self._attempts.line:
                 self._attempts.pace.advance(now, is_waiting=False)
-            self._attempts.line.add(sequence)
+            self._attempts.line.add(sequence, sequence.place)
             sequences.append(sequence)
         self._attempts.dispatch(now)
         return sequences
@@ -220,6 +220,7 @@ class Conductor:
         if worker.monitor.epoch != welcome.peer.epoch:
             self.lost(worker, "restarted", now)
         worker.welcomed(welcome, now)
+        self._attempts.note_pools()
         self._observer.worker_joined(str(worker))
 
     def lost(self, worker: Worker, cause: str, now: float) -> None:
@@ -229,6 +230,7 @@ class Conductor:
         left = cause == FAREWELL
         num_inputs = sum(one.worker is worker for one in self.embeddings)
         worker.lost(now, is_its_fault=not left)
+        self._attempts.note_pools()
         self._observer.worker_lost(str(worker), cause)
         struck = [sequence for sequence in self._book if sequence.needs(worker)]
         has_died = not left and cause not in NO_DEATH
@@ -341,7 +343,8 @@ class Conductor:
                 for sequence in self._book
                 if sequence.attempt is not None
             )
-            tokens_ahead = line.tokens_ahead(request.rank)
+            due = now + request.deadline_s
+            tokens_ahead = line.tokens_ahead(request.claim, request.priority, due)
             predicted_s = self._attempts.pace.predict_s(tokens_ahead, running_tokens)
         # Whether all find a place in a line where somebody waits; one that is empty moves.
         num_queued = len(line) + num_together - 1 if line else 0

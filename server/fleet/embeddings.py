@@ -8,7 +8,6 @@ for them. Knows no tasks and no HTTP.
 
 from __future__ import annotations
 
-import bisect
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +24,8 @@ from . import ends
 from .accounting import Outcome
 from .admission import limits_of, missing_role
 from .breaker import ejected
+from .fair_queue import FairQueue
+from .flow import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -81,9 +82,11 @@ class Input:
     is_over: bool = False
 
     @property
-    def place(self) -> tuple[int, int, int]:
-        """Where it stands in the line."""
-        return (self.request.rank, self.turn, self.order)
+    def place(self) -> Place:
+        """What the queue has to know of it."""
+        request = self.request
+        tokens = len(request.input_ids)
+        return Place(request.claim, request.priority, self.turn, self.order, tokens)
 
 
 class Embeddings:
@@ -117,7 +120,7 @@ class Embeddings:
         self._observer = observer
         self._max_model_len = max_model_len
         self._inputs: dict[bytes, Input] = {}
-        self._line: list[Input] = []
+        self._line: FairQueue[Input] = FairQueue(config.queue)
         self._suspects: set[Input] = set()
 
     def __len__(self) -> int:
@@ -162,11 +165,11 @@ class Embeddings:
     def dispatch(self, now: float) -> None:
         """Send inputs to workers as long as these have room."""
         while self._line:
-            at = self._next_turn()
-            if at is None:
+            turn = self._next_turn()
+            if turn is None:
                 return
-            index, worker = at
-            self._begin(self._line.pop(index), worker, now)
+            self._line.take(turn[0])
+            self._begin(*turn, now)
 
     def take(self, worker: Worker, frame: Embedded | Ended, now: float) -> bool:
         """Take what a worker says of an attempt; return whether it is one of an input's."""
@@ -218,7 +221,7 @@ class Embeddings:
             elif drain_until is not None and now >= drain_until:
                 self._fail(one, ends.drained(), now)
         if self._line and _is_hopeless(self._workers, self._config, now):
-            for one in list(self._line):
+            for one in self._line:
                 self._fail(one, ends.no_worker_left(Role.PREFILL), now)
         self.dispatch(now)
 
@@ -264,10 +267,10 @@ class Embeddings:
             on_done=on_done,
         )
         self._inputs[request.request_id] = one
-        bisect.insort(self._line, one, key=lambda other: other.place)
+        self._line.add(one, one.place)
         return one
 
-    def _next_turn(self) -> tuple[int, Worker] | None:
+    def _next_turn(self) -> tuple[Input, Worker] | None:
         """Return who may leave the line, and where to. Who has failed before may not share a worker
         with another one that has: so a bad input is soon alone with its like."""
         pool = [w for w in self._workers if w.role is Role.PREFILL and w.is_usable]
@@ -277,14 +280,24 @@ class Embeddings:
             key=lambda worker: (sum(worker.inputs.values()), worker.address),
         )
         suspects_on = {one.worker for one in self._suspects}
-        for index, one in enumerate(self._line):
-            for worker in usable:
-                if _has_room(worker, len(one.request.input_ids), self._config) and not (
-                    one.num_faults and worker in suspects_on
-                ):
-                    return index, worker
-            if not one.num_faults:
-                return None
+        line = self._line
+        try:
+            one = line.first()
+            while one is not None:
+                for worker in usable:
+                    if _has_room(worker, len(one.request.input_ids), self._config) and not (
+                        one.num_faults and worker in suspects_on
+                    ):
+                        return one, worker
+                if one.num_faults:
+                    line.set_aside(one)
+                    one = line.first()
+                elif line.lets_pass(one):
+                    one = line.first(is_aged_too=False)
+                else:
+                    return None
+        finally:
+            line.restore()
         return None
 
     def _begin(self, one: Input, worker: Worker, now: float) -> None:
@@ -315,11 +328,9 @@ class Embeddings:
             self._fail(one, ends.attempts_spent(one.num_faults, cause), now)
             return
         self._observer.attempt_failed(cause)
-        bisect.insort(self._line, one, key=lambda other: other.place)
+        self._line.give_back(one)
 
     def _fail(self, one: Input, end: ends.End, now: float) -> None:
-        if one.key is None and one in self._line:
-            self._line.remove(one)
         self._leave(one, end.reason)
         one.result.error = end.error
         self._close(one, end.outcome, now)
@@ -336,6 +347,7 @@ class Embeddings:
 
     def _close(self, one: Input, outcome: Outcome, now: float) -> None:
         one.is_over = True
+        self._line.end(one, 0)
         self._suspects.discard(one)
         del self._inputs[one.request.request_id]
         self._accounting.ended[outcome] += 1

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..generation import Usage
 from .dispatch import Need
+from .flow import Place
 from .phases import Phase, Step, after
 from .prefixes import PrefixChain
 from .routing import Why
@@ -164,6 +165,19 @@ class Sequence:
             self.attempt.grant_by += absence_s
             if self.attempt.gap_since is not None:
                 self.attempt.gap_since += absence_s
+
+    @property
+    def place(self) -> Place:
+        """What the queue has to know of it."""
+        request = self.request
+        return Place(
+            request.claim,
+            request.priority,
+            self.deadline,
+            self.order,
+            len(request.prompt_ids),
+            request.sampling.max_tokens,
+        )
 
     @property
     def need(self) -> Need:

@@ -1,47 +1,10 @@
-"""Order of the line, and the prediction of its end."""
+"""The prediction of how long the line takes."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from server.fleet.relay import Relay
-from server.fleet.sequence import Sequence, Times
-from server.fleet.waiting import MEMORY_S, Pace, WaitingLine
-
-from .fakes import make_request
-from .world import TEXT
-
-
-def waiting(order: int, priority: int = 0, prompt: str = "abc") -> Sequence:
-    request = make_request(order, priority=priority, prompt=prompt)
-    relay = Relay(request, TEXT)
-    return Sequence(request, order, relay, 1e9, Times(0.0, 0.0), allowed=4)
-
-
-@given(st.lists(st.integers(-2, 2), max_size=20), st.data())
-def test_priority_first_then_first_come_first_served(
-    priorities: list[int], data: st.DataObject
-) -> None:
-    sequences = [waiting(order, priority) for order, priority in enumerate(priorities)]
-    line = WaitingLine()
-    for sequence in data.draw(st.permutations(sequences)):
-        line.add(sequence)
-    expected = sorted(sequences, key=lambda s: (s.request.priority, s.order))
-    assert list(line) == expected
-    for sequence in data.draw(st.permutations(sequences)):
-        line.remove(sequence)
-        expected.remove(sequence)
-        assert list(line) == expected
-        assert not expected or line.first() is expected[0]
-
-
-def test_only_what_goes_first_counts_as_ahead() -> None:
-    line = WaitingLine()
-    for order, priority in enumerate((-1, 0, 1)):
-        line.add(waiting(order, priority, prompt="x" * 10**order))
-    assert [line.tokens_ahead(priority) for priority in (-2, -1, 0, 5)] == [0, 1, 11, 111]
+from server.fleet.waiting import MEMORY_S, Pace
 
 
 def test_nothing_is_predicted_before_anything_was_measured() -> None:

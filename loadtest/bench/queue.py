@@ -1,0 +1,157 @@
+"""What one step of the fair queue costs, with a thousand to a hundred thousand waiting.
+
+Drives server/fleet/fair_queue.py itself: many tenants with skewed loads in every class, and one
+tenant alone beside the sorted list that a single tenant would need. No processes, no network. Exits
+with 1 if a step at the largest size costs more than it may.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from bisect import insort
+from pathlib import Path
+from statistics import mean, quantiles
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Console
+
+from server.fleet.fair_queue import FairQueue
+from server.fleet.flow import Place
+from triolet.config_queue import QueueConfig
+from triolet.service_class import Claim, ServiceClass
+
+from .machine import describe
+from .report import Ratio, Report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SIZES: Final = (1_000, 10_000, 100_000)
+MOST_US: Final = 20.0
+"""That a step may cost on average, whatever waits."""
+REPETITIONS: Final = 5_000
+NUM_TENANTS: Final = 500
+OUT: Final = Path("build/bench")
+
+
+def place(rng: random.Random, order: int, num_tenants: int) -> Place:
+    """Return a request of somebody: a few tenants ask for most."""
+    tenant = min(int(rng.expovariate(8.0) * num_tenants), num_tenants - 1)
+    service_class = ServiceClass.DEFAULT if num_tenants == 1 else ServiceClass(rng.randrange(4))
+    claim = Claim(f"tenant {tenant}", 1.0 + tenant % 3, service_class)
+    own = 0 if num_tenants == 1 else rng.choice((0, 0, 0, 1))
+    return Place(claim, own, order + rng.uniform(0, 1000), order, rng.randint(1, 4000), 200)
+
+
+class Timed:
+    """Times calls by name, in nanoseconds."""
+
+    def __init__(self) -> None:
+        self.taken_ns: dict[str, list[int]] = {}
+
+    def call(self, name: str, function: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401
+        """Call it."""
+        before = perf_counter_ns()
+        result = function(*args)
+        self.taken_ns.setdefault(name, []).append(perf_counter_ns() - before)
+        return result
+
+    def rows(self, what: str, size: int) -> list[dict[str, Any]]:
+        """Return a row for each name."""
+        rows = []
+        for name, taken in self.taken_ns.items():
+            cuts = quantiles(taken, n=100)
+            rows.append(
+                {
+                    "queue": what,
+                    "waiting": size,
+                    "step": name,
+                    "mean_us": mean(taken) / 1000,
+                    "p50_us": cuts[49] / 1000,
+                    "p99_us": cuts[98] / 1000,
+                }
+            )
+        return rows
+
+
+def fair(size: int, num_tenants: int) -> list[dict[str, Any]]:
+    """Time the fair queue at a size that stays as it is."""
+    rng = random.Random(size)
+    queue: FairQueue[int] = FairQueue(QueueConfig())
+    queue.note_kv_tokens(10**9)
+    for order in range(size):
+        queue.add(order, place(rng, order, num_tenants))
+    timed = Timed()
+    newest = size
+    running: list[int] = []
+    for _ in range(REPETITIONS):
+        new = place(rng, newest, num_tenants)
+        timed.call("tokens_ahead", queue.tokens_ahead, new.claim, new.own, new.due)
+        timed.call("add", queue.add, newest, new)
+        newest += 1
+        turn = timed.call("first", queue.first)
+        timed.call("take", queue.take, turn)
+        running.append(turn)
+        if len(running) > 64:
+            over = running.pop(rng.randrange(len(running)))
+            if rng.random() < 0.2:
+                timed.call("give_back", queue.give_back, over)
+                queue.take(over)
+            timed.call("end", queue.end, over, rng.randrange(300))
+        # Somebody in the midst of the queue gives up, and another one comes.
+        gone = rng.randrange(newest)
+        if gone in queue:
+            timed.call("cancel", queue.end, gone, 0)
+            queue.add(newest, place(rng, newest, num_tenants))
+            newest += 1
+    return timed.rows("fair, one tenant" if num_tenants == 1 else "fair, many tenants", size)
+
+
+def plain(size: int) -> list[dict[str, Any]]:
+    """Time a sorted list, which knows no tenants."""
+    rng = random.Random(size)
+    line = [(0, order, 1000) for order in range(size)]
+    timed = Timed()
+
+    def ahead(order: int) -> int:
+        return sum(tokens for _, at, tokens in line if at < order)
+
+    def take() -> None:
+        del line[0]
+
+    for order in range(size, size + REPETITIONS // 10):
+        timed.call("tokens_ahead", ahead, order)
+        timed.call("add", insort, line, (0, order, rng.randint(1, 4000)))
+        timed.call("take", take)
+    return timed.rows("sorted list", size)
+
+
+def main() -> None:
+    """Measure, write and show it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=OUT)
+    out = parser.parse_args().out
+    rows = [
+        row for size in SIZES for row in (*plain(size), *fair(size, 1), *fair(size, NUM_TENANTS))
+    ]
+    of_fair = [row for row in rows if row["waiting"] == SIZES[-1] and "fair" in row["queue"]]
+    ratios = {
+        f"microseconds of {row['step']} at {SIZES[-1]:,} ({row['queue']})": Ratio(
+            row["mean_us"], ceiling=MOST_US
+        )
+        for row in of_fair
+    }
+    report = Report(
+        "queue", describe(1), rows, ratios, {}, (("queue", "waiting", "step"), "p50_us")
+    )
+    report.write(out)
+    report.show(Console())
+    if not all(ratio.is_met for ratio in ratios.values()):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

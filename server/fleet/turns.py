@@ -1,0 +1,92 @@
+"""Whose turn it is, and where to.
+
+Pure. Asks the queue who is first and the workers' announcements who has room. Moves nobody: who has
+a turn is taken out of the queue by attempts.py, which begins the attempt.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from . import ends
+from .dispatch import Route, choose_route, is_model_gone
+from .forking import fork_route
+
+if TYPE_CHECKING:
+    from triolet.config import ServerConfig
+
+    from .dispatch import Need
+    from .fair_queue import FairQueue
+    from .recovery import Recovery
+    from .sequence import Sequence
+    from .workers import Worker
+
+HANDOVER_TRUST: Final = 0.2
+"""How far one transfer of KV moves what is expected of the next."""
+
+
+class Turns:
+    """Who may go now.
+
+    Args:
+      config: who may compute prompts.
+      workers: every worker there is or will be.
+      line: who waits.
+      recovery: what faults so far mean.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        workers: tuple[Worker, ...],
+        line: FairQueue[Sequence],
+        recovery: Recovery,
+    ) -> None:
+        self._routing = config.routing
+        self._workers = workers
+        self._line = line
+        self._recovery = recovery
+        self._handover_s = 0.0
+
+    def handed_over(self, took_s: float) -> None:
+        """Learn how long KV took, from prefill's first token until decode had it."""
+        self._handover_s += HANDOVER_TRUST * (took_s - self._handover_s)
+
+    def next(self, now: float) -> tuple[Sequence, Route | ends.End] | None:
+        """Return who may leave the queue now, and where to or with which end."""
+        line = self._line
+        try:
+            sequence = line.first()
+            while sequence is not None:
+                turn = self._turn_of(sequence, now)
+                if turn is not None:
+                    return sequence, turn
+                if self._waits_for_probation(sequence.need, now):
+                    line.set_aside(sequence)
+                    sequence = line.first()
+                elif line.lets_pass(sequence):
+                    sequence = line.first(is_aged_too=False)
+                else:
+                    return None
+        finally:
+            line.restore()
+        return None
+
+    def _turn_of(self, sequence: Sequence, now: float) -> Route | ends.End | None:
+        """Return where one may go that is first, or how it ends; None if it has to wait."""
+        need = sequence.need
+        route = fork_route(sequence, now) or self._route(need, now)
+        if route is not None:
+            return self._recovery.objection(sequence.request.prompt_ids, now) or route
+        if is_model_gone(self._workers, need, self._routing):
+            return ends.other_model()
+        return None
+
+    def _waits_for_probation(self, need: Need, now: float) -> bool:
+        """Return whether there is room, but not for one that workers may have died of."""
+        freely = need._replace(is_on_probation=False, is_suspect=False)
+        return freely != need and self._route(freely, now) is not None
+
+    def _route(self, need: Need, now: float) -> Route | None:
+        paths, routing = self._recovery.paths, self._routing
+        return choose_route(self._workers, need, paths, routing, self._handover_s, now)

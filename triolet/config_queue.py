@@ -1,0 +1,38 @@
+"""Bounds of the fair queue: whose turn it is when more wait than there is room for.
+
+Knows numbers; what they decide is server/fleet/fair_queue.py's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class QueueConfig:
+    """How those who wait share what there is."""
+
+    fair: bool = True
+    """Classes, then tenants by weight, then deadlines. Without it: class, priority, arrival,
+    whoever asks; limits of tenants at dispatch (`max_running`, `kv_share`) are not kept either."""
+    min_class_share: float = 0.05
+    """Of what the classes above it are given, while it waits: so much of it a lower class has for
+    certain. One request in twenty keeps a class from standing still for as long as a flood above it
+    lasts, and costs those above, all three classes below them waiting, an eighth."""
+    expected_completion_tokens: int = 256
+    """Of a tenant whose completions nobody has seen yet, or as many as the request allows if these
+    are fewer. What was really used is settled at the end."""
+    completion_memory: float = 0.1
+    """How far one completion moves what is expected of the tenant's next one: some ten of them."""
+
+    def __post_init__(self) -> None:
+        for name in ("min_class_share", "completion_memory"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise ConfigError(f"{name} is {value!r}; allowed: 0 to 1")
+        if self.expected_completion_tokens < 1:
+            raise ConfigError(
+                f"expected_completion_tokens is {self.expected_completion_tokens}; allowed: >= 1"
+            )
