@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterator, Sequence
 
+SLO_S: Final = 2.0
+"""Until a first token: an order of magnitude above what it takes where nobody waits."""
+DEADLINE_S: Final = 10.0
+"""Until the end: what is begun in time is done in time, unless rows are what is missing."""
 MIN_PROMPT: Final = 4
 MIN_OUTPUT: Final = 2
 """A completion of one token is prefill's alone: nothing of it is ever decoded."""
@@ -37,8 +41,8 @@ class Arrival:
     at_s: float
     prompt_tokens: int
     output_tokens: int
-    slo_s: float = 2.0
-    deadline_s: float = 8.0
+    slo_s: float = SLO_S
+    deadline_s: float = DEADLINE_S
     tenant: str = ""
     service_class: ServiceClass = ServiceClass.DEFAULT
 
@@ -54,10 +58,10 @@ class Sizes:
       most: tokens that a prompt or an answer may have.
     """
 
-    prompt: float = 48.0
+    prompt: float = 96.0
     output: float = 20.0
     spread: float = 0.5
-    most: int = 192
+    most: int = 240
 
     def draw(self, numbers: random.Random) -> tuple[int, int]:
         """Return tokens of a prompt and of its answer."""

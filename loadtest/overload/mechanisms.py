@@ -1,4 +1,4 @@
-"""What can be switched on and off, by name; and what a fleet of the lab's size is promised.
+"""What can be switched on and off, by name.
 
 Knows the server's config; knows no load.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
+
+from triolet.config_queue import QueueConfig
 
 if TYPE_CHECKING:
     from triolet.config import ServerConfig
@@ -17,5 +19,10 @@ ALL: Final = (EVERYTHING, NOTHING)
 
 
 def configured(config: ServerConfig, name: str) -> ServerConfig:
-    """Return a server's config with some mechanisms on."""
-    return replace(config, queue=replace(config.queue, fair=name != NOTHING))
+    """Return a server's config with some mechanisms on.
+
+    Args:
+      config: of whatever server.
+      name: one of `ALL`.
+    """
+    return replace(config, queue=QueueConfig(fair=name != NOTHING))

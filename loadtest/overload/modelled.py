@@ -9,20 +9,24 @@ requests. It belongs to the load lab; the product has no such backend.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import trio
 
 from engine.batch import Sampled
+from engine.pace import MEASURED_TOKENS, pace_of
 from triolet.units import MILLISECONDS
 
-from ..simulate.engine import SimulatedEngine
+from ..simulate.engine import Cost, SimulatedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeVar, TypeVarTuple
 
     from engine.batch import LayerWatch, StepRow
+    from engine.pace import Pace
+    from triolet.config import EngineConfig
 
     T = TypeVar("T")
     Ts = TypeVarTuple("Ts")
@@ -51,8 +55,8 @@ class StepCost(NamedTuple):
         return self.step_s + num_decoding * self.row_s + prompt_tokens * self.token_s
 
 
-COST: Final = StepCost(10 * MILLISECONDS, 2 * MILLISECONDS, 2 * MILLISECONDS)
-"""Some 500 prompt tokens a second, so that ten times what the fleet can do is still little to its
+COST: Final = StepCost(10 * MILLISECONDS, 2 * MILLISECONDS, 1 * MILLISECONDS)
+"""Some 800 prompt tokens a second, so that ten times what the fleet can do is still little to its
 server and to clients on the same two cores, and a request takes so long that the machine's own
 hiccups are small beside it."""
 
@@ -62,8 +66,24 @@ def sampled(rows: Sequence[StepRow]) -> list[Sampled | None]:
     return [None if row.sample is None else Sampled(TOKEN) for row in rows]
 
 
+def paced(cost: StepCost, config: EngineConfig) -> Pace:
+    """Return what a worker finds out about such a device when it times a step at its start."""
+    return pace_of(MEASURED_TOKENS, cost.step_s + MEASURED_TOKENS * cost.token_s, config)
+
+
 class ModelledEngine(SimulatedEngine):
-    """The simulator's engine without its hashes: blocks are leased and shipped, nothing is read."""
+    """The simulator's engine without its hashes: blocks are leased and shipped, nothing is read.
+
+    Args:
+      num_blocks: that can be leased.
+      config: block size and step budget.
+      cost: of a step.
+    """
+
+    def __init__(self, num_blocks: int, config: EngineConfig, cost: StepCost) -> None:
+        per_token = Cost(cost.step_s, cost.token_s)
+        super().__init__(num_blocks, config, per_token, _fail, Counter())
+        self.pace = paced(cost, config)
 
     def step(
         self, rows: Sequence[StepRow], watch: LayerWatch | None = None
@@ -93,3 +113,7 @@ def _rows(args: tuple[object, ...]) -> Sequence[StepRow]:
     """Return what a device is asked for; nothing but steps is run on this one."""
     (rows,) = args
     return cast("Sequence[StepRow]", rows)
+
+
+def _fail(what: str) -> None:
+    raise AssertionError(what)

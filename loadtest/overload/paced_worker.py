@@ -12,10 +12,11 @@ import time
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from ops.cli import main
+from triolet.config import EngineConfig
 from triolet.units import MILLISECONDS
 from worker.local_engine import LocalEngine
 
-from .modelled import StepCost, sampled
+from .modelled import StepCost, paced, sampled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,10 +51,12 @@ class PacedEngine(LocalEngine):
     def pace(self) -> Pace:
         """What the formula makes of the step that the real engine was timed with."""
         real = super().pace
-        affordable = int((real.target_s - self.cost.step_s) / self.cost.token_s)
-        step_tokens = max(real.least_tokens, min(real.most_tokens, affordable))
-        step_s = self.cost.step_s + step_tokens * self.cost.token_s
-        return real._replace(step_tokens=step_tokens, step_s=step_s)
+        config = EngineConfig(
+            target_step_s=real.target_s,
+            max_num_batched_tokens=real.most_tokens,
+            prompt_chunk_tokens=real.chunk_tokens,
+        )
+        return paced(self.cost, config)
 
 
 def run() -> int:

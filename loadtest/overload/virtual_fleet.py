@@ -6,7 +6,6 @@ Knows how the parts are put together; knows no load.
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
@@ -23,7 +22,6 @@ from triolet.ids import Role
 from triolet.units import KIB, SECONDS
 
 from ..simulate.clock import ClockAlarm
-from ..simulate.engine import Cost
 from ..simulate.faults import CALM
 from ..simulate.hosts import Host
 from ..simulate.text import NumberText
@@ -119,13 +117,7 @@ class VirtualFleet:
             engine=engine_config,
             link=self._link,
         )
-        engine = ModelledEngine(
-            shape.num_blocks,
-            engine_config,
-            Cost(shape.cost.step_s, shape.cost.token_s),
-            _refuse,
-            Counter(),
-        )
+        engine = ModelledEngine(shape.num_blocks, engine_config, shape.cost)
         device = ModelledDevice(shape.cost)
         networks = (self._network, self._network)
         if role is Role.PREFILL:
@@ -162,7 +154,3 @@ async def virtual_fleet(shape: FleetShape, seed: int) -> AsyncIterator[VirtualFl
 
 def _address(name: str) -> str:
     return f"memory:{name}"
-
-
-def _refuse(what: str) -> None:
-    raise AssertionError(what)

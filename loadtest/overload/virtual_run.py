@@ -107,12 +107,13 @@ class _Drive:
         return Course(outcomes, prompt_tokens(audit), tuple(map(str, check_at_rest(audit))))
 
     def _come(self, fleet: Fleet, outcome: Outcome, nursery: trio.Nursery) -> None:
+        request = self._request(outcome.arrival)
         try:
-            stream = fleet.submit(self._request(outcome.arrival))
+            stream = fleet.submit(request)
         except RequestError as error:
             refused(outcome, error, self._elapsed_s(outcome))
             if self._load.do_return and outcome.fate is Fate.REFUSED:
-                nursery.start_soon(self._return, fleet, outcome)
+                nursery.start_soon(self._return, fleet, request, outcome)
         else:
             nursery.start_soon(self._read, stream, outcome)
 
@@ -120,13 +121,13 @@ class _Drive:
         """Ask for something that is not refused, and read it to its end."""
         await self._read(fleet.submit(self._request(arrival)), Outcome(arrival))
 
-    async def _return(self, fleet: Fleet, first: Outcome) -> None:
+    async def _return(self, fleet: Fleet, request: GenerationRequest, first: Outcome) -> None:
         assert first.retry_after_s is not None
         await trio.sleep(first.retry_after_s)
         at_s = trio.current_time() - self._began_at
         first.again = again = Outcome(replace(first.arrival, at_s=at_s))
         try:
-            stream = fleet.submit(self._request(again.arrival))
+            stream = fleet.submit(replace(request, request_id=self._numbers.randbytes(16)))
         except RequestError as error:
             refused(again, error, 0.0)
         else:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import pytest
 import trio
 
 from loadtest.overload.http_client import Asker, BrokenAnswerError, request_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 EVENTS = (
     b'data: {"choices":[{"text":" star"}]}\n\n',

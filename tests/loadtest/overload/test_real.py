@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,6 +11,9 @@ from loadtest.overload.arrivals import Arrival, Sizes, poisson, requests
 from loadtest.overload.outcomes import Fate, figures, wasted
 from loadtest.overload.real_fleet import RealShape, real_fleet
 from loadtest.overload.real_run import RealLoad, drive
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PATIENT = Arrival(0.0, 1, 1, slo_s=120.0, deadline_s=120.0)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,6 +11,9 @@ from loadtest.overload import traces
 from loadtest.overload.arrivals import Arrival, Sizes
 from loadtest.overload.plan import HOUR, TRACES
 from loadtest.overload.traces import FOLDER, NoTraceError, Scale, clients, conversations
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SCALE = Scale(rate=20.0, seconds=60.0, like=Arrival(0.0, 1, 1), sizes=Sizes())
 needs_traces = pytest.mark.skipif(
