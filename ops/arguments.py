@@ -95,8 +95,8 @@ def server_arguments(config: ServerConfig) -> list[str]:
         arguments += ["--batch-dir", config.batches.directory]
     if config.allow_remote_clients:
         arguments.append("--allow-remote-clients")
-    if config.api_keys is not None:
-        arguments += ["--api-keys", config.api_keys]
+    if config.tenants.file is not None:
+        arguments += ["--tenants", config.tenants.file]
     if config.listen_fd is not None:
         arguments += ["--listen-fd", str(config.listen_fd)]
     if config.siblings is not None:

@@ -1,4 +1,4 @@
-"""The command line: `triolet serve`, single roles, `chat`, `doctor`, `keys`, `version`.
+"""The command line: `triolet serve`, single roles, `chat`, `doctor`, `keys`, `tenant`, `version`.
 
 Only parses and hands over. What a command needs is imported when it runs, so that `triolet --help`
 and `triolet server` never load torch. Every error ends here: one line on stderr that names cause
@@ -47,6 +47,7 @@ from .options import (
 )
 from .placement import Pinning
 from .plain_text import one_line
+from .tenant_commands import tenant_app
 from .worker_options import worker_config
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 app.add_typer(keys_app, name="keys")
+app.add_typer(tenant_app, name="tenant")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""`triolet keys`: keys for links between machines, and for clients."""
+"""`triolet keys`: keys for links between machines."""
 
 from __future__ import annotations
 
@@ -7,11 +7,7 @@ from typing import Annotated
 
 import typer
 
-from triolet.api_keys import key_line, new_key
-
-keys_app = typer.Typer(
-    help="Keys for links between machines, and for clients.", no_args_is_help=True
-)
+keys_app = typer.Typer(help="Keys for links between machines.", no_args_is_help=True)
 
 
 @keys_app.command("make")
@@ -22,11 +18,3 @@ def make_keys(directory: Annotated[Path, typer.Argument(metavar="DIR")]) -> None
     public = make(directory)
     typer.echo(f"{directory}: new keys; others let this process in by its public key:")
     typer.echo(public.decode())
-
-
-@keys_app.command("issue")
-def issue_key(tenant: Annotated[str, typer.Argument(metavar="TENANT")]) -> None:
-    """Make an API key, and the line that lets it in, for the file of --api-keys."""
-    key = new_key()
-    typer.echo(key_line(tenant, key))
-    typer.echo(f"the key itself, which is stored nowhere: {key}", err=True)

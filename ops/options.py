@@ -27,6 +27,7 @@ from triolet.config_gpu import GpuConfig
 from triolet.config_routing import LocalPrefill, RoutingConfig
 from triolet.config_siblings import SiblingConfig
 from triolet.config_speculation import LOOKUP, NO_GUESSES, SpeculationConfig
+from triolet.config_tenants import TenantsConfig
 from triolet.config_wire import KvWire, MemorySharing, WireConfig
 from triolet.errors import ConfigError
 
@@ -87,10 +88,10 @@ WorkerNameOption: TypeAlias = Annotated[
 ]
 
 RemoteClientsOption: TypeAlias = Annotated[
-    bool, _http("--allow-remote-clients", help="Listen beyond this machine without API keys.")
+    bool, _http("--allow-remote-clients", help="Listen beyond this machine without tenants.")
 ]
-ApiKeysOption: TypeAlias = Annotated[
-    str | None, _http(help="File of API keys (see `triolet keys issue`).", show_default="none")
+TenantsOption: TypeAlias = Annotated[
+    Path | None, _http(help="File of tenants (see `triolet tenant`).", show_default="none")
 ]
 PinOption: TypeAlias = Annotated[
     Pinning, _fleet(help="auto: give decode workers cores of their own, if one is left (Linux).")
@@ -292,7 +293,7 @@ def server_options(
     host: Annotated[str, _http(help="Address to listen on.")] = _SERVER.host,
     port: Annotated[int, _http(min=0, max=65_535, help="0 is any free one.")] = _SERVER.port,
     allow_remote_clients: RemoteClientsOption = _SERVER.allow_remote_clients,
-    api_keys: ApiKeysOption = _SERVER.api_keys,
+    tenants: TenantsOption = None,
     model_name: Annotated[
         str, _http(help="What clients call the model.", show_default="the directory's name")
     ] = "",
@@ -331,7 +332,7 @@ def server_options(
         host=host,
         port=port,
         allow_remote_clients=allow_remote_clients,
-        api_keys=api_keys,
+        tenants=TenantsConfig(None if tenants is None else str(tenants.absolute())),
         token_window=token_window,
         stall_timeout_s=stall_timeout,
         drain_timeout_s=drain_timeout,

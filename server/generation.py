@@ -33,6 +33,7 @@ class CancelReason(StrEnum):
     STOPPED = "stopped"  # the client asked: WebSocket cancel, stop button
     STALLED = "stalled"
     DRAIN = "drain"
+    DISMISSED = "dismissed"  # its tenant may ask no more
 
 
 @dataclass(frozen=True, slots=True)

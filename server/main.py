@@ -29,7 +29,6 @@ from triolet.status import SUCCESSOR_SIGNAL, ServerReady, report
 from triolet.units import MIB
 
 from .api.app import build_app
-from .api.keys import read_keys
 from .api.live import Lifecycle
 from .api.ports import Services
 from .edge.accept import Edge
@@ -39,6 +38,8 @@ from .jobs.runner import BatchRunner
 from .jobs.storage import Storage
 from .metrics import Metrics
 from .siblings import Siblings
+from .tenancy import Tenancy
+from .tenant_file import TenantFile
 from .text.embedding_files import read_embedding_model
 from .text.grammars import Grammars
 from .text.sampling_defaults import read_sampling_defaults
@@ -86,11 +87,10 @@ async def serve(
       config: all there is to know.
       lifecycle: how the caller says that it is enough; None to serve until cancelled.
       on_drained: called once nothing runs any more, before connections are closed.
-      task_status: started with the address once connections are accepted. Workers may still be
-        missing then: /health/ready says.
+      task_status: started with the address once connections are accepted, with workers or not.
 
     Raises:
-      ConfigError: the model, an address, the port or a directory cannot be used.
+      ConfigError: the model, an address, the port, a directory or the tenants cannot be used.
     """
     with ExitStack() as sockets:
         listening = _listen(config, sockets)
@@ -98,6 +98,7 @@ async def serve(
         network = ZmqNetwork(config.link, config.curve_dir)
         try:
             metrics = Metrics(config.model_name, config.metrics_compat)
+            tenancy, tenant_file = _tenancy(config, metrics)
             siblings = Siblings(config.siblings) if config.siblings else None
             grammars = _grammars(config, text, metrics)
             fleet = Fleet(config, text, network, metrics, siblings.own_name if siblings else ALONE)
@@ -113,7 +114,7 @@ async def serve(
                 embedding=read_embedding_model(config.model_dir),
                 storage=sockets.enter_context(_storage(config)),
                 siblings=siblings,
-                keys=None if config.api_keys is None else read_keys(config.api_keys),
+                tenancy=tenancy,
             )
             edge = Edge(app := build_app(services), config)
             metrics.watch(fleet.status, lambda: edge.connections, lambda: edge.writes.by_way)
@@ -123,7 +124,7 @@ async def serve(
                 await nursery.start(edge.run, *listening)
                 task_status.started(base_url(listening[0]))
                 nursery.start_soon(_hand_over, services.lifecycle, edge, config.handover_s)
-                nursery.start_soon(_run_batches, services, app, fleet, metrics)
+                nursery.start_soon(_run_beside, services, app, fleet, metrics, tenant_file)
                 await services.lifecycle.draining.wait()
                 await _drain(fleet, siblings, config.drain_timeout_s)
                 if on_drained is not None:
@@ -162,6 +163,31 @@ def _storage(config: ServerConfig) -> Iterator[Storage | None]:
         yield storage
     finally:
         storage.close()
+
+
+def _tenancy(config: ServerConfig, metrics: Metrics) -> tuple[Tenancy, TenantFile | None]:
+    """Return who may ask, and the file that may change it."""
+    tenant_file = None
+    tenancy = Tenancy()
+    if config.tenants.file is not None:
+        tenant_file = TenantFile(config.tenants.file, config.tenants)
+        tenancy = Tenancy(tenant_file.read())
+    metrics.tenants.watch(lambda: tenancy.report)
+    return tenancy, tenant_file
+
+
+async def _run_beside(
+    services: Services,
+    app: QuartTrio,
+    fleet: Fleet,
+    metrics: Metrics,
+    tenant_file: TenantFile | None,
+) -> None:
+    """Do what no client waits for: batches, and looking for other tenants."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_run_batches, services, app, fleet, metrics)
+        if tenant_file is not None:
+            nursery.start_soon(tenant_file.run, services.tenancy, fleet.dismiss)
 
 
 async def _run_batches(services: Services, app: QuartTrio, fleet: Fleet, metrics: Metrics) -> None:

@@ -17,15 +17,20 @@ from prometheus_client import (
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
+from triolet.service_class import DEFAULT_CLAIM
+
 from .metrics_collectors import AliasCollector, FleetCollector
 from .metrics_faults import FaultMetrics
 from .metrics_histogram import TokenHistogram
 from .metrics_http import HttpMetrics
+from .metrics_tenants import NO_USAGE, REJECTED, TenantMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from prometheus_client.metrics_core import Metric
+
+    from triolet.service_class import Claim
 
     from .api.ports import FleetView
     from .generation import Usage
@@ -103,6 +108,7 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.faults = FaultMetrics(self._registry)
         self.http = HttpMetrics(self._registry)
+        self.tenants = TenantMetrics(self._registry)
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         self._counters = {
@@ -150,9 +156,11 @@ class Metrics:
         """Somebody submitted."""
         self._counters["requests_received"].inc()
 
-    def request_rejected(self, code: str) -> None:
+    def request_rejected(self, code: str, claim: Claim = DEFAULT_CLAIM) -> None:
         """It was refused before anything was begun."""
-        self._counters["requests_rejected"].labels(self._words["code"].bounded(code)).inc()
+        code = self._words["code"].bounded(code)
+        self._counters["requests_rejected"].labels(code).inc()
+        self.tenants.ended(claim, REJECTED, NO_USAGE)
 
     def request_accepted(self) -> None:
         """It will end in exactly one way."""
@@ -187,9 +195,13 @@ class Metrics:
         """An attempt is over and the request goes on with another one."""
         self._counters["attempts_failed"].labels(self._words["cause"].bounded(cause)).inc()
 
-    def request_ended(self, outcome: str, usage: Usage, elapsed_s: float) -> None:
+    def request_ended(
+        self, outcome: str, usage: Usage, elapsed_s: float, claim: Claim = DEFAULT_CLAIM
+    ) -> None:
         """It got its terminal event."""
-        self._counters["requests"].labels(self._words["outcome"].bounded(str(outcome))).inc()
+        outcome = self._words["outcome"].bounded(str(outcome))
+        self._counters["requests"].labels(outcome).inc()
+        self.tenants.ended(claim, outcome, usage)
         self._counters["prompt_tokens"].inc(usage.prompt_tokens)
         self._counters["cached_prompt_tokens"].inc(usage.cached_tokens)
         self._counters["completion_tokens"].inc(usage.completion_tokens)

@@ -20,6 +20,7 @@ from .config_resume import ResumeConfig
 from .config_routing import RoutingConfig
 from .config_siblings import SiblingConfig  # noqa: TC001 (as its neighbours)
 from .config_speculation import SpeculationConfig
+from .config_tenants import TenantsConfig
 from .config_wire import KvWire, WireConfig
 from .errors import ConfigError
 from .loopback import is_loopback
@@ -323,10 +324,9 @@ class ServerConfig:
     """What the kernel may hold for one client that does not read: with the token window it bounds
     how far an answer runs ahead of its reader."""
     allow_remote_clients: bool = False
-    """Without keys whoever reaches the port may use it. Binding to anything but loopback has to be
-    meant."""
-    api_keys: str | None = None
-    """File of the keys that are let in, as digests; None where there are no keys."""
+    """Without tenants whoever reaches the port may use it. Binding to anything but loopback has to
+    be meant."""
+    tenants: TenantsConfig = field(default_factory=TenantsConfig)
     max_choices: int = 8
     """`n`: answers to one prompt."""
     max_prompts: int = 32
@@ -390,9 +390,9 @@ class ServerConfig:
         )
         compat = self.metrics_compat
         require(compat in {"vllm", "none"}, "metrics_compat", compat, "vllm, none")
-        if not (self.allow_remote_clients or self.api_keys or is_loopback(self.host)):
+        if not (self.allow_remote_clients or self.tenants.file or is_loopback(self.host)):
             raise ConfigError(
                 f"host is {self.host!r}, which other machines can reach, and whoever does "
-                "could use this server: give --api-keys FILE, or bind 127.0.0.1 (and put a proxy "
+                "could use this server: give --tenants FILE, or bind 127.0.0.1 (and put a proxy "
                 "with authentication in front), or give --allow-remote-clients"
             )

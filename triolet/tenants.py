@@ -5,10 +5,14 @@ Pure data with its bounds. Knows neither the file that it stands in nor what of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING, Final
 
 from .service_class import ServiceClass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 
 class TenantRole(StrEnum):
@@ -69,19 +73,85 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantKey:
+    """What is stored of a key.
+
+    Attributes:
+      digest: SHA-256 of the key, in hexadecimal.
+      until: when it ends, in seconds since 1970; None for never.
+    """
+
+    digest: str
+    until: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Tenant:
     """One tenant.
 
     Attributes:
-      name: up to 64 letters, digits, dots, - and _.
+      name: up to 64 letters, digits, dots, - and _; empty for everybody where there are no tenants.
       plan: its limits.
       role: what its keys open.
-      digests: SHA-256 of each of its keys, in hexadecimal.
+      keys: that are its.
       is_disabled: its keys are known and refused with 403.
+      secret: what its parts of caches are hashed with, so that nobody shares them; empty for
+        everybody where there are no tenants.
     """
 
     name: str
     plan: Plan
     role: TenantRole = TenantRole.USER
-    digests: tuple[str, ...] = ()
+    keys: tuple[TenantKey, ...] = ()
     is_disabled: bool = False
+    secret: bytes = field(default=b"", repr=False)
+
+
+ANONYMOUS: Final = Tenant(
+    "",
+    Plan(
+        "anonymous",
+        classes=(
+            ServiceClass.DEFAULT,
+            ServiceClass.CRITICAL,
+            ServiceClass.SHEDDABLE,
+            ServiceClass.BATCH,
+        ),
+    ),
+    TenantRole.OPERATOR,
+)
+"""Everybody who reaches a server without tenants: it is theirs."""
+
+
+class Tenants:
+    """All tenants at one moment. Never changes: another moment is another object.
+
+    Args:
+      tenants: each by its own name.
+      plans: by name, used ones and others.
+      prices: by model.
+    """
+
+    def __init__(
+        self,
+        tenants: Iterable[Tenant],
+        plans: Mapping[str, Plan],
+        prices: Mapping[str, Prices],
+    ) -> None:
+        self.by_name: Final[Mapping[str, Tenant]] = {tenant.name: tenant for tenant in tenants}
+        self.plans: Final = plans
+        self.prices: Final = prices
+        self._by_digest = {
+            key.digest: (tenant, key) for tenant in self.by_name.values() for key in tenant.keys
+        }
+
+    def of_digest(self, digest: str) -> tuple[Tenant, TenantKey] | None:
+        """Return whose key has this digest, and the key; None if nobody's has."""
+        return self._by_digest.get(digest)
+
+    def prices_of(self, model: str) -> Prices:
+        """Return what a model's tokens cost: nothing, unless the operator says so."""
+        return self.prices.get(model, NO_PRICES)
+
+
+NO_PRICES: Final = Prices()

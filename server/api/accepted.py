@@ -24,6 +24,8 @@ class TextPart(TypedDict):
     text: str
 
 
+ServiceTier: TypeAlias = Literal["auto", "default", "flex", "priority", "scale"]
+"""What the API calls classes; those that are none of ours leave the choice to the plan."""
 Content: TypeAlias = str | list[TextPart]
 _StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Stop: TypeAlias = (

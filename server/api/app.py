@@ -13,32 +13,28 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import structlog
 import trio
-from quart import Response, has_request_context, request, websocket
+from quart import Response, has_request_context, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from triolet.errors import RequestError, server_error
-from triolet.loopback import is_loopback
 
 from ..edge.cures_quart import CuredHTTPConnection, CuredQuart
+from .access import check_request, check_websocket
 from .batches import cancel_batch, create_batch, list_batches, show_batch
 from .chat import chat_completions
-from .claims import enter_batch
 from .completions import completions
 from .embeddings import embeddings
 from .errors import CODES, error_body, error_headers, http_error
 from .files import delete_file, file_content, list_files, show_file, upload_file
-from .fleet_audit import OWN_AUDIT, UNIX_PEER, fleet_audit, own_audit
+from .fleet_audit import OWN_AUDIT, fleet_audit, own_audit
 from .fleet_status import OWN_STATUS, fleet_status, own_status
 from .fleet_status import PATH as STATUS
 from .intake import live_request, shown_request_id
-from .keys import enter_tenant, sent_key
-from .live import OWNER_KEY
 from .messages import MESSAGES, count_message_tokens, create_message
 from .messages_form import message_error
 from .models import detokenize, list_models, show_model, tokenize
 from .openapi import PATH as OPENAPI
 from .openapi import serve_openapi
-from .origins import check_host, check_origin
 from .pages import chat_page, dashboard, static_file
 from .passing_on import by_owner, is_passed_on
 from .probes import (
@@ -57,10 +53,8 @@ from .responses_socket import responses_socket
 from .static_files import read_static_files
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable
     from typing import TypeAlias
-
-    from werkzeug.datastructures import Headers
 
     from .ports import Services
 
@@ -70,21 +64,6 @@ log = structlog.get_logger(__name__)
 
 RESPONSES: Final = "/v1/responses"
 NOT_FOUND: Final = "there is nothing at this path; the API is below /v1, the chat page at /"
-SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
-OPEN_ENDPOINTS: Final = frozenset(
-    {
-        "GET /health/live",
-        "GET /health/ready",
-        "GET /health",
-        "GET /ping",
-        "GET /",
-        "GET /dashboard",
-        "GET /static/<path:name>",
-        "GET /openapi.json",
-    }
-)
-"""All that is answered without a key where there are keys: whether the process is well, and pages
-that ask for a key themselves. Everything else, also what is not there, is closed."""
 HEADERS: Final = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
 
 
@@ -102,8 +81,8 @@ def build_app(services: Services) -> CuredQuart:
     app.config["BODY_TIMEOUT"] = None
     app.config["PROPAGATE_EXCEPTIONS"] = False
     _add_routes(app, services)
-    app.before_request(partial(_check_request, services))
-    app.before_websocket(partial(_check_websocket, services))
+    app.before_request(partial(check_request, services))
+    app.before_websocket(partial(check_websocket, services))
     app.after_request(partial(_finish, services))
     app.register_error_handler(Exception, partial(_on_error, services))
     return app
@@ -172,40 +151,6 @@ def _with_services(
         return answer if isinstance(answer, Response) else await answer
 
     return call
-
-
-async def _check_request(services: Services) -> None:
-    _check_who_asks(services, request.headers.get("host"))
-    owner = request.scope["state"].get(OWNER_KEY)
-    if owner is not None:
-        # From within: nothing that a client sends gets there.
-        enter_batch()
-        if services.keys is not None:
-            enter_tenant(services.keys.tenant_named(owner))
-    elif is_passed_on() or (
-        request.endpoint not in OPEN_ENDPOINTS and request.remote_addr != UNIX_PEER
-    ):
-        _check_key(services, request.headers, ())
-    if request.method not in SAFE_METHODS:
-        check_origin(request.headers.get("origin"), request.headers.get("host"))
-
-
-async def _check_websocket(services: Services) -> None:
-    _check_who_asks(services, websocket.headers.get("host"))
-    _check_key(services, websocket.headers, websocket.requested_subprotocols)
-    check_origin(websocket.headers.get("origin"), websocket.headers.get("host"))
-
-
-def _check_key(services: Services, headers: Headers, subprotocols: Iterable[str]) -> None:
-    if services.keys is None:
-        return
-    key = sent_key(headers.get("authorization"), headers.get("x-api-key"), subprotocols)
-    enter_tenant(services.keys.tenant_of(key))
-
-
-def _check_who_asks(services: Services, host: str | None) -> None:
-    own = services.config.host
-    check_host(host, is_loopback=is_loopback(own), own_name=own)
 
 
 async def _finish(services: Services, response: Response) -> Response:

@@ -13,6 +13,7 @@ from triolet.errors import draining
 from ..jobs.records import BatchRecord
 from ..jobs.states import BatchState
 from ..jobs.storage import time_of_day
+from .claims import check_may_batch
 from .generate import json_response
 from .intake import read_fields
 from .schemas import StrictModel
@@ -71,6 +72,7 @@ class BatchFields(StrictModel):
 async def create_batch(services: Services) -> Response:
     """Begin a batch; its file is looked at by whoever runs it."""
     storage = storage_of(services)
+    check_may_batch()
     fields = await read_fields(BatchFields, services)
     if services.lifecycle.is_draining:
         raise draining()

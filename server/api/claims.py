@@ -7,13 +7,27 @@ knows no queue.
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from triolet.errors import RequestError
 from triolet.service_class import Claim, ServiceClass
 
-from .keys import current_tenant
+from ..tenancy import current_tenant, enter_tenant
+
+if TYPE_CHECKING:
+    from triolet.tenants import Tenant
+
+    from ..tenancy import Tenancy
 
 _IS_BATCH: Final[ContextVar[bool]] = ContextVar("is_batch", default=False)
+
+_CLASS_OF: Final = {"priority": ServiceClass.CRITICAL, "flex": ServiceClass.SHEDDABLE}
+_SHOWN: Final = {
+    ServiceClass.CRITICAL: "priority",
+    ServiceClass.DEFAULT: "default",
+    ServiceClass.SHEDDABLE: "flex",
+    ServiceClass.BATCH: "batch",
+}
 
 
 def enter_batch() -> None:
@@ -21,8 +35,65 @@ def enter_batch() -> None:
     _IS_BATCH.set(True)
 
 
-def own_claim() -> Claim:
-    """Return what the request that the running task serves claims."""
+def renew_tenant(tenancy: Tenancy) -> Tenant:
+    """Return the running task's tenant as it is now, and go on as that: what it may do may have
+    changed while a body came, or while a WebSocket was open.
+
+    Raises:
+      RequestError: 401 or 403, it may ask no more.
+    """
+    tenant = tenancy.tenant_named(current_tenant().name)
+    enter_tenant(tenant)
+    return tenant
+
+
+def own_claim(service_tier: str | None = None) -> Claim:
+    """Return what the request that the running task serves claims.
+
+    Args:
+      service_tier: as its client wishes.
+
+    Raises:
+      RequestError: 403, its tenant's plan has no such class.
+    """
     tenant = current_tenant()
-    service_class = ServiceClass.BATCH if _IS_BATCH.get() else ServiceClass.DEFAULT
-    return Claim("" if tenant is None else tenant.name, service_class=service_class)
+    plan = tenant.plan
+    if _IS_BATCH.get():
+        service_class = ServiceClass.BATCH
+    else:
+        service_class = _CLASS_OF.get(service_tier or "auto", plan.classes[0])
+    if service_class not in plan.classes:
+        raise outside_plan(service_class)
+    return Claim(
+        tenant=tenant.name,
+        weight=plan.weight,
+        service_class=service_class,
+        max_running=plan.max_running,
+        kv_share=plan.kv_share,
+        cache_share=plan.cache_share,
+    )
+
+
+def check_may_batch() -> None:
+    """Raise the RequestError, 403, if the running task's tenant may run no batches."""
+    if ServiceClass.BATCH not in current_tenant().plan.classes:
+        raise outside_plan(ServiceClass.BATCH)
+
+
+def tier_field(service_tier: str | None, claim: Claim) -> dict[str, str]:
+    """Return what an answer says of its request's class; nothing unless the client spoke of it."""
+    return {} if service_tier is None else {"service_tier": _SHOWN[claim.service_class]}
+
+
+def outside_plan(service_class: ServiceClass) -> RequestError:
+    """Return the error for a class that a tenant's plan does not have."""
+    plan = current_tenant().plan
+    allowed = ", ".join(one.name.lower() for one in plan.classes)
+    is_batch = service_class is ServiceClass.BATCH
+    return RequestError(
+        f"requests of the class {service_class.name.lower()} are not in the plan {plan.name}, "
+        f"which has {allowed}",
+        status=403,
+        code="permission_denied",
+        param=None if is_batch else "service_tier",
+    )

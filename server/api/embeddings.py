@@ -15,8 +15,10 @@ from triolet.ids import new_request_id
 from triolet.pooling import VectorForm
 
 from ..embedding import EmbeddingRequest
-from .claims import own_claim
+from ..tenancy import current_tenant
+from .claims import own_claim, renew_tenant
 from .intake import check_model, deadline_s, live_request, read_fields, shown_request_id
+from .plan_limits import check_input
 from .sampling import unknown_token
 from .schemas_embeddings import EmbeddingFields
 
@@ -35,12 +37,15 @@ async def embeddings(services: Services) -> Response:
     if services.lifecycle.is_draining:
         raise draining()
     check_model(fields.model, services.config)
+    own_claim(fields.service_tier)
     form = _form(fields, services)
     limits = services.config.embedding
     if len(fields.input) > limits.max_inputs:
         raise invalid_request(f"at most {limits.max_inputs} inputs are taken at once", PARAM)
     inputs = await _input_ids(fields.input, services)
     live, within_s = live_request(), deadline_s(services.config)
+    renew_tenant(services.tenancy)
+    claim = own_claim(fields.service_tier)
     run = services.fleet.embed(
         [
             EmbeddingRequest(
@@ -50,7 +55,7 @@ async def embeddings(services: Services) -> Response:
                 deadline_s=within_s,
                 priority=fields.priority or 0,
                 client_request_id=shown_request_id(),
-                claim=own_claim(),
+                claim=claim,
             )
             for ids in inputs
         ]
@@ -80,7 +85,7 @@ def _form(fields: EmbeddingFields, services: Services) -> VectorForm:
 async def _input_ids(inputs: Sequence[Prompt], services: Services) -> list[tuple[int, ...]]:
     """Return the tokens of each input, bounded one by one and in all."""
     most_tokens = services.config.embedding.max_request_tokens
-    longest = services.embedding.max_input_tokens
+    longest, plan = services.embedding.max_input_tokens, current_tenant().plan
     found: list[tuple[int, ...]] = []
     num_tokens = 0
     for at, one in enumerate(inputs):
@@ -98,6 +103,7 @@ async def _input_ids(inputs: Sequence[Prompt], services: Services) -> list[tuple
                 PARAM,
                 "context_length_exceeded",
             )
+        check_input(len(ids), plan, f"input {at}", PARAM)
         num_tokens += len(ids)
         if num_tokens > most_tokens:
             raise invalid_request(f"all inputs together may have {most_tokens} tokens", PARAM)

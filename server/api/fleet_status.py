@@ -7,6 +7,7 @@ added up.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -43,13 +44,13 @@ LATENCIES: Final = {
 
 def own_status(services: Services) -> Response:
     """Answer with what this server process sees."""
-    check_is_from_here()
+    check_is_from_here(services)
     return json_response(_status(services))
 
 
 async def fleet_status(services: Services) -> Response:
     """Answer for all servers on this port. The workers are everybody's."""
-    check_is_from_here()
+    check_is_from_here(services)
     status = _status(services)
     if services.siblings is not None:
         for body in (await services.siblings.ask(OWN_STATUS)).values():
@@ -73,6 +74,7 @@ def _status(services: Services) -> dict[str, Any]:
         "counters": {name: sum(figures[name].values()) for name in GROWING},
         "latencies": {name: _histogram(figures[own]) for name, own in LATENCIES.items()},
         "workers": [_worker(worker) for worker in status.workers],
+        "tenants": asdict(services.tenancy.report),
     }
 
 

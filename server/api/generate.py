@@ -17,16 +17,18 @@ from triolet.errors import draining, invalid_request
 from triolet.ids import new_request_id
 
 from ..generation import GenerationRequest
+from ..tenancy import current_tenant
 from .answers import WholeScript, collect
 from .choices import Choices
 from .chunks import ChunkStream, Envelope, total_usage
-from .claims import own_claim
+from .claims import own_claim, renew_tenant, tier_field
 from .event_stream import EventStreamBody
 from .intake import check_model, deadline_s, live_request, shown_request_id
 from .live import own_shortcut
+from .plan_limits import check_output, completion_budget, context_of, least
 from .resuming import own_key, resumable_stream, resumable_whole
 from .salt import salt_of
-from .sampling import check_token_ids, completion_budget, of_choice, sampling_params
+from .sampling import check_token_ids, of_choice, sampling_params
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -111,6 +113,8 @@ def check_fields(fields: GenerationFields, services: Services) -> None:
     if services.lifecycle.is_draining:
         raise draining()
     check_model(fields.model, services.config)
+    own_claim(fields.service_tier)
+    check_output(fields, current_tenant().plan)
     check_token_ids(fields, services.text.vocab_size)
     if (fields.n or 1) > services.config.max_choices:
         raise invalid_request(f"at most {services.config.max_choices} choices are served", "n")
@@ -132,15 +136,16 @@ def generation_requests(
     Raises:
       RequestError: a prompt is too long for its completion.
     """
-    max_model_len = services.fleet.status().max_model_len
-    fields = plan.fields
+    fields, limits = plan.fields, renew_tenant(services.tenancy).plan
+    claim = own_claim(fields.service_tier)
+    context = context_of(services.fleet.status().max_model_len, limits)
     requests = []
     for prompt_ids in plan.prompts:
         max_tokens = completion_budget(
             len(prompt_ids),
             plan.max_tokens,
-            plan.default_max_tokens,
-            max_model_len,
+            least(plan.default_max_tokens, limits.max_output_tokens),
+            context,
             plan.param,
         )
         params = sampling_params(
@@ -164,7 +169,7 @@ def generation_requests(
                 client_request_id=client_request_id,
                 cache_salt=salt_of(fields.cache_salt),
                 origin_id=request_ids[0] if index else b"",
-                claim=own_claim(),
+                claim=claim,
             )
             for index, request_id in enumerate(request_ids)
         ]
@@ -226,13 +231,14 @@ def stream_response(
 ) -> Response:
     """Begin a plan and return the stream of its answer."""
     options = plan.fields.stream_options
+    requests = own_requests(plan, services)
     envelope = Envelope(
-        fields_of_chunk,
+        fields_of_chunk | tier_field(plan.fields.service_tier, requests[0].claim),
         with_usage=options is not None and bool(options.include_usage),
         with_token_ids=bool(plan.fields.return_token_ids),
     )
     stream = ChunkStream(form(envelope), count=plan.count, per_prompt=plan.per_prompt)
-    return begin_stream(own_requests(plan, services), stream, plan.fields, services)
+    return begin_stream(requests, stream, plan.fields, services)
 
 
 def begin_stream(
@@ -277,15 +283,17 @@ async def whole_response(
     choice: Callable[[int, Answer], dict[str, Any]],
 ) -> Response:
     """Begin a plan, wait for its end and return the answer."""
+    requests = own_requests(plan, services, is_streamed=False)
+    tier = tier_field(plan.fields.service_tier, requests[0].claim)
 
     def document(answers: Sequence[Answer]) -> bytes:
         whole = fields_of_answer | {
             "choices": [choice(index, answer) for index, answer in enumerate(answers)],
             "usage": total_usage([answer.finished.usage for answer in answers], plan.per_prompt),
+            **tier,
         }
         return msgspec.json.encode(whole)
 
-    requests = own_requests(plan, services, is_streamed=False)
     return await begin_whole(requests, document, plan.fields, services)
 
 

@@ -127,4 +127,5 @@ class MessagesRequest(PromptFields, SamplingFields):
     stop: Annotated[StopStrings, Field(alias="stop_sequences")] = ()
     stream: bool | None = None
     priority: Annotated[int, Field(ge=-100, le=100)] | None = None
+    service_tier: Literal["standard_only"] | accepted.ServiceTier | None = None
     cache_salt: CacheSalt = None

@@ -124,12 +124,10 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "GET /version": Operation("Which release this is.", "Version"),
     "GET /load": Operation("How much is going on.", "Load"),
     "GET /load/own": Operation("The same of one server process.", "Load"),
-    "GET /fleet/audit": Operation(
-        "Every block, lease and request, for callers on the same machine.", "FleetAudit"
-    ),
+    "GET /fleet/audit": Operation("Every block, lease and request, for operators.", "FleetAudit"),
     "GET /fleet/audit/own": Operation("The same of one server process.", "FleetAudit"),
     "GET /fleet/status": Operation(
-        "Workers, blocks, queue and latencies, for callers on the same machine.", "FleetStatus"
+        "Workers, blocks, queue and latencies, for operators.", "FleetStatus"
     ),
     "GET /fleet/status/own": Operation("The same of one server process.", "FleetStatus"),
     "GET /": Operation("The chat page.", PAGE),
@@ -141,7 +139,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
 
 def serve_openapi(app: QuartTrio, services: Services) -> Response:
     """Answer with the document."""
-    document = openapi_document(app, has_keys=services.keys is not None)
+    document = openapi_document(app, has_keys=not services.tenancy.is_open)
     return Response(msgspec.json.encode(document), content_type=JSON)
 
 

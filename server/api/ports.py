@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
+from ..tenancy import Tenancy
 from ..text.embedding_files import EmbeddingModel
 from ..text.sampling_defaults import SamplingDefaults
 from .kept_answers import KeptAnswers
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from ..sibling_answer import SiblingAnswer
     from ..text.tokenizer import ChatPrompt
     from ..text.tool_calls import ToolForm
-    from .keys import KeyRing
 
 
 class WorkerView(Protocol):
@@ -264,8 +264,8 @@ class Services:
     """Files and batches; None where none are kept."""
     siblings: SiblingsPort | None = None
     """None where this is the only server."""
-    keys: KeyRing | None = None
-    """None where anybody who reaches the port is let in."""
+    tenancy: Tenancy = field(default_factory=Tenancy)
+    """Who may ask; without tenants anybody who reaches the port."""
     kept: KeptAnswers = field(init=False)
     """Answers that clients may come back to."""
 

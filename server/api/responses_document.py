@@ -14,6 +14,7 @@ import msgspec
 from pydantic import BaseModel
 
 from ..generation import FinishReason
+from .claims import tier_field
 from .tool_chunks import new_call_id
 
 if TYPE_CHECKING:
@@ -169,6 +170,7 @@ class ResponseDocument:
             "top_p": request.sampling.top_p,
             "truncation": "disabled",
             "usage": None,
+            **tier_field(fields.service_tier, request.claim),
         }
 
     def add_message(self) -> MessageItem:

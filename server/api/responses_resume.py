@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ..tenancy import current_tenant
 from .errors import echo, http_error, params_called
 from .kept_answers import Name
-from .keys import current_tenant
 from .live import LiveRequest
 from .responses_plan import answer_of
 from .resuming import LAST_EVENT_ID
@@ -33,11 +33,9 @@ POSITION: Final = "sequence_number"
 def own_name(response_id: str) -> Name:
     """Return what the running task's tenant finds a response by: another one has no such response.
 
-    An id has 128 random bits, so that where there are no keys, to know it is to own it.
+    An id has 128 random bits, so that where there are no tenants, to know it is to own it.
     """
-    tenant = current_tenant()
-    whose = "" if tenant is None else tenant.name
-    return Name(f"responses {whose}".encode(), response_id)
+    return Name(f"responses {current_tenant().name}".encode(), response_id)
 
 
 class ResponseScript:

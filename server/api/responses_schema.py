@@ -187,6 +187,7 @@ class ResponseFields(SamplingFields, FunctionFields):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     text: TextConfig | None = None
     priority: Annotated[int, Field(ge=-100, le=100)] | None = None
+    service_tier: accepted.ServiceTier | None = None
     chat_template_kwargs: TemplateSwitches | None = None
     cache_salt: CacheSalt = None
     prompt_cache_options: CacheOptions | None = None

@@ -18,6 +18,7 @@ from quart import websocket
 from triolet.errors import RequestError, draining, invalid_request
 
 from ..edge.rate import TokenBucket
+from .access import check_key
 from .conversations import Conversations
 from .errors import echo, http_error, unsupported
 from .intake import in_parser_thread, own_request_id
@@ -62,6 +63,7 @@ class ResponsesSession:
 
     def __init__(self, socket: Websocket, services: Services) -> None:
         self._socket = socket
+        self._subprotocols = socket.requested_subprotocols
         self._services = services
         self._conversations = Conversations()
         self._messages = TokenBucket(services.config.ws_max_messages_per_s, trio.current_time())
@@ -93,6 +95,7 @@ class ResponsesSession:
             try:
                 body = await _parse(message, self._services)
                 stream_id = _lane(body)
+                check_key(self._services, self._socket.headers, self._subprotocols)
                 self._handle(body, nursery)
             except RequestError as error:
                 self._services.metrics.http.error(error.status)

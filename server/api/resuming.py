@@ -18,9 +18,9 @@ from quart.wrappers.response import ResponseBody
 from triolet.errors import RequestError, invalid_request
 
 from ..generation import Failed, Usage
+from ..tenancy import current_tenant
 from .errors import echo
 from .kept_answers import Name
-from .keys import current_tenant
 from .resumable import ResumableAnswer
 
 if TYPE_CHECKING:
@@ -176,9 +176,9 @@ def _answer_of(
     Nothing waits between the look and the beginning: two requests with one key begin one answer.
     """
     # Nobody is told of the keys of others. Whether the credentials are right is checked elsewhere.
-    tenant = current_tenant()
+    tenant = current_tenant().name
     keys = (request.headers.get(name, "") for name in ("authorization", "x-api-key"))
-    who = "\0".join(keys) if tenant is None else f"tenant {tenant.name}"
+    who = f"tenant {tenant}" if tenant else "\0".join(keys)
     scope = blake2b(who.encode(), digest_size=16).digest()
     name, fingerprint = Name(scope, key), _fingerprint(fields)
     answer = services.kept.find(name, fingerprint)

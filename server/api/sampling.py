@@ -53,42 +53,6 @@ def of_choice(params: SamplingParams, index: int) -> SamplingParams:
     return replace(params, seed=(params.seed + index) & MAX_SEED)
 
 
-def completion_budget(
-    prompt_tokens: int, wanted: int | None, default: int | None, max_model_len: int, param: str
-) -> int:
-    """Return how many tokens a completion may have.
-
-    Args:
-      prompt_tokens: length of the prompt.
-      wanted: what the client asked for; must fit.
-      default: what it gets otherwise, as far as that fits; None for as many as fit.
-      max_model_len: context length.
-      param: the field an error names.
-
-    Raises:
-      RequestError: 400 context_length_exceeded.
-    """
-    room = max_model_len - prompt_tokens
-    if room < 1 or (wanted is not None and wanted > room):
-        raise context_length_exceeded(prompt_tokens, wanted, max_model_len, param)
-    if wanted is not None:
-        return wanted
-    return room if default is None else min(default, room)
-
-
-def context_length_exceeded(
-    prompt_tokens: int, wanted: int | None, max_model_len: int, param: str
-) -> RequestError:
-    """Return the error for a prompt and completion that do not fit together."""
-    asked = "" if wanted is None else f" and {wanted} for the completion"
-    return invalid_request(
-        f"the model's context is {max_model_len} tokens; the request has {prompt_tokens} in the "
-        f"prompt{asked}. Shorten the prompt or ask for fewer tokens",
-        param,
-        code="context_length_exceeded",
-    )
-
-
 def check_token_ids(fields: SamplingFields, vocab_size: int) -> None:
     """Raise the RequestError for an id that the model does not have."""
     for token_id, _ in fields.logit_bias:

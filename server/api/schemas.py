@@ -261,6 +261,7 @@ class GenerationFields(SamplingFields, ConstraintFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: Annotated[int, Field(ge=-100, le=100)] | None = None
+    service_tier: accepted.ServiceTier | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None

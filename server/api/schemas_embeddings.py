@@ -20,3 +20,4 @@ class EmbeddingFields(StrictModel):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
     priority: Annotated[int, Field(ge=-100, le=100)] | None = None
+    service_tier: accepted.ServiceTier | None = None

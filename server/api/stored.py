@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from quart import request
 
+from ..tenancy import current_tenant
 from .errors import echo, http_error
-from .keys import current_tenant
 
 if TYPE_CHECKING:
     from triolet.errors import RequestError
@@ -35,9 +35,8 @@ def storage_of(services: Services) -> Storage:
 
 
 def owner_of_request() -> str:
-    """Return whose things a request is about; empty where there are no keys."""
-    tenant = current_tenant()
-    return "" if tenant is None else tenant.name
+    """Return whose things a request is about; empty where there are no tenants."""
+    return current_tenant().name
 
 
 def checked_id(text: str) -> str:

@@ -24,6 +24,7 @@ class Outcome(StrEnum):
     STALLED = "stalled"
     DEADLINE = "deadline"
     DRAIN = "drain"
+    DISMISSED = "dismissed"  # its tenant was disabled or removed
     NO_WORKER = "no_worker"
     QUARANTINED = "quarantined"  # it, or another request with its prompt, killed workers
     REFUSED = "refused"  # longer than the worker that it met takes

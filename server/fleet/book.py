@@ -90,10 +90,10 @@ class RequestBook:
         self.accounting.received += 1
         self._observer.request_received()
 
-    def reject(self, error: RequestError) -> None:
+    def reject(self, request: GenerationRequest, error: RequestError) -> None:
         """Count a request that was refused."""
         self.accounting.rejected[error.code] += 1
-        self._observer.request_rejected(error.code)
+        self._observer.request_rejected(error.code, request.claim)
 
     def accept(self, request: GenerationRequest, now: float) -> Sequence:
         """Take a request on."""
@@ -128,7 +128,7 @@ class RequestBook:
         del self._sequences[sequence.request.request_id]
         self.accounting.ended[outcome] += 1
         elapsed_s = now - sequence.times.submitted_at
-        self._observer.request_ended(outcome, terminal.usage, elapsed_s)
+        self._observer.request_ended(outcome, terminal.usage, elapsed_s, sequence.request.claim)
         log.info(
             "request_ended",
             request_id=sequence.request.request_id.hex(),

@@ -21,6 +21,7 @@ from .admission import limits_of, missing_role, refuse_overload, refuse_unfit
 from .attempts import Attempts
 from .background import is_background, is_urgent, window_of
 from .book import RequestBook
+from .dismissal import dismiss_tenants
 from .dispatch import is_ready, needed_roles
 from .due import SweepTimes, due_at
 from .embeddings import Embeddings
@@ -66,6 +67,7 @@ class Conductor:
       outbox: frames to send.
       recovery: the memory of faults.
       embeddings: inputs that become vectors.
+      dismiss: ends whatever there is of some tenants.
       is_urgent: tells whether somebody interactive waits for its first token.
       sweep_times: when `sweep` is to be called; see `is_restless`.
     """
@@ -98,6 +100,7 @@ class Conductor:
             observer,
             text.max_model_len,
         )
+        self.dismiss = partial(dismiss_tenants, self._book, self._attempts, self.embeddings)
         self._drain_until: float | None = None
         self._fence: SelfFence | None = None
         self._held: set[Sequence] = set()
@@ -173,8 +176,8 @@ class Conductor:
             for request in requests:
                 self._refuse(request, len(requests), now)
         except RequestError as error:
-            for _ in requests:
-                self._book.reject(error)
+            for request in requests:
+                self._book.reject(request, error)
             raise
         sequences = []
         for request in requests:

@@ -154,9 +154,9 @@ class Embeddings:
         try:
             self._refuse(requests, now, is_draining=is_draining)
         except RequestError as error:
-            for _ in requests:
+            for request in requests:
                 self._accounting.rejected[error.code] += 1
-                self._observer.request_rejected(error.code)
+                self._observer.request_rejected(error.code, request.claim)
             raise
         inputs = [self._accept(request, at, on_done, now) for at, request in enumerate(requests)]
         self.dispatch(now)
@@ -353,7 +353,7 @@ class Embeddings:
         self._accounting.ended[outcome] += 1
         usage = Usage(len(one.request.input_ids), 0)
         elapsed_s = now - one.submitted_at
-        self._observer.request_ended(outcome, usage, elapsed_s)
+        self._observer.request_ended(outcome, usage, elapsed_s, one.request.claim)
         log.info(
             "input_ended",
             request_id=one.request.request_id.hex(),

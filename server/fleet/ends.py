@@ -46,11 +46,23 @@ def cancelled(reason: CancelReason, config: ServerConfig) -> End:
             return stalled(config.stall_timeout_s)
         case CancelReason.DRAIN:
             return drained()
+        case CancelReason.DISMISSED:
+            return dismissed()
 
 
 def drained() -> End:
     """Return the end of what still runs when the server has to go."""
     return End(draining(), Outcome.DRAIN, EndReason.DRAIN)
+
+
+def dismissed() -> End:
+    """Return the end of what runs for a tenant that was disabled or removed."""
+    error = RequestError(
+        "the tenant of this request was disabled or removed while it ran",
+        status=403,
+        code="permission_denied",
+    )
+    return End(error, Outcome.DISMISSED, EndReason.CANCEL)
 
 
 def stalled(stall_timeout_s: float) -> End:

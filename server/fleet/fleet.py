@@ -30,7 +30,7 @@ from .stream import Stream
 from .workers import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Sequence, Set
 
     from transport.frames import AnyFrame
     from transport.link import Connection, Network
@@ -135,6 +135,12 @@ class Fleet:
             retries_left=conductor.recovery.retries_left,
             quarantined=conductor.recovery.num_quarantined,
         )
+
+    def dismiss(self, tenants: Set[str]) -> None:
+        """End whatever runs or waits for some tenants: they may ask no more."""
+        self._conductor.wake(trio.current_time())
+        self._conductor.dismiss(tenants, trio.current_time())
+        self._flush()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the links until cancelled. Started at once; `wait_ready` waits for workers."""
@@ -307,7 +313,8 @@ class Fleet:
         sweep_at = self._conductor.sweep_times.next_at(is_restless=self._conductor.is_restless)
         if sweep_at != self._until_sweep.deadline:
             self._until_sweep.deadline = sweep_at
-        self._notify()
+        if self._changed:
+            self._changed.unpark_all()
 
     def _send(self, worker: Worker, frame: AnyFrame) -> None:
         connection = self._connections.get(worker)
@@ -318,7 +325,3 @@ class Fleet:
             self._conductor.lost(worker, "link_gone", trio.current_time())
         except PeerBusy:
             self._conductor.lost(worker, "link_full", trio.current_time())
-
-    def _notify(self) -> None:
-        if self._changed:
-            self._changed.unpark_all()

@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from triolet.service_class import Claim
+
     from ..generation import Usage
     from .accounting import Outcome
 
@@ -49,7 +51,7 @@ class FleetObserver(Protocol):
         """Somebody submitted."""
         ...
 
-    def request_rejected(self, code: str) -> None:
+    def request_rejected(self, code: str, claim: Claim) -> None:
         """It was refused before anything was begun."""
         ...
 
@@ -85,7 +87,7 @@ class FleetObserver(Protocol):
         """An attempt is over and the request goes on with another one."""
         ...
 
-    def request_ended(self, outcome: Outcome, usage: Usage, elapsed_s: float) -> None:
+    def request_ended(self, outcome: Outcome, usage: Usage, elapsed_s: float, claim: Claim) -> None:
         """It got its terminal event."""
         ...
 
@@ -130,7 +132,7 @@ class SilentObserver:
     def request_received(self) -> None:
         """Ignore it."""
 
-    def request_rejected(self, code: str) -> None:
+    def request_rejected(self, code: str, claim: Claim) -> None:
         """Ignore it."""
 
     def request_accepted(self) -> None:
@@ -157,7 +159,7 @@ class SilentObserver:
     def attempt_failed(self, cause: str) -> None:
         """Ignore it."""
 
-    def request_ended(self, outcome: Outcome, usage: Usage, elapsed_s: float) -> None:
+    def request_ended(self, outcome: Outcome, usage: Usage, elapsed_s: float, claim: Claim) -> None:
         """Ignore it."""
 
     def worker_joined(self, worker: str) -> None:

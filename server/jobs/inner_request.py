@@ -40,7 +40,7 @@ async def ask(
       path: of the endpoint.
       body: JSON.
       request_id: for the log, and for the answer.
-      owner: the tenant whose request it is; empty where there are no keys.
+      owner: the tenant whose request it is; empty where there are none.
     """
     headers = {
         "host": host,

@@ -62,7 +62,7 @@ class WaitingLine(NamedTuple):
       custom_id: what its client calls it.
       endpoint: where it goes.
       body: the request.
-      owner: the tenant; empty where there are no keys.
+      owner: the tenant; empty where there are no tenants.
     """
 
     batch_id: str

@@ -8,7 +8,7 @@ SCHEMA_VERSION: Final = 1
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS files (
     id TEXT PRIMARY KEY,
-    owner TEXT NOT NULL,              -- the tenant, empty where there are no keys
+    owner TEXT NOT NULL,              -- the tenant, empty where there are none
     created_at INTEGER NOT NULL,
     filename TEXT NOT NULL,
     purpose TEXT NOT NULL,

@@ -44,8 +44,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # The CLI starts each role's entry point, inside the command that is that role.
     "ops": frozenset({"triolet", "transport"}),
     "loadtest": frozenset(),
-    # Benchmarks of engine and wire run engine and workers; that of the front speaks as workers do.
-    "loadtest/bench": frozenset({"triolet", "transport", "engine", "worker", "prefill", "decode"}),
+    # Benchmarks of engine and wire run engine and workers; that of the front speaks as workers do,
+    # that of the queue asks the server's own.
+    "loadtest/bench": frozenset(
+        {"triolet", "transport", "engine", "worker", "prefill", "decode", "server"}
+    ),
     # The fault matrix reads frames on their way, and starts workers with a gate before the device.
     "loadtest/faults": frozenset({"triolet", "transport", "engine", "worker", "ops"}),
     # The simulator runs the production logic of every room.

@@ -52,7 +52,7 @@ CONTROL = "--control ipc:///tmp/nowhere"
         ("chat --url nonsense", ["--url is 'nonsense'", "http://127.0.0.1:8000"]),
         ("chat --temperature 3", ["'--temperature'"]),
         ("keys make", ["'DIR'"]),
-        ("keys issue a/b", ["'a/b' is no name of a tenant"]),
+        ("tenant add a/b", ["'a/b' is no name of a tenant"]),
     ],
 )
 def test_bad_input_gets_one_line_and_exit_code_2(
@@ -72,7 +72,7 @@ def test_a_server_that_is_not_there_is_no_bad_input(capsys: pytest.CaptureFixtur
     assert "triolet serve" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [[], ["keys"]])
+@pytest.mark.parametrize("command", [[], ["keys"], ["tenant"]])
 def test_without_a_command_there_is_help_and_no_complaint(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

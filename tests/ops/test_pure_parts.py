@@ -36,6 +36,7 @@ from triolet.config import Dtype, EngineConfig, LinkConfig, ServerConfig
 from triolet.config_gpu import GpuConfig
 from triolet.config_routing import LocalPrefill, RoutingConfig
 from triolet.config_speculation import SpeculationConfig
+from triolet.config_tenants import TenantsConfig
 from triolet.config_wire import KvWire, MemorySharing, WireConfig
 from triolet.errors import ConfigError
 from triolet.ids import Role
@@ -165,7 +166,7 @@ def test_every_role_understands_the_links_that_its_supervisor_means() -> None:
             host="::",
             port=0,
             allow_remote_clients=True,
-            api_keys="/etc/triolet/keys",
+            tenants=TenantsConfig("/etc/triolet/tenants.toml"),
             token_window=3,
             stall_timeout_s=2.0,
             drain_timeout_s=0.5,

@@ -11,25 +11,30 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from server.api.app import OPEN_ENDPOINTS, build_app
-from server.api.keys import (
-    KEY_SUBPROTOCOL,
-    SUBPROTOCOL,
-    KeyRing,
-    read_keys,
-    sent_key,
-)
+from server.api.access import OPEN_ENDPOINTS, is_for_users
+from server.api.app import build_app
+from server.api.keys import KEY_SUBPROTOCOL, SUBPROTOCOL, sent_key
+from server.tenancy import Tenancy
 from tests.server.support.fakes import FakeFleet
 from tests.server.support.surface import PATIENCE_S, Surface, surface
+from tests.server.support.tenants import tenant, tenants_of
 from tests.server.support.websocket import handshake, open_socket
-from triolet.api_keys import digest_of, key_line, new_key
-from triolet.errors import ConfigError, RequestError
+from triolet.api_keys import digest_of
+from triolet.errors import RequestError
+from triolet.tenants import TenantRole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ALICE, BOB = "sk-triolet-alice", "sk-triolet-bob"
-RING = KeyRing({digest_of(ALICE): "alice", digest_of(BOB): "bob"})
+OPERATOR = "sk-triolet-operator"
+RING = Tenancy(
+    tenants_of(
+        tenant("alice", ALICE),
+        tenant("bob", BOB),
+        tenant("root", OPERATOR, role=TenantRole.OPERATOR),
+    )
+)
 WRONG: list[dict[str, str]] = [
     {},
     {"Authorization": "Bearer"},
@@ -82,7 +87,7 @@ def spellings(path: str) -> list[str]:
 
 @pytest.mark.slow
 async def test_no_route_is_open_that_is_not_named_as_open() -> None:
-    async with surface(keys=RING) as server:
+    async with surface(tenancy=RING) as server:
         routes = sorted(set(closed_routes(server)))
         assert len(routes) > 10
         for method, path in routes:
@@ -102,7 +107,7 @@ async def test_every_open_endpoint_exists() -> None:
 
 
 async def test_a_refusal_says_what_to_send_and_nothing_of_the_key() -> None:
-    async with surface(keys=RING) as server:
+    async with surface(tenancy=RING) as server:
         for headers in WRONG:
             answer = await server.post("/v1/chat/completions", CHAT, headers=headers)
             assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
@@ -113,10 +118,32 @@ async def test_a_refusal_says_what_to_send_and_nothing_of_the_key() -> None:
 
 @pytest.mark.parametrize("headers", [bearer(ALICE), {"X-Api-Key": ALICE}])
 async def test_a_key_opens_every_endpoint(headers: dict[str, str]) -> None:
-    async with surface(keys=RING) as server:
+    async with surface(tenancy=RING) as server:
         assert (await server.request("GET", "/v1/models", headers=headers)).status == 200
         assert (await server.post("/v1/chat/completions", CHAT, headers=headers)).status == 200
         assert (await server.request("GET", "/nothing", headers=headers)).status == 404
+
+
+async def test_what_concerns_everybody_needs_an_operators_key() -> None:
+    """Every route is for users or for operators; one that nobody thought of is for operators."""
+    async with surface(tenancy=RING) as server:
+        for_operators = {
+            rule.rule
+            for rule in build_app(server.services).url_map.iter_rules()
+            if rule.endpoint not in OPEN_ENDPOINTS
+            and not rule.websocket
+            and not is_for_users(rule.endpoint)
+        }
+        assert for_operators == {
+            f"{path}{own}"
+            for path in ("/metrics", "/load", "/fleet/audit", "/fleet/status")
+            for own in ("", "/own")
+        }
+        for path in for_operators:
+            answer = await server.request("GET", path, headers=bearer(ALICE))
+            assert (answer.status, answer.error["code"]) == (403, "permission_denied"), path
+            assert (await server.request("GET", path, headers=bearer(OPERATOR))).status == 200
+        assert (await server.post("/v1/chat/completions", CHAT, headers=bearer(OPERATOR))).status
 
 
 async def test_without_keys_everybody_on_this_machine_is_let_in() -> None:
@@ -130,7 +157,7 @@ def offered(key: str) -> dict[str, str]:
 
 
 async def test_a_websocket_needs_a_key_too_and_never_in_its_address() -> None:
-    async with surface(keys=RING) as server:
+    async with surface(tenancy=RING) as server:
         for headers in (*WRONG, offered("x"), {"Sec-WebSocket-Protocol": "triolet, triolet-key.é"}):
             client = await server.connect()
             async with client.stream:
@@ -164,7 +191,7 @@ async def salts(server: Surface, key: str, **more: Any) -> set[bytes]:  # noqa: 
 
 
 async def test_tenants_share_no_kv_and_a_tenant_shares_with_itself() -> None:
-    async with surface(FakeFleet(), keys=RING) as server:
+    async with surface(FakeFleet(), tenancy=RING) as server:
         plain = {key: await salts(server, key) for key in (ALICE, BOB)}
         named = {key: await salts(server, key, cache_salt="s") for key in (ALICE, BOB)}
         assert await salts(server, ALICE) == plain[ALICE]
@@ -193,16 +220,16 @@ def test_digests_are_compared_in_constant_time_for_right_and_wrong_keys(
         return real(one, other)
 
     monkeypatch.setattr(hmac, "compare_digest", record)
-    assert RING.tenant_of(ALICE).name == "alice"
+    assert RING.tenant_of(ALICE, 0.0).name == "alice"
     for key in ("", None, "x" * 257, "x", ALICE[:-1]):
         with pytest.raises(RequestError):
-            RING.tenant_of(key)
+            RING.tenant_of(key, 0.0)
     assert len(compared) == 3
     assert {len(side) for pair in compared for side in pair} == {64}
 
 
 def test_a_key_itself_is_compared_with_nothing() -> None:
-    tree = ast.parse((Path(__file__).parents[2] / "server/api/keys.py").read_text())
+    tree = ast.parse((Path(__file__).parents[2] / "server/tenancy.py").read_text())
     names = [
         name.id
         for node in ast.walk(tree)
@@ -211,39 +238,6 @@ def test_a_key_itself_is_compared_with_nothing() -> None:
         if isinstance(name, ast.Name)
     ]
     assert not {"key", "digest", "found"} & set(names)
-
-
-def test_a_file_of_keys_is_read(tmp_path: Path) -> None:
-    key = new_key()
-    path = tmp_path / "keys"
-    path.write_text(f"# ours\n\n{key_line('alice', key)}\n{key_line('alice', BOB)}\n")
-    assert read_keys(str(path)).tenant_of(key) == read_keys(str(path)).tenant_of(BOB)
-    assert key not in path.read_text()
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("", "holds no key"),
-        (f"alice {ALICE}", "line 1 is not"),
-        (ALICE, "line 1 is not"),
-        (f"{key_line('alice', ALICE)}\n{key_line('bob', ALICE)}", "line 2 gives one key to two"),
-    ],
-)
-def test_a_broken_file_of_keys_is_named_and_not_repeated(
-    tmp_path: Path, content: str, words: str
-) -> None:
-    (tmp_path / "keys").write_text(content)
-    with pytest.raises(ConfigError, match=words) as caught:
-        read_keys(str(tmp_path / "keys"))
-    assert ALICE not in str(caught.value)
-
-
-def test_a_missing_file_and_an_impossible_tenant_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_keys(str(tmp_path / "none"))
-    with pytest.raises(ConfigError, match="no name of a tenant"):
-        key_line("a b", ALICE)
 
 
 def test_two_keys_in_two_headers_are_one() -> None:

@@ -19,10 +19,9 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from server.api.app import build_app
-from server.api.keys import KeyRing
 from server.api.openapi import OPERATIONS, PATH
 from tests.server.support.surface import surface
-from triolet.api_keys import digest_of
+from tests.server.support.tenants import tenancy_of
 
 if TYPE_CHECKING:
     from tests.server.support.surface import Surface
@@ -101,7 +100,7 @@ async def test_the_server_is_as_its_document_says() -> None:
 async def test_the_document_names_the_key_where_there_is_one() -> None:
     async with surface() as server:
         assert "security" not in await document_of(server)
-    async with surface(keys=KeyRing({digest_of("x"): "alice"})) as server:
+    async with surface(tenancy=tenancy_of(alice="x")) as server:
         assert (await document_of(server))["security"] == [{"key": []}]
 
 

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from ops.logs import configure_logs
-from server.api.keys import KeyRing
 from tests.server.support.fakes import FakeFleet, FakeGeneration
 from tests.server.support.surface import PATIENCE_S, surface
+from tests.server.support.tenants import tenancy_of
 from tests.server.support.websocket import open_socket
-from triolet.api_keys import digest_of
 
 if TYPE_CHECKING:
     import pytest
@@ -38,7 +37,7 @@ async def test_a_request_that_fails_inside_tells_nothing_of_its_words(
 
     configure_logs("debug", "server")
     headers = {"Authorization": f"Bearer {KEY}", "Cookie": SECRET, "Referer": SECRET}
-    async with surface(FakeFleet(break_down), keys=KeyRing({digest_of(KEY): "a"})) as server:
+    async with surface(FakeFleet(break_down), tenancy=tenancy_of(a=KEY)) as server:
         for path, body in REQUESTS:
             for more in ({}, {"stream": True}):
                 answer = await server.post(f"{path}?k={SECRET}", body | more, headers=headers)

@@ -6,8 +6,10 @@ import pytest
 
 from server.generation import Usage
 from server.metrics import MAX_WORDS, Metrics
+from server.tenancy import TenancyReport
 from tests.server.support.fakes import FakeFleet
 from transport.frames import Load
+from triolet.service_class import DEFAULT_CLAIM, Claim, ServiceClass
 
 
 @pytest.fixture
@@ -53,6 +55,30 @@ def test_a_request_is_counted_once_in_each_of_its_measures(metrics: Metrics) -> 
         f"vllm:request_prefill_time_seconds_sum{{{labels}}} 0.2",
         f"vllm:request_queue_time_seconds_sum{{{labels}}} 0.02",
     } <= lines(metrics)
+
+
+def test_tenants_are_counted_by_class_and_outcome_and_nobody_where_there_are_none(
+    metrics: Metrics,
+) -> None:
+    alice = Claim("alice", service_class=ServiceClass.CRITICAL)
+    usage = Usage(prompt_tokens=100, completion_tokens=2, cached_tokens=64)
+    metrics.request_ended("stop", usage, 0.5, alice)
+    metrics.request_ended("stop", Usage(10, 0), 0.5, DEFAULT_CLAIM)
+    metrics.request_rejected("overloaded", alice)
+    metrics.tenants.watch(lambda: TenancyReport(2, 3, 1, "no TOML"))
+    of_tenants = {line for line in lines(metrics) if line.startswith("triolet_tenant")}
+    labels = 'class="critical"'
+    assert of_tenants == {
+        f'triolet_tenant_requests_total{{{labels},outcome="stop",tenant="alice"}} 1.0',
+        f'triolet_tenant_requests_total{{{labels},outcome="rejected",tenant="alice"}} 1.0',
+        f'triolet_tenant_tokens_total{{{labels},kind="prompt",tenant="alice"}} 100.0',
+        f'triolet_tenant_tokens_total{{{labels},kind="cached",tenant="alice"}} 64.0',
+        f'triolet_tenant_tokens_total{{{labels},kind="completion",tenant="alice"}} 2.0',
+        "triolet_tenants 2.0",
+        "triolet_tenants_file_refused 1.0",
+        'triolet_tenants_files_total{outcome="taken"} 3.0',
+        'triolet_tenants_files_total{outcome="refused"} 1.0',
+    }
 
 
 def test_refusals_and_losses_are_counted_by_cause(metrics: Metrics) -> None:

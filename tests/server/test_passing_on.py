@@ -11,15 +11,15 @@ import pytest
 import trio
 
 from server.api.app import build_app
-from server.api.keys import KeyRing
 from server.api.ports import Services
 from server.edge.accept import Edge
 from server.edge.sockets import base_url, open_listening_socket, open_own_socket
 from server.metrics import Metrics
 from server.siblings import Siblings
+from server.tenancy import Tenancy
 from tests.server.support.fakes import FakeFleet, FakeGrammars, FakeText, by_hand
 from tests.server.support.surface import CONFIG, PATIENCE_S, Surface, request_bytes
-from triolet.api_keys import digest_of
+from tests.server.support.tenants import tenancy_of
 from triolet.config_siblings import SiblingConfig
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Pair:
 async def pair(
     folder: Path,
     script: Callable[[FakeGeneration], object] = tell,
-    keys: KeyRing | None = None,
+    tenancy: Tenancy | None = None,
 ) -> AsyncIterator[Pair]:
     """Run two servers, each with a port of its own, so that a test says who gets what."""
     paths = tuple((name, str(folder / name)) for name in NAMES)
@@ -93,7 +93,7 @@ async def pair(
                     metrics,
                     grammars,
                     siblings=Siblings(config),
-                    keys=keys,
+                    tenancy=tenancy or Tenancy(),
                 )
                 edge = Edge(build_app(services), CONFIG)
                 own, listening = open_own_socket(config), open_listening_socket(CONFIG)
@@ -246,8 +246,7 @@ async def test_an_answer_that_breaks_off_at_its_owner_does_not_end_well(tmp_path
 
 
 async def test_a_key_of_the_api_is_asked_for_on_the_way(tmp_path: Path) -> None:
-    ring = KeyRing({digest_of("secret"): "alice"})
-    async with pair(tmp_path, keys=ring) as both:
+    async with pair(tmp_path, tenancy=tenancy_of(alice="secret")) as both:
         key, _, other = both.by_key(1)
         for secret, status in (("wrong", 401), ("secret", 200)):
             headers = {"idempotency-key": key, "authorization": f"Bearer {secret}"}

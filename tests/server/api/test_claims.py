@@ -8,15 +8,13 @@ from typing import Any, Final
 import pytest
 
 from server.api.app import build_app
-from server.api.keys import KeyRing
 from server.jobs.inner_request import ask
 from tests.server.support.surface import surface
+from tests.server.support.tenants import tenancy_of
 from tests.server.support.websocket import open_socket
-from triolet.api_keys import digest_of
 from triolet.service_class import DEFAULT_CLAIM, Claim, ServiceClass
 
 KEY: Final = "sk-triolet-alice"
-RING: Final = KeyRing({digest_of(KEY): "alice"})
 HEADERS: Final = {"Authorization": f"Bearer {KEY}"}
 CHAT: Final = {"messages": [{"role": "user", "content": "hi"}]}
 BODIES: Final[dict[str, dict[str, Any]]] = {
@@ -30,14 +28,14 @@ OF_ALICE: Final = Claim("alice")
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_request_over_http_claims_for_its_tenant(path: str) -> None:
-    async with surface(keys=RING) as server:
+    async with surface(tenancy=tenancy_of(alice=KEY)) as server:
         assert (await server.post(path, BODIES[path], headers=HEADERS)).status == 200
         (generation,) = server.fleet.generations
     assert generation.request.claim == OF_ALICE
 
 
 async def test_a_request_with_an_idempotency_key_claims_the_same() -> None:
-    async with surface(keys=RING) as server:
+    async with surface(tenancy=tenancy_of(alice=KEY)) as server:
         path = "/v1/chat/completions"
         headers = HEADERS | {"Idempotency-Key": "one"}
         assert (await server.post(path, CHAT, headers=headers)).status == 200
@@ -47,7 +45,7 @@ async def test_a_request_with_an_idempotency_key_claims_the_same() -> None:
 
 @pytest.mark.parametrize("resumable", [False, True])
 async def test_an_answer_on_a_websocket_claims_for_its_tenant(resumable: bool) -> None:
-    async with surface(keys=RING) as server:
+    async with surface(tenancy=tenancy_of(alice=KEY)) as server:
         socket = await open_socket(server, HEADERS)
         async with socket.client.stream:
             await socket.send(
@@ -59,13 +57,13 @@ async def test_an_answer_on_a_websocket_claims_for_its_tenant(resumable: bool) -
 
 
 async def test_an_input_of_embeddings_claims_for_its_tenant() -> None:
-    async with surface(keys=RING) as server:
+    async with surface(tenancy=tenancy_of(alice=KEY)) as server:
         await server.post("/v1/embeddings", {"input": ["a", "b"]}, headers=HEADERS)
         assert [one.claim for one in server.fleet.inputs] == [OF_ALICE] * 2
 
 
 async def test_a_line_of_a_batch_claims_for_its_owner_and_stands_behind() -> None:
-    async with surface(keys=RING) as server:
+    async with surface(tenancy=tenancy_of(alice=KEY)) as server:
         app = build_app(server.services)
         for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
             body: dict[str, Any] = {"input": "hi"} if "embed" in path else BODIES[path]

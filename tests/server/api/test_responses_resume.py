@@ -9,12 +9,11 @@ import pytest
 import trio
 import trio.testing
 
-from server.api.keys import KeyRing
 from server.generation import CancelReason
 from tests.server.support.fakes import FakeFleet, by_hand
 from tests.server.support.surface import MODEL, PATIENCE_S, surface
+from tests.server.support.tenants import tenancy_of
 from tests.server.support.websocket import open_socket
-from triolet.api_keys import digest_of
 from triolet.errors import no_worker
 
 if TYPE_CHECKING:
@@ -185,9 +184,9 @@ async def test_a_position_that_was_not_reached_is_refused_by_name() -> None:
 
 
 async def test_another_tenants_answer_is_not_there() -> None:
-    keys = KeyRing({digest_of("alice-key"): "alice", digest_of("bob-key"): "bob"})
+    tenancy = tenancy_of(alice="alice-key", bob="bob-key")
     alice, bob = ({"authorization": f"Bearer {name}-key"} for name in ("alice", "bob"))
-    async with surface(keys=keys) as server:
+    async with surface(tenancy=tenancy) as server:
         socket = await open_socket(server, alice)
         async with socket.client.stream:
             await socket.send(create())

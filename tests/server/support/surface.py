@@ -15,6 +15,7 @@ from server.api.ports import Services
 from server.edge.accept import Edge
 from server.edge.sockets import base_url, open_listening_socket
 from server.metrics import Metrics
+from server.tenancy import Tenancy
 from server.text.sampling_defaults import SamplingDefaults
 from tests.server.support.fakes import FakeFleet, FakeGrammars, FakeText
 from triolet.config import ServerConfig
@@ -22,7 +23,6 @@ from triolet.config import ServerConfig
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from server.api.keys import KeyRing
     from server.api.ports import TextPort
 
 MODEL = "demo"
@@ -233,7 +233,7 @@ async def small_window(server: Surface) -> RawClient:
 async def surface(
     fleet: FakeFleet | None = None,
     defaults: SamplingDefaults | None = None,
-    keys: KeyRing | None = None,
+    tenancy: Tenancy | None = None,
     text: TextPort | None = None,
     **changes: object,
 ) -> AsyncIterator[Surface]:
@@ -250,7 +250,7 @@ async def surface(
         grammars,
         defaults or SamplingDefaults(),
         count_connections=lambda: edge.connections,
-        keys=keys,
+        tenancy=tenancy or Tenancy(),
     )
     edge = Edge(build_app(services), config)
     metrics.watch(fleet.status, lambda: edge.connections, lambda: edge.writes.by_way)

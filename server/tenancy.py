@@ -1,0 +1,166 @@
+"""Who may ask, at this moment: tenants and their keys, which an operator may change meanwhile.
+
+Knows digests, never a key: what the operator's file holds is of no use to whoever reads it, and
+finding a digest takes as long for a wrong key as for a right one. Decides; reads no file, no clock.
+
+The tenant travels with the task that serves a request, so no endpoint can forget it. It is the
+tenant as it was when the request came; what it may do now is asked by its name.
+"""
+
+from __future__ import annotations
+
+import hmac
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from triolet.api_keys import digest_of
+from triolet.errors import RequestError
+from triolet.tenants import ANONYMOUS, Tenants
+
+if TYPE_CHECKING:
+    from triolet.tenants import Prices, Tenant
+
+MAX_KEY_CHARS: Final = 256
+
+_TENANT: Final[ContextVar[Tenant]] = ContextVar("tenant", default=ANONYMOUS)
+
+
+def current_tenant() -> Tenant:
+    """Return whose request the running task serves; ANONYMOUS where there are no tenants."""
+    return _TENANT.get()
+
+
+def enter_tenant(tenant: Tenant) -> None:
+    """Let the running task, and those that it starts, serve a tenant."""
+    _TENANT.set(tenant)
+
+
+@dataclass(frozen=True, slots=True)
+class TenancyReport:
+    """What became of the operator's file.
+
+    Attributes:
+      tenants: that there are, disabled ones included; 0 where there is no file.
+      num_taken: files taken, the first included.
+      num_refused: files that something was wrong with.
+      problem: why the newest file is not what counts; empty if it is.
+    """
+
+    tenants: int
+    num_taken: int
+    num_refused: int
+    problem: str
+
+
+class Tenancy:
+    """The tenants that count now.
+
+    Args:
+      tenants: of the operator's file; None where there is none, and everybody is let in.
+    """
+
+    def __init__(self, tenants: Tenants | None = None) -> None:
+        self._tenants = tenants
+        self._num_taken = 0 if tenants is None else 1
+        self._num_refused = 0
+        self._problem = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there are no tenants: whoever reaches the port is let in."""
+        return self._tenants is None
+
+    @property
+    def report(self) -> TenancyReport:
+        """What became of the operator's file."""
+        num_tenants = 0 if self._tenants is None else len(self._tenants.by_name)
+        return TenancyReport(num_tenants, self._num_taken, self._num_refused, self._problem)
+
+    def tenant_of(self, key: str | None, now: float) -> Tenant:
+        """Return whose key it is.
+
+        Args:
+          key: as it was sent.
+          now: in seconds since 1970.
+
+        Raises:
+          RequestError: 401, the same for no key, for a wrong one and for one that has ended; 403,
+            the tenant is disabled.
+        """
+        if self._tenants is None:
+            return ANONYMOUS
+        if key is None or not 0 < len(key) <= MAX_KEY_CHARS:
+            raise _unknown_key()
+        digest = digest_of(key)
+        # The look-up compares digests, which tell nothing of how near a wrong key was.
+        entry = self._tenants.of_digest(digest)
+        found = digest if entry is not None else "0" * len(digest)
+        if not hmac.compare_digest(found, digest) or entry is None:
+            raise _unknown_key()
+        tenant, stored = entry
+        if stored.until is not None and now >= stored.until:
+            raise _unknown_key()
+        return _enabled(tenant)
+
+    def tenant_named(self, name: str) -> Tenant:
+        """Return a tenant, as it is now, whose request comes from within.
+
+        Raises:
+          RequestError: 401, there is none any more; 403, it is disabled.
+        """
+        if self._tenants is None:
+            return ANONYMOUS
+        tenant = self._tenants.by_name.get(name)
+        if tenant is None:
+            raise _unknown_key()
+        return _enabled(tenant)
+
+    def find(self, name: str) -> Tenant | None:
+        """Return a tenant, as it is now, disabled or not; None if there is none of the name."""
+        if self._tenants is None:
+            return None if name else ANONYMOUS
+        return self._tenants.by_name.get(name)
+
+    def prices_of(self, model: str) -> Prices:
+        """Return what a model's tokens cost now."""
+        return (self._tenants or NOBODY).prices_of(model)
+
+    def replace(self, tenants: Tenants) -> frozenset[str]:
+        """Let other tenants count from now on; return the names of those that may ask no more."""
+        before = {} if self._tenants is None else self._tenants.by_name
+        self._tenants = tenants
+        self._num_taken += 1
+        self._problem = ""
+        after = tenants.by_name
+        return frozenset(
+            name
+            for name, tenant in before.items()
+            if not tenant.is_disabled and (name not in after or after[name].is_disabled)
+        )
+
+    def refuse(self, problem: str) -> None:
+        """Note that a newer file does not count, and why; the tenants stay as they were."""
+        self._num_refused += 1
+        self._problem = problem
+
+
+NOBODY: Final = Tenants((), {}, {})
+
+
+def _enabled(tenant: Tenant) -> Tenant:
+    if tenant.is_disabled:
+        raise RequestError(
+            f"the tenant {tenant.name} is disabled; ask whoever runs this server",
+            status=403,
+            code="permission_denied",
+        )
+    return tenant
+
+
+def _unknown_key() -> RequestError:
+    return RequestError(
+        "this server asks for an API key; send it as `Authorization: Bearer KEY`",
+        status=401,
+        code="invalid_api_key",
+    )
