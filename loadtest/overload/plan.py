@@ -160,7 +160,7 @@ def returns(capacity: float, times: Times) -> list[Experiment]:
 def tenants(capacity: float, times: Times) -> list[Experiment]:
     """Return tenants who ask for more than their share: beside one who asks for less, beside one
     another with equal weights, and with weights of 1, 2 and 4."""
-    seconds = times.warm_s + 2 * times.counted_s
+    seconds = times.whole_s
     half = _of_tenant("b", capacity / 4, seconds)
     flood = _of_tenant("a", 5 * capacity, seconds)
     equal = [_of_tenant(name, load * capacity, seconds) for name, load in EQUAL_LOADS.items()]
