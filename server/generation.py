@@ -54,6 +54,8 @@ class GenerationRequest:
       origin_id: the request_id of another completion of the same prompt and salt, whose KV it may
         share while that runs; empty for none.
       claim: whose it is, and of which class.
+      key: names what is asked for, so that whoever asks again when told to is known; 0 for the
+        prompt itself.
     """
 
     request_id: bytes
@@ -68,6 +70,7 @@ class GenerationRequest:
     cache_salt: bytes = b""
     origin_id: bytes = b""
     claim: Claim = DEFAULT_CLAIM
+    key: int = 0
 
     @property
     def rank(self) -> int:

@@ -23,6 +23,7 @@ from .metrics_collectors import AliasCollector, FleetCollector
 from .metrics_faults import FaultMetrics
 from .metrics_histogram import TokenHistogram
 from .metrics_http import HttpMetrics
+from .metrics_overload import OverloadMetrics
 from .metrics_tenants import NO_USAGE, REJECTED, TenantMetrics
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ class Metrics:
         self._words = {name: Words() for name in ("outcome", "code", "cause")}
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.faults = FaultMetrics(self._registry)
+        self.overload = OverloadMetrics(self._registry)
         self.http = HttpMetrics(self._registry)
         self.tenants = TenantMetrics(self._registry)
         ProcessCollector(registry=self._registry)

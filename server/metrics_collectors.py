@@ -67,6 +67,7 @@ class FleetCollector(Collector):
         yield writes
         yield _gauge("triolet_retries_left", "Retries that can be paid for", status.retries_left)
         yield _gauge("triolet_quarantined_prompts", "Prompts refused", status.quarantined)
+        yield from _overload(status)
         yield from self._pools(status)
         yield from self._workers(status)
         yield from _speculation(status)
@@ -216,6 +217,25 @@ class AliasCollector(Collector):
 
 def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value=value)
+
+
+def _overload(status: FleetView) -> Iterator[Metric]:
+    overload = status.overload
+    for name, text, value in (
+        ("brownout_level", "What is given up, from 0 for nothing to 4", overload.brownout),
+        ("overload_pressure", "Wait of the default class, of what it may wait", overload.pressure),
+        ("owed_tokens", "Prompt tokens whose first token is owed", overload.owed_tokens),
+        ("promised_returns", "Refused clients that are expected back", overload.promises),
+        ("ttft_error_seconds", "Mean error of predicted first tokens", overload.error_s),
+    ):
+        yield _gauge(f"triolet_{name}", text, value)
+    # Where there is no such number there is no sample.
+    for name, text, maybe in (
+        ("guard_limit_tokens", "Most tokens that may be owed", overload.guard_tokens),
+        ("line_tokens_per_second", "At which the queue moves", overload.tokens_per_s),
+    ):
+        if maybe is not None:
+            yield _gauge(f"triolet_{name}", text, maybe)
 
 
 def _speculation(status: FleetView) -> Iterator[Metric]:

@@ -14,6 +14,7 @@ from .config_batches import BatchConfig
 from .config_embedding import EmbeddingConfig, EmbeddingLimits
 from .config_gpu import GpuConfig
 from .config_grammar import GrammarConfig
+from .config_overload import OverloadConfig
 from .config_queue import QueueConfig
 from .config_recovery import RecoveryConfig
 from .config_resume import ResumeConfig
@@ -281,6 +282,7 @@ class ServerConfig:
     link: LinkConfig = field(default_factory=LinkConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     routing: RoutingConfig = field(default_factory=RoutingConfig)
+    overload: OverloadConfig = field(default_factory=OverloadConfig)
     queue: QueueConfig = field(default_factory=QueueConfig)
     resume: ResumeConfig = field(default_factory=ResumeConfig)
     """Answers that clients may come back to."""
@@ -298,8 +300,6 @@ class ServerConfig:
     """A request that names no deadline ends here: nothing may live for ever."""
     max_queued_requests: int = 1024
     """Requests that wait for a worker. About 8 KiB each plus their prompt."""
-    max_queue_wait_s: float = 60.0 * SECONDS
-    """Predicted wait beyond which a request is refused at once with Retry-After."""
     worker_wait_s: float = 30.0 * SECONDS
     """How long requests are kept while no worker of a role is there: a restart with loading of the
     model. Beyond, they are refused with 503."""

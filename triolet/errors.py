@@ -58,6 +58,7 @@ class RequestError(TrioletError):
       code: stable word for programs, such as `context_length_exceeded`.
       param: the request field at fault, or None.
       retry_after_s: seconds after which a retry makes sense, or None.
+      is_spread: clients that are told so come at different times as it is; nothing is to be added.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class RequestError(TrioletError):
         code: str,
         param: str | None = None,
         retry_after_s: float | None = None,
+        is_spread: bool = False,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -75,6 +77,7 @@ class RequestError(TrioletError):
         self.code = code
         self.param = param
         self.retry_after_s = retry_after_s
+        self.is_spread = is_spread
 
 
 def invalid_request(
@@ -84,9 +87,15 @@ def invalid_request(
     return RequestError(message, status=400, code=code, param=param)
 
 
-def overloaded(message: str, retry_after_s: float) -> RequestError:
+def overloaded(message: str, retry_after_s: float, *, is_spread: bool = False) -> RequestError:
     """Return the error for load beyond what the queue may hold: 503, retry later."""
-    return RequestError(message, status=503, code="overloaded", retry_after_s=retry_after_s)
+    return RequestError(
+        message,
+        status=503,
+        code="overloaded",
+        retry_after_s=retry_after_s,
+        is_spread=is_spread,
+    )
 
 
 def no_worker(message: str, retry_after_s: float = 2.0) -> RequestError:

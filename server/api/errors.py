@@ -92,6 +92,7 @@ def params_called(names: Mapping[str, str]) -> Iterator[None]:
             code=error.code,
             param=param,
             retry_after_s=error.retry_after_s,
+            is_spread=error.is_spread,
         ) from error
 
 
@@ -126,10 +127,8 @@ def error_headers(error: RequestError) -> dict[str, str]:
         return {"x-should-retry": "false"}
     if error.retry_after_s is None:
         return {}
-    wait_s = min(
-        MAX_RETRY_AFTER_S,
-        error.retry_after_s * (1 + RETRY_JITTER * random.random()),
-    )
+    jitter = 0.0 if error.is_spread else RETRY_JITTER * random.random()
+    wait_s = min(MAX_RETRY_AFTER_S, error.retry_after_s * (1 + jitter))
     return {
         "retry-after": str(max(1, math.ceil(wait_s))),
         "retry-after-ms": str(math.ceil(wait_s * 1000)),

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 PATH: Final = "/fleet/status"
 OWN_STATUS: Final = "/fleet/status/own"
 """Where servers on one port ask one another."""
-ADDED: Final = ("queued", "running", "connections", "servers")
+ADDED: Final = ("queued", "running", "connections", "servers", "promises")
+WORST: Final = ("brownout", "ttft_error_s")
 GROWING: Final = (
     "requests_accepted",
     "requests_rejected",
@@ -71,6 +72,9 @@ def _status(services: Services) -> dict[str, Any]:
         "queued": status.queued,
         "running": status.running,
         "connections": services.count_connections(),
+        "brownout": status.overload.brownout,
+        "promises": status.overload.promises,
+        "ttft_error_s": status.overload.error_s,
         "counters": {name: sum(figures[name].values()) for name in GROWING},
         "latencies": {name: _histogram(figures[own]) for name, own in LATENCIES.items()},
         "workers": [_worker(worker) for worker in status.workers],
@@ -114,6 +118,8 @@ def _add(status: dict[str, Any], other: dict[str, Any]) -> None:
     """Add what another server counted."""
     for name in ADDED:
         status[name] += other[name]
+    for name in WORST:
+        status[name] = max(status[name], other[name])
     for name, value in other["counters"].items():
         status["counters"][name] += value
     for name, histogram in other["latencies"].items():

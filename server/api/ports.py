@@ -72,6 +72,45 @@ class WorkerView(Protocol):
         ...
 
 
+class OverloadView(Protocol):
+    """What admission sees."""
+
+    @property
+    def brownout(self) -> int:
+        """The level, 0 to 4."""
+        ...
+
+    @property
+    def pressure(self) -> float:
+        """Predicted wait of the default class, of what it may wait."""
+        ...
+
+    @property
+    def guard_tokens(self) -> float | None:
+        """Prompt tokens that may be owed a first token; None for no limit."""
+        ...
+
+    @property
+    def owed_tokens(self) -> int:
+        """Prompt tokens that are owed one."""
+        ...
+
+    @property
+    def promises(self) -> int:
+        """Clients that were told when to come back, and are expected."""
+        ...
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """At which the line moves; None if that is not known."""
+        ...
+
+    @property
+    def error_s(self) -> float:
+        """Mean error of predicted first tokens, of late."""
+        ...
+
+
 class FleetView(Protocol):
     """All workers at one moment."""
 
@@ -108,6 +147,11 @@ class FleetView(Protocol):
     @property
     def quarantined(self) -> int:
         """Prompts that are refused because they killed workers."""
+        ...
+
+    @property
+    def overload(self) -> OverloadView:
+        """What admission sees."""
         ...
 
 

@@ -23,6 +23,7 @@ class Outcome(StrEnum):
     STOPPED = "stopped"
     STALLED = "stalled"
     DEADLINE = "deadline"
+    EXPIRED = "expired"  # dropped before anything was spent: its first token would be too late
     DRAIN = "drain"
     DISMISSED = "dismissed"  # its tenant was disabled or removed
     NO_WORKER = "no_worker"

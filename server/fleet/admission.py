@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from triolet.errors import invalid_request, overloaded
 from triolet.ids import Role
+from triolet.units import SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     from ..generation import GenerationRequest
     from .workers import Worker
 
-MAX_RETRY_AFTER_S: Final = 120.0
-"""Official clients do not retry at all when told to wait longer."""
+FULL_RETRY_S: Final = 2 * SECONDS
+"""After which a full line has moved."""
 
 
 class Limits(NamedTuple):
@@ -99,35 +100,11 @@ def refuse_unfit(request: GenerationRequest, limits: Limits) -> None:
         )
 
 
-def refuse_overload(
-    request: GenerationRequest,
-    config: ServerConfig,
-    num_queued: int,
-    predicted_s: float | None,
-) -> None:
-    """Raise for a request that would wait too long.
-
-    Args:
-      request: what was asked for.
-      config: the bounds.
-      num_queued: requests in the line.
-      predicted_s: how long it would wait; None if that is not known.
+def refuse_full(num_queued: int, config: ServerConfig) -> None:
+    """Raise where no more requests may wait, however quickly they would go: they take memory.
 
     Raises:
       RequestError: 503 with the seconds after which a retry makes sense.
     """
     if num_queued >= config.max_queued_requests:
-        raise overloaded(f"{num_queued} requests wait already", _retry_after_s(predicted_s or 1.0))
-    if predicted_s is None:
-        return
-    bound_s = min(config.max_queue_wait_s, request.deadline_s)
-    if predicted_s > bound_s:
-        raise overloaded(
-            f"this request would wait {predicted_s:.0f} s for a worker; at most {bound_s:.0f} s "
-            "are allowed",
-            _retry_after_s(predicted_s - bound_s),
-        )
-
-
-def _retry_after_s(seconds: float) -> float:
-    return min(max(seconds, 1.0), MAX_RETRY_AFTER_S)
+        raise overloaded(f"{num_queued} requests wait already", FULL_RETRY_S)

@@ -14,6 +14,7 @@ from triolet.ids import AttemptKey, Role
 from . import ends
 from .admission import missing_role
 from .asking import prefill_frame, reserve_frame
+from .background import is_urgent
 from .dispatch import (
     Pair,
     Route,
@@ -25,6 +26,7 @@ from .dispatch import (
 from .due import may_decode, quiet_since
 from .fair_queue import FairQueue
 from .forking import need_on, note_no_fork
+from .gate import Gate
 from .phases import Phase, Step
 from .progress import (
     Again,
@@ -39,7 +41,6 @@ from .progress import (
 from .recovery import Recovery
 from .sequence import Attempt
 from .turns import Turns
-from .waiting import Pace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -69,7 +70,7 @@ class Attempts:
 
     Attributes:
       line: who waits for workers, and what those on workers were charged.
-      pace: how fast the line moves.
+      gate: what is taken on, and what is expected of it.
       recovery: what faults so far mean for the next ones.
     """
 
@@ -84,7 +85,7 @@ class Attempts:
         now: float,
     ) -> None:
         self.line: FairQueue[Sequence] = FairQueue(config.queue)
-        self.pace = Pace(now)
+        self.gate = Gate(config.overload, workers, self.line, observer.overload, now)
         self.recovery = Recovery(config, workers, observer, now)
         self._config = config
         self._workers = workers
@@ -92,7 +93,9 @@ class Attempts:
         self._outbox = outbox
         self._eos_token_ids = eos_token_ids
         self._observer = observer
-        self._turns = Turns(config, workers, self.line, self.recovery)
+        self._turns = Turns(
+            config, workers, self.line, self.recovery, self.gate.overload.kept_share
+        )
 
     def dispatch(self, now: float) -> None:
         """Begin an attempt for whoever is first in the line, as long as workers have room.
@@ -103,11 +106,12 @@ class Attempts:
         """
         while self.line and (turn := self._turns.next(now)) is not None:
             sequence, route = turn
-            if isinstance(route, Route):
+            end = route if isinstance(route, ends.End) else self.gate.too_late(sequence, now)
+            if end is None and isinstance(route, Route):
                 self.line.take(sequence)
                 self._begin(sequence, route, now)
-            else:
-                self.fail(sequence, route, now)
+            elif end is not None:
+                self.fail(sequence, end, now)
 
     def take_rows(self, decode: Worker, rows: Iterable[TokenRow], now: float) -> None:
         """Take tokens of many sequences."""
@@ -177,6 +181,7 @@ class Attempts:
                     decode.prefixes.keep(sequence.whole_chain, decode.capacity)
                 self._leave(sequence, EndReason.STOP_STRING if is_ours else EndReason(end.reason))
                 self.line.end(sequence, len(sequence.relay.token_ids))
+                self.gate.ended(sequence, now, is_well=True)
                 self._book.finish(sequence, end, now)
             case Fail(error=error, outcome=outcome):
                 self.fail(sequence, ends.End(error, outcome, EndReason.ERROR), now)
@@ -195,7 +200,12 @@ class Attempts:
         """End a sequence wherever it is; its workers free what it has."""
         self.line.end(sequence, len(sequence.relay.token_ids))
         self._leave(sequence, end.reason)
+        self.gate.ended(sequence, now, is_well=False)
         self._book.fail(sequence, end.error, end.outcome, now)
+
+    def is_batch_paused(self) -> bool:
+        """Return whether batches stand still: for somebody's first token, or for everybody's."""
+        return self.gate.overload.brownout.pauses_batch or is_urgent(self._book)
 
     def sweep(self, sequence: Sequence, drain_until: float | None, now: float) -> None:
         """Look for whatever time alone brings about for one sequence."""
@@ -209,6 +219,8 @@ class Attempts:
             self.fail(sequence, ends.drained(), now)
         elif waiting_since is not None and now - waiting_since >= config.stall_timeout_s:
             self.fail(sequence, ends.stalled(config.stall_timeout_s), now)
+        elif attempt is None and (late := self.gate.too_late(sequence, now)) is not None:
+            self.fail(sequence, late, now)
         elif attempt is not None and sequence.phase is Phase.RESERVING and now >= attempt.grant_by:
             self.apply(sequence, Again("no_grant", Fault(Role.DECODE)), now)
         elif gap_since is not None and now - gap_since >= config.link.peer_timeout_s:
@@ -258,9 +270,8 @@ class Attempts:
         if times.dispatched_at is None:
             times.dispatched_at = now
             self._observer.request_dispatched(now - times.submitted_at)
+        self.gate.begun(sequence, now)
         need = sequence.need
-        if now > times.queued_at:
-            self.pace.left(need.prompt_tokens)
         key = AttemptKey(sequence.request.request_id, sequence.num_attempts)
         attempt = Attempt(
             key=key,
@@ -375,6 +386,7 @@ class Attempts:
         for _ in range(num_before, num_tokens):
             if times.last_token_at is None:
                 times.first_token_at = now
+                self.gate.first_token(sequence, now)
                 self._observer.first_token(now - times.submitted_at)
             else:
                 self._observer.next_token(now - times.last_token_at)

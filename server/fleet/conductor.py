@@ -17,7 +17,7 @@ from triolet.audit import MAX_SECONDS
 from triolet.errors import RequestError, draining, server_error
 
 from . import ends
-from .admission import limits_of, missing_role, refuse_overload, refuse_unfit
+from .admission import limits_of, missing_role, refuse_full, refuse_unfit
 from .attempts import Attempts
 from .background import is_background, is_urgent, window_of
 from .book import RequestBook
@@ -65,6 +65,7 @@ class Conductor:
 
     Attributes:
       outbox: frames to send.
+      gate: what is taken on.
       recovery: the memory of faults.
       embeddings: inputs that become vectors.
       dismiss: ends whatever there is of some tenants.
@@ -90,6 +91,7 @@ class Conductor:
         self._attempts = Attempts(
             config, self._workers, self._book, self.outbox, text.eos_token_ids, observer, now
         )
+        self.gate = self._attempts.gate
         self.recovery = self._attempts.recovery
         self.embeddings = Embeddings(
             config,
@@ -169,23 +171,25 @@ class Conductor:
         Raises:
           RequestError: one was refused, and nothing was begun.
         """
-        requests = tuple(requests)
+        requests, gate = tuple(requests), self._attempts.gate
         for _ in requests:
             self._book.receive()
         try:
             for request in requests:
                 self._refuse(request, len(requests), now)
+            forecasts = gate.judge(requests, now)
         except RequestError as error:
             for request in requests:
                 self._book.reject(request, error)
             raise
         sequences = []
-        for request in requests:
+        for request, forecast in zip(requests, forecasts, strict=True):
             sequence = self._book.accept(request, now)
+            gate.took(sequence, forecast, now)
             self.sweep_times.note(sequence.deadline)
             self.recovery.accepted()
             if not self._attempts.line:
-                self._attempts.pace.advance(now, is_waiting=False)
+                gate.overload.prediction.advance(now, is_waiting=False)
             self._attempts.line.add(sequence, sequence.place)
             sequences.append(sequence)
         self._attempts.dispatch(now)
@@ -199,7 +203,7 @@ class Conductor:
 
     def taken(self, sequence: Sequence) -> None:
         """Note that its reader has taken tokens, which makes room for as many more."""
-        if is_background(sequence.request) and self.is_urgent():
+        if is_background(sequence.request) and self._attempts.is_batch_paused():
             self._held.add(sequence)  # goes on with a sweep that finds nobody waiting
             return
         window = window_of(sequence.request, self._config.token_window)
@@ -285,7 +289,7 @@ class Conductor:
         """Look for whatever time alone brings about."""
         # A line in front of absent workers says nothing of how fast they are.
         is_able = is_ready(self._workers, self._config.routing, now)
-        self._attempts.pace.advance(now, is_waiting=bool(self._attempts.line) and is_able)
+        self._attempts.gate.sweep(now, is_able=is_able)
         self.recovery.sweep(now)
         for worker in self._workers:
             if worker.monitor.check(now) is PeerState.DEAD:
@@ -298,7 +302,7 @@ class Conductor:
                 due = max(now, due_at(sequence, self._config))
             self.sweep_times.note(due)
         self.sweep_times.swept(now, is_round_over=not self._book.has_unswept)
-        if self._held and not self.is_urgent():
+        if self._held and not self._attempts.is_batch_paused():
             held, self._held = self._held, set()
             for sequence in held:
                 self.taken(sequence)
@@ -339,16 +343,5 @@ class Conductor:
         if role is not None:
             raise ends.no_worker_left(role).error
         line = self._attempts.line
-        predicted_s = None
-        if line:
-            running_tokens = sum(
-                len(sequence.request.prompt_ids)
-                for sequence in self._book
-                if sequence.attempt is not None
-            )
-            due = now + request.deadline_s
-            tokens_ahead = line.tokens_ahead(request.claim, request.priority, due)
-            predicted_s = self._attempts.pace.predict_s(tokens_ahead, running_tokens)
         # Whether all find a place in a line where somebody waits; one that is empty moves.
-        num_queued = len(line) + num_together - 1 if line else 0
-        refuse_overload(request, self._config, num_queued, predicted_s)
+        refuse_full(len(line) + num_together - 1 if line else 0, self._config)

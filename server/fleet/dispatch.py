@@ -52,6 +52,7 @@ class Need(NamedTuple):
       is_on_probation: it must not share a worker with another one that is.
       is_suspect: its prompt may be what a worker died of.
       chain: names the prompt's blocks; None if nobody is asked for them.
+      kept_share: of each worker, which is kept for others.
     """
 
     prompt_tokens: int
@@ -61,6 +62,7 @@ class Need(NamedTuple):
     is_on_probation: bool = False
     is_suspect: bool = False
     chain: PrefixChain | None = None
+    kept_share: float = 0.0
 
 
 class Pair(NamedTuple):
@@ -334,7 +336,7 @@ def _has_token_credit(worker: Worker, need: Need) -> bool:
     more than it ever gives."""
     if worker.beat is None:
         return False
-    credit = worker.beat.token_credit
+    credit = (1.0 - need.kept_share) * worker.beat.token_credit
     waiting = worker.waiting_tokens
     return credit > 0 and (waiting == 0 or waiting + counted_tokens(worker, need) <= credit)
 
@@ -349,10 +351,14 @@ def has_room(worker: Worker, need: Need, now: float) -> bool:
     """Return whether a decode worker has a row and blocks for a sequence, as far as is known."""
     if worker.beat is None or now < worker.busy_until:
         return False
-    if len(worker.shares) >= worker.beat.row_credit:
+    # Of few rows at least one is for anybody.
+    kept_rows = min(int(need.kept_share * worker.beat.row_credit), worker.beat.row_credit - 1)
+    if len(worker.shares) >= worker.beat.row_credit - max(kept_rows, 0):
         return False
     # With nothing of ours there, growth is no reason to hold back: whoever fits may start.
     room = _spare_blocks(worker) if worker.shares else worker.available_blocks
+    if worker.shares and worker.capacity is not None:
+        room -= int(need.kept_share * worker.capacity.num_blocks)
     return blocks_needed(worker, need) <= room
 
 

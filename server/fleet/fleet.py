@@ -134,6 +134,7 @@ class Fleet:
             ended={str(how): n for how, n in conductor.accounting.ended.items()},
             retries_left=conductor.recovery.retries_left,
             quarantined=conductor.recovery.num_quarantined,
+            overload=conductor.gate.overload.status(trio.current_time()),
         )
 
     def dismiss(self, tenants: Set[str]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from triolet.service_class import Claim
+    from triolet.service_class import Claim, ServiceClass
 
     from ..generation import Usage
     from .accounting import Outcome
@@ -39,8 +39,29 @@ class FaultObserver(Protocol):
         ...
 
 
+class OverloadObserver(Protocol):
+    """Told of what is refused, and of what is given up."""
+
+    def refused(self, reason: str, service_class: ServiceClass) -> None:
+        """A request was refused because there is too much, or dropped before anything was spent."""
+        ...
+
+    def predicted(self, predicted_s: float, ttft_s: float) -> None:
+        """A first token came, and when it had been expected."""
+        ...
+
+    def level_changed(self, was: int, level: int, pressure: float) -> None:
+        """More or less is given up than before."""
+        ...
+
+
 class FleetObserver(Protocol):
     """Told of each event once."""
+
+    @property
+    def overload(self) -> OverloadObserver:
+        """Who is told of overload."""
+        ...
 
     @property
     def faults(self) -> FaultObserver:
@@ -123,10 +144,24 @@ class SilentFaultObserver:
         """Ignore it."""
 
 
+class SilentOverloadObserver:
+    """Counts nothing."""
+
+    def refused(self, reason: str, service_class: ServiceClass) -> None:
+        """Ignore it."""
+
+    def predicted(self, predicted_s: float, ttft_s: float) -> None:
+        """Ignore it."""
+
+    def level_changed(self, was: int, level: int, pressure: float) -> None:
+        """Ignore it."""
+
+
 class SilentObserver:
     """Counts nothing."""
 
     def __init__(self) -> None:
+        self.overload: OverloadObserver = SilentOverloadObserver()
         self.faults: FaultObserver = SilentFaultObserver()
 
     def request_received(self) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from ..generation import FinishReason, GenerationRequest
     from .dispatch import Pair
+    from .overload import Forecast
     from .relay import Relay
     from .workers import Worker
 
@@ -103,6 +104,7 @@ class Sequence:
       origin: another completion of the same prompt, which it may share; None for none.
       cached_tokens: prompt tokens whose KV was there already; None before anybody has said so.
       held_tokens: of these, what decode had at the first attempt.
+      forecast: what admission expected of it.
       chain: names the prompt's blocks.
     """
 
@@ -123,6 +125,7 @@ class Sequence:
     origin: Sequence | None = None
     cached_tokens: int | None = None
     held_tokens: int = 0
+    forecast: Forecast | None = None
     chain: PrefixChain = field(init=False)
 
     def __post_init__(self) -> None:

@@ -45,6 +45,29 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class OverloadStatus:
+    """What admission sees.
+
+    Attributes:
+      brownout: level, 0 to 4.
+      pressure: predicted wait of the default class, of what it may wait.
+      guard_tokens: prompt tokens that may be owed a first token; None for no limit.
+      owed_tokens: that are.
+      promises: clients that were told when to come back, and are expected.
+      tokens_per_s: at which the line moves; None if that is not known.
+      error_s: mean error of predicted first tokens, of late.
+    """
+
+    brownout: int = 0
+    pressure: float = 0.0
+    guard_tokens: float | None = None
+    owed_tokens: int = 0
+    promises: int = 0
+    tokens_per_s: float | None = None
+    error_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class FleetStatus:
     """All workers and requests.
 
@@ -62,6 +85,7 @@ class FleetStatus:
       ended: terminal events so far; by outcome.
       retries_left: attempts after faults that the retry budget can pay for.
       quarantined: prompts that are refused because they killed workers.
+      overload: what admission sees.
     """
 
     workers: tuple[WorkerStatus, ...]
@@ -76,6 +100,7 @@ class FleetStatus:
     ended: Mapping[str, int]
     retries_left: float
     quarantined: int
+    overload: OverloadStatus
 
 
 def present(workers: Iterable[Worker], spare_addresses: Collection[str]) -> list[Worker]:

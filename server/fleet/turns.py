@@ -13,7 +13,10 @@ from .dispatch import Route, choose_route, is_model_gone
 from .forking import fork_route
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from triolet.config import ServerConfig
+    from triolet.service_class import ServiceClass
 
     from .dispatch import Need
     from .fair_queue import FairQueue
@@ -33,6 +36,7 @@ class Turns:
       workers: every worker there is or will be.
       line: who waits.
       recovery: what faults so far mean.
+      kept_share: which share of each worker is not for a class now.
     """
 
     def __init__(
@@ -41,11 +45,13 @@ class Turns:
         workers: tuple[Worker, ...],
         line: FairQueue[Sequence],
         recovery: Recovery,
+        kept_share: Callable[[ServiceClass, float], float],
     ) -> None:
         self._routing = config.routing
         self._workers = workers
         self._line = line
         self._recovery = recovery
+        self._kept_share = kept_share
         self._handover_s = 0.0
 
     def handed_over(self, took_s: float) -> None:
@@ -74,7 +80,8 @@ class Turns:
 
     def _turn_of(self, sequence: Sequence, now: float) -> Route | ends.End | None:
         """Return where one may go that is first, or how it ends; None if it has to wait."""
-        need = sequence.need
+        own = sequence.request.claim.service_class
+        need = sequence.need._replace(kept_share=self._kept_share(own, now))
         route = fork_route(sequence, now) or self._route(need, now)
         if route is not None:
             return self._recovery.objection(sequence.request.prompt_ids, now) or route

@@ -55,6 +55,7 @@ class Worker:
       busy_until: it refused a lease and is not asked again before.
       available_blocks: free or reclaimable, less what was reserved since the last heartbeat.
       foreign_streams: sequences of other servers there, as of the last heartbeat.
+      foreign_tokens: prompt tokens of other servers that waited there, likewise.
       shares: this server's attempts there.
       inputs: the same of inputs that become vectors, and their tokens.
       prefixes: what its prefix cache probably holds.
@@ -72,7 +73,7 @@ class Worker:
         self.beat: WorkerHeartbeat | None = None
         self.busy_until = now
         self.available_blocks = 0
-        self.foreign_streams = 0
+        self.foreign_streams = self.foreign_tokens = 0
         self.shares: dict[AttemptKey, Share] = {}
         self.inputs: dict[AttemptKey, int] = {}
         self.prefixes = PrefixIndex()
@@ -149,6 +150,7 @@ class Worker:
         held = sum(share.is_granted for share in self.shares.values())
         present = beat.load.running + beat.load.paused + beat.load.waiting
         self.foreign_streams = max(0, present - held)
+        self.foreign_tokens = max(0, beat.load.waiting_tokens - self.waiting_tokens)
         return True
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from server.fleet.admission import Limits, refuse_overload, refuse_unfit
+from server.fleet.admission import FULL_RETRY_S, Limits, refuse_full, refuse_unfit
 from server.fleet.dispatch import Need, choose_pair, streams_on
 from server.fleet.paths import BrokenPaths
 from transport.liveness import PeerState
@@ -195,29 +195,12 @@ def test_what_just_fits_is_taken() -> None:
     refuse_unfit(make_request(prompt="x" * 10, max_tokens=31), Limits(41, 40, 10))
 
 
-@pytest.mark.parametrize(
-    ("queued", "predicted_s", "deadline_s", "retry_after_s"),
-    [
-        (1024, None, 600.0, 1.0),
-        (1024, 9.0, 600.0, 9.0),
-        (0, 70.0, 600.0, 10.0),
-        (0, 1e6, 600.0, 120.0),
-        (0, 10.0, 5.0, 5.0),
-    ],
-)
-def test_a_line_that_is_too_long_refuses_with_the_time_to_come_back(
-    queued: int, predicted_s: float | None, deadline_s: float, retry_after_s: float
-) -> None:
-    request = make_request(deadline_s=deadline_s)
+def test_a_full_line_refuses_with_the_time_to_come_back() -> None:
     with pytest.raises(RequestError) as refusal:
-        refuse_overload(request, server_config(), queued, predicted_s)
+        refuse_full(1024, server_config())
     assert (refusal.value.status, refusal.value.code) == (503, "overloaded")
-    assert refusal.value.retry_after_s == pytest.approx(retry_after_s)
-
-
-@pytest.mark.parametrize(("queued", "predicted_s"), [(0, None), (1023, 59.0)])
-def test_a_line_within_its_bounds_takes_requests(queued: int, predicted_s: float | None) -> None:
-    refuse_overload(make_request(), server_config(), queued, predicted_s)
+    assert refusal.value.retry_after_s == FULL_RETRY_S
+    refuse_full(1023, server_config())
 
 
 def test_limits_follow_what_workers_said_last() -> None:
@@ -256,7 +239,7 @@ def test_a_slow_line_is_refused_by_the_conductor() -> None:
     world.deliver()
     for _ in range(10):
         world.sweep(1.0)
-    with pytest.raises(RequestError, match=r"would wait \d+ s"):
+    with pytest.raises(RequestError, match=r"come too late, after \d\d\.\d s"):
         world.submit(make_request(99))
     world.submit(make_request(100, priority=-1))
     world.settle()

@@ -1,0 +1,184 @@
+"""Where requests meet what is decided of overload: asks, and tells what became of them.
+
+Pure. Turns requests, the line and workers into the numbers that overload.py decides by. Knows all
+of these; decides nothing itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from transport.frames import EndReason
+from triolet.errors import deadline_exceeded, overloaded
+from triolet.ids import Role
+from triolet.service_class import ServiceClass
+
+from . import ends
+from .accounting import Outcome
+from .overload import Ask, Overload
+from .prediction import Capacity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from triolet.config_overload import OverloadConfig
+    from triolet.service_class import Claim
+
+    from ..generation import GenerationRequest
+    from .fair_queue import FairQueue
+    from .observer import OverloadObserver
+    from .overload import Forecast
+    from .sequence import Sequence as RunningSequence
+    from .workers import Worker
+
+DRAWN_BYTES: Final = 4
+"""Of a request's id, which is random: as much chance as a wait needs."""
+LEAST_TOKENS: Final = 1
+"""Of a prompt that is not tokenised yet, and of one that shares another's."""
+
+
+class Gate:
+    """The gate of one server.
+
+    Args:
+      config: of overload.
+      workers: every worker there is or will be.
+      line: who waits for them.
+      observer: told of refusals and levels.
+      now: the time of the start.
+
+    Attributes:
+      overload: what decides.
+    """
+
+    def __init__(
+        self,
+        config: OverloadConfig,
+        workers: tuple[Worker, ...],
+        line: FairQueue[RunningSequence],
+        observer: OverloadObserver,
+        now: float,
+    ) -> None:
+        self.overload = Overload(config, observer, now)
+        self._workers = workers
+        self._line = line
+
+    def judge(self, requests: Sequence[GenerationRequest], now: float) -> list[Forecast]:
+        """Return what is expected of requests that come together.
+
+        Raises:
+          RequestError: one of them is refused.
+        """
+        before = 0
+        forecasts = []
+        for request in requests:
+            ask = _ask(request)
+            due = now + request.deadline_s
+            ahead = self._line.tokens_ahead(request.claim, request.priority, due) + before
+            forecasts.append(self.overload.judge(ask, ahead, now))
+            before += ask.num_tokens
+        return forecasts
+
+    def refuse_early(
+        self, claim: Claim, request_id: bytes, key: int, deadline_s: float, now: float
+    ) -> None:
+        """Raise for a request that is refused whatever its prompt is, before anything is spent.
+
+        Raises:
+          RequestError: as `judge` does.
+        """
+        ahead = self._line.tokens_ahead(claim, 0, now + deadline_s)
+        ask = Ask(claim, LEAST_TOKENS, deadline_s, key, _draw(request_id))
+        self.overload.judge(ask, ahead, now)
+
+    def took(self, sequence: RunningSequence, forecast: Forecast, now: float) -> None:
+        """Note a request that was taken on."""
+        sequence.forecast = forecast
+        self.overload.took(_ask(sequence.request), forecast, now)
+
+    def too_late(self, sequence: RunningSequence, now: float) -> ends.End | None:
+        """Return the end of a sequence that waits in vain: on which nothing was spent, and whose
+        first token cannot come in time any more."""
+        forecast = sequence.forecast
+        if forecast is None or sequence.num_attempts:
+            return None
+        if not self.overload.is_hopeless(forecast, now):
+            return None
+        self.overload.expired(forecast, now - sequence.times.submitted_at)
+        if forecast.slo_s is None or sequence.request.deadline_s < forecast.slo_s:
+            error = deadline_exceeded("its first token would come after the request's deadline")
+        else:
+            waited_s = now - sequence.times.submitted_at
+            text = f"it waited {waited_s:.1f} s, and its first token would come too late"
+            error = overloaded(text, max(forecast.slo_s / 2, 1.0))
+        return ends.End(error, Outcome.EXPIRED, EndReason.DEADLINE)
+
+    def begun(self, sequence: RunningSequence, now: float) -> None:
+        """Note that an attempt begins."""
+        forecast = sequence.forecast
+        if forecast is None or sequence.num_attempts:
+            return
+        times = sequence.times
+        # Whoever waits by a limit of his tenant's shows nothing of how the line moves.
+        is_limited = sequence.request.claim.max_running is not None
+        self.overload.dispatched(
+            forecast,
+            now - times.submitted_at,
+            has_waited=now > times.queued_at,
+            is_limited=is_limited,
+            now=now,
+        )
+
+    def first_token(self, sequence: RunningSequence, now: float) -> None:
+        """Note a sequence's first token."""
+        forecast, times = sequence.forecast, sequence.times
+        if forecast is not None and times.dispatched_at is not None:
+            ttft_s, resided_s = now - times.submitted_at, now - times.dispatched_at
+            self.overload.first_token(forecast, ttft_s, resided_s, now)
+
+    def ended(self, sequence: RunningSequence, now: float, *, is_well: bool) -> None:
+        """Note that a sequence ends."""
+        forecast, dispatched_at = sequence.forecast, sequence.times.dispatched_at
+        if forecast is not None:
+            held_s = now - dispatched_at if is_well and dispatched_at is not None else None
+            self.overload.ended(forecast, held_s)
+
+    def sweep(self, now: float, *, is_able: bool) -> None:
+        """Let time pass. `is_able`: there are workers that could take who waits."""
+        line = self._line
+        is_waiting = is_able and bool(line) and line.first() is not None
+        self.overload.prediction.advance(now, is_waiting=is_waiting)
+        was = self.overload.brownout.pauses_batch
+        self.overload.sweep(
+            _capacity(self._workers),
+            self._tokens_waiting,
+            now,
+        )
+        if self.overload.brownout.pauses_batch != was:
+            line.pause({ServiceClass.BATCH} if not was else ())
+
+    def _tokens_waiting(self, service_class: ServiceClass) -> float:
+        """Return the prompt tokens of a class and those above it, whose they are."""
+        lines = self._line.lines[: service_class + 1]
+        return float(sum(line.prompt_tokens for line in lines if not line.is_paused))
+
+
+def _ask(request: GenerationRequest) -> Ask:
+    num_tokens = LEAST_TOKENS if request.origin_id else len(request.prompt_ids)
+    key = request.key or hash((request.claim.tenant, request.prompt_ids))
+    return Ask(request.claim, num_tokens, request.deadline_s, key, _draw(request.request_id))
+
+
+def _draw(request_id: bytes) -> float:
+    return int.from_bytes(request_id[:DRAWN_BYTES], "big") / 256**DRAWN_BYTES
+
+
+def _capacity(workers: Iterable[Worker]) -> Capacity:
+    usable = [worker for worker in workers if worker.is_usable]
+    prefills = [worker for worker in usable if worker.role is Role.PREFILL]
+    decodes = [worker for worker in usable if worker.role is Role.DECODE]
+    return Capacity(
+        rows=sum(worker.beat.row_credit for worker in decodes if worker.beat is not None),
+        tokens_per_s=sum(w.load.prompt_tokens_per_s for w in prefills or decodes),
+        foreign_tokens=sum(worker.foreign_tokens for worker in prefills),
+    )
