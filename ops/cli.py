@@ -16,6 +16,7 @@ import typer
 
 from triolet.config import EngineConfig, LinkConfig, ServerConfig  # noqa: TC001 (typer, too)
 from triolet.config_gpu import GpuConfig  # noqa: TC001 (typer, too)
+from triolet.config_overload import OverloadConfig  # noqa: TC001 (typer, too)
 from triolet.config_routing import LocalPrefill
 from triolet.config_speculation import SpeculationConfig  # noqa: TC001 (typer, too)
 from triolet.errors import ConfigError
@@ -45,6 +46,7 @@ from .options import (
     server_options,
     speculation_options,
 )
+from .overload_options import overload_options
 from .placement import Pinning
 from .plain_text import one_line
 from .tenant_commands import tenant_app
@@ -105,6 +107,7 @@ def _complain(message: str, exit_code: int) -> int:
 @app.command()
 @with_groups(
     server=server_options,
+    overload=overload_options,
     engine=engine_options,
     gpu=gpu_options,
     speculation=speculation_options,
@@ -112,6 +115,7 @@ def _complain(message: str, exit_code: int) -> int:
 )
 def serve(
     server: ServerConfig,
+    overload: OverloadConfig,
     engine: EngineConfig,
     gpu: GpuConfig,
     speculation: SpeculationConfig,
@@ -139,7 +143,7 @@ def serve(
     serve_fleet(
         FleetPlan(
             model_dir=find_model(model).path,
-            server=server,
+            server=replace(server, overload=overload),
             engine=replace(engine, gpu=gpu),
             link=link,
             servers=servers,
@@ -154,9 +158,10 @@ def serve(
 
 
 @app.command()
-@with_groups(config=server_options, link=link_options)
+@with_groups(config=server_options, overload=overload_options, link=link_options)
 def server(
     config: ServerConfig,
+    overload: OverloadConfig,
     link: LinkConfig,
     model: ModelArgument = None,
     prefill: Annotated[
@@ -202,6 +207,7 @@ def server(
                 spare_addresses=(*(spare_prefill or ()), *(spare_decode or ())),
                 listen_fd=listen_fd,
                 siblings=own,
+                overload=overload,
                 link=link,
                 curve_dir=None if curve is None else str(curve),
             )

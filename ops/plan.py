@@ -22,6 +22,7 @@ from .arguments import (
     server_arguments,
     speculation_arguments,
 )
+from .overload_options import overload_arguments
 from .placement import Pinning, own_cores, placed
 from .process_spec import ProcessSpec
 
@@ -174,10 +175,11 @@ def plan_processes(
     def server_spec(name: str, door: Door) -> ProcessSpec:
         siblings = None if door.own_fd is None else SiblingConfig(name, door.own_fd, paths)
         own = replace(server, listen_fd=door.listen_fd, siblings=siblings)
+        arguments = [*server_arguments(own), *overload_arguments(own.overload), *common]
         return ProcessSpec(
             name,
             Role.SERVER,
-            (*command, "server", str(plan.model_dir), *server_arguments(own), *common),
+            (*command, "server", str(plan.model_dir), *arguments),
             _environment(threads=1),
             pass_fds=tuple(fd for fd in door if fd is not None),
         )

@@ -158,6 +158,7 @@ async def _finish(services: Services, response: Response) -> Response:
     if not is_passed_on():  # who got it has counted it
         services.metrics.http.request(request.endpoint or "none")
     response.headers.update(HEADERS)
+    response.headers.update(live_request().headers)
     response.headers["x-request-id"] = shown_request_id()
     if _is_of_messages():
         response.headers["request-id"] = shown_request_id()

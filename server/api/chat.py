@@ -13,6 +13,7 @@ from .continuing import check_continued, marked, new_mark, up_to_mark
 from .generate import Plan, check_fields, head, stream_response, whole_response
 from .intake import in_parser_thread, read_fields
 from .logprobs import chat_logprobs
+from .overload import refuse_early
 from .schemas import ChatRequest, Message
 from .tool_chunks import ToolChunks, reason_of, whole_message
 from .tools import parsed_arguments, plan_tools
@@ -69,6 +70,7 @@ async def chat_completions(services: Services) -> Response:
     """Answer a conversation."""
     fields = await read_fields(ChatRequest, services)
     check_fields(fields, services)
+    refuse_early(fields, services)
     plan = await plan_chat(fields, services)
     if fields.stream:
         return stream_response(

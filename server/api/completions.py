@@ -12,6 +12,7 @@ from .constraints import read_grammar
 from .generate import Plan, check_fields, head, stream_response, whole_response
 from .intake import read_fields
 from .logprobs import completion_logprobs
+from .overload import refuse_early
 from .sampling import unknown_token
 from .schemas import CompletionRequest
 
@@ -32,6 +33,7 @@ async def completions(services: Services) -> Response:
     """Continue one or several prompts."""
     fields = await read_fields(CompletionRequest, services)
     check_fields(fields, services)
+    refuse_early(fields, services)
     if fields.echo and fields.logprobs is not None:
         raise invalid_request("with echo would need the logprobs of the prompt", "logprobs")
     if len(fields.prompt) > services.config.max_prompts:

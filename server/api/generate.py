@@ -25,6 +25,7 @@ from .claims import own_claim, renew_tenant, tier_field
 from .event_stream import EventStreamBody
 from .intake import check_model, deadline_s, live_request, shown_request_id
 from .live import own_shortcut
+from .overload import capped, own_ask_key
 from .plan_limits import check_output, completion_budget, context_of, least
 from .resuming import own_key, resumable_stream, resumable_whole
 from .salt import salt_of
@@ -148,6 +149,7 @@ def generation_requests(
             context,
             plan.param,
         )
+        max_tokens = capped(max_tokens, fields.min_tokens or 0, claim, services)
         params = sampling_params(
             fields,
             services.defaults,
@@ -170,6 +172,7 @@ def generation_requests(
                 cache_salt=salt_of(fields.cache_salt),
                 origin_id=request_ids[0] if index else b"",
                 claim=claim,
+                key=own_ask_key(),
             )
             for index, request_id in enumerate(request_ids)
         ]

@@ -15,6 +15,7 @@ from werkzeug.exceptions import RequestEntityTooLarge
 from triolet.errors import RequestError, invalid_request, overloaded
 from triolet.units import KIB, MILLISECONDS
 
+from ..tenancy import current_tenant
 from ..threads import in_thread
 from .errors import echo, http_error, too_large
 from .json_body import parse_object
@@ -36,6 +37,8 @@ _T = TypeVar("_T")
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _SECONDS: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 _CHARSETS: Final = frozenset({"utf-8", "utf8", ""})
+KEY_BYTES: Final = 32 * KIB
+"""Of a body's beginning and end, by which a request that is sent again is known."""
 INLINE_BYTES: Final = 64 * KIB
 """Bodies up to here are parsed at once, in about a millisecond; the largest take seconds, in which
 no heartbeat would leave, and every worker would be thought lost."""
@@ -100,6 +103,8 @@ async def read_fields(kind: type[ModelT], services: Services) -> ModelT:
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise http_error(415, "send the body without a content-encoding")
     body = await read_body(services.config)
+    ends = (body[:KEY_BYTES], body[-KEY_BYTES:])
+    live_request().key = hash((current_tenant().name, request.path, len(body), ends))
 
     def parse() -> ModelT:
         return read_request(kind, parse_object(body))

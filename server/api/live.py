@@ -70,11 +70,15 @@ class LiveRequest:
     Attributes:
       request_id: 16 random bytes.
       began_at: when it came, on trio's clock.
+      key: names what it asks for, whoever asks again; 0 before that is known.
+      headers: that its response has to have.
     """
 
     def __init__(self, departure: Departure) -> None:
         self.request_id = new_request_id()
         self.began_at = trio.current_time()
+        self.key = 0
+        self.headers: dict[str, str] = {}
         self._departure = departure
         self._running: list[Running] = []
 

@@ -24,6 +24,7 @@ from .generate import (
 from .intake import live_request, read_fields, shown_request_id
 from .messages_form import MessageForm, MessageStream
 from .messages_schema import CountRequest, MessagesRequest
+from .overload import refuse_early
 from .schemas import ChatRequest, GenerationFields, Message
 from .tool_schema import Function, FunctionName, NamedTool, Tool
 from .tools import plan_tools
@@ -88,6 +89,7 @@ async def _plan(fields: MessagesRequest, services: Services) -> Plan:
     with params_called(PARAMS):
         chat = _as_chat(fields)
         check_fields(chat, services)
+        refuse_early(chat, services)
         plan = await plan_chat(chat, services)
     if fields.max_tokens == 0:
         return warming(plan)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
     from triolet.ids import Role
     from triolet.sampling import Grammar
+    from triolet.service_class import Claim
 
     from ..embedding import EmbeddingRequest, EmbeddingRun
     from ..generation import Generation, GenerationRequest
@@ -155,8 +156,32 @@ class FleetView(Protocol):
         ...
 
 
+class DoorkeeperPort(Protocol):
+    """Refuses early, and says how long answers may get."""
+
+    @property
+    def level(self) -> int:
+        """Of brownout, 0 to 4."""
+        ...
+
+    def refuse_early(
+        self, claim: Claim, request_id: bytes, key: int, deadline_s: float, now: float
+    ) -> None:
+        """Raise the RequestError, 503, for what is refused whatever its prompt is."""
+        ...
+
+    def max_tokens(self, claim: Claim) -> int | None:
+        """Return how many tokens an answer may have at the moment; None for no cap."""
+        ...
+
+
 class FleetPort(Protocol):
     """The worker side of the server."""
+
+    @property
+    def doorkeeper(self) -> DoorkeeperPort:
+        """Whom to ask before anything is spent on a request."""
+        ...
 
     def submit_together(self, requests: Sequence[GenerationRequest]) -> Sequence[Generation]:
         """Begin several generations, all of them or none.

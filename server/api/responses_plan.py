@@ -14,6 +14,7 @@ from triolet.errors import invalid_request
 from .chat import encode_chat, plan_chat
 from .errors import params_called
 from .generate import check_fields, warming
+from .overload import refuse_early
 from .responses_document import CallItem, MessageItem
 from .schemas import ChatRequest, GenerationFields, Message
 from .tool_schema import CalledFunction, Function, FunctionName, NamedTool, Tool, ToolCall
@@ -57,6 +58,7 @@ async def plan_response(fields: ResponseFields, earlier: Turns, services: Servic
     with params_called(PARAMS):
         chat = _as_chat(fields, earlier)
         check_fields(chat, services)
+        refuse_early(chat, services)
         plan = await plan_chat(chat, services)
     plan = replace(plan, param=PARAMS[plan.param])
     return warming(plan) if fields.only_warms else plan

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
     from triolet.errors import RequestError
     from triolet.ids import AttemptKey
+    from triolet.service_class import Claim
 
     from ..generation import GenerationRequest
     from .observer import FleetObserver
@@ -90,10 +91,10 @@ class RequestBook:
         self.accounting.received += 1
         self._observer.request_received()
 
-    def reject(self, request: GenerationRequest, error: RequestError) -> None:
+    def reject(self, claim: Claim, error: RequestError) -> None:
         """Count a request that was refused."""
         self.accounting.rejected[error.code] += 1
-        self._observer.request_rejected(error.code, request.claim)
+        self._observer.request_rejected(error.code, claim)
 
     def accept(self, request: GenerationRequest, now: float) -> Sequence:
         """Take a request on."""

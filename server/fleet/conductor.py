@@ -23,6 +23,7 @@ from .background import is_background, is_urgent, window_of
 from .book import RequestBook
 from .dismissal import dismiss_tenants
 from .dispatch import is_ready, needed_roles
+from .doorkeeper import Doorkeeper
 from .due import SweepTimes, due_at
 from .embeddings import Embeddings
 from .outbox import Outbox
@@ -65,7 +66,7 @@ class Conductor:
 
     Attributes:
       outbox: frames to send.
-      gate: what is taken on.
+      doorkeeper: refuses before anything is spent.
       recovery: the memory of faults.
       embeddings: inputs that become vectors.
       dismiss: ends whatever there is of some tenants.
@@ -91,7 +92,7 @@ class Conductor:
         self._attempts = Attempts(
             config, self._workers, self._book, self.outbox, text.eos_token_ids, observer, now
         )
-        self.gate = self._attempts.gate
+        self.doorkeeper = Doorkeeper(self._attempts.gate, self._book)
         self.recovery = self._attempts.recovery
         self.embeddings = Embeddings(
             config,
@@ -180,7 +181,7 @@ class Conductor:
             forecasts = gate.judge(requests, now)
         except RequestError as error:
             for request in requests:
-                self._book.reject(request, error)
+                self._book.reject(request.claim, error)
             raise
         sequences = []
         for request, forecast in zip(requests, forecasts, strict=True):

@@ -57,6 +57,7 @@ class Fleet:
       draw_epoch: where its epoch comes from; a simulator brings its own.
 
     Attributes:
+      doorkeeper: whom to ask before anything is spent on a request.
       embed: begins to make vectors of inputs.
       is_urgent: tells whether somebody interactive waits for its first token.
     """
@@ -84,7 +85,7 @@ class Fleet:
         self._conductor = Conductor(config, self._workers, text, self._observer, now)
         self.embed = partial(begin_embeddings, self._conductor, config, self._flush)
         self.is_urgent = self._conductor.is_urgent
-        self._is_ready = partial(is_ready, self._workers, config.routing)
+        self.doorkeeper = self._conductor.doorkeeper
         self._auditor = Auditor(self._me, config, self._workers, self._conductor)
         self._connections: dict[Worker, Connection] = {}
         self._credit_due = trio.Event()
@@ -123,7 +124,8 @@ class Fleet:
                 worker_status(worker)
                 for worker in present(self._workers, self._config.spare_addresses)
             ),
-            is_ready=self._is_ready(trio.current_time()) and not conductor.is_draining,
+            is_ready=is_ready(self._workers, self._config.routing, trio.current_time())
+            and not conductor.is_draining,
             is_draining=conductor.is_draining,
             queued=conductor.num_queued,
             running=conductor.num_in_flight - conductor.num_queued,
@@ -134,7 +136,7 @@ class Fleet:
             ended={str(how): n for how, n in conductor.accounting.ended.items()},
             retries_left=conductor.recovery.retries_left,
             quarantined=conductor.recovery.num_quarantined,
-            overload=conductor.gate.overload.status(trio.current_time()),
+            overload=self.doorkeeper.status(trio.current_time()),
         )
 
     def dismiss(self, tenants: Set[str]) -> None:
@@ -171,7 +173,7 @@ class Fleet:
 
     async def wait_ready(self) -> None:
         """Wait until workers take requests."""
-        while not self._is_ready(trio.current_time()):
+        while not is_ready(self._workers, self._config.routing, trio.current_time()):
             await self._changed.park()
 
     async def drain(self) -> None:

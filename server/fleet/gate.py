@@ -79,7 +79,7 @@ class Gate:
             before += ask.num_tokens
         return forecasts
 
-    def refuse_early(
+    def judge_early(
         self, claim: Claim, request_id: bytes, key: int, deadline_s: float, now: float
     ) -> None:
         """Raise for a request that is refused whatever its prompt is, before anything is spent.

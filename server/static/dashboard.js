@@ -86,6 +86,7 @@ function showTiles(status, change) {
   put("itl50", quantile(itl, first.itl, 0.5), duration);
   put("itl99", quantile(itl, first.itl, 0.99), duration);
   fill(document.getElementById("connections"), whole.format(status.connections));
+  fill(document.getElementById("brownout"), `${whole.format(status.brownout)} of 4`);
   for (const name of ["requests_accepted", "requests_rejected", "attempts_failed"]) {
     fill(document.getElementById(name), whole.format(status.counters[name]));
   }

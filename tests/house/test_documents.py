@@ -16,7 +16,7 @@ import pytest
 import typer
 
 from ops.cli import app
-from server.fleet.status import FleetStatus
+from server.fleet.status import FleetStatus, OverloadStatus
 from server.metrics import Metrics
 from server.metrics_merge import merge
 from server.tenancy import Tenancy
@@ -138,6 +138,7 @@ def exposed_metrics() -> set[str]:
         ended={},
         retries_left=0.0,
         quarantined=0,
+        overload=OverloadStatus(guard_tokens=1.0, tokens_per_s=1.0),
     )
     metrics = Metrics("model", "none")
     metrics.watch(lambda: nothing, lambda: 0)

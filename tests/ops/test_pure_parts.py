@@ -26,6 +26,7 @@ from ops.options import (
     server_options,
     speculation_options,
 )
+from ops.overload_options import overload_arguments, overload_options
 from ops.placement import Pinning, own_cores
 from ops.plain_text import one_line, printable
 from ops.plan import Door, FleetPlan, plan_processes
@@ -34,6 +35,13 @@ from ops.rolling import Move, Step, restart_steps
 from ops.word_wrap import WordWrap
 from triolet.config import Dtype, EngineConfig, LinkConfig, ServerConfig
 from triolet.config_gpu import GpuConfig
+from triolet.config_overload import (
+    AdmissionConfig,
+    BrownoutConfig,
+    GuardConfig,
+    OverloadConfig,
+    SloConfig,
+)
 from triolet.config_routing import LocalPrefill, RoutingConfig
 from triolet.config_speculation import SpeculationConfig
 from triolet.config_tenants import TenantsConfig
@@ -178,6 +186,17 @@ def test_every_role_understands_the_links_that_its_supervisor_means() -> None:
 )
 def test_a_server_understands_what_its_supervisor_means(config: ServerConfig) -> None:
     assert parsed(server_options, "server", server_arguments(config)) == config
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_a_server_understands_what_its_supervisor_means_of_overload(is_on: bool) -> None:
+    config = OverloadConfig(
+        SloConfig(critical_s=1.0, default_s=2.5, sheddable_s=1.5),
+        AdmissionConfig(is_on=is_on),
+        BrownoutConfig(is_on=not is_on),
+        GuardConfig(is_on=is_on),
+    )
+    assert parsed(overload_options, "server", overload_arguments(config)) == config
 
 
 def plan(prefill: int = 1, decode: int = 1, threads: int | None = None) -> FleetPlan:

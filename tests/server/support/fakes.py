@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 from msgspec.structs import replace
 
+from server.fleet.status import OverloadStatus
 from server.generation import (
     CancelReason,
     Delta,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from server.embedding import EmbeddingRequest
     from server.generation import Event, GenerationRequest
     from triolet.sampling import Grammar
+    from triolet.service_class import Claim
 
 MAX_MODEL_LEN = 4096
 CAPACITY = Capacity(
@@ -158,6 +160,33 @@ class FakeWorker:
     fingerprint: str = "tiny"
 
 
+class FakeDoorkeeper:
+    """Lets everybody in.
+
+    Attributes:
+      cap: of answers' tokens; None for none.
+      refuse_with: raised while it is set.
+      keys: of who asked.
+    """
+
+    level = 1
+
+    def __init__(self) -> None:
+        self.cap: int | None = None
+        self.refuse_with: RequestError | None = None
+        self.keys: list[int] = []
+
+    def refuse_early(
+        self, claim: Claim, request_id: bytes, key: int, deadline_s: float, now: float
+    ) -> None:
+        self.keys.append(key)
+        if self.refuse_with is not None:
+            raise self.refuse_with
+
+    def max_tokens(self, claim: Claim) -> int | None:
+        return self.cap
+
+
 @dataclass
 class FakeStatus:
     workers: list[FakeWorker]
@@ -166,6 +195,7 @@ class FakeStatus:
     max_model_len: int = MAX_MODEL_LEN
     retries_left: float = 20.0
     quarantined: int = 0
+    overload: OverloadStatus = field(default_factory=OverloadStatus)
 
     @property
     def is_ready(self) -> bool:
@@ -196,6 +226,7 @@ class FakeFleet:
     """Begins generations that follow a script.
 
     Attributes:
+      doorkeeper: refuses early.
       script: what happens to a new generation; nothing, if a test drives it by hand.
       generations: all of them, in order.
       inputs: all that vectors were asked for, in order.
@@ -208,6 +239,7 @@ class FakeFleet:
         self.script = script
         self.generations: list[FakeGeneration] = []
         self.inputs: list[EmbeddingRequest] = []
+        self.doorkeeper = FakeDoorkeeper()
         self.refuse_with: RequestError | None = None
         self.refusals = 0
         self.accounts = ServerAudit("server", "1", 3, 2, {"overloaded": 1}, {"stop": 2}, 0, 0, 0)

@@ -1,0 +1,63 @@
+"""What the surface does about overload: refuses before it works, and says what was cut.
+
+Knows the request that is being answered, if it is one of HTTP; decides nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import trio
+from quart import has_request_context
+
+from .claims import own_claim
+from .intake import deadline_s, live_request
+from .resuming import own_key
+
+if TYPE_CHECKING:
+    from triolet.service_class import Claim
+
+    from .ports import Services
+    from .schemas import GenerationFields
+
+LEVEL_HEADER: Final = "x-triolet-brownout"
+"""On answers that are shorter than their clients asked for: the level of brownout."""
+CAP_HEADER: Final = "x-triolet-max-tokens"
+"""With it: how long the answer may get."""
+
+
+def refuse_early(fields: GenerationFields, services: Services) -> None:
+    """Raise for a request that waits too long whatever its prompt is, before that is tokenised.
+
+    Who comes back to an answer that may run already is not refused here.
+
+    Raises:
+      RequestError: 503.
+    """
+    if not has_request_context() or own_key() is not None:
+        return
+    live = live_request()
+    within_s = deadline_s(services.config, is_streamed=bool(fields.stream))
+    claim = own_claim(fields.service_tier)
+    services.fleet.doorkeeper.refuse_early(
+        claim, live.request_id, live.key, within_s, trio.current_time()
+    )
+
+
+def own_ask_key() -> int:
+    """Return what names the request that is being answered; 0 if its prompt has to."""
+    return live_request().key if has_request_context() else 0
+
+
+def capped(max_tokens: int, min_tokens: int, claim: Claim, services: Services) -> int:
+    """Return how many tokens an answer may have, of those asked for; the response says so."""
+    doorkeeper = services.fleet.doorkeeper
+    cap = doorkeeper.max_tokens(claim)
+    if cap is None or max_tokens <= max(cap, min_tokens):
+        return max_tokens
+    cap = max(cap, min_tokens)
+    if has_request_context():
+        headers = live_request().headers
+        headers[LEVEL_HEADER] = str(doorkeeper.level)
+        headers[CAP_HEADER] = str(cap)
+    return cap
