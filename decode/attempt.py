@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from engine.batch import FollowedBy, SampleSpec, StepRow
 from transport.frames import EndReason
+from triolet.fair_lru import ANYBODY
 from triolet.sampling import is_end_token
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from engine.batch import Constraint
     from transport.frames import TokenRow
     from transport.window import TokenWindow
+    from triolet.fair_lru import Keeper
     from triolet.ids import AttemptKey, PeerId
     from triolet.sampling import SamplingParams
 
@@ -51,6 +53,7 @@ class Attempt:
       num_held_blocks: leading blocks of the prompt that were here when it came, or that it shares
         with the attempt whose fork it is.
       is_local: its prompt is computed here; nobody ships to it.
+      keeper: for whom its KV is kept.
       constraint: what its completion has to be, None for anything.
     """
 
@@ -73,6 +76,7 @@ class Attempt:
     salt: bytes = b""
     num_held_blocks: int = 0
     is_local: bool = False
+    keeper: Keeper = ANYBODY
     constraint: Constraint | None = None
 
     @property

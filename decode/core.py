@@ -29,6 +29,7 @@ from transport.window import TokenWindow
 from triolet.audit import ProcessFacts
 from triolet.config_speculation import OFF
 from triolet.errors import RemoteProtocolError, RequestError
+from triolet.fair_lru import Keeper
 from triolet.ids import Role
 from worker.account import cache_load, worker_account
 from worker.counters import Counters, Drop
@@ -365,6 +366,7 @@ class DecodeCore:
             num_held_blocks=num_held_blocks,
             is_local=is_local,
             num_computed_tokens=num_held_tokens if is_local and origin is None else 0,
+            keeper=Keeper(frame.tenant, frame.cache_share),
             constraint=self._engine.constrain(frame.sampling.grammar),
         )
         self.roster.add(attempt, now, frame.remaining_s)

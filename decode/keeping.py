@@ -32,4 +32,4 @@ def keep_completion(cache: PrefixCache, attempt: Attempt, block_size: int) -> No
 def _keep(cache: PrefixCache, attempt: Attempt, num_blocks: int) -> None:
     if num_blocks:
         tokens = pack_tokens((*attempt.prompt_ids, *attempt.output_ids))
-        cache.insert(tokens, attempt.salt, attempt.block_table[:num_blocks])
+        cache.insert(tokens, attempt.salt, attempt.block_table[:num_blocks], attempt.keeper)

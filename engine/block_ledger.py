@@ -5,9 +5,9 @@ Block 0 is scratch: padding may point at it, so it is never handed out and not c
 
 A lease belongs to one owner, who alone may write its own blocks. Blocks that are finished may be
 shared by several leases (reference count > 1). What is *kept* outlives its leases as a cached
-block, which still holds KV that somebody may share again; cached blocks are taken back, the least
-recently used first, when free ones run out. Which KV is in a kept block is prefix_cache.py's
-business.
+block, which still holds KV that somebody may share again; cached blocks are taken back when free
+ones run out, of the keeper that has most for its share, the least recently used first. Which KV is
+in a kept block is prefix_cache.py's business.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Final, Protocol
 
 from triolet.errors import CapacityError, LeaseError
+from triolet.fair_lru import ANYBODY, FairLru
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
+
+    from triolet.fair_lru import Keeper
 
 SCRATCH_BLOCK: Final = 0
 
@@ -44,7 +47,9 @@ class BlockLedger:
 
     Attributes:
       total_blocks: blocks that can be leased at all.
-      kept: blocks, leased or cached, that hold finished KV; changed through `keep` only.
+      kept: blocks, leased or cached, that hold finished KV, and for whom; changed through `keep`
+        only.
+      cached: of these, those that no lease names; changed here only.
       on_evict: told of each cached block that is about to hold something else.
     """
 
@@ -52,14 +57,14 @@ class BlockLedger:
         if num_blocks < 2:
             raise CapacityError(f"a pool of {num_blocks} blocks has none beside the scratch block")
         self.total_blocks = num_blocks - 1
-        self.kept: set[int] = set()
+        self.kept: dict[int, Keeper] = {}
         self.on_evict: Callable[[int], None] | None = None
         # First in, first out: a freed block is reused as late as possible, so that a stray read of
         # it shows as poison in tests instead of plausible KV.
         self._free: deque[int] = deque(range(1, num_blocks))
         self._leases: dict[Hashable, list[int]] = {}
         self._references: Counter[int] = Counter()
-        self._cached: dict[int, None] = {}  # kept and unnamed; ordered: least recently used first
+        self.cached: FairLru[int] = FairLru()
         self._poison = poison
         if poison is not None:
             poison.poison(tuple(self._free))
@@ -77,12 +82,12 @@ class BlockLedger:
     @property
     def cached_blocks(self) -> int:
         """Blocks that no lease names but whose KV is kept for a later one."""
-        return len(self._cached)
+        return len(self.cached)
 
     @property
     def available_blocks(self) -> int:
         """What the next lease can get: free blocks and cached ones that it may push out."""
-        return len(self._free) + len(self._cached)
+        return len(self._free) + len(self.cached)
 
     @property
     def num_leases(self) -> int:
@@ -115,8 +120,9 @@ class BlockLedger:
           LeaseError: the owner has a lease already, or a shared block is neither leased nor cached.
         """
         self.check_lease(owner, num_blocks, shared)
-        for block in shared:
-            self._cached.pop(block, None)
+        revived = [block for block in shared if block not in self._references]
+        if revived:
+            self.cached.remove(revived, self.kept[revived[0]].tenant)
         self._references.update(shared)
         self._leases[owner] = [*shared, *self._take(num_blocks)]
         return list(self._leases[owner])
@@ -126,9 +132,9 @@ class BlockLedger:
         if owner in self._leases:
             raise LeaseError(f"{owner} has a lease already")
         for block in shared:
-            if block not in self._references and block not in self._cached:
+            if block not in self._references and block not in self.kept:
                 raise LeaseError(f"block {block} is free: there is nothing in it to share")
-        revived = {block for block in shared if block in self._cached}
+        revived = {block for block in shared if block not in self._references}
         _require(num_blocks, self.available_blocks - len(revived))
 
     def extend(self, owner: Hashable, num_blocks: int, shared: Sequence[int] = ()) -> list[int]:
@@ -158,15 +164,19 @@ class BlockLedger:
         blocks.extend(added)
         return added
 
-    def keep(self, block: int) -> None:
+    def keep(self, block: int, keeper: Keeper = ANYBODY) -> None:
         """Note that a leased block holds finished KV: it is cached once no lease names it.
+
+        Args:
+          block: which.
+          keeper: for whom; whoever leases several kept blocks leases those of one tenant.
 
         Raises:
           LeaseError: nobody leases it.
         """
         if block not in self._references:
             raise LeaseError(f"block {block} is not leased: nobody vouches for what is in it")
-        self.kept.add(block)
+        self.kept[block] = keeper
 
     def release(self, owner: Hashable) -> int:
         """End a lease. Idempotent: an owner without one releases nothing.
@@ -182,7 +192,9 @@ class BlockLedger:
                 unnamed.append(block)
         freed = [block for block in unnamed if block not in self.kept]
         # The end of a sequence is pushed out before its beginning, without which it is of no use.
-        self._cached.update((block, None) for block in reversed(unnamed) if block in self.kept)
+        cached = [block for block in reversed(unnamed) if block in self.kept]
+        if cached:
+            self.cached.add(cached, self.kept[cached[0]])
         self._free += freed
         if freed and self._poison is not None:
             self._poison.poison(freed)
@@ -211,7 +223,7 @@ class BlockLedger:
 
     def check_invariants(self) -> None:
         """Assert that each block is in one state and each count is the number of its leases."""
-        free, cached, leased = set(self._free), set(self._cached), set(self._references)
+        free, cached, leased = set(self._free), set(self.cached), set(self._references)
         assert len(free) == len(self._free), "a block is free twice"
         assert len(free) + len(cached) + len(leased) == self.total_blocks, (
             "a block has no or two states"
@@ -219,8 +231,12 @@ class BlockLedger:
         assert free | cached | leased == set(range(1, self.total_blocks + 1)), "a block is lost"
         named = Counter(block for blocks in self._leases.values() for block in blocks)
         assert named == self._references, "a reference count is not the number of leases"
-        assert cached <= self.kept, "a block is cached that nobody found worth keeping"
-        assert self.kept <= cached | leased, "a block is kept although it is free"
+        self.cached.check_invariants()
+        for tenant in {self.kept[block].tenant for block in cached}:
+            for block in self.cached.names_of(tenant):
+                assert self.kept[block].tenant == tenant, "a block is cached for another tenant"
+        assert cached <= self.kept.keys(), "a block is cached that nobody found worth keeping"
+        assert self.kept.keys() <= cached | leased, "a block is kept although it is free"
 
     def _lease_of(self, owner: Hashable) -> list[int]:
         try:
@@ -229,16 +245,12 @@ class BlockLedger:
             raise LeaseError(f"{owner} has no lease") from None
 
     def _take(self, num_blocks: int) -> list[int]:
-        taken = []
-        for _ in range(num_blocks):
-            if self._free:
-                block = self._free.popleft()
-            else:
-                block = next(iter(self._cached))
-                del self._cached[block]
-                self.kept.remove(block)
-                if self.on_evict is not None:
-                    self.on_evict(block)
+        taken = [self._free.popleft() for _ in range(min(num_blocks, len(self._free)))]
+        for _ in range(num_blocks - len(taken)):
+            block = self.cached.pop()
+            del self.kept[block]
+            if self.on_evict is not None:
+                self.on_evict(block)
             taken.append(block)
         self._references.update(taken)
         return taken

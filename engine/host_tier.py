@@ -1,7 +1,8 @@
-"""KV of evicted blocks in host memory: a fixed number of slots, the least recently filled reused.
+"""KV of evicted blocks in host memory: a fixed number of slots, used again as keepers' shares say.
 
-Knows names and bytes; does not know whose KV it is nor when a block leaves the pool. The memory is
-reserved once and touched as it is filled, so its bound holds whatever happens.
+Knows names, bytes and for whom they are kept; does not know what KV it is nor when a block leaves
+the pool. The memory is reserved once and touched as it is filled, so its bound holds whatever
+happens.
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
+from triolet.fair_lru import ANYBODY, FairLru
+
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
     import numpy.typing as npt
+
+    from triolet.fair_lru import Keeper
 
 K = TypeVar("K", bound="Hashable")
 
@@ -31,7 +36,8 @@ class HostTier(Generic[K]):
         num_slots = max_bytes // bytes_per_block
         self._memory: npt.NDArray[np.uint8] = np.zeros((num_slots, bytes_per_block), dtype=np.uint8)
         self._free = list(range(num_slots))
-        self._slots: dict[K, int] = {}  # ordered: least recently filled first
+        self._slots: dict[K, tuple[int, bytes]] = {}  # and the tenant
+        self._order: FairLru[K] = FairLru()  # by when they were filled
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -49,21 +55,23 @@ class HostTier(Generic[K]):
         """Bytes of the blocks held."""
         return len(self._slots) * self._bytes_per_block
 
-    def put(self, name: K, payload: bytes | memoryview) -> K | None:
+    def put(self, name: K, payload: bytes | memoryview, keeper: Keeper = ANYBODY) -> K | None:
         """Copy a block in.
 
         Returns:
-          Whose bytes are gone for it: the oldest, or `name` itself where nothing fits at all.
+          Whose bytes are gone for it: of the keeper with most for its share the oldest; `name`
+          itself where nothing fits at all.
         """
         gone = None
         if not self._free:
             if not self._slots:
                 return name
-            gone = next(iter(self._slots))
-            self.drop(gone)
+            gone = self._order.pop()
+            self._free.append(self._slots.pop(gone)[0])
         slot = self._free.pop()
         self._memory[slot] = np.frombuffer(payload, dtype=np.uint8)
-        self._slots[name] = slot
+        self._slots[name] = (slot, keeper.tenant)
+        self._order.add((name,), keeper)
         return gone
 
     def take(self, name: K) -> bytes:
@@ -72,12 +80,13 @@ class HostTier(Generic[K]):
         Raises:
           KeyError: there is no such block.
         """
-        payload: bytes = self._memory[self._slots[name]].tobytes()
+        payload: bytes = self._memory[self._slots[name][0]].tobytes()
         self.drop(name)
         return payload
 
     def drop(self, name: K) -> None:
         """Forget a block. Idempotent."""
-        slot = self._slots.pop(name, None)
-        if slot is not None:
+        if name in self._slots:
+            slot, tenant = self._slots.pop(name)
+            self._order.remove((name,), tenant)
             self._free.append(slot)

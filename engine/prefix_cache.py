@@ -18,6 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from triolet.fair_lru import ANYBODY, Keeper
+
 from .block_ledger import SCRATCH_BLOCK
 
 if TYPE_CHECKING:
@@ -50,12 +52,15 @@ class Node:
       key: its tokens, packed; of a first level's node its salt.
       children: what follows, by key.
       block: of the pool, None if it holds none.
+      keeper: for whom it is kept, once it has been. Below one salt there is one tenant only,
+        whoever may say otherwise: a lease, which is of one salt, names blocks of one tenant.
     """
 
     parent: Node | None
     key: bytes
     children: dict[bytes, Node] = field(default_factory=dict)
     block: int | None = None
+    keeper: Keeper = field(init=False)
 
 
 @dataclass(slots=True)
@@ -196,13 +201,15 @@ class PrefixCache:
             returning, blocks[len(shared) : len(path)], payloads, strict=True
         ):
             self._pool.import_blocks([block], payload)
-            self._settle(node, block)
+            self._settle(node, block, node.keeper)
         self.counts.restored_blocks += len(returning)
         self.counts.queried_tokens += len(tokens) // TOKEN_BYTES
         self.counts.hit_tokens += len(path) * self._key_bytes // TOKEN_BYTES
         return Leased(blocks, len(path))
 
-    def insert(self, tokens: bytes, salt: bytes, blocks: Sequence[int]) -> None:
+    def insert(
+        self, tokens: bytes, salt: bytes, blocks: Sequence[int], keeper: Keeper = ANYBODY
+    ) -> None:
         """Note that some leased blocks hold the final KV of the beginning of a sequence.
 
         What is known already stays where it is: a second copy is freed with its lease.
@@ -211,21 +218,26 @@ class PrefixCache:
           tokens: of the sequence, packed; at least those of the blocks.
           salt: whose cache.
           blocks: its leading blocks, all of them full.
+          keeper: of that salt; its share counts from now on.
         """
         if not (self._is_enabled and blocks):
             return
+        is_known = salt in self._top.children
         node = self._child(self._top, salt)
+        if is_known and keeper.tenant != node.keeper.tenant:
+            keeper = Keeper(node.keeper.tenant, keeper.share)
+        node.keeper = keeper
         for block, key in zip(blocks, self._keys(tokens), strict=False):
             node = self._child(node, key)
             if node.block is None:
                 if self._host is not None:
                     self._host.drop(node)
-                self._settle(node, block)
+                self._settle(node, block, keeper)
 
     def check_invariants(self) -> None:
         """Assert that tree, pool and host memory agree, and the ledger with itself."""
         self.ledger.check_invariants()
-        assert self.ledger.kept == set(self._nodes), "kept blocks and known KV differ"
+        assert self.ledger.kept.keys() == self._nodes.keys(), "kept blocks and known KV differ"
         num_spilled = 0
         found: set[int] = set()
         for node in _descendants(self._top):
@@ -285,10 +297,11 @@ class PrefixCache:
             child = node.children[key] = Node(node, key)
         return child
 
-    def _settle(self, node: Node, block: int) -> None:
+    def _settle(self, node: Node, block: int, keeper: Keeper) -> None:
         node.block = block
+        node.keeper = keeper
         self._nodes[block] = node
-        self.ledger.keep(block)
+        self.ledger.keep(block, keeper)
 
     def _evicted(self, block: int) -> None:
         """The ledger takes a cached block for somebody else."""
@@ -298,7 +311,7 @@ class PrefixCache:
         if self._host is None:
             self._prune(node)
             return
-        gone = self._host.put(node, self._pool.export_blocks([block]))
+        gone = self._host.put(node, self._pool.export_blocks([block]), node.keeper)
         self.counts.spilled_blocks += gone is not node
         if gone is not None:
             self._prune(gone)

@@ -91,6 +91,8 @@ def server_arguments(config: ServerConfig) -> list[str]:
         *("--max-local-tokens", str(config.routing.max_local_tokens)),
     ]
     arguments += ["--batch-concurrency", str(config.batches.concurrency)]
+    arguments += ["--response-cache", str(config.response_cache.max_bytes)]
+    arguments += ["--response-cache-ttl", str(config.response_cache.ttl_s)]
     if config.batches.directory is not None:
         arguments += ["--batch-dir", config.batches.directory]
     if config.allow_remote_clients:

@@ -24,6 +24,7 @@ from triolet.config import (
 from triolet.config_batches import BatchConfig
 from triolet.config_embedding import EmbeddingConfig
 from triolet.config_gpu import GpuConfig
+from triolet.config_response_cache import ResponseCacheConfig
 from triolet.config_routing import LocalPrefill, RoutingConfig
 from triolet.config_siblings import SiblingConfig
 from triolet.config_speculation import LOOKUP, NO_GUESSES, SpeculationConfig
@@ -113,6 +114,13 @@ BatchDirOption: TypeAlias = Annotated[
 ]
 BatchConcurrencyOption: TypeAlias = Annotated[
     int, _http(min=1, help="Lines of batches at once, behind all other requests.")
+]
+ResponseCacheOption: TypeAlias = Annotated[
+    str,
+    _http(help="Memory for answers that are given again to who asks for that; 0 keeps none."),
+]
+ResponseCacheTtlOption: TypeAlias = Annotated[
+    float, _http(min=0.0, help="Seconds that an answer may be given again.")
 ]
 LocalPrefillOption: TypeAlias = Annotated[
     LocalPrefill,
@@ -319,6 +327,8 @@ def server_options(
     ] = _SERVER.routing.max_local_tokens,
     batch_dir: BatchDirOption = None,
     batch_concurrency: BatchConcurrencyOption = _SERVER.batches.concurrency,
+    response_cache: ResponseCacheOption = "0",
+    response_cache_ttl: ResponseCacheTtlOption = _SERVER.response_cache.ttl_s,
     metrics_compat: Annotated[
         str, _http(help="Second names of metrics: vllm or none.")
     ] = _SERVER.metrics_compat,
@@ -342,5 +352,6 @@ def server_options(
         batches=BatchConfig(
             None if batch_dir is None else str(batch_dir.absolute()), concurrency=batch_concurrency
         ),
+        response_cache=ResponseCacheConfig(parse_size(response_cache), response_cache_ttl),
         routing=RoutingConfig(local_prefill=local_prefill, max_local_tokens=max_local_tokens),
     )

@@ -6,7 +6,7 @@ Defaults and reasons are in triolet/config_overload.py.
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -18,6 +18,11 @@ from triolet.config_overload import (
     OverloadConfig,
     SloConfig,
 )
+
+from .arguments import server_arguments
+
+if TYPE_CHECKING:
+    from triolet.config import ServerConfig
 
 _DEFAULT: Final = OverloadConfig()
 _SLO: Final = _DEFAULT.slo
@@ -35,22 +40,22 @@ def overload_options(
     sheddable_ttft_slo: Annotated[
         float, _seconds(help="The same for sheddable requests.")
     ] = _SLO.sheddable_s,
-    admission: Annotated[
-        bool, _option(help="Refuse at once what would come too late.")
-    ] = _DEFAULT.admission.is_on,
-    brownout: Annotated[
-        bool, _option(help="Give up step by step what matters least.")
-    ] = _DEFAULT.brownout.is_on,
-    guard: Annotated[
-        bool, _option(help="Bound what waits for first tokens once they come late.")
-    ] = _DEFAULT.guard.is_on,
+    no_admission: Annotated[
+        bool, _option("--no-admission", help="Let wait whatever fits into the queue.")
+    ] = not _DEFAULT.admission.is_on,
+    no_brownout: Annotated[
+        bool, _option("--no-brownout", help="Shorten no answers, pause no batches.")
+    ] = not _DEFAULT.brownout.is_on,
+    no_guard: Annotated[
+        bool, _option("--no-guard", help="Let only predictions bound what is taken on.")
+    ] = not _DEFAULT.guard.is_on,
 ) -> OverloadConfig:
     """Return what a server does about too much load."""
     return OverloadConfig(
         SloConfig(critical_ttft_slo, ttft_slo, sheddable_ttft_slo),
-        AdmissionConfig(is_on=admission),
-        BrownoutConfig(is_on=brownout),
-        GuardConfig(is_on=guard),
+        AdmissionConfig(is_on=not no_admission),
+        BrownoutConfig(is_on=not no_brownout),
+        GuardConfig(is_on=not no_guard),
     )
 
 
@@ -65,5 +70,10 @@ def overload_arguments(config: OverloadConfig) -> list[str]:
         *("--ttft-slo", str(config.slo.default_s)),
         *("--critical-ttft-slo", str(config.slo.critical_s)),
         *("--sheddable-ttft-slo", str(config.slo.sheddable_s)),
-        *(f"--{name}" if is_on else f"--no-{name}" for name, is_on in switches.items()),
+        *(f"--no-{name}" for name, is_on in switches.items() if not is_on),
     ]
+
+
+def front_arguments(config: ServerConfig) -> list[str]:
+    """Return the options of a server, these included."""
+    return [*server_arguments(config), *overload_arguments(config.overload)]

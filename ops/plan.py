@@ -19,10 +19,9 @@ from .arguments import (
     engine_arguments,
     gpu_arguments,
     link_arguments,
-    server_arguments,
     speculation_arguments,
 )
-from .overload_options import overload_arguments
+from .overload_options import front_arguments
 from .placement import Pinning, own_cores, placed
 from .process_spec import ProcessSpec
 
@@ -175,11 +174,10 @@ def plan_processes(
     def server_spec(name: str, door: Door) -> ProcessSpec:
         siblings = None if door.own_fd is None else SiblingConfig(name, door.own_fd, paths)
         own = replace(server, listen_fd=door.listen_fd, siblings=siblings)
-        arguments = [*server_arguments(own), *overload_arguments(own.overload), *common]
         return ProcessSpec(
             name,
             Role.SERVER,
-            (*command, "server", str(plan.model_dir), *arguments),
+            (*command, "server", str(plan.model_dir), *front_arguments(own), *common),
             _environment(threads=1),
             pass_fds=tuple(fd for fd in door if fd is not None),
         )

@@ -8,8 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from triolet.fair_lru import ANYBODY
+
 if TYPE_CHECKING:
     from engine.batch import Constraint
+    from triolet.fair_lru import Keeper
     from triolet.ids import AttemptKey, PeerId
     from triolet.sampling import SamplingParams
 
@@ -36,6 +39,7 @@ class Attempt:
       num_computed_tokens: leading tokens whose KV is final; while it waits, those that the prefix
         cache has at the moment.
       num_cached_tokens: of these, not computed for it.
+      keeper: for whom its KV is kept.
       constraint: what its completion has to be, None for anything.
     """
 
@@ -55,6 +59,7 @@ class Attempt:
     num_needed_blocks: int = 0
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
+    keeper: Keeper = ANYBODY
     constraint: Constraint | None = None
 
     @property

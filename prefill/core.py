@@ -27,6 +27,7 @@ from transport.tokens import unpack_tokens
 from triolet.audit import ProcessFacts
 from triolet.config_embedding import EmbeddingConfig
 from triolet.errors import RemoteProtocolError, RequestError
+from triolet.fair_lru import Keeper
 from triolet.pooling import VectorForm
 from triolet.sampling import SamplingParams
 from worker.account import cache_load, worker_account
@@ -327,6 +328,7 @@ class PrefillCore:
             num_blocks=num_blocks,
             num_needed_blocks=num_blocks,
             num_computed_tokens=num_cached_tokens,
+            keeper=Keeper(frame.tenant, frame.cache_share),
             constraint=self._engine.constrain(frame.sampling.grammar),
         )
         self.roster.add(attempt, now, frame.remaining_s)

@@ -155,7 +155,10 @@ class Stepper:
             attempt.num_computed_tokens += chunk.num_tokens
             num_full_blocks = attempt.num_computed_tokens // self._engine.block_size
             self._engine.prefix_cache.insert(
-                attempt.packed_ids, attempt.salt, attempt.block_table[:num_full_blocks]
+                attempt.packed_ids,
+                attempt.salt,
+                attempt.block_table[:num_full_blocks],
+                attempt.keeper,
             )
             if attempt.is_computed:
                 assert sampled is not None, "the last chunk of a prompt has a result"

@@ -36,6 +36,39 @@ class CancelReason(StrEnum):
     DISMISSED = "dismissed"  # its tenant may ask no more
 
 
+class CacheOutcome(StrEnum):
+    """What came of asking for an answer that may have been given before."""
+
+    HIT = "hit"
+    MISS = "miss"  # computed, and kept if it comes to a good end
+    BYPASS = "bypass"  # no function of the request, or of no one model
+
+
+@dataclass(slots=True)
+class CacheAsk:
+    """What a client says of the response cache, and what came of that.
+
+    Attributes:
+      may_find: an answer that was given before will do; if not, only this one is kept.
+      is_reproducible: the answer is a function of the request.
+      outcome: set when the request is begun, where answers are kept at all.
+      age_s: how long ago a hit was computed.
+    """
+
+    may_find: bool
+    is_reproducible: bool
+    outcome: CacheOutcome | None = None
+    age_s: float = 0.0
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What the client is told."""
+        if self.outcome is None:
+            return {}
+        shown = {"x-triolet-cache": self.outcome.value}
+        return shown | ({"age": str(int(self.age_s))} if self.outcome is CacheOutcome.HIT else {})
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One sequence to generate. `n` choices are n of these.
@@ -56,6 +89,8 @@ class GenerationRequest:
       claim: whose it is, and of which class.
       key: names what is asked for, so that whoever asks again when told to is known; 0 for the
         prompt itself.
+      cache: whether its answer may be one that was given before; None for no. The choices of one
+        request have one.
     """
 
     request_id: bytes
@@ -71,6 +106,7 @@ class GenerationRequest:
     origin_id: bytes = b""
     claim: Claim = DEFAULT_CLAIM
     key: int = 0
+    cache: CacheAsk | None = None
 
     @property
     def rank(self) -> int:
@@ -127,11 +163,19 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The one good end."""
+    """The one good end.
+
+    Attributes:
+      reason: why it came.
+      usage: what it took.
+      stop_string: that was found.
+      fingerprint: of the model that made it; empty if nobody said so.
+    """
 
     reason: FinishReason
     usage: Usage
     stop_string: str | None = None
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,9 @@ def cache_families(status: FleetView) -> Iterator[Metric]:
     host_bytes = GaugeMetricFamily(
         "triolet_prefix_cache_host_bytes", "Host memory that evicted blocks occupy", labels=LABELS
     )
+    tenants = GaugeMetricFamily(
+        "triolet_prefix_cache_tenants", "Tenants that have cached blocks", labels=LABELS
+    )
     for worker in status.workers:
         if worker.capacity is None:
             continue  # it has not said who it is
@@ -43,5 +46,7 @@ def cache_families(status: FleetView) -> Iterator[Metric]:
         for name, family in counters.items():
             family.add_metric(labels, getattr(worker.load.cache, name))
         host_bytes.add_metric(labels, worker.load.cache.host_bytes)
+        tenants.add_metric(labels, worker.load.cache.tenants)
     yield from counters.values()
     yield host_bytes
+    yield tenants

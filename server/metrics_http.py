@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import Counter
 
+from .metrics_response_cache import ResponseCacheCollector
+
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
+
+    from .response_cache.front import CachingFleet
 
 
 class HttpMetrics:
@@ -19,6 +23,8 @@ class HttpMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self._response_cache = ResponseCacheCollector()
+        registry.register(self._response_cache)
         self._requests = Counter(
             "triolet_http_requests",
             "Requests by the route that answered",
@@ -59,3 +65,7 @@ class HttpMetrics:
     def resumption(self, what: str) -> None:
         """An answer was begun or joined that outlives its connection, by a word of our own."""
         self._resumptions.labels(what).inc()
+
+    def watch_response_cache(self, cache: CachingFleet) -> None:
+        """Answers are given again from now on."""
+        self._response_cache.watch(cache)

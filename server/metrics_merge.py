@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 OF_WORKERS: Final = (
     "triolet_worker_",
     "triolet_kv_",
+    "triolet_prefix_cache_",
     "vllm:kv_cache_usage_perc",
     "vllm:num_preemptions",
     "vllm:cache_config",

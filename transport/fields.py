@@ -29,6 +29,10 @@ Rate: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 PackedTokens: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS_ON_WIRE)]
 Salt: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=16)]
 """Whose prefix cache: KV is found again under the same salt only. Empty for everybody's."""
+Tenant: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=8)]
+"""For whom KV is kept: a digest of the tenant's name. Empty where there are no tenants."""
+Share: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1)]
+"""Of some room; no keeper's is nothing."""
 Vector: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=4 * 65_536)]
 """Numbers as little-endian fp32; far more than any model's hidden states have."""
 Digest: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]

@@ -19,7 +19,18 @@ from .fields import MAX_ROWS as MAX_ROWS
 from .fields import MAX_SECONDS as MAX_SECONDS
 from .fields import MAX_TEXT as MAX_TEXT
 from .fields import MAX_TOKEN_ROWS as MAX_TOKEN_ROWS
-from .fields import Count, Digest, PackedTokens, RequestIdField, Salt, Seconds, Text, Vector
+from .fields import (
+    Count,
+    Digest,
+    PackedTokens,
+    RequestIdField,
+    Salt,
+    Seconds,
+    Share,
+    Tenant,
+    Text,
+    Vector,
+)
 from .fields import Part as Part
 from .load import CacheLoad as CacheLoad
 from .load import Load as Load  # noqa: TC001
@@ -130,6 +141,8 @@ class Reserve(AttemptFrame, frozen=True, array_like=True, tag=6):
     salt: Salt = b""
     local_tokens: Count = 0
     fork_of: AttemptRow | None = None
+    tenant: Tenant = b""
+    cache_share: Share = 1.0  # of the prefix cache, beside other tenants'
 
 
 class Grant(AttemptFrame, frozen=True, array_like=True, tag=7):
@@ -162,6 +175,8 @@ class Prefill(AttemptFrame, frozen=True, array_like=True, tag=9):
     held_blocks: Count = 0
     eos_token_ids: Annotated[tuple[int, ...], msgspec.Meta(max_length=64)] = ()
     salt: Salt = b""
+    tenant: Tenant = b""
+    cache_share: Share = 1.0  # as in Reserve
 
 
 class FirstToken(AttemptFrame, frozen=True, array_like=True, tag=10):

@@ -10,7 +10,7 @@ from .fields import Count, Name, Part, Rate, Seconds
 
 
 class CacheLoad(Part, frozen=True, array_like=True):
-    """What a worker's prefix cache has done. Only rises within one life, but for `host_bytes`."""
+    """What a worker's prefix cache has done. Only rises within one life, but for the last two."""
 
     queried_tokens: Count = 0  # of the prompts that began there
     hit_tokens: Count = 0  # of these, whose KV was there
@@ -18,6 +18,7 @@ class CacheLoad(Part, frozen=True, array_like=True):
     spilled_blocks: Count = 0  # evicted to host memory
     restored_blocks: Count = 0  # and brought back from it
     host_bytes: Count = 0
+    tenants: Count = 0  # that have cached blocks
 
 
 class Load(Part, frozen=True, array_like=True):

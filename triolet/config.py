@@ -17,6 +17,7 @@ from .config_grammar import GrammarConfig
 from .config_overload import OverloadConfig
 from .config_queue import QueueConfig
 from .config_recovery import RecoveryConfig
+from .config_response_cache import ResponseCacheConfig
 from .config_resume import ResumeConfig
 from .config_routing import RoutingConfig
 from .config_siblings import SiblingConfig  # noqa: TC001 (as its neighbours)
@@ -256,7 +257,6 @@ class WorkerConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     link: LinkConfig = field(default_factory=LinkConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
-    """Decode only: guesses of coming tokens."""
     curve_dir: str | None = None
     """Key directory; required for any address that leaves this host."""
     max_waiting_tokens: int = 32_768
@@ -285,7 +285,7 @@ class ServerConfig:
     overload: OverloadConfig = field(default_factory=OverloadConfig)
     queue: QueueConfig = field(default_factory=QueueConfig)
     resume: ResumeConfig = field(default_factory=ResumeConfig)
-    """Answers that clients may come back to."""
+    response_cache: ResponseCacheConfig = field(default_factory=ResponseCacheConfig)
     embedding: EmbeddingLimits = field(default_factory=EmbeddingLimits)
     batches: BatchConfig = field(default_factory=BatchConfig)
     grammar: GrammarConfig = field(default_factory=GrammarConfig)

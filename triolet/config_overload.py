@@ -99,8 +99,8 @@ class BrownoutConfig:
     rise_after_s: float = 1.0 * SECONDS
     """Pressure lasts this long before a level rises, so that a burst that the queue holds passes
     without a change."""
-    fall_after_s: float = 1.0 * SECONDS
-    """And is gone for this long before a level falls; from the worst to normal in four seconds."""
+    fall_after_s: float = 0.5 * SECONDS
+    """And is gone for this long before a level falls; from the worst to normal in two seconds."""
     sheddable_max_tokens: int = 256
     """From level 1 on: most of what chats answer fits, and what runs away does not."""
     default_max_tokens: int = 512

@@ -125,6 +125,7 @@ def cache_load(cache: PrefixCache) -> CacheLoad:
         spilled_blocks=counts.spilled_blocks,
         restored_blocks=counts.restored_blocks,
         host_bytes=cache.host_bytes,
+        tenants=cache.ledger.cached.num_tenants,
     )
 
 

@@ -162,6 +162,8 @@ async def _finish(services: Services, response: Response) -> Response:
     response.headers["x-request-id"] = shown_request_id()
     if _is_of_messages():
         response.headers["request-id"] = shown_request_id()
+    if (cache := live_request().cache) is not None:
+        response.headers.update(cache.headers)
     response.headers["openai-processing-ms"] = str(round(elapsed_s * 1000))
     if services.lifecycle.is_leaving:
         # The next request needs a connection to somebody else.

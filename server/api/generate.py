@@ -29,7 +29,7 @@ from .overload import capped, own_ask_key
 from .plan_limits import check_output, completion_budget, context_of, least
 from .resuming import own_key, resumable_stream, resumable_whole
 from .salt import salt_of
-from .sampling import check_token_ids, of_choice, sampling_params
+from .sampling import cache_ask, check_token_ids, of_choice, sampling_params
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -102,7 +102,9 @@ def warming(plan: Plan) -> Plan:
 
     The shortest completion there is: its one token is not shown.
     """
-    return replace(plan, max_tokens=1)
+    # An answer that was given before would warm nothing.
+    fields = plan.fields.model_copy(update={"response_cache": None})
+    return replace(plan, fields=fields, max_tokens=1)
 
 
 def check_fields(fields: GenerationFields, services: Services) -> None:
@@ -140,7 +142,7 @@ def generation_requests(
     fields, limits = plan.fields, renew_tenant(services.tenancy).plan
     claim = own_claim(fields.service_tier)
     context = context_of(services.fleet.status().max_model_len, limits)
-    requests = []
+    requests: list[GenerationRequest] = []
     for prompt_ids in plan.prompts:
         max_tokens = completion_budget(
             len(prompt_ids),
@@ -157,6 +159,7 @@ def generation_requests(
             logprobs=plan.logprobs,
             grammar=plan.grammar,
         )
+        cache = requests[0].cache if requests else cache_ask(fields, params)
         request_ids = [new_request_id() for _ in range(plan.per_prompt)]
         requests += [
             GenerationRequest(
@@ -173,6 +176,7 @@ def generation_requests(
                 origin_id=request_ids[0] if index else b"",
                 claim=claim,
                 key=own_ask_key(),
+                cache=cache,
             )
             for index, request_id in enumerate(request_ids)
         ]
@@ -208,12 +212,14 @@ def own_requests(
     plan: Plan, services: Services, *, is_streamed: bool = True
 ) -> list[GenerationRequest]:
     """Return what is to be generated for a plan of the HTTP request that is being answered."""
-    return generation_requests(
+    requests = generation_requests(
         plan,
         services,
         within_s=deadline_s(services.config, is_streamed=is_streamed),
         client_request_id=shown_request_id(),
     )
+    live_request().cache = requests[0].cache
+    return requests
 
 
 def head(kind: str, prefix: str, services: Services) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from .shortcut import NoShortcut
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from ..generation import CacheAsk
     from .shortcut import Shortcut
 
 SCOPE_KEY: Final = "triolet.live"
@@ -72,6 +73,7 @@ class LiveRequest:
       began_at: when it came, on trio's clock.
       key: names what it asks for, whoever asks again; 0 before that is known.
       headers: that its response has to have.
+      cache: what it says of the response cache, and what came of that.
     """
 
     def __init__(self, departure: Departure) -> None:
@@ -79,6 +81,7 @@ class LiveRequest:
         self.began_at = trio.current_time()
         self.key = 0
         self.headers: dict[str, str] = {}
+        self.cache: CacheAsk | None = None
         self._departure = departure
         self._running: list[Running] = []
 

@@ -16,7 +16,7 @@ from .schemas import (
     MAX_INT,
     MAX_MESSAGES,
     UNSUPPORTED,
-    CacheSalt,
+    CacheFields,
     SamplingFields,
     StopStrings,
     StrictModel,
@@ -120,7 +120,7 @@ class CountRequest(PromptFields):
     """POST /v1/messages/count_tokens."""
 
 
-class MessagesRequest(PromptFields, SamplingFields):
+class MessagesRequest(PromptFields, SamplingFields, CacheFields):
     """POST /v1/messages."""
 
     max_tokens: Annotated[int, Field(ge=0, le=MAX_INT)]
@@ -128,4 +128,3 @@ class MessagesRequest(PromptFields, SamplingFields):
     stream: bool | None = None
     priority: Annotated[int, Field(ge=-100, le=100)] | None = None
     service_tier: Literal["standard_only"] | accepted.ServiceTier | None = None
-    cache_salt: CacheSalt = None

@@ -29,12 +29,12 @@ CAP_HEADER: Final = "x-triolet-max-tokens"
 def refuse_early(fields: GenerationFields, services: Services) -> None:
     """Raise for a request that waits too long whatever its prompt is, before that is tokenised.
 
-    Who comes back to an answer that may run already is not refused here.
+    Whose answer may run already, or may be kept, is not refused here.
 
     Raises:
       RequestError: 503.
     """
-    if not has_request_context() or own_key() is not None:
+    if not has_request_context() or own_key() is not None or fields.response_cache is not None:
         return
     live = live_request()
     within_s = deadline_s(services.config, is_streamed=bool(fields.stream))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
+from ..response_cache.front import CachingFleet
 from ..tenancy import Tenancy
 from ..text.embedding_files import EmbeddingModel
 from ..text.sampling_defaults import SamplingDefaults
@@ -273,6 +274,10 @@ class HttpMetricsPort(Protocol):
         """Count what becomes of answers that clients may come back to."""
         ...
 
+    def watch_response_cache(self, cache: CachingFleet) -> None:
+        """Show what comes of the response cache."""
+        ...
+
 
 class MetricsPort(Protocol):
     """What is counted."""
@@ -345,3 +350,7 @@ class Services:
             count=self.metrics.http.resumption,
         )
         object.__setattr__(self, "kept", kept)  # as a frozen dataclass's own __init__ does
+        if self.config.response_cache.max_bytes:
+            fleet = CachingFleet(self.fleet, self.config.response_cache)
+            object.__setattr__(self, "fleet", fleet)
+            self.metrics.http.watch_response_cache(fleet)

@@ -19,7 +19,7 @@ from .schemas import (
     IGNORED,
     MAX_MESSAGES,
     UNSUPPORTED,
-    CacheSalt,
+    CacheFields,
     SamplingFields,
     StrictModel,
     TemplateSwitches,
@@ -149,7 +149,7 @@ class FunctionFields(StrictModel):
     parallel_tool_calls: bool | None = None
 
 
-class ResponseFields(SamplingFields, FunctionFields):
+class ResponseFields(SamplingFields, FunctionFields, CacheFields):
     """What an answer is made from."""
 
     ignored: ClassVar[frozenset[str]] = IGNORED | {"access_programs", "image"}
@@ -189,7 +189,6 @@ class ResponseFields(SamplingFields, FunctionFields):
     priority: Annotated[int, Field(ge=-100, le=100)] | None = None
     service_tier: accepted.ServiceTier | None = None
     chat_template_kwargs: TemplateSwitches | None = None
-    cache_salt: CacheSalt = None
     prompt_cache_options: CacheOptions | None = None
 
     @property

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 from triolet.errors import RequestError, invalid_request
 from triolet.sampling import MAX_SEED, SamplingParams, new_seed
 
+from ..generation import CacheAsk
+
 if TYPE_CHECKING:
     from triolet.sampling import Grammar
 
     from ..text.sampling_defaults import SamplingDefaults
-    from .schemas import SamplingFields
+    from .schemas import GenerationFields, SamplingFields
 
 
 def sampling_params(
@@ -45,6 +47,16 @@ def sampling_params(
         ignore_eos=bool(fields.ignore_eos),
         logprobs=logprobs,
         grammar=grammar,
+    )
+
+
+def cache_ask(fields: GenerationFields, params: SamplingParams) -> CacheAsk | None:
+    """Return what a client says of the response cache; None for nothing."""
+    if fields.response_cache is None:
+        return None
+    return CacheAsk(
+        may_find=fields.response_cache == "allow",
+        is_reproducible=params.temperature == 0 or fields.seed is not None,
     )
 
 

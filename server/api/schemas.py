@@ -245,6 +245,18 @@ CacheSalt = Annotated[str, Field(min_length=1, max_length=256)] | None
 whether somebody else has asked the same."""
 
 
+ResponseCacheUse = Literal["allow", "refresh"] | None
+"""Whether an answer that was given before will do, or shall be replaced; else it is computed and
+not kept. Where the server keeps no answers it makes no difference."""
+
+
+class CacheFields(StrictModel):
+    """Whose work may be used again."""
+
+    cache_salt: CacheSalt = None
+    response_cache: ResponseCacheUse = None
+
+
 class StreamOptions(StrictModel):
     """How a stream is written."""
 
@@ -252,7 +264,7 @@ class StreamOptions(StrictModel):
     include_obfuscation: Literal[False] | None = None
 
 
-class GenerationFields(SamplingFields, ConstraintFields):
+class GenerationFields(SamplingFields, ConstraintFields, CacheFields):
     """What chat and plain completions have in common."""
 
     model: str | None = None
@@ -265,7 +277,6 @@ class GenerationFields(SamplingFields, ConstraintFields):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
-    cache_salt: CacheSalt = None
 
 
 class TemplateSwitches(TypedDict, total=False):

@@ -5,13 +5,18 @@ Knows how a sequence is written into them; decides nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final
 
 from transport.frames import AttemptRow, KvTarget, Prefill, Reserve
 from transport.tokens import pack_tokens
 
 if TYPE_CHECKING:
+    from triolet.service_class import Claim
+
     from .sequence import Attempt, Sequence
+
+TENANT_BYTES: Final = 8
 
 
 def reserve_frame(
@@ -30,6 +35,8 @@ def reserve_frame(
         salt=sequence.request.cache_salt,
         local_tokens=attempt.local_tokens,
         fork_of=None if attempt.fork_of is None else AttemptRow(*attempt.fork_of),
+        tenant=tenant_digest(sequence.request.claim),
+        cache_share=sequence.request.claim.cache_share,
     )
 
 
@@ -53,4 +60,13 @@ def prefill_frame(
         held_blocks=held_blocks,
         eos_token_ids=eos_token_ids,
         salt=sequence.request.cache_salt,
+        tenant=tenant_digest(sequence.request.claim),
+        cache_share=sequence.request.claim.cache_share,
     )
+
+
+def tenant_digest(claim: Claim) -> bytes:
+    """Return what workers call a tenant: empty for none. Two of one digest would share a share."""
+    if not claim.tenant:
+        return b""
+    return blake2b(claim.tenant.encode(), digest_size=TENANT_BYTES).digest()

@@ -114,7 +114,7 @@ class RequestBook:
 
     def finish(self, sequence: Sequence, end: RelayEnd, now: float) -> None:
         """Give out the good end."""
-        terminal = Finished(end.reason, sequence.usage(now), end.stop_string)
+        terminal = Finished(end.reason, sequence.usage(now), end.stop_string, sequence.fingerprint)
         self._close(sequence, terminal, Outcome(end.reason), now)
 
     def fail(self, sequence: Sequence, error: RequestError, outcome: Outcome, now: float) -> None:

@@ -19,7 +19,7 @@ from triolet.errors import RequestError, draining, server_error
 from . import ends
 from .admission import limits_of, missing_role, refuse_full, refuse_unfit
 from .attempts import Attempts
-from .background import is_background, is_urgent, window_of
+from .background import is_background, window_of
 from .book import RequestBook
 from .dismissal import dismiss_tenants
 from .dispatch import is_ready, needed_roles
@@ -70,7 +70,6 @@ class Conductor:
       recovery: the memory of faults.
       embeddings: inputs that become vectors.
       dismiss: ends whatever there is of some tenants.
-      is_urgent: tells whether somebody interactive waits for its first token.
       sweep_times: when `sweep` is to be called; see `is_restless`.
     """
 
@@ -88,7 +87,6 @@ class Conductor:
         self._text = text
         self._observer = observer
         self._book = RequestBook(config, text, observer)
-        self.is_urgent = partial(is_urgent, self._book)
         self._attempts = Attempts(
             config, self._workers, self._book, self.outbox, text.eos_token_ids, observer, now
         )

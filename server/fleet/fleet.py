@@ -84,8 +84,8 @@ class Fleet:
         self._observer = observer or SilentObserver()
         self._conductor = Conductor(config, self._workers, text, self._observer, now)
         self.embed = partial(begin_embeddings, self._conductor, config, self._flush)
-        self.is_urgent = self._conductor.is_urgent
         self.doorkeeper = self._conductor.doorkeeper
+        self.is_urgent = self.doorkeeper.is_urgent
         self._auditor = Auditor(self._me, config, self._workers, self._conductor)
         self._connections: dict[Worker, Connection] = {}
         self._credit_due = trio.Event()

@@ -13,6 +13,7 @@ from engine.block_ledger import BlockLedger
 from engine.host_tier import HostTier
 from engine.prefix_cache import PrefixCache, Prospect
 from triolet.errors import CapacityError
+from triolet.fair_lru import ANYBODY, Keeper
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -46,7 +47,13 @@ class Pool:
         [block] = block_ids
         self.memory[block] = bytes(payload)
 
-    def begin(self, owner: Hashable, tokens: Sequence[int], salt: bytes = b"") -> int:
+    def begin(
+        self,
+        owner: Hashable,
+        tokens: Sequence[int],
+        salt: bytes = b"",
+        keeper: Keeper = ANYBODY,
+    ) -> int:
         """Lease blocks for a prompt, compute what is missing; return the tokens that were there."""
         packed = pack(tokens)
         blocks, num_cached = self.cache.lease(owner, packed, salt, -(-len(tokens) // BLOCK_SIZE))
@@ -56,13 +63,13 @@ class Pool:
                 assert self.memory[block] == wanted, "somebody else's KV"
             else:
                 self.memory[block] = wanted
-        self.cache.insert(packed, salt, blocks[: len(tokens) // BLOCK_SIZE])
+        self.cache.insert(packed, salt, blocks[: len(tokens) // BLOCK_SIZE], keeper)
         self.cache.check_invariants()
         return num_cached * BLOCK_SIZE
 
-    def run(self, tokens: Sequence[int], salt: bytes = b"") -> int:
+    def run(self, tokens: Sequence[int], salt: bytes = b"", keeper: Keeper = ANYBODY) -> int:
         """Begin and end a prompt; return how many of its tokens were there."""
-        num_cached = self.begin("passing", tokens, salt)
+        num_cached = self.begin("passing", tokens, salt, keeper)
         self.ledger.release("passing")
         self.cache.check_invariants()
         return num_cached
@@ -192,6 +199,37 @@ def test_what_is_forgotten_leaves_no_node_behind() -> None:
     assert len(pool.cache._nodes) == pool.ledger.cached_blocks
 
 
+def test_a_tenant_that_floods_pushes_out_its_own() -> None:
+    pool = Pool(16, host_blocks=8)
+    quiet, loud = Keeper(b"quiet"), Keeper(b"loud")
+    prompt = list(range(25))
+    pool.run(prompt, b"q", quiet)
+    for number in range(1, 30):
+        assert pool.run(range(1000 * number, 1000 * number + 16), b"l", loud) == 0
+    assert pool.cache.counts.restored_blocks == 0
+    assert pool.run(prompt, b"q", quiet) == 24
+    assert pool.cache.counts.restored_blocks == 0
+
+
+def test_in_host_memory_too_who_floods_gives_way() -> None:
+    pool = Pool(8, host_blocks=8)
+    quiet, loud = Keeper(b"quiet"), Keeper(b"loud")
+    prompt = list(range(29))
+    pool.run(prompt, b"q", quiet)
+    for number in range(1, 30):
+        pool.run(range(1000 * number, 1000 * number + 32), b"l", loud)
+    # All of the pool was leased at once, so that the quiet one's blocks went to host memory.
+    assert pool.run(prompt, b"q", quiet) == 16
+    assert pool.cache.counts.restored_blocks == 4
+
+
+def test_room_that_nobody_else_wants_is_lent() -> None:
+    pool = Pool(16)
+    pool.run(range(61), b"l", Keeper(b"loud", 0.1))
+    assert pool.run(range(61), b"l", Keeper(b"loud", 0.1)) == 60
+    assert pool.ledger.cached.num_tenants == 1
+
+
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=22)
 """Few ids: most prompts begin like some other."""
 
@@ -205,7 +243,7 @@ class Prompts(RuleBasedStateMachine):
         self.running: list[int] = []
         self.next_owner = 0
 
-    @rule(tokens=TOKENS, salt=st.sampled_from((b"", b"other")))
+    @rule(tokens=TOKENS, salt=st.sampled_from((b"", b"other", b"third")))
     def begin(self, tokens: list[int], salt: bytes) -> None:
         owner, self.next_owner = self.next_owner, self.next_owner + 1
         num_blocks = -(-len(tokens) // BLOCK_SIZE)
@@ -215,7 +253,10 @@ class Prompts(RuleBasedStateMachine):
             with pytest.raises(CapacityError):
                 self.pool.cache.lease(owner, pack(tokens), salt, num_blocks)
             return
-        assert self.pool.begin(owner, tokens, salt) == prospect.num_cached_blocks * BLOCK_SIZE
+        keeper = Keeper(salt[:1], 0.3 if salt == b"third" else 1.0)
+        assert (
+            self.pool.begin(owner, tokens, salt, keeper) == prospect.num_cached_blocks * BLOCK_SIZE
+        )
         assert available - self.pool.ledger.available_blocks == prospect.num_needed_blocks
         self.running.append(owner)
 

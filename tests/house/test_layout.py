@@ -262,6 +262,8 @@ SANS_IO = (
     "ops/restart_policy.py",
     "ops/rolling.py",
     "server/generation.py",
+    "server/response_cache/naming.py",
+    "server/response_cache/store.py",
     *(
         f"{folder}/{path.name}"
         for folder, moving in SANS_IO_FOLDERS.items()

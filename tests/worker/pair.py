@@ -37,6 +37,7 @@ from transport.handshake import make_hello
 from transport.tokens import pack_tokens
 from triolet.config import LinkConfig
 from triolet.config_speculation import OFF
+from triolet.fair_lru import ANYBODY, Keeper
 from triolet.ids import AttemptKey, PeerId, Role
 from triolet.invariants import check_at_rest, check_invariants
 from triolet.sampling import SamplingParams
@@ -200,6 +201,7 @@ class Pair:
         salt: bytes = b"",
         local_tokens: int = 0,
         fork_of: AttemptKey | None = None,
+        keeper: Keeper = ANYBODY,
         **sampling: object,
     ) -> AttemptKey:
         """Send RESERVE, and PREFILL if that is granted and decode does not compute the prompt."""
@@ -217,6 +219,8 @@ class Pair:
             salt=salt,
             local_tokens=local_tokens,
             fork_of=None if fork_of is None else AttemptRow(*fork_of),
+            tenant=keeper.tenant,
+            cache_share=keeper.share,
         )
         self.to_worker(Role.DECODE, reserve)
         if self.heard[key].is_local:
@@ -224,7 +228,15 @@ class Pair:
         if self.heard[key].granted:
             held_blocks = self.heard[key].held_blocks
             shared = (params, priority, remaining_s, held_blocks)
-            frame = Prefill(*key, packed, self.target, *shared, salt=salt)
+            frame = Prefill(
+                *key,
+                packed,
+                self.target,
+                *shared,
+                salt=salt,
+                tenant=keeper.tenant,
+                cache_share=keeper.share,
+            )
             self.to_worker(Role.PREFILL, frame)
         else:
             self.live.discard(key)

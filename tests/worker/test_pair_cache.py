@@ -9,6 +9,7 @@ import pytest
 from transport.frames import EndReason, KvChunk, RefuseReason, Reserve
 from transport.lease import LeaseState
 from transport.tokens import pack_tokens
+from triolet.fair_lru import Keeper
 from triolet.ids import AttemptKey, Role
 from triolet.sampling import SamplingParams
 
@@ -94,6 +95,28 @@ def test_other_salts_find_nothing() -> None:
     first = pair.heard[key].first
     assert first is not None
     assert (pair.heard[key].held_blocks, first.cached_tokens) == (0, 0)
+    pair.check_empty()
+
+
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_who_asks_much_pushes_out_no_other_tenants_kv(share: float) -> None:
+    pair = Pair(num_blocks=24)
+    quiet = Keeper(b"quiet")
+    prompt = list(range(30))
+    pair.ask(prompt, salt=b"q", keeper=quiet)
+    pair.run()
+    for number in range(40):
+        pair.ask([number] * 18, salt=b"l", keeper=Keeper(b"loud", share))
+        pair.run()
+    for role in (Role.PREFILL, Role.DECODE):
+        assert cache_of(pair, role).counts.evicted_blocks > 100
+        pair.beat()
+        assert pair.beats[role].load.cache.tenants == 2
+    key = pair.ask(prompt, salt=b"q", keeper=quiet)
+    pair.run()
+    first = pair.heard[key].first
+    assert first is not None
+    assert (pair.heard[key].held_blocks, first.cached_tokens) == (7, 28)
     pair.check_empty()
 
 

@@ -87,7 +87,7 @@ def test_a_fleet_is_back_to_normal_within_seconds() -> None:
     sim = fleet(ON, "prefill")
     sim.offer(3.0, SECONDS)
     sim.run(SECONDS)
-    sim.offer(0.6, 10.0)
+    sim.offer(0.5, 10.0)
     report = sim.run(10.0)
     assert max(level for at, level in report.levels if at < SECONDS) >= 3
     back_at = min(at for at, level in report.levels if at > SECONDS and level == 0)

@@ -110,7 +110,7 @@ class FakeGeneration:
 
     def finish(self, reason: FinishReason = FinishReason.STOP) -> None:
         """Push the good end."""
-        self.push(Finished(reason, self.usage))
+        self.push(Finished(reason, self.usage, fingerprint="tiny"))
 
     def fail(self, error: RequestError) -> None:
         """Push the bad end."""

@@ -1,0 +1,126 @@
+"""The fleet behind its answers: whoever asks what was answered lately gets that again.
+
+Only where the client asked for it, and only where the answer is a function of the request: the best
+token each time, or a seed that the client chose. Tokens never depend on the batch, so such an
+answer is what would be computed anew, to the bit. Endpoints see a generation like any other.
+
+A hit asks nothing of the fleet: it waits in no line, is refused for no load and is charged no
+tokens. Kept is only what came to its good end as it was asked for: nothing that failed, was
+cancelled, or was cut short by anybody but the request itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+import trio
+
+from triolet.fair_lru import Keeper
+
+from ..generation import CacheOutcome, FinishReason
+from .naming import name_of
+from .replay import Recording, Replay, Script
+from .store import ResponseStore
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from triolet.audit import FleetAudit
+    from triolet.config_response_cache import ResponseCacheConfig
+
+    from ..api.ports import FleetPort, FleetView
+    from ..embedding import EmbeddingRequest, EmbeddingRun
+    from ..generation import Generation, GenerationRequest
+    from .store import Kept
+
+
+class CachingFleet:
+    """A FleetPort (server/api/ports.py) that remembers.
+
+    Args:
+      fleet: which computes what is not here.
+      config: bounds.
+
+    Attributes:
+      store: what is kept.
+      outcomes: requests by what came of them.
+    """
+
+    def __init__(self, fleet: FleetPort, config: ResponseCacheConfig) -> None:
+        self.store = ResponseStore(config)
+        self.outcomes: Counter[CacheOutcome] = Counter(dict.fromkeys(CacheOutcome, 0))
+        self._fleet = fleet
+        self._max_bytes = config.most_answer_bytes
+
+    def submit(self, request: GenerationRequest) -> Generation:
+        """Begin a generation, or give an answer again; RequestError if it is refused."""
+        [generation] = self.submit_together([request])
+        return generation
+
+    def submit_together(self, requests: Sequence[GenerationRequest]) -> Sequence[Generation]:
+        """Begin several generations, all of them or none; or give all of them again.
+
+        Raises:
+          RequestError: one was refused.
+        """
+        ask = requests[0].cache
+        if ask is None:
+            return self._fleet.submit_together(requests)
+        fingerprint = self._fingerprint() if ask.is_reproducible else ""
+        names = [name_of(request, fingerprint) for request in requests] if fingerprint else []
+        if names and ask.may_find and (found := self._find(names)):
+            ask.outcome = CacheOutcome.HIT
+            ask.age_s = trio.current_time() - min(kept.since for kept in found)
+            self.outcomes[ask.outcome] += 1
+            return [
+                Replay(request, msgspec.msgpack.decode(kept.answer, type=Script))
+                for request, kept in zip(requests, found, strict=True)
+            ]
+        generations = self._fleet.submit_together(requests)
+        ask.outcome = CacheOutcome.MISS if names else CacheOutcome.BYPASS
+        self.outcomes[ask.outcome] += 1
+        if not names:
+            return generations
+        return [
+            Recording(generation, self._max_bytes, partial(self._keep, name))
+            for generation, name in zip(generations, names, strict=True)
+        ]
+
+    def embed(self, requests: Sequence[EmbeddingRequest]) -> EmbeddingRun:
+        """Begin to make vectors; they are not kept."""
+        return self._fleet.embed(requests)
+
+    def status(self) -> FleetView:
+        """Look at the fleet."""
+        return self._fleet.status()
+
+    async def audit(self, connections: int = 0) -> FleetAudit:
+        """Ask every worker for its account."""
+        return await self._fleet.audit(connections)
+
+    def _find(self, names: Sequence[bytes]) -> list[Kept]:
+        """Return all of these answers, or none."""
+        now = trio.current_time()
+        found = [kept for name in names if (kept := self.store.find(name, now)) is not None]
+        return found if len(found) == len(names) else []
+
+    def _fingerprint(self) -> str:
+        """Return what names the one model that is served; empty while none is, or two are."""
+        known = {worker.fingerprint for worker in self._fleet.status().workers} - {""}
+        return known.pop() if len(known) == 1 else ""
+
+    def _keep(self, name: bytes, request: GenerationRequest, script: Script) -> None:
+        """Keep an answer, if it is what its name says."""
+        is_whole = (
+            script.reason is FinishReason.STOP
+            or script.usage.completion_tokens == request.sampling.max_tokens
+        )
+        # Whoever lets less be computed than was asked for changes the request, or its end.
+        if not is_whole or name_of(request, script.fingerprint) != name:
+            return
+        keeper = Keeper(request.claim.tenant.encode(), request.claim.cache_share)
+        answer = msgspec.msgpack.encode(script)
+        self.store.keep(name, answer, keeper, trio.current_time())

@@ -1,0 +1,215 @@
+"""Answers are kept for a while, within their bytes, and each tenant's share survives the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.generation import (
+    CancelReason,
+    Delta,
+    Failed,
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    TokenLogprob,
+    Usage,
+)
+from server.response_cache.naming import name_of
+from server.response_cache.replay import EVENTS_AT_ONCE, Recording, Replay, Script
+from server.response_cache.store import ENTRY_BYTES, ResponseStore
+from tests.server.support.fakes import FakeGeneration
+from triolet.config_response_cache import ResponseCacheConfig
+from triolet.errors import LocalProtocolError
+from triolet.fair_lru import ANYBODY, Keeper
+from triolet.sampling import Grammar, GrammarKind, SamplingParams
+from triolet.service_class import Claim, ServiceClass
+
+ANSWER = bytes(1000 - ENTRY_BYTES)
+CONFIG = ResponseCacheConfig(max_bytes=10_000, ttl_s=60.0)
+REQUEST = GenerationRequest(
+    bytes(16), (1, 2, 3), SamplingParams(seed=1), 60.0, claim=Claim("alice")
+)
+USAGE = Usage(3, 2, 1, queue_s=0.5, ttft_s=0.7)
+
+
+def name(number: int) -> bytes:
+    return number.to_bytes(32, "big")
+
+
+def test_an_answer_is_found_until_it_is_too_old() -> None:
+    store = ResponseStore(CONFIG)
+    assert store.keep(name(1), ANSWER, ANYBODY, 0.0)
+    found = store.find(name(1), 59.9)
+    assert found is not None
+    assert (found.answer, found.since) == (ANSWER, 0.0)
+    assert store.find(name(1), 60.0) is None
+    assert (store.used_bytes, len(store), store.gone["expired"]) == (0, 0, 1)
+
+
+def test_asking_does_not_make_it_younger_and_answering_anew_does() -> None:
+    store = ResponseStore(CONFIG)
+    store.keep(name(1), ANSWER, ANYBODY, 0.0)
+    store.find(name(1), 50.0)
+    assert store.find(name(1), 61.0) is None
+    store.keep(name(1), ANSWER, ANYBODY, 61.0)
+    store.keep(name(1), ANSWER, ANYBODY, 100.0)
+    assert store.find(name(1), 130.0) is not None
+    assert len(store) == 1
+
+
+def test_bytes_are_bounded_and_who_was_not_asked_for_goes_first() -> None:
+    store = ResponseStore(CONFIG)
+    for number in range(10):
+        store.keep(name(number), ANSWER, ANYBODY, 0.0)
+    store.find(name(0), 0.0)
+    store.keep(name(10), ANSWER, ANYBODY, 0.0)
+    assert store.used_bytes == 10_000
+    assert store.find(name(1), 0.0) is None
+    assert store.find(name(0), 0.0) is not None
+    assert store.gone["evicted"] == 1
+    store.check_invariants()
+
+
+def test_what_is_too_large_is_not_kept() -> None:
+    store = ResponseStore(CONFIG)
+    assert not store.keep(name(1), bytes(10_000 // 8), ANYBODY, 0.0)
+    assert store.keep(name(1), bytes(10_000 // 8 - ENTRY_BYTES), ANYBODY, 0.0)
+
+
+def test_a_tenant_that_floods_pushes_out_its_own() -> None:
+    store = ResponseStore(CONFIG)
+    quiet = [name(number) for number in range(4)]
+    for one in quiet:
+        store.keep(one, ANSWER, Keeper(b"quiet"), 0.0)
+    for number in range(100, 200):
+        store.keep(name(number), ANSWER, Keeper(b"loud"), 0.0)
+    assert all(store.find(one, 0.0) for one in quiet)
+    assert (store.held_by(b"quiet"), store.held_by(b"loud")) == (4000, 6000)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 9), st.integers(0, 900), st.sampled_from(b"abc"), st.floats(0, 40)
+        ),
+        max_size=60,
+    )
+)
+def test_whatever_comes_it_adds_up(steps: list[tuple[int, int, int, float]]) -> None:
+    store, now = ResponseStore(replace(CONFIG, max_bytes=6000)), 0.0
+    for number, size, tenant, passed_s in steps:
+        now += passed_s
+        # A tenant's name is part of what an answer is called.
+        store.keep(name(256 * tenant + number), bytes(size % 200), Keeper(bytes([tenant])), now)
+        store.check_invariants()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"prompt_ids": (1, 2)},
+        {"prompt_ids": (1, 2, 4)},
+        {"stop": ("x",)},
+        {"cache_salt": b"other"},
+        {"skip_special_tokens": False},
+        {"include_stop": True},
+        {"claim": Claim("bob")},
+        {"sampling": SamplingParams(seed=2)},
+        {"sampling": SamplingParams(seed=1, grammar=Grammar(GrammarKind.REGEX, "a"))},
+        {"sampling": SamplingParams(seed=1, max_tokens=15)},
+        {"sampling": SamplingParams(seed=1, logprobs=0)},
+    ],
+)
+def test_whatever_may_change_an_answer_changes_its_name(change: dict[str, Any]) -> None:
+    assert name_of(replace(REQUEST, **change), "model") != name_of(REQUEST, "model")
+
+
+def test_a_name_is_of_one_model_and_of_nothing_that_changes_no_token() -> None:
+    assert name_of(REQUEST, "model") != name_of(REQUEST, "other")
+    hurried = Claim("alice", weight=3.0, service_class=ServiceClass.CRITICAL)
+    same = replace(REQUEST, request_id=bytes([1] * 16), deadline_s=1.0, priority=5, claim=hurried)
+    assert name_of(same, "model") == name_of(REQUEST, "model")
+
+
+def test_where_the_best_token_is_taken_the_seed_is_nothing() -> None:
+    one, two = (
+        replace(REQUEST, sampling=SamplingParams(temperature=0, seed=seed)) for seed in (1, 2)
+    )
+    assert name_of(one, "model") == name_of(two, "model")
+
+
+def script_of(*texts: str) -> Script:
+    deltas = tuple(Delta(text, tuple(text.encode())) for text in texts)
+    return Script(deltas, FinishReason.STOP, USAGE, "stop!", "model")
+
+
+async def test_a_replay_says_the_same_in_the_same_pieces_and_takes_no_time() -> None:
+    texts = [str(number) for number in range(3 * EVENTS_AT_ONCE)]
+    replay = Replay(REQUEST, script_of(*texts))
+    events: list[object] = []
+    while not events or not isinstance(events[-1], Finished):
+        events += await replay.next_events()
+    assert [event.text for event in events[:-1] if isinstance(event, Delta)] == texts
+    usage = replace(USAGE, queue_s=0.0, ttft_s=0.0)
+    assert events[-1] == Finished(FinishReason.STOP, usage, "stop!", "model")
+    with pytest.raises(LocalProtocolError):
+        replay.take_now()
+
+
+async def test_a_listener_is_called_until_it_has_all() -> None:
+    replay = Replay(REQUEST, script_of(*"x" * 100))
+    done, calls = trio.Event(), 0
+
+    def on_events() -> None:
+        nonlocal calls
+        calls += 1
+        if isinstance(replay.take_now()[-1], Finished):
+            done.set()
+
+    replay.listen(on_events)
+    assert calls == 0, "called within listen"
+    await done.wait()
+    assert calls == -(-101 // EVENTS_AT_ONCE)
+    await trio.testing.wait_all_tasks_blocked()
+    replay.listen(None)
+
+
+async def test_a_replay_can_be_cancelled_once() -> None:
+    replay = Replay(REQUEST, script_of("a", "b"))
+    replay.cancel(CancelReason.STOPPED)
+    replay.cancel(CancelReason.CLIENT_GONE)
+    [event] = replay.take_now()
+    assert isinstance(event, Failed)
+    assert event.error.status == 499
+    replay.cancel(CancelReason.STOPPED)
+
+
+def test_a_recording_gives_on_everything_and_keeps_no_more_than_it_may() -> None:
+    kept: list[Script] = []
+    for num_tokens in (10, 10_000):
+        generation = FakeGeneration(REQUEST)
+        recording = Recording(generation, 1000, lambda _, script: kept.append(script))
+        generation.push(*(Delta("x", (1,)) for _ in range(num_tokens)))
+        assert len(recording.take_now()) == num_tokens
+        generation.finish()
+        assert len(recording.take_now()) == 1
+        assert not recording._deltas
+    assert [len(script.deltas) for script in kept] == [10]
+
+
+def test_scores_count_too() -> None:
+    kept: list[Script] = []
+    generation = FakeGeneration(REQUEST)
+    recording = Recording(generation, 1000, lambda _, script: kept.append(script))
+    score = TokenLogprob(1, "a", b"a", -0.1, top=((1, "a", b"a", -0.1),) * 20)
+    generation.push(*(Delta("a", (1,), (score,)) for _ in range(10)))
+    generation.finish()
+    recording.take_now()
+    assert not kept
