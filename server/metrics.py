@@ -24,6 +24,7 @@ from .metrics_faults import FaultMetrics
 from .metrics_histogram import TokenHistogram
 from .metrics_http import HttpMetrics
 from .metrics_overload import OverloadMetrics
+from .metrics_queue import QueueMetrics
 from .metrics_tenants import NO_USAGE, REJECTED, TenantMetrics
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
-    from triolet.service_class import Claim
+    from triolet.service_class import Claim, ServiceClass
 
     from .api.ports import FleetView
     from .generation import Usage
@@ -111,6 +112,7 @@ class Metrics:
         self.overload = OverloadMetrics(self._registry)
         self.http = HttpMetrics(self._registry)
         self.tenants = TenantMetrics(self._registry)
+        self._queue = QueueMetrics(self._registry)
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         self._counters = {
@@ -168,9 +170,10 @@ class Metrics:
         """It will end in exactly one way."""
         self._counters["requests_accepted"].inc()
 
-    def request_dispatched(self, queue_s: float) -> None:
+    def request_dispatched(self, queue_s: float, service_class: ServiceClass) -> None:
         """Its first attempt begins, after so long in the queue."""
         self._histograms["queue_seconds"].observe(queue_s)
+        self._queue.dispatched(queue_s, service_class)
 
     def prefill_computed(self, queue_s: float, compute_s: float) -> None:
         """A prefill worker said how long a prompt waited there and took."""

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from triolet.ids import Role
 
 from .metrics_cache import cache_families
+from .metrics_queue import queue_families
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -57,6 +58,7 @@ class FleetCollector(Collector):
         """Yield one family after the other."""
         status = self._status()
         yield _gauge("triolet_requests_queued", "Requests that wait for a worker", status.queued)
+        yield from queue_families(status)
         yield _gauge("triolet_requests_running", "Requests that workers serve", status.running)
         yield _gauge("triolet_connections", "Open client connections", self._connections())
         writes = CounterMetricFamily(

@@ -13,6 +13,9 @@ from .units import MIB, SECONDS
 
 BACKGROUND_WINDOW: Final = 4
 """Tokens that a line may run ahead: so soon it stands still when an interactive request comes."""
+BACKGROUND_HOLD_S: Final = 0.5 * SECONDS
+"""For which it stands still at most: it holds a row and blocks, which may be what the interactive
+request waits for. Under a flood a line so goes on by a window in each of these."""
 
 
 @dataclass(frozen=True, slots=True)

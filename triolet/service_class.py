@@ -27,6 +27,12 @@ class ServiceClass(IntEnum):
     """Whatever has hours: lines of batches. Waits longest, but is paused rather than refused."""
 
 
+def class_of(rank: int) -> ServiceClass:
+    """Return the class of what was told to workers (`Claim.priority`)."""
+    nearest = round(rank / CLASS_STEP) + ServiceClass.DEFAULT
+    return ServiceClass(min(max(nearest, ServiceClass.CRITICAL), ServiceClass.BATCH))
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """Whose request it is, to the queue.

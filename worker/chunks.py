@@ -1,8 +1,9 @@
 """Which chunks of which prompts the next step computes, on prefill and on decode.
 
-Pure: prompts and free blocks in, chunks out. Shortest remaining first, so that a short prompt is
-done within a step or two whatever else is there; but a share of every step goes to the prompt that
-came first, so that a stream of short ones starves no long one. Age is order of arrival, not time:
+Pure: prompts and free blocks in, chunks out. By class, then shortest remaining first, so that a
+short prompt is done within a step or two whatever else is there; but a share of every step goes to
+the prompt of that class that came first, so that a stream of short ones starves no long one, and a
+small one to the first of all, so that no class starves another. Age is order of arrival, not time:
 the guarantee holds at any speed of the device.
 """
 
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from engine.batch import SampleSpec, StepRow
 from triolet.config import MAX_NUM_SEQS
+from triolet.service_class import class_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,9 +25,16 @@ OLDEST_SHARE: Final = 4
 """One part in this many of each step's tokens is the oldest prompt's: a long prompt takes at most
 this many times as long as alone, and short ones lose a quarter of their speed beside it."""
 
+LOWER_SHARE: Final = 16
+"""The same for the oldest where more urgent classes are there: it goes on, and they hardly notice.
+"""
+
 MAX_OVERTAKES: Final = 16
 """How many younger prompts may take blocks while the oldest waits for enough of them. After that
 none may, so that the pool drains until the oldest fits."""
+
+MAX_URGENT_OVERTAKES: Final = 256
+"""The same for those of more urgent classes than the oldest's."""
 
 
 class Prompt(Protocol):
@@ -153,17 +162,20 @@ class ChunkScheduler(Generic[P]):
         waiting = sorted(attempts, key=_by_urgency)
         if not waiting:
             return []
-        oldest = min(waiting, key=lambda attempt: attempt.order)
-        admitted = self._admit(waiting, oldest, free_blocks)
+        oldest = min(waiting, key=_by_age)
+        most_urgent = class_of(waiting[0].priority)
+        first = min((a for a in waiting if class_of(a.priority) is most_urgent), key=_by_age)
+        admitted = self._admit(waiting, oldest, free_blocks, is_urgent=oldest is first)
         if len(admitted) > max_rows:
             keeps_oldest = oldest in admitted[max_rows - 1 :]
             admitted = admitted[: max_rows - keeps_oldest] + [oldest] * keeps_oldest
         shares = dict.fromkeys(admitted, 0)
         budget = max_tokens
-        if oldest in shares:
-            share = max(1, max_tokens // OLDEST_SHARE)
-            shares[oldest] = min(oldest.num_remaining_tokens, share)
-            budget -= shares[oldest]
+        for attempt, part in {oldest: LOWER_SHARE, first: OLDEST_SHARE}.items():
+            if attempt in shares:
+                share = min(max(1, max_tokens // part), budget)
+                shares[attempt] = min(attempt.num_remaining_tokens, share)
+                budget -= shares[attempt]
         for attempt in admitted:
             more = min(attempt.num_remaining_tokens - shares[attempt], budget)
             shares[attempt] += more
@@ -172,15 +184,18 @@ class ChunkScheduler(Generic[P]):
         self._count_overtakes(chosen, oldest)
         return chosen
 
-    def _admit(self, waiting: list[P], oldest: P, free_blocks: int) -> list[P]:
-        """Return who may have a row, most urgent first; their blocks fit together."""
+    def _admit(self, waiting: list[P], oldest: P, free_blocks: int, *, is_urgent: bool) -> list[P]:
+        """Return who may have a row, most urgent first; their blocks fit together. The oldest has
+        its blocks before others if it is of the most urgent class."""
         is_oldest_stuck = not oldest.is_started and oldest.num_needed_blocks > free_blocks
-        is_closed = is_oldest_stuck and self._num_overtakes >= MAX_OVERTAKES
-        if not (oldest.is_started or is_oldest_stuck):
+        most_overtakes = MAX_OVERTAKES if is_urgent else MAX_URGENT_OVERTAKES
+        is_closed = is_oldest_stuck and self._num_overtakes >= most_overtakes
+        is_before = is_urgent and not (oldest.is_started or is_oldest_stuck)
+        if is_before:
             free_blocks -= oldest.num_needed_blocks
         admitted = []
         for attempt in waiting:
-            if attempt.is_started or (attempt is oldest and not is_oldest_stuck):
+            if attempt.is_started or (is_before and attempt is oldest):
                 admitted.append(attempt)
             elif not is_closed and attempt.num_needed_blocks <= free_blocks:
                 free_blocks -= attempt.num_needed_blocks
@@ -192,6 +207,10 @@ class ChunkScheduler(Generic[P]):
             self._num_overtakes = 0
         else:
             self._num_overtakes += sum(not chunk.attempt.is_started for chunk in chosen)
+
+
+def _by_age(attempt: Prompt) -> int:
+    return attempt.order
 
 
 def _by_urgency(attempt: Prompt) -> tuple[int, int, int]:

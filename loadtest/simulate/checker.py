@@ -82,6 +82,10 @@ class Checker:
             status = server.fleet.status()
             if status.queued or status.running:
                 self._report(f"{server} still has {status.queued} + {status.running} requests")
+            conductor = server.fleet._conductor
+            for queue in conductor.queues:
+                if queue.num_running or queue.num_tenants:
+                    self._report(f"{server} still charges {queue.num_tenants} tenants")
             for worker_status in status.workers:
                 if worker_status.attempts:
                     self._report(f"{server} still counts attempts on {worker_status.name}")

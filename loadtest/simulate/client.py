@@ -19,6 +19,7 @@ from server.generation import (
     GenerationRequest,
 )
 from triolet.errors import RequestError
+from triolet.service_class import DEFAULT_CLAIM, Claim
 from triolet.units import SECONDS
 
 from .engine import EOS_ID, reference
@@ -46,6 +47,7 @@ class Wish:
       number: names it.
       prompt_ids: its prompt, unlike everybody else's but its origin's.
       sampling: how many tokens, which seed.
+      claim: whose it is, and of which class.
       origin: number of the wish for another completion of this prompt; None for none.
       stop: stop strings.
       priority: lower is more important.
@@ -65,6 +67,7 @@ class Wish:
     stalls_at: int | None = None
     stalls_s: float = 0.0
     origin: int | None = None
+    claim: Claim = DEFAULT_CLAIM
 
     @property
     def chosen_by(self) -> tuple[tuple[int, ...], int]:
@@ -143,6 +146,7 @@ class Client:
                 stop=self.wish.stop,
                 priority=self.wish.priority,
                 origin_id=self._origin_id,
+                claim=self.wish.claim,
             )
             try:
                 stream = fleet.submit(request)

@@ -49,7 +49,9 @@ class InputClient(Client):
         while True:
             ids = [self._draw_request_id() for _ in self._inputs]
             requests = [
-                EmbeddingRequest(request_id, input_ids, VectorForm(), DEADLINE_S)
+                EmbeddingRequest(
+                    request_id, input_ids, VectorForm(), DEADLINE_S, claim=self.wish.claim
+                )
                 for request_id, input_ids in zip(ids, self._inputs, strict=True)
             ]
             try:

@@ -17,6 +17,7 @@ import trio
 from triolet.config_routing import LocalPrefill
 from triolet.ids import Role
 from triolet.sampling import SamplingParams
+from triolet.service_class import Claim, ServiceClass
 from triolet.units import MILLISECONDS, SECONDS
 
 from .checker import Checker
@@ -142,9 +143,9 @@ class _Scenario:
                 nursery.start_soon(process.keep)
             nursery.start_soon(_look, checker)
             async with trio.open_nursery() as clients:
-                for wish in _with_forks(self._wishes(plan), self._seed):
+                for wish in _with_claims(_with_forks(self._wishes(plan), self._seed), self._seed):
                     clients.start_soon(self._client, world, wish)
-                for wish in _inputs(plan, self._seed):
+                for wish in _with_claims(_inputs(plan, self._seed), self._seed):
                     clients.start_soon(self._client, world, wish, InputClient)
                 await injector.run(CHAOS_S)
                 healed_at = trio.current_time()
@@ -326,6 +327,29 @@ def _with_forks(wishes: list[Wish], seed: int) -> list[Wish]:
             )
         forked.append(wish)
     return forked
+
+
+def _with_claims(wishes: list[Wish], seed: int) -> list[Wish]:
+    """Give wishes to tenants of all classes, some with little that they may have at once; or, in
+    every third seed, to nobody. Drawn apart as well."""
+    rng = random.Random(f"claims {seed}")
+    if rng.random() < 1 / 3:
+        return wishes
+    tenants = [
+        Claim(
+            f"tenant {number}",
+            weight=rng.choice((1.0, 2.0, 4.0)),
+            max_running=rng.choice((None, 1, 2)),
+            kv_share=rng.choice((1.0, 0.25)),
+        )
+        for number in range(rng.randint(1, 4))
+    ]
+    return [
+        replace(
+            wish, claim=replace(rng.choice(tenants), service_class=rng.choice(list(ServiceClass)))
+        )
+        for wish in wishes
+    ]
 
 
 async def _look(checker: Checker) -> None:

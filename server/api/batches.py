@@ -71,8 +71,8 @@ class BatchFields(StrictModel):
 
 async def create_batch(services: Services) -> Response:
     """Begin a batch; its file is looked at by whoever runs it."""
-    storage = storage_of(services)
     check_may_batch()
+    storage = storage_of(services)
     fields = await read_fields(BatchFields, services)
     if services.lifecycle.is_draining:
         raise draining()

@@ -80,6 +80,13 @@ def check_may_batch() -> None:
         raise outside_plan(ServiceClass.BATCH)
 
 
+def message_tier(service_tier: str | None, claim: Claim) -> dict[str, str]:
+    """Return the same in Anthropic's words, where it belongs to the usage."""
+    tier = {ServiceClass.CRITICAL: "priority", ServiceClass.BATCH: "batch"}
+    shown = tier.get(claim.service_class, "standard")
+    return {} if service_tier is None else {"service_tier": shown}
+
+
 def tier_field(service_tier: str | None, claim: Claim) -> dict[str, str]:
     """Return what an answer says of its request's class; nothing unless the client spoke of it."""
     return {} if service_tier is None else {"service_tier": _SHOWN[claim.service_class]}

@@ -122,6 +122,8 @@ def _add(status: dict[str, Any], other: dict[str, Any]) -> None:
         status[name] = max(status[name], other[name])
     for name, value in other["counters"].items():
         status["counters"][name] += value
+    # All read one file; one of them may have noticed later that something is wrong with it.
+    status["tenants"]["problem"] = status["tenants"]["problem"] or other["tenants"]["problem"]
     for name, histogram in other["latencies"].items():
         own = status["latencies"][name]
         own["totals"] = [a + b for a, b in zip(own["totals"], histogram["totals"], strict=True)]

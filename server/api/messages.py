@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from .chat import encode_chat, plan_chat
+from .claims import message_tier
 from .errors import params_called
 from .generate import (
     begin_stream,
@@ -63,6 +64,7 @@ async def create_message(services: Services) -> Response:
         services.config.model_name,
         fields.max_tokens,
         plan.tool_form,
+        message_tier(fields.service_tier, request.claim),
     )
     if fields.stream:
         stream = MessageStream(form, request, shown_request_id())

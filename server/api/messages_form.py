@@ -17,7 +17,7 @@ from .pieces import reader_of
 from .tools import parsed_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from triolet.errors import RequestError
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _encode = msgspec.json.Encoder().encode
 
 PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
+NO_TIER: Final[Mapping[str, str]] = {}
 _ERROR_TYPES: Final = {
     401: "authentication_error",
     403: "permission_error",
@@ -74,15 +75,22 @@ class MessageForm:
       model: the served one.
       max_tokens: as the client asked; 0 for one that only warms the prefix cache.
       tool_form: how calls of tools in it are written; None if there are none.
+      tier: what its usage says of its class.
     """
 
     def __init__(
-        self, message_id: str, model: str, max_tokens: int, tool_form: ToolForm | None = None
+        self,
+        message_id: str,
+        model: str,
+        max_tokens: int,
+        tool_form: ToolForm | None = None,
+        tier: Mapping[str, str] = NO_TIER,
     ) -> None:
         self.tool_form = tool_form
         self._message_id = message_id
         self._model = model
         self._max_tokens = max_tokens
+        self._tier = tier
 
     @property
     def shows_output(self) -> bool:
@@ -112,7 +120,7 @@ class MessageForm:
     def usage(self, usage: Usage) -> dict[str, Any]:
         """Return the token counts at the end."""
         shown = usage.completion_tokens if self.shows_output else 0
-        return message_usage(usage, output_tokens=shown)
+        return message_usage(usage, output_tokens=shown) | dict(self._tier)
 
     def whole(self, answer: Answer) -> dict[str, Any]:
         """Return the message at once."""

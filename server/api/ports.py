@@ -156,6 +156,16 @@ class FleetView(Protocol):
         """What admission sees."""
         ...
 
+    @property
+    def queued_by_class(self) -> Mapping[str, int]:
+        """Requests that wait for a worker, by service class."""
+        ...
+
+    @property
+    def queue_lag_tokens(self) -> float:
+        """By how many tokens of weight 1 the tenants that wait are apart."""
+        ...
+
 
 class DoorkeeperPort(Protocol):
     """Refuses early, and says how long answers may get."""

@@ -14,7 +14,6 @@ from triolet.ids import AttemptKey, Role
 from . import ends
 from .admission import missing_role
 from .asking import prefill_frame, reserve_frame
-from .background import is_urgent
 from .dispatch import (
     Pair,
     Route,
@@ -203,10 +202,6 @@ class Attempts:
         self.gate.ended(sequence, now, is_well=False)
         self._book.fail(sequence, end.error, end.outcome, now)
 
-    def is_batch_paused(self) -> bool:
-        """Return whether batches stand still: for somebody's first token, or for everybody's."""
-        return self.gate.overload.brownout.pauses_batch or is_urgent(self._book)
-
     def sweep(self, sequence: Sequence, drain_until: float | None, now: float) -> None:
         """Look for whatever time alone brings about for one sequence."""
         config = self._config
@@ -269,7 +264,8 @@ class Attempts:
         times = sequence.times
         if times.dispatched_at is None:
             times.dispatched_at = now
-            self._observer.request_dispatched(now - times.submitted_at)
+            service_class = sequence.request.claim.service_class
+            self._observer.request_dispatched(now - times.submitted_at, service_class)
         self.gate.begun(sequence, now)
         need = sequence.need
         key = AttemptKey(sequence.request.request_id, sequence.num_attempts)

@@ -1,15 +1,15 @@
 """Who works in the background, and when it has to stand still for others.
 
 Pure. Lines of batches are of a class that no client can ask for. Their windows are short, and
-while somebody interactive waits for its first token they get no more credit: their rows pause
-within a few tokens, keep their blocks, and cost nothing until they go on.
+while somebody interactive waits for its first token they get little more credit: their rows pause
+within a few tokens, keep their blocks, and cost next to nothing until they go on.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from triolet.config_batches import BACKGROUND_WINDOW
+from triolet.config_batches import BACKGROUND_HOLD_S, BACKGROUND_WINDOW
 from triolet.service_class import ServiceClass
 
 from .phases import Phase
@@ -33,9 +33,47 @@ def window_of(request: GenerationRequest, token_window: int) -> int:
     return min(token_window, BACKGROUND_WINDOW) if is_background(request) else token_window
 
 
-def is_urgent(sequences: Iterable[Sequence]) -> bool:
-    """Return whether somebody interactive waits for its first token."""
-    return any(
-        sequence.phase in _BEFORE_FIRST_TOKEN and not is_background(sequence.request)
-        for sequence in sequences
-    )
+class Background:
+    """Who stands still for others now.
+
+    Args:
+      sequences: all that there are.
+    """
+
+    def __init__(self, sequences: Iterable[Sequence]) -> None:
+        self._sequences = sequences
+        self._held: dict[Sequence, float | None] = {}
+
+    def __bool__(self) -> bool:
+        """Whether somebody stands still."""
+        return bool(self._held)
+
+    def is_urgent(self) -> bool:
+        """Return whether somebody interactive waits for its first token."""
+        return any(
+            sequence.phase in _BEFORE_FIRST_TOKEN and not is_background(sequence.request)
+            for sequence in self._sequences
+        )
+
+    def holds(self, sequence: Sequence) -> bool:
+        """Return whether one that has read what it had gets no more for now."""
+        if not is_background(sequence.request) or not self.is_urgent():
+            return False
+        self._held.setdefault(sequence, None)
+        return True
+
+    def released(self, now: float) -> list[Sequence]:
+        """Return those that may go on: all once nobody is in a hurry, and each after a while. Its
+        row and its blocks may be what others wait for."""
+        if self._held and not self.is_urgent():
+            released = list(self._held)
+        else:
+            released = []
+            for sequence, since in self._held.items():
+                if since is None:
+                    self._held[sequence] = now
+                elif now - since >= BACKGROUND_HOLD_S:
+                    released.append(sequence)
+        for sequence in released:
+            del self._held[sequence]
+        return released

@@ -41,12 +41,13 @@ class RequestBook:
 
     Attributes:
       accounting: what came and how it ended.
+      text: the model's.
     """
 
     def __init__(self, config: ServerConfig, text: RelayText, observer: FleetObserver) -> None:
         self.accounting = Accounting()
         self._config = config
-        self._text = text
+        self.text = text
         self._observer = observer
         self._sequences: dict[bytes, Sequence] = {}
         self._unswept: list[Sequence] = []
@@ -103,7 +104,7 @@ class RequestBook:
         sequence = Sequence(
             request=request,
             order=self.accounting.accepted,
-            relay=Relay(request, self._text),
+            relay=Relay(request, self.text),
             deadline=now + request.deadline_s,
             times=Times(submitted_at=now, queued_at=now),
             allowed=window_of(request, self._config.token_window),

@@ -19,7 +19,7 @@ from triolet.errors import RequestError, draining, server_error
 from . import ends
 from .admission import limits_of, missing_role, refuse_full, refuse_unfit
 from .attempts import Attempts
-from .background import is_background, window_of
+from .background import Background, window_of
 from .book import RequestBook
 from .dismissal import dismiss_tenants
 from .dispatch import is_ready, needed_roles
@@ -70,6 +70,8 @@ class Conductor:
       recovery: the memory of faults.
       embeddings: inputs that become vectors.
       dismiss: ends whatever there is of some tenants.
+      background: who stands still for others.
+      queues: of all that wait: for tokens, and for vectors.
       sweep_times: when `sweep` is to be called; see `is_restless`.
     """
 
@@ -84,9 +86,9 @@ class Conductor:
         self.outbox = Outbox()
         self._config = config
         self._workers = tuple(workers)
-        self._text = text
         self._observer = observer
         self._book = RequestBook(config, text, observer)
+        self.background = Background(self._book)
         self._attempts = Attempts(
             config, self._workers, self._book, self.outbox, text.eos_token_ids, observer, now
         )
@@ -102,9 +104,9 @@ class Conductor:
             text.max_model_len,
         )
         self.dismiss = partial(dismiss_tenants, self._book, self._attempts, self.embeddings)
+        self.queues = (self._attempts.line, self.embeddings.line)
         self._drain_until: float | None = None
         self._fence: SelfFence | None = None
-        self._held: set[Sequence] = set()
         self.sweep_times = SweepTimes(config, now)
 
     @property
@@ -125,7 +127,7 @@ class Conductor:
     @property
     def is_restless(self) -> bool:
         """Whether what a sweep looks for may come at any time, so that none may be left out."""
-        return bool(self.num_queued or self._held or self.embeddings) or self.is_draining
+        return bool(self.num_queued or self.background or self.embeddings) or self.is_draining
 
     @property
     def num_running(self) -> int:
@@ -136,7 +138,7 @@ class Conductor:
     @property
     def max_model_len(self) -> int:
         """The longest prompt and completion together."""
-        return limits_of(self._workers, self._text.max_model_len).max_model_len
+        return limits_of(self._workers, self._book.text.max_model_len).max_model_len
 
     @property
     def is_draining(self) -> bool:
@@ -200,11 +202,11 @@ class Conductor:
             self._attempts.fail(sequence, ends.cancelled(reason, self._config), now)
             self._attempts.dispatch(now)
 
-    def taken(self, sequence: Sequence) -> None:
-        """Note that its reader has taken tokens, which makes room for as many more."""
-        if is_background(sequence.request) and self._attempts.is_batch_paused():
-            self._held.add(sequence)  # goes on with a sweep that finds nobody waiting
-            return
+    def taken(self, sequence: Sequence, *, is_released: bool = False) -> None:
+        """Note that its reader has taken tokens, which makes room for as many more; of one that
+        stands still for others, that it goes on."""
+        if not is_released and self.background.holds(sequence):
+            return  # until a sweep releases it
         window = window_of(sequence.request, self._config.token_window)
         sequence.allowed = sequence.relay.mailbox.num_taken + window
         attempt = sequence.attempt
@@ -301,10 +303,8 @@ class Conductor:
                 due = max(now, due_at(sequence, self._config))
             self.sweep_times.note(due)
         self.sweep_times.swept(now, is_round_over=not self._book.has_unswept)
-        if self._held and not self._attempts.is_batch_paused():
-            held, self._held = self._held, set()
-            for sequence in held:
-                self.taken(sequence)
+        for sequence in self.background.released(now):
+            self.taken(sequence, is_released=True)
         self._attempts.end_hopeless(now)
         self._attempts.dispatch(now)
         self.embeddings.sweep(self._drain_until, now)
@@ -336,7 +336,7 @@ class Conductor:
         objection = self.recovery.objection(request.prompt_ids, now)
         if objection is not None:
             raise objection.error
-        refuse_unfit(request, limits_of(self._workers, self._text.max_model_len))
+        refuse_unfit(request, limits_of(self._workers, self._book.text.max_model_len))
         roles = needed_roles(self._config.routing)
         role = missing_role(self._workers, roles, self._config.worker_wait_s, now)
         if role is not None:

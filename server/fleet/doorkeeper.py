@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 
 from triolet.errors import RequestError
 
-from .background import is_urgent
-
 if TYPE_CHECKING:
     from triolet.service_class import Claim
 
@@ -57,10 +55,6 @@ class Doorkeeper:
     def max_tokens(self, claim: Claim) -> int | None:
         """Return how many tokens an answer may have at the moment; None for no cap."""
         return self._gate.overload.brownout.max_tokens(claim.service_class)
-
-    def is_urgent(self) -> bool:
-        """Return whether somebody interactive waits for its first token."""
-        return is_urgent(self._book)
 
     @property
     def level(self) -> int:

@@ -100,6 +100,9 @@ class Embeddings:
       recovery: the memory of faults.
       observer: told of what happens.
       max_model_len: of the model's own text.
+
+    Attributes:
+      line: who waits for a worker.
     """
 
     def __init__(
@@ -120,7 +123,7 @@ class Embeddings:
         self._observer = observer
         self._max_model_len = max_model_len
         self._inputs: dict[bytes, Input] = {}
-        self._line: FairQueue[Input] = FairQueue(config.queue)
+        self.line: FairQueue[Input] = FairQueue(config.queue)
         self._suspects: set[Input] = set()
 
     def __len__(self) -> int:
@@ -133,7 +136,7 @@ class Embeddings:
     @property
     def num_waiting(self) -> int:
         """Inputs that wait for a worker."""
-        return len(self._line)
+        return len(self.line)
 
     def submit(
         self,
@@ -164,11 +167,11 @@ class Embeddings:
 
     def dispatch(self, now: float) -> None:
         """Send inputs to workers as long as these have room."""
-        while self._line:
+        while self.line:
             turn = self._next_turn()
             if turn is None:
                 return
-            self._line.take(turn[0])
+            self.line.take(turn[0])
             self._begin(*turn, now)
 
     def take(self, worker: Worker, frame: Embedded | Ended, now: float) -> bool:
@@ -220,8 +223,8 @@ class Embeddings:
                 self._fail(one, ends.too_late(one.request.deadline_s), now)
             elif drain_until is not None and now >= drain_until:
                 self._fail(one, ends.drained(), now)
-        if self._line and _is_hopeless(self._workers, self._config, now):
-            for one in self._line:
+        if self.line and _is_hopeless(self._workers, self._config, now):
+            for one in self.line:
                 self._fail(one, ends.no_worker_left(Role.PREFILL), now)
         self.dispatch(now)
 
@@ -250,8 +253,8 @@ class Embeddings:
         if _is_hopeless(self._workers, self._config, now):
             raise ends.no_worker_left(Role.PREFILL).error
         most = self._config.embedding.max_waiting_inputs
-        if len(self._line) and len(self._line) + len(requests) > most:
-            raise overloaded(f"{len(self._line)} inputs wait already", 1.0)
+        if len(self.line) and len(self.line) + len(requests) > most:
+            raise overloaded(f"{len(self.line)} inputs wait already", 1.0)
 
     def _accept(
         self, request: EmbeddingRequest, at: int, on_done: Callable[[], None], now: float
@@ -267,7 +270,7 @@ class Embeddings:
             on_done=on_done,
         )
         self._inputs[request.request_id] = one
-        self._line.add(one, one.place)
+        self.line.add(one, one.place)
         return one
 
     def _next_turn(self) -> tuple[Input, Worker] | None:
@@ -280,7 +283,7 @@ class Embeddings:
             key=lambda worker: (sum(worker.inputs.values()), worker.address),
         )
         suspects_on = {one.worker for one in self._suspects}
-        line = self._line
+        line = self.line
         try:
             one = line.first()
             while one is not None:
@@ -303,7 +306,8 @@ class Embeddings:
     def _begin(self, one: Input, worker: Worker, now: float) -> None:
         request, form = one.request, one.request.form
         if not one.num_attempts:
-            self._observer.request_dispatched(now - one.submitted_at)
+            service_class = request.claim.service_class
+            self._observer.request_dispatched(now - one.submitted_at, service_class)
         one.key, one.worker = AttemptKey(request.request_id, one.num_attempts), worker
         one.num_attempts += 1
         worker.inputs[one.key] = len(request.input_ids)
@@ -328,7 +332,7 @@ class Embeddings:
             self._fail(one, ends.attempts_spent(one.num_faults, cause), now)
             return
         self._observer.attempt_failed(cause)
-        self._line.give_back(one)
+        self.line.give_back(one)
 
     def _fail(self, one: Input, end: ends.End, now: float) -> None:
         self._leave(one, end.reason)
@@ -347,7 +351,7 @@ class Embeddings:
 
     def _close(self, one: Input, outcome: Outcome, now: float) -> None:
         one.is_over = True
-        self._line.end(one, 0)
+        self.line.end(one, 0)
         self._suspects.discard(one)
         del self._inputs[one.request.request_id]
         self._accounting.ended[outcome] += 1

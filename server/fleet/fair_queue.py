@@ -71,6 +71,11 @@ class FairQueue(Generic[T]):
         """Tenants of which something waits or runs."""
         return len(self._holdings)
 
+    @property
+    def lag_tokens(self) -> float:
+        """By how many tokens of weight 1 the tenants that wait are apart, in the worst class."""
+        return max(line.lag_tokens for line in self.lines)
+
     def tokens_ahead(self, claim: Claim, own: int, due: float) -> int:
         """Return the prompt tokens that go before a newcomer, as things stand."""
         claim, own, due = self._heeded(claim, own, due)

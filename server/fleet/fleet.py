@@ -25,7 +25,7 @@ from .dispatch import is_ready
 from .embedding_run import begin_embeddings
 from .handout import Handout
 from .observer import SilentObserver
-from .status import FleetStatus, present, worker_status
+from .status import FleetStatus, present, queued_by_class, worker_status
 from .stream import Stream
 from .workers import Worker
 
@@ -85,7 +85,7 @@ class Fleet:
         self._conductor = Conductor(config, self._workers, text, self._observer, now)
         self.embed = partial(begin_embeddings, self._conductor, config, self._flush)
         self.doorkeeper = self._conductor.doorkeeper
-        self.is_urgent = self.doorkeeper.is_urgent
+        self.is_urgent = self._conductor.background.is_urgent
         self._auditor = Auditor(self._me, config, self._workers, self._conductor)
         self._connections: dict[Worker, Connection] = {}
         self._credit_due = trio.Event()
@@ -137,6 +137,8 @@ class Fleet:
             retries_left=conductor.recovery.retries_left,
             quarantined=conductor.recovery.num_quarantined,
             overload=self.doorkeeper.status(trio.current_time()),
+            queued_by_class=queued_by_class(conductor.queues),
+            queue_lag_tokens=max(queue.lag_tokens for queue in conductor.queues),
         )
 
     def dismiss(self, tenants: Set[str]) -> None:

@@ -80,7 +80,7 @@ class FleetObserver(Protocol):
         """It will get exactly one terminal event."""
         ...
 
-    def request_dispatched(self, queue_s: float) -> None:
+    def request_dispatched(self, queue_s: float, service_class: ServiceClass) -> None:
         """Its first attempt begins, after so long in the queue."""
         ...
 
@@ -173,7 +173,7 @@ class SilentObserver:
     def request_accepted(self) -> None:
         """Ignore it."""
 
-    def request_dispatched(self, queue_s: float) -> None:
+    def request_dispatched(self, queue_s: float, service_class: ServiceClass) -> None:
         """Ignore it."""
 
     def prefill_computed(self, queue_s: float, compute_s: float) -> None:

@@ -6,7 +6,9 @@ Knows what is shown; nothing changes by looking.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from triolet.service_class import ServiceClass
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from transport.frames import Capacity, Load
     from triolet.ids import Role
 
+    from .fair_queue import FairQueue
     from .workers import Worker
 
 
@@ -86,6 +89,8 @@ class FleetStatus:
       retries_left: attempts after faults that the retry budget can pay for.
       quarantined: prompts that are refused because they killed workers.
       overload: what admission sees.
+      queued_by_class: those that wait, by service class.
+      queue_lag_tokens: by how many tokens of weight 1 the tenants that wait are apart.
     """
 
     workers: tuple[WorkerStatus, ...]
@@ -101,11 +106,22 @@ class FleetStatus:
     retries_left: float
     quarantined: int
     overload: OverloadStatus
+    queued_by_class: Mapping[str, int]
+    queue_lag_tokens: float
 
 
 def present(workers: Iterable[Worker], spare_addresses: Collection[str]) -> list[Worker]:
     """Return the workers that there are or should be; a spare one counts while it is there."""
     return [w for w in workers if w.is_connected or w.address not in spare_addresses]
+
+
+def queued_by_class(queues: Iterable[FairQueue[Any]]) -> dict[str, int]:
+    """Return how many wait, by the names of service classes."""
+    queues = tuple(queues)
+    return {
+        service_class.name.lower(): sum(q.lines[service_class].num_waiting for q in queues)
+        for service_class in ServiceClass
+    }
 
 
 def worker_status(worker: Worker) -> WorkerStatus:

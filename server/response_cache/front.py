@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from triolet.audit import FleetAudit
     from triolet.config_response_cache import ResponseCacheConfig
 
-    from ..api.ports import FleetPort, FleetView
+    from ..api.ports import DoorkeeperPort, FleetPort, FleetView
     from ..embedding import EmbeddingRequest, EmbeddingRun
     from ..generation import Generation, GenerationRequest
     from .store import Kept
@@ -54,6 +54,11 @@ class CachingFleet:
         self.outcomes: Counter[CacheOutcome] = Counter(dict.fromkeys(CacheOutcome, 0))
         self._fleet = fleet
         self._max_bytes = config.most_answer_bytes
+
+    @property
+    def doorkeeper(self) -> DoorkeeperPort:
+        """The fleet's: what is kept is found by a prompt, and these have none yet."""
+        return self._fleet.doorkeeper
 
     def submit(self, request: GenerationRequest) -> Generation:
         """Begin a generation, or give an answer again; RequestError if it is refused."""

@@ -13,7 +13,7 @@ import { ChatStore } from "./store.js";
 import { View } from "./view.js";
 
 const REFUSED = 1006; // the close code of a connection that was never one
-const NEEDS_KEY = "This server asks for an API key. Whoever runs it makes one with `triolet keys issue`.";
+const NEEDS_KEY = "This server asks for an API key. Whoever runs it makes one with `triolet tenant add`.";
 
 const url = new URL("/v1/responses", location.href);
 url.protocol = url.protocol.replace("http", "ws");

@@ -13,7 +13,7 @@ const WINDOW = 15; // looks over which latencies are taken: 30 s
 const GONE = "The server does not answer. The figures below are the last ones; trying again…";
 const REFUSALS = {
   401: "This server asks for an API key. Enter it in the settings of the chat page, in this tab; then come back.",
-  403: "Only the machine that the server runs on may see this. From elsewhere: ssh -L 8000:127.0.0.1:8000 HOST.",
+  403: "This is for operators: enter the key of one in the settings of the chat page, in this tab. A server without keys shows it to its own machine only; from elsewhere: ssh -L 8000:127.0.0.1:8000 HOST.",
 };
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });

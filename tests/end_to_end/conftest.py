@@ -34,7 +34,9 @@ def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProc
     log = tmp_path_factory.mktemp("fleet") / "fleet.log"
     stall = ("--stall-timeout", str(STALL_TIMEOUT_S))
     # Every prompt goes all the way, however short; test_local_prefill.py has the short cut.
-    fleet = FleetProcess(log, *WATCHED, *PATIENT, *stall, "--local-prefill", "off")
+    # Answers are given again to tests that ask for it.
+    kept = ("--response-cache", "1MiB")
+    fleet = FleetProcess(log, *WATCHED, *PATIENT, *stall, *kept, "--local-prefill", "off")
     try:
         fleet.wait_ready()
         yield fleet

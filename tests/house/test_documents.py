@@ -139,6 +139,8 @@ def exposed_metrics() -> set[str]:
         retries_left=0.0,
         quarantined=0,
         overload=OverloadStatus(guard_tokens=1.0, tokens_per_s=1.0),
+        queued_by_class={},
+        queue_lag_tokens=0.0,
     )
     metrics = Metrics("model", "none")
     metrics.watch(lambda: nothing, lambda: 0)

@@ -33,6 +33,7 @@ class Mutant(NamedTuple):
 _HEAD_GUARD: Final = "server/edge/head_guard.py"
 _JSON: Final = "server/api/json_body.py"
 _KEYS: Final = "security/test_keys.py"
+_TENANCY: Final = "server/test_tenancy.py"
 _HEADS: Final = (
     "server/edge/test_head_guard.py::test_heads_that_two_parsers_could_read_differently_are_refused"
 )
@@ -109,6 +110,10 @@ MUTANTS: Final = (
            "request.endpoint not in OPEN_ENDPOINTS and request.remote_addr != UNIX_PEER",
            'request.path.startswith("/v1")',
            f"{_KEYS}::test_no_route_is_open_that_is_not_named_as_open"),
+    Mutant("A13", "server/api/access.py",
+           "if tenant.role is not TenantRole.OPERATOR and not is_for_users(request.endpoint):",
+           "if not tenant.role:",
+           f"{_KEYS}::test_what_concerns_everybody_needs_an_operators_key"),
     Mutant("A14", _JSON, "    if len(value) != len(pairs):\n", "    if not pairs and value:\n",
            _ODD_JSON.replace("what_json_takes_and_we_do_not_is_named",
                              "the_key_that_occurs_twice_is_named")),
@@ -167,6 +172,14 @@ MUTANTS: Final = (
            "if not hmac.compare_digest(found, digest) or entry is None:",
            "if found != digest or entry is None:",
            f"{_KEYS}::test_digests_are_compared_in_constant_time_for_right_and_wrong_keys"),
+    Mutant("A20", "server/tenancy.py", "if stored.until is not None and now >= stored.until:",
+           "if now < 0:", f"{_TENANCY}::test_a_key_is_let_in_until_it_ends"),
+    Mutant("A20", "server/tenancy.py", "    if tenant.is_disabled:\n", "    if not tenant:\n",
+           f"{_TENANCY}::test_a_disabled_tenant_is_told_so_by_its_own_key_only"),
+    Mutant("A20", "server/api/responses_socket.py",
+           "check_key(self._services, self._socket.headers, self._subprotocols)", "pass",
+           "server/api/test_service_tier.py::"
+           "test_a_change_counts_on_an_open_websocket_from_the_next_message_on"),
     Mutant("A21", "server/api/salt.py", "    if secret:\n", "    if secret is None:\n",
            f"{_KEYS}::test_tenants_share_no_kv_and_a_tenant_shares_with_itself"),
     Mutant("A21", "engine/prefix_cache.py", "node = self._top.children.get(salt)",

@@ -26,7 +26,7 @@ def lines(metrics: Metrics) -> set[str]:
 def test_a_request_is_counted_once_in_each_of_its_measures(metrics: Metrics) -> None:
     metrics.request_received()
     metrics.request_accepted()
-    metrics.request_dispatched(0.02)
+    metrics.request_dispatched(0.02, ServiceClass.CRITICAL)
     metrics.prefill_computed(0.001, 0.2)
     metrics.first_token(0.03)
     metrics.next_token(0.012)
@@ -37,6 +37,7 @@ def test_a_request_is_counted_once_in_each_of_its_measures(metrics: Metrics) -> 
         "triolet_requests_received_total 1.0",
         "triolet_requests_accepted_total 1.0",
         'triolet_requests_total{outcome="stop"} 1.0',
+        'triolet_class_queue_seconds_count{class="critical"} 1.0',
         "triolet_prompt_tokens_total 100.0",
         "triolet_completion_tokens_total 2.0",
         "triolet_cached_prompt_tokens_total 64.0",

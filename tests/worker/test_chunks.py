@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from prefill.attempt import Attempt
 from triolet.ids import AttemptKey, PeerId, Role
 from triolet.sampling import SamplingParams
-from worker.chunks import MAX_OVERTAKES, OLDEST_SHARE, Chunk, ChunkScheduler
+from triolet.service_class import CLASS_STEP, Claim, ServiceClass, class_of
+from worker.chunks import (
+    LOWER_SHARE,
+    MAX_OVERTAKES,
+    MAX_URGENT_OVERTAKES,
+    OLDEST_SHARE,
+    Chunk,
+    ChunkScheduler,
+)
 
 BUDGET = 64
 BLOCK_SIZE = 4
@@ -149,3 +157,37 @@ def test_budget_and_blocks_are_kept(shapes: list[tuple[int, int, bool]], free_bl
     wanted = sum(a.num_remaining_tokens for a in waiting if a.is_started)
     assert bool(plan) == bool(could_run)
     assert sum(chunk.num_tokens for chunk in plan) >= min(BUDGET, wanted)
+
+
+def test_a_class_goes_before_a_lower_one_however_long_that_waits() -> None:
+    batch = attempt(1, 1000, 2 * CLASS_STEP, is_started=True)
+    long, short = attempt(2, 1000, is_started=True), attempt(3, 8)
+    plan = ChunkScheduler().plan([batch, long, short], BUDGET, MANY_BLOCKS)
+    assert tokens_of(plan, short) == 8
+    assert tokens_of(plan, batch) == BUDGET // LOWER_SHARE
+    assert tokens_of(plan, long) == BUDGET - 8 - BUDGET // LOWER_SHARE
+
+
+def test_a_lower_class_takes_no_blocks_that_a_higher_one_needs() -> None:
+    batch, default = attempt(1, 40, 2 * CLASS_STEP), attempt(2, 40)
+    plan = ChunkScheduler().plan([batch, default], BUDGET, default.num_needed_blocks)
+    assert tokens_of(plan, default) == 40
+    assert tokens_of(plan, batch) == 0
+
+
+def test_a_lower_class_has_its_blocks_in_the_end() -> None:
+    scheduler = ChunkScheduler()
+    batch = attempt(1, 400, 2 * CLASS_STEP)
+    for order in range(2, 2 + MAX_URGENT_OVERTAKES):
+        plan = scheduler.plan([batch, attempt(order, 4)], BUDGET, 1)
+        assert len(plan) == 1
+    assert scheduler.plan([batch, attempt(10_000, 4)], BUDGET, 1) == []
+
+
+def test_what_workers_are_told_says_the_class() -> None:
+    for service_class in ServiceClass:
+        for own in (-100, 0, 100):
+            rank = Claim(service_class=service_class).priority(own)
+            assert class_of(rank) is service_class
+    assert class_of(-(10**9)) is ServiceClass.CRITICAL
+    assert class_of(10**9) is ServiceClass.BATCH

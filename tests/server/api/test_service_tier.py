@@ -83,6 +83,13 @@ async def test_an_answer_says_which_class_it_was_if_it_was_asked() -> None:
             assert answer["service_tier"] == "flex"
             stream = await post(server, path, service_tier="priority", stream=True)
             assert b'"service_tier":"priority"' in stream.body
+        path = "/v1/messages"
+        assert "service_tier" not in (await post(server, path)).json["usage"]
+        for tier, shown in (("standard_only", "standard"), ("priority", "priority")):
+            answer = (await post(server, path, service_tier=tier)).json
+            assert answer["usage"]["service_tier"] == shown
+            stream = await post(server, path, service_tier=tier, stream=True)
+            assert f'"service_tier":"{shown}"'.encode() in stream.body
 
 
 async def test_a_batch_needs_its_class_in_the_plan_and_has_no_other() -> None:
@@ -97,6 +104,8 @@ async def test_a_batch_needs_its_class_in_the_plan_and_has_no_other() -> None:
         answer = await ask(build_app(server.services), "127.0.0.1", path, line, "r", "alice")
         assert answer.status == 403
         assert claims(server) == []
+        answer2 = await server.post("/v1/batches", {}, headers=HEADERS)
+        assert (answer2.status, answer2.error["code"]) == (403, "permission_denied")
 
 
 async def test_without_tenants_every_class_may_be_asked_for() -> None:
@@ -159,8 +168,8 @@ async def test_a_change_counts_on_an_open_websocket_from_the_next_message_on() -
             ):
                 who.replace(tenants_of(change))
                 await socket.send({"type": "response.create", "input": "hi"})
-                (event,) = await socket.until("error")
-                assert event["status"] == status
+                event = await socket.event()
+                assert (event["type"], event.get("status")) == ("error", status)
             assert len(server.fleet.generations) == 2
 
 

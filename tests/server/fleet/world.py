@@ -229,6 +229,8 @@ class World:
         """Assert that nothing is left of any request, here or on the workers."""
         assert self.conductor.num_in_flight == 0
         assert self.conductor.num_queued == 0
+        for queue in self.conductor.queues:
+            assert (len(queue), queue.num_running, queue.num_tenants) == (0, 0, 0)
         for worker, fake in self.of.items():
             assert not worker.shares
             assert not worker.inputs

@@ -196,6 +196,8 @@ class FakeStatus:
     retries_left: float = 20.0
     quarantined: int = 0
     overload: OverloadStatus = field(default_factory=OverloadStatus)
+    queued_by_class: Mapping[str, int] = field(default_factory=dict)
+    queue_lag_tokens: float = 0.0
 
     @property
     def is_ready(self) -> bool:

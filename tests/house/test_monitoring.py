@@ -1,0 +1,102 @@
+"""The dashboard and the alerts speak of metrics that exist, in words that an operator can use."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from .test_documents import exposed_metrics
+from .test_layout import ROOT
+
+MONITORING = ROOT / "ops" / "monitoring"
+BOARD = json.loads((MONITORING / "grafana.json").read_text("utf-8"))
+PANELS: list[dict[str, Any]] = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
+GROUPS = yaml.safe_load((MONITORING / "alerts.yml").read_text("utf-8"))["groups"]
+RULES: list[dict[str, Any]] = [rule for group in GROUPS for rule in group["rules"]]
+ALERTS = [rule for rule in RULES if "alert" in rule]
+RECORDS = {rule["record"] for rule in RULES if "record" in rule}
+
+METRIC = re.compile(r"(?<![\w:])(?:triolet|process)_[a-z0-9_]+")
+RECORD = re.compile(r"triolet:[a-z0-9_:]+")
+SAMPLE_OF_HISTOGRAM = re.compile(r"_(bucket|count|sum)$")
+UNITS = {"short", "reqps", "ops", "cpm", "s", "bytes", "Bps", "percentunit"}
+OF_THE_CLIENT = {"process_cpu_seconds_total", "process_resident_memory_bytes"}
+
+
+def named(expression: str) -> set[str]:
+    """Return the families that an expression asks for."""
+    names = set()
+    for name in METRIC.findall(expression):
+        family = SAMPLE_OF_HISTOGRAM.sub("", name)
+        names.add(family if family in exposed_metrics() else name)
+    return names
+
+
+def expressions() -> dict[str, str]:
+    """Return every expression by where it stands."""
+    found = {
+        f"{panel['title']} {target['refId']}": target["expr"]
+        for panel in PANELS
+        for target in panel["targets"]
+    }
+    return found | {rule.get("alert") or rule["record"]: rule["expr"] for rule in RULES}
+
+
+@pytest.mark.parametrize("where", expressions())
+def test_expressions_are_of_metrics_that_exist_and_close_what_they_open(where: str) -> None:
+    expression = expressions()[where]
+    assert named(expression) or RECORD.search(expression), "asks for nothing"
+    assert named(expression) <= exposed_metrics() | OF_THE_CLIENT
+    assert set(RECORD.findall(expression)) <= RECORDS
+    for opening, closing in ("()", "[]", "{}"):
+        assert expression.count(opening) == expression.count(closing)
+    for counter in re.findall(r"\w+_total\b", expression):
+        assert re.search(rf"(rate|increase)\({counter}", expression), "a counter by itself"
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: str(panel["title"]))
+def test_a_panel_says_what_it_shows_and_in_which_unit(panel: dict[str, Any]) -> None:
+    assert panel["description"].endswith(".")
+    assert panel["fieldConfig"]["defaults"]["unit"] in UNITS
+    assert panel["datasource"]["uid"] == "${datasource}"
+    assert all(target["legendFormat"] for target in panel["targets"])
+
+
+def test_panels_are_told_apart_and_cover_nothing() -> None:
+    ids = [panel["id"] for panel in BOARD["panels"]]
+    assert len(set(ids)) == len(ids)
+    titles = [panel["title"] for panel in BOARD["panels"]]
+    assert len(set(titles)) == len(titles)
+    taken: set[tuple[int, int]] = set()
+    for panel in BOARD["panels"]:
+        at = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
+        assert at["x"] + at["w"] <= 24
+        assert not cells & taken
+        taken |= cells
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: str(rule["alert"]))
+def test_an_alert_says_what_is_wrong_and_where_to_read_on(rule: dict[str, Any]) -> None:
+    assert rule["labels"]["severity"] in {"page", "ticket"}
+    assert re.fullmatch(r"\d+[sm]", rule["for"])
+    notes = rule["annotations"]
+    assert set(notes) == {"summary", "description", "runbook"}
+    assert notes["summary"]
+    assert notes["description"].endswith(".")
+    path, _, anchor = notes["runbook"].partition("#")
+    headings = re.findall(r"^#+ (.+)$", (ROOT / path).read_text("utf-8"), re.MULTILINE)
+    assert anchor in {heading.lower().replace(" ", "-") for heading in headings}
+
+
+def test_every_rule_has_a_name_of_its_own() -> None:
+    names = [rule.get("alert") or rule["record"] for rule in RULES]
+    assert len(set(names)) == len(names)

@@ -1,0 +1,68 @@
+"""Who is handed its tokens first, where several tenants have many streams."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+from server.fleet.handout import STREAMS_PER_CHECKPOINT, Handout
+
+if TYPE_CHECKING:
+    from server.fleet.stream import Stream
+
+
+class FakeStream:
+    """Writes down when it was called, and is due again at once if that is wished."""
+
+    def __init__(
+        self, tenant: str, order: list[str], handout: Handout, *, again: bool = False
+    ) -> None:
+        self.request = SimpleNamespace(claim=SimpleNamespace(tenant=tenant))
+        self._order = order
+        self._handout = handout
+        self._again = again
+
+    def hand_out(self) -> None:
+        self._order.append(self.request.claim.tenant)
+        if self._again:
+            self.add()
+
+    def add(self) -> None:
+        self._handout.add(cast("Stream", self))
+
+
+def handed_out(handout: Handout) -> None:
+    handout.collect()
+    handout.hand_out_collected()
+
+
+def test_a_tenant_with_many_streams_delays_another_one_by_one_stream() -> None:
+    handout, order = Handout(), list[str]()
+    handout.collect()
+    for tenant in (*("many",) * 500, "one", "other"):
+        FakeStream(tenant, order, handout).add()
+    handout.hand_out_collected()
+    assert order[:4] == ["many", "one", "other", "many"]
+    assert len(order) == STREAMS_PER_CHECKPOINT
+
+
+def test_what_one_turn_leaves_comes_in_the_next_ones() -> None:
+    handout, order = Handout(), list[str]()
+    handout.collect()
+    for number in range(300):
+        FakeStream(f"tenant {number % 3}", order, handout).add()
+    handout.hand_out_collected()
+    assert len(order) == STREAMS_PER_CHECKPOINT
+    for _ in range(3):
+        handout._hand_out()
+    assert sorted(order) == sorted(f"tenant {number % 3}" for number in range(300))
+
+
+def test_a_stream_that_is_due_again_at_once_keeps_nobody_waiting_for_ever() -> None:
+    handout, order = Handout(), list[str]()
+    handout.collect()
+    FakeStream("greedy", order, handout, again=True).add()
+    FakeStream("greedy", order, handout, again=True).add()
+    FakeStream("other", order, handout).add()
+    handout.hand_out_collected()
+    assert order == ["greedy", "other", "greedy"]
