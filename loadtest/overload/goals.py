@@ -57,6 +57,7 @@ def row(result: Result) -> dict[str, Any]:
         "goodput_per_s": _rounded(found.goodput),
         "good_tokens_per_s": _rounded(found.token_goodput),
         "refused": _rounded(found.refused),
+        "dropped": _rounded(found.dropped),
         "failed": _rounded(found.failed),
         "ttft_p50_s": _rounded(found.ttft_p50_s),
         "ttft_p99_s": _rounded(found.ttft_p99_s),

@@ -27,6 +27,8 @@ class Fate(StrEnum):
     """Ended well, and shorter than it asked for: somebody shortens answers."""
     REFUSED = "refused"
     """Before any token, with an error that says when to come again."""
+    DROPPED = "dropped"
+    """Taken, and given back later before anything was spent on it: it would have come too late."""
     FAILED = "failed"
     """Anything else: an error, a deadline, a connection that broke."""
 
@@ -84,8 +86,9 @@ class Figures:
       goodput: requests of use per second.
       token_goodput: their tokens per second.
       refused: share.
+      dropped: share.
       failed: share.
-      ttft_p50_s: of those that were taken.
+      ttft_p50_s: of those that were taken and kept.
       ttft_p99_s: likewise.
       ttft_over_slo: the 99th percentile of TTFT over what was promised, of those taken.
       refusal_p99_s: until a refusal was there.
@@ -97,6 +100,7 @@ class Figures:
     goodput: float
     token_goodput: float
     refused: float
+    dropped: float
     failed: float
     ttft_p50_s: float | None
     ttft_p99_s: float | None
@@ -111,8 +115,9 @@ def figures(outcomes: Iterable[Outcome], seconds: float) -> Figures:
     good = [outcome for outcome in listed if outcome.is_good]
     refused = [outcome for outcome in listed if outcome.fate is Fate.REFUSED]
     failed = [outcome for outcome in listed if outcome.fate is Fate.FAILED]
-    taken = [outcome for outcome in listed if outcome.fate is not Fate.REFUSED]
-    # Whoever was taken and never saw a token waited at least until the end.
+    dropped = [outcome for outcome in listed if outcome.fate is Fate.DROPPED]
+    taken = [o for o in listed if o.fate not in (Fate.REFUSED, Fate.DROPPED)]
+    # Whoever was kept and never saw a token waited at least until the end.
     first_s = [o.end_s if o.first_s is None else o.first_s for o in taken]
     over = [t / o.arrival.slo_s for t, o in zip(first_s, taken, strict=True)]
     number = max(len(listed), 1)
@@ -122,6 +127,7 @@ def figures(outcomes: Iterable[Outcome], seconds: float) -> Figures:
         goodput=len(good) / seconds,
         token_goodput=sum(outcome.tokens for outcome in good) / seconds,
         refused=len(refused) / number,
+        dropped=len(dropped) / number,
         failed=len(failed) / number,
         ttft_p50_s=percentile(first_s, 0.5),
         ttft_p99_s=percentile(first_s, 0.99),
@@ -217,4 +223,5 @@ def taken_at_return(outcomes: Iterable[Outcome]) -> float | None:
     returned = [outcome.again for outcome in outcomes if outcome.again is not None]
     if not returned:
         return None
-    return sum(again.fate is not Fate.REFUSED for again in returned) / len(returned)
+    out = (Fate.REFUSED, Fate.DROPPED)
+    return sum(again.fate not in out for again in returned) / len(returned)

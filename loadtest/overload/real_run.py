@@ -41,6 +41,7 @@ GRACE_S: Final = 5.0
 REST_S: Final = 30.0
 """After the last answer everything has to be back within this time."""
 POLL_S: Final = 0.25
+OVERLOADED: Final = "overloaded"
 TIERS: Final = {
     ServiceClass.CRITICAL: "priority",
     ServiceClass.DEFAULT: "default",
@@ -155,8 +156,10 @@ async def _ask(asker: Asker, request: bytes, outcome: Outcome, due: float) -> No
     if answer.status == 200 and not answer.code:
         is_whole = answer.tokens >= outcome.arrival.output_tokens
         outcome.fate = Fate.WHOLE if is_whole else Fate.CAPPED
-    elif answer.retry_after_s is not None:
+    elif answer.status != 200 and answer.retry_after_s is not None:
         outcome.fate = Fate.REFUSED
+    elif answer.code == OVERLOADED and not answer.tokens:
+        outcome.fate = Fate.DROPPED  # its stream had begun, with nothing in it
 
 
 async def _at_rest(fleet: RealFleet) -> tuple[FleetAudit, tuple[str, ...]]:

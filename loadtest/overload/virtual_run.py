@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 VOCABULARY: Final = 900
 """Prompts are drawn out of so many tokens: no two begin alike."""
+AT_ONCE_S: Final = 1e-6
+"""A refusal takes no virtual time."""
 REST_S: Final = 5 * SECONDS
 """After the last answer nothing may be leased after this time: more than a lease's life."""
 
@@ -211,12 +213,13 @@ class _ClosedLoop:
 
 
 def refused(outcome: Outcome, error: RequestError, now_s: float) -> None:
-    """Note that a request ended with an error: before any token, with the time to come again, that
-    is a refusal; everything else is a failure."""
+    """Note that a request ended with an error: at once, with the time to come again, that is a
+    refusal; later, before any token, it was dropped; everything else is a failure."""
     outcome.code, outcome.end_s = error.code, now_s
     outcome.retry_after_s = error.retry_after_s
-    is_refusal = outcome.first_s is None and error.retry_after_s is not None
-    outcome.fate = Fate.REFUSED if is_refusal else Fate.FAILED
+    outcome.fate = Fate.FAILED
+    if outcome.first_s is None and error.retry_after_s is not None:
+        outcome.fate = Fate.REFUSED if now_s <= AT_ONCE_S else Fate.DROPPED
 
 
 def prompt_tokens(audit: FleetAudit) -> int:

@@ -53,6 +53,14 @@ def test_goodput_counts_what_was_of_use_and_refusals_are_no_failures() -> None:
     assert found.refusal_p99_s == 0.004
 
 
+def test_who_is_dropped_is_neither_refused_nor_late() -> None:
+    dropped = replace(refused(), fate=Fate.DROPPED, end_s=2.5)
+    found = figures([whole(), dropped], seconds=1.0)
+    assert (found.refused, found.dropped, found.failed) == (0.0, 0.5, 0.0)
+    assert found.refusal_p99_s is None
+    assert found.ttft_p99_s == 0.1
+
+
 def test_nothing_makes_no_figures() -> None:
     found = figures([], seconds=1.0)
     assert found.ttft_p50_s is None
