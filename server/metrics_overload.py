@@ -67,4 +67,4 @@ class OverloadMetrics:
         """More or less is given up than before; an operator wants to know."""
         self._changes.labels(str(int(level))).inc()
         tell = log.warning if level > was else log.info
-        tell("brownout", level=int(level), was=int(was), pressure=round(pressure, 2))
+        tell("brownout", now=int(level), was=int(was), pressure=round(pressure, 2))

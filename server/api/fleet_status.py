@@ -36,6 +36,7 @@ GROWING: Final = (
     "prompt_tokens",
     "cached_prompt_tokens",
 )
+GROUPS: Final = ("queued_by_class", "rejected_by_code")
 LATENCIES: Final = {
     "ttft": "time_to_first_token_seconds",
     "itl": "inter_token_latency_seconds",
@@ -76,6 +77,8 @@ def _status(services: Services) -> dict[str, Any]:
         "promises": status.overload.promises,
         "ttft_error_s": status.overload.error_s,
         "counters": {name: sum(figures[name].values()) for name in GROWING},
+        "queued_by_class": dict(status.queued_by_class),
+        "rejected_by_code": dict(figures["requests_rejected"]),
         "latencies": {name: _histogram(figures[own]) for name, own in LATENCIES.items()},
         "workers": [_worker(worker) for worker in status.workers],
         "tenants": asdict(services.tenancy.report),
@@ -127,3 +130,6 @@ def _add(status: dict[str, Any], other: dict[str, Any]) -> None:
     for name, histogram in other["latencies"].items():
         own = status["latencies"][name]
         own["totals"] = [a + b for a, b in zip(own["totals"], histogram["totals"], strict=True)]
+    for group in GROUPS:
+        for name, value in other[group].items():
+            status[group][name] = status[group].get(name, 0) + value

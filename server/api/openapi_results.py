@@ -156,6 +156,8 @@ RESULTS: Final[dict[str, Schema]] = {
         running=_COUNT,
         counters={"type": "object"},
         latencies={"type": "object"},
+        queued_by_class={"type": "object"},
+        rejected_by_code={"type": "object"},
         workers=_list({"type": "object"}),
     ),
     "Anything": {"type": "object"},

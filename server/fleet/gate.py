@@ -62,6 +62,7 @@ class Gate:
         self.overload = Overload(config, observer, now)
         self._workers = workers
         self._line = line
+        self._swept_at = now
 
     def judge(self, requests: Sequence[GenerationRequest], now: float) -> list[Forecast]:
         """Return what is expected of requests that come together.
@@ -146,6 +147,9 @@ class Gate:
     def sweep(self, now: float, *, is_able: bool) -> None:
         """Let time pass. `is_able`: there are workers that could take who waits."""
         line = self._line
+        elapsed_s, self._swept_at = now - self._swept_at, now
+        if not is_able:
+            self.overload.idle_s += elapsed_s
         is_waiting = is_able and bool(line) and line.first() is not None
         self.overload.prediction.advance(now, is_waiting=is_waiting)
         was = self.overload.brownout.pauses_batch

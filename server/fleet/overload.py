@@ -63,6 +63,7 @@ class Forecast:
       first_token_by: after which its first token is worth nothing; None for never.
       slo_s: of its class; None for none.
       computing_s: what workers had to compute before its first token, at dispatch.
+      idle_s: in which no worker could have taken anybody, before it came.
       is_owed: it has neither a first token nor an end.
       is_on_worker: it was dispatched.
     """
@@ -74,6 +75,7 @@ class Forecast:
     first_token_by: float | None
     slo_s: float | None
     computing_s: float = 0.0
+    idle_s: float = 0.0
     is_owed: bool = True
     is_on_worker: bool = False
 
@@ -91,6 +93,7 @@ class Overload:
       promises: to clients that were refused.
       brownout: the level.
       guard: the outer bound.
+      idle_s: in which no worker could have taken anybody, in all.
     """
 
     def __init__(self, config: OverloadConfig, observer: OverloadObserver, now: float) -> None:
@@ -100,6 +103,7 @@ class Overload:
         self.guard = Guard(config.guard, now)
         self._config = config
         self._observer = observer
+        self.idle_s = 0.0
         self._critical_until = now
         self._on_workers = [0] * len(ServiceClass)
 
@@ -131,7 +135,7 @@ class Overload:
             limit_s = ask.deadline_s if slo_s is None else min(slo_s + own_s, ask.deadline_s)
             first_by = now + limit_s
         ttft_s = None if wait_s is None else wait_s + own_s
-        return Forecast(own, ask.num_tokens, line_s, ttft_s, first_by, slo_s)
+        return Forecast(own, ask.num_tokens, line_s, ttft_s, first_by, slo_s, idle_s=self.idle_s)
 
     def took(self, ask: Ask, forecast: Forecast, now: float) -> None:
         """Count a request that was taken on."""
@@ -147,6 +151,8 @@ class Overload:
         if forecast.first_token_by is None or not forecast.is_owed:
             return False
         own = forecast.service_class
+        # A restart of workers is no overload: whoever waited for it is still to be served.
+        now -= self.idle_s - forecast.idle_s
         backlog = self._backlog(own)
         if not backlog:
             return now > forecast.first_token_by

@@ -66,7 +66,28 @@ function show(status) {
   model.hidden = false;
   document.getElementById("version").textContent = `Triolet ${status.version}`;
   showTiles(status, change);
+  showCounts("queued_by_class", status.queued_by_class);
+  showCounts("rejected_by_code", status.rejected_by_code);
   showWorkers(status.workers);
+}
+
+/** A list of words and numbers, of which there are as many as the server says. */
+function showCounts(id, counts) {
+  const list = document.getElementById(id);
+  const names = Object.keys(counts);
+  while (list.children.length > names.length) list.lastElementChild.remove();
+  names.forEach((name, place) => {
+    const entry = list.children[place] ?? list.appendChild(newCount());
+    fill(entry.querySelector("dt"), name.replaceAll("_", " "));
+    fill(entry.querySelector("dd"), whole.format(counts[name]));
+  });
+  document.getElementById(`no-${id}`).hidden = names.length > 0;
+}
+
+function newCount() {
+  const entry = document.createElement("div");
+  entry.append(document.createElement("dt"), document.createElement("dd"));
+  return entry;
 }
 
 function forget() {

@@ -19,6 +19,7 @@ async def test_it_tells_workers_blocks_and_what_was_counted() -> None:
     for histogram in status["latencies"].values():
         assert len(histogram["totals"]) == len(histogram["bounds_s"]) + 1
         assert all(a <= b for a, b in pairwise(histogram["bounds_s"]))
+    assert (status["queued_by_class"], status["rejected_by_code"]) == ({}, {})
     for worker in status["workers"]:
         assert set(worker["blocks"]) == {"used", "cached", "free", "all"}
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from server.fleet.brownout import Brownout
+from server.fleet.promises import Promises
 from triolet.config_overload import (
     AdmissionConfig,
     BrownoutConfig,
@@ -13,7 +18,7 @@ from triolet.config_overload import (
     OverloadConfig,
     SloConfig,
 )
-from triolet.service_class import ServiceClass
+from triolet.service_class import Claim, ServiceClass
 
 from .overload_sim import FleetSim
 
@@ -122,7 +127,7 @@ def test_everything_returns_to_zero() -> None:
 
 
 def test_predictions_that_are_wrong_are_bounded_by_the_guard() -> None:
-    # Prefill is a quarter as fast as it says; nothing but what comes of it tells.
+    # Nothing but what comes of it tells.
     lying = replace(ON, admission=AdmissionConfig(is_on=False))
     ends = {}
     for is_on in (False, True):
@@ -134,3 +139,61 @@ def test_predictions_that_are_wrong_are_bounded_by_the_guard() -> None:
         sim.run(SECONDS)
         ends[is_on] = sum(sim.finish().good.values())
     assert ends[True] > 3 * ends[False]
+
+
+def test_a_level_rises_and_falls_one_at_a_time_and_only_after_its_pressure_lasted() -> None:
+    config = BrownoutConfig()
+    ladder = Brownout(config, 0.0)
+    changes: list[tuple[float, int]] = []
+    for tick in range(400):
+        now = tick * 0.05
+        pressure = 1.0 if now < 10.0 else 0.0
+        if ladder.advance(pressure, 0.0, now):
+            changes.append((now, int(ladder.level)))
+    assert [level for _, level in changes] == [1, 2, 3, 2, 1, 0]
+    rises = [at for at, _ in changes[:3]]
+    assert all(b - a >= config.rise_after_s - 1e-9 for a, b in pairwise([0.0, *rises]))
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.0, 3.0)), max_size=200))
+def test_no_level_flickers_whatever_the_pressure(pressures: list[tuple[float, float]]) -> None:
+    config = BrownoutConfig()
+    ladder = Brownout(config, 0.0)
+    changed_at, level = 0.0, 0
+    for tick, (pressure, critical) in enumerate(pressures, 1):
+        now = tick * 0.05
+        if ladder.advance(pressure, critical, now):
+            assert abs(int(ladder.level) - level) == 1
+            least_s = min(config.rise_after_s, config.fall_after_s)
+            assert now - changed_at >= least_s - 1e-9
+            changed_at, level = now, int(ladder.level)
+        assert int(ladder.level) == level
+
+
+def test_without_brownout_nothing_is_ever_given_up() -> None:
+    ladder = Brownout(BrownoutConfig(is_on=False), 0.0)
+    for tick in range(200):
+        assert not ladder.advance(9.0, 9.0, tick * 0.1)
+    assert ladder.max_tokens(C.SHEDDABLE) is None
+
+
+def test_the_same_draw_gives_the_same_wait_and_who_comes_early_keeps_its_place() -> None:
+    promises = Promises(10)
+    claim = Claim()
+
+    def told(key: int, draw: float, now: float) -> float:
+        return promises.promise(
+            key, claim, 100, room_in_s=2.0, tokens_per_s=100.0, draw=draw, now=now
+        )
+
+    assert told(1, 0.5, 0.0) == Promises(10).promise(
+        1, claim, 100, room_in_s=2.0, tokens_per_s=100.0, draw=0.5, now=0.0
+    )
+    due = told(2, 1.0, 0.0)
+    assert told(2, 0.0, 1.0) == pytest.approx(due - 1.0)
+    assert promises.kept_by(2, 1.0) is None
+    assert promises.kept_by(2, due) is not None
+    promises.redeem(2, due)
+    promises.forget(1e6)
+    assert len(promises) == 0
+    assert promises.ahead_tokens(claim, 30.0, 100.0, 0.0) == 0.0

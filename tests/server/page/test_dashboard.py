@@ -57,6 +57,8 @@ def status(at_s: float, totals: list[int]) -> dict[str, Any]:
             "prompt_tokens": 10 * totals[-1],
             "cached_prompt_tokens": 4 * totals[-1],
         },
+        "queued_by_class": {"critical": 0, "default": 3, "sheddable": 1, "batch": 0},
+        "rejected_by_code": {},
         "latencies": {name: copy.deepcopy(histogram) for name in ("ttft", "itl", "queue")},
         "workers": [worker("p0", "prefill"), worker("d0", "decode"), worker(MARKUP, "decode")],
     }
@@ -100,6 +102,23 @@ def test_two_looks_make_rates_and_quantiles(board: Page, server: FakeServer) -> 
     expect(value(board, "itl99")).to_have_text("910 ms")
     expect(board.locator(".tile[data-figure=tokens] path")).to_have_attribute("d", "M120.0 4.0h1")
     expect(board.locator("#requests_accepted")).to_have_text("1,234")
+
+
+def test_who_waits_and_why_others_were_refused(board: Page, server: FakeServer) -> None:
+    classes = board.locator("#queued_by_class div")
+    expect(classes).to_have_count(4)
+    expect(classes.nth(1)).to_have_text("default3")
+    expect(board.get_by_text("Nobody was refused.")).to_be_visible()
+    server.status["rejected_by_code"] = {"rate_limit_exceeded": 1234, MARKUP: 1}
+    next_look(board)
+    refusals = board.locator("#rejected_by_code div")
+    expect(refusals.nth(0)).to_have_text("rate limit exceeded1,234")
+    expect(refusals.nth(1)).to_contain_text("<img src=x")
+    expect(board.locator("main img")).to_have_count(0)
+    expect(board.get_by_text("Nobody was refused.")).to_be_hidden()
+    server.status["rejected_by_code"] = {"overloaded": 2}
+    next_look(board)
+    expect(refusals).to_have_count(1)
 
 
 def test_every_worker_shows_its_state_and_its_blocks(board: Page, server: FakeServer) -> None:

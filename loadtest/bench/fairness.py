@@ -1,0 +1,228 @@
+"""How even tenants are served, on real processes.
+
+One fleet with the demo model and few rows. First a quiet tenant alone, then the same requests at
+the same moments beside another one that keeps ten times as many under way as there are rows: what
+that does to the first token. Then tenants that all want more than there is: shares by weight, and
+Jain's index where weights are equal and sizes are not. A tenant's work is the tokens of its answers
+that ended while everybody was there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import random
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import quantiles
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final
+
+import httpx2
+import trio
+from rich.console import Console
+
+from ..server_process import running_server
+from .machine import describe
+from .report import Ratio, Report
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+OUT: Final = Path("build/bench")
+COMPLETIONS: Final = "/v1/completions"
+ROWS: Final = 8
+QUIET_PER_S: Final = 4.0
+FLOOD: Final = 10 * ROWS
+"""Requests that the loud tenant keeps under way."""
+WEIGHTS: Final = {"one": 1.0, "two": 2.0, "four": 4.0}
+EVEN: Final = {"a": 8, "b": 24, "c": 64, "d": 96}
+"""Completion tokens of tenants with equal weights."""
+CLIENTS: Final = 16
+"""Of each tenant that wants all it can get: more than its part of the rows."""
+TIMEOUT_S: Final = 120.0
+WARM_S: Final = 3.0
+"""Before anything is counted: the queue must be full."""
+
+
+@dataclass(slots=True)
+class Found:
+    """What was seen.
+
+    Attributes:
+      ttft_s: of the quiet tenant, by phase.
+      tokens: used by each tenant, by phase.
+    """
+
+    ttft_s: dict[str, list[float]] = field(default_factory=dict)
+    tokens: dict[str, dict[str, int]] = field(default_factory=dict)
+
+
+def key_of(tenant: str) -> str:
+    """Return a tenant's key: the fleet lives as long as this process and listens on loopback."""
+    return f"key-of-{tenant}-for-this-benchmark-only"
+
+
+def tenants_file() -> str:
+    """Return the file of all tenants."""
+    lines = [f'cache_secret = "{"0" * 64}"']
+    for name, weight in {"quiet": 1.0, "loud": 1.0, **WEIGHTS, **dict.fromkeys(EVEN, 1.0)}.items():
+        digest = hashlib.sha256(key_of(name).encode()).hexdigest()
+        lines += [f"[plans.{name}]", f"weight = {weight}"]
+        lines += [f"[tenants.{name}]", f'plan = "{name}"', f'keys = ["sha256:{digest}"]']
+    return "\n".join(lines) + "\n"
+
+
+def body(rng: random.Random, max_tokens: int) -> dict[str, Any]:
+    """Return a request like no other."""
+    words = " ".join(str(rng.randrange(10**6)) for _ in range(8))
+    return {"prompt": words, "max_tokens": max_tokens, "ignore_eos": True, "seed": 1}
+
+
+class Client:
+    """One tenant's client."""
+
+    def __init__(self, url: str, tenant: str) -> None:
+        self.tenant = tenant
+        headers = {"authorization": f"Bearer {key_of(tenant)}"}
+        limits = httpx2.Limits(max_connections=512)
+        self.http = httpx2.AsyncClient(
+            base_url=url, timeout=TIMEOUT_S, headers=headers, limits=limits
+        )
+
+    async def first_token_s(self, request: dict[str, Any]) -> float:
+        """Ask, read to the end, and return the seconds to the first token."""
+        began_at = time.perf_counter()
+        first_s = None
+        stream = self.http.stream("POST", COMPLETIONS, json=request | {"stream": True})
+        async with stream as response:
+            response.raise_for_status()
+            async for line in response.aiter_lines():
+                if first_s is None and line.startswith("data: {"):
+                    first_s = time.perf_counter() - began_at
+        return float("inf") if first_s is None else first_s
+
+    async def keep_asking(self, max_tokens: int, seed: int, used: dict[str, int]) -> None:
+        """Ask again as soon as an answer is there, and add up its tokens."""
+        rng = random.Random(f"{self.tenant} {seed}")
+        while True:
+            answer = await self.http.post(COMPLETIONS, json=body(rng, max_tokens))
+            if answer.status_code == 200:
+                used[self.tenant] = (
+                    used.get(self.tenant, 0) + answer.json()["usage"]["total_tokens"]
+                )
+            else:
+                await trio.sleep(float(answer.headers.get("retry-after", "1")))
+
+
+async def ask_now_and_then(client: Client, seconds: float, into: list[float]) -> None:
+    """Send what comes at random moments, the same ones each time, and wait for all."""
+    rng = random.Random("arrivals")
+
+    async def ask(request: dict[str, Any]) -> None:
+        into.append(await client.first_token_s(request))
+
+    async with trio.open_nursery() as nursery:
+        until = trio.current_time() + seconds
+        while trio.current_time() < until:
+            nursery.start_soon(ask, body(rng, 16))
+            await trio.sleep(rng.expovariate(QUIET_PER_S))
+
+
+async def measure(url: str, seconds: float, found: Found) -> None:
+    """Run all phases one after the other."""
+    quiet, loud = Client(url, "quiet"), Client(url, "loud")
+    await ask_now_and_then(quiet, WARM_S, [])
+    await ask_now_and_then(quiet, seconds, found.ttft_s.setdefault("alone", []))
+    async with trio.open_nursery() as nursery:
+        for number in range(FLOOD):
+            nursery.start_soon(loud.keep_asking, 64, number, {})
+        await trio.sleep(WARM_S)
+        await ask_now_and_then(quiet, seconds, found.ttft_s.setdefault("beside a flood", []))
+        nursery.cancel_scope.cancel()
+    for phase, sizes in (("by weight", dict.fromkeys(WEIGHTS, 32)), ("even", EVEN)):
+        found.tokens[phase] = await compete(url, sizes, seconds)
+
+
+async def compete(url: str, sizes: Mapping[str, int], seconds: float) -> dict[str, int]:
+    """Return the tokens of tenants that all want more than there is."""
+    used: dict[str, int] = {}
+    async with trio.open_nursery() as nursery:
+        for tenant, max_tokens in sizes.items():
+            client = Client(url, tenant)
+            for number in range(CLIENTS):
+                nursery.start_soon(client.keep_asking, max_tokens, number, used)
+        await trio.sleep(WARM_S)
+        before = dict(used)
+        await trio.sleep(seconds)
+        nursery.cancel_scope.cancel()
+    return {tenant: used.get(tenant, 0) - before.get(tenant, 0) for tenant in sizes}
+
+
+def jain(values: list[float]) -> float:
+    """Return Jain's index: 1 where all are equal, 1 / n where one has everything."""
+    return sum(values) ** 2 / (len(values) * sum(value**2 for value in values))
+
+
+def report_of(found: Found) -> Report:
+    """Return rows and ratios."""
+    rows: list[dict[str, Any]] = []
+    for phase, taken in found.ttft_s.items():
+        cuts = quantiles(taken, n=100)
+        rows.append(
+            {
+                "phase": phase,
+                "requests": len(taken),
+                "p50_ms": 1e3 * cuts[49],
+                "p99_ms": 1e3 * cuts[98],
+            }
+        )
+    shares = []
+    for phase, used in found.tokens.items():
+        total = max(sum(used.values()), 1)
+        shares += [
+            {"phase": phase, "tenant": tenant, "tokens": tokens, "share": tokens / total}
+            for tenant, tokens in used.items()
+        ]
+    by_weight, even = found.tokens["by weight"], found.tokens["even"]
+    total, weights = max(sum(by_weight.values()), 1), sum(WEIGHTS.values())
+    worst = max(
+        abs(by_weight[tenant] / total / (weight / weights) - 1)
+        for tenant, weight in WEIGHTS.items()
+    )
+    ratios = {
+        "p99 of the first token beside a flood, of alone": Ratio(
+            rows[1]["p99_ms"] / rows[0]["p99_ms"], ceiling=1.1
+        ),
+        "p50 of the first token beside a flood, of alone": Ratio(
+            rows[1]["p50_ms"] / rows[0]["p50_ms"]
+        ),
+        "Jain's index at equal weights": Ratio(jain([*map(float, even.values())]), floor=0.95),
+        "largest deviation from the share by weight": Ratio(worst, ceiling=0.05),
+    }
+    plotted = (("phase",), "p99_ms")
+    return Report("fairness", describe(1), rows, ratios, {}, plotted, {"shares": shares})
+
+
+def main() -> None:
+    """Measure, write and show it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each phase")
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args()
+    found = Found()
+    with TemporaryDirectory() as folder:
+        tenants = Path(folder) / "tenants.toml"
+        tenants.write_text(tenants_file(), encoding="utf-8")
+        tenants.chmod(0o600)
+        serve = ("--tenants", str(tenants), "--max-num-seqs", str(ROWS))
+        with running_server(serve, Path(folder) / "log") as url:
+            trio.run(measure, url, options.seconds, found)
+    report = report_of(found)
+    report.write(options.out)
+    report.show(Console())
+
+
+if __name__ == "__main__":
+    main()
