@@ -16,7 +16,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -c GPU)
 CONSTRAINTS := $(if $(filter-out 0,$(HAS_GPU)),,--constraint constraints.txt)
 
-.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart soak bench-stalled bench-hostile security-mutants faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-guess bench-structured bench-embeddings bench-batches bench-cache bench-queue bench-fairness bench-wire bench-front bench-serve bench-gpu sanitize bench-interference clean
+.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart soak bench-stalled bench-hostile security-mutants faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-guess bench-structured bench-embeddings bench-batches bench-quotas bench-cache bench-queue bench-fairness bench-wire bench-front bench-serve bench-gpu sanitize bench-interference clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
@@ -135,6 +135,9 @@ bench-embeddings: bench-model  ## vectors in batches beside vectors one by one, 
 
 bench-batches: install-dev  ## a batch of 500 lines while every process is killed; what interactive requests notice of one
 	$(BIN)/python -m loadtest.bench.batches $(ARGS)
+
+bench-quotas: install-dev  ## one limit of two servers that share Redis, and what a reservation costs in both stores
+	$(BIN)/python -m loadtest.bench.quotas $(ARGS)
 
 bench-cache: install-dev  ## what the prefix cache finds of real conversations, of what could be found (ARGS="--trace FILE")
 	$(BIN)/python -m loadtest.bench.cache $(ARGS)

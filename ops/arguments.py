@@ -99,6 +99,9 @@ def server_arguments(config: ServerConfig) -> list[str]:
         arguments.append("--allow-remote-clients")
     if config.tenants.file is not None:
         arguments += ["--tenants", config.tenants.file]
+    arguments += ["--limits", config.tenants.quotas.limits]
+    if config.tenants.quotas.spend_file is not None:
+        arguments += ["--spend-file", config.tenants.quotas.spend_file]
     if config.listen_fd is not None:
         arguments += ["--listen-fd", str(config.listen_fd)]
     if config.siblings is not None:

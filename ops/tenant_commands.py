@@ -27,6 +27,7 @@ from .tenant_edit import add_tenant, edited, rotate_keys, set_disabled
 tenant_app = typer.Typer(help="Who may use a server: tenants and their keys.", no_args_is_help=True)
 
 DEFAULT_FILE: Final = Path("tenants.toml")
+DEFAULT_URL: Final = "http://127.0.0.1:8000"
 SHOWN_DIGITS: Final = 12
 """Of a digest: enough to tell keys apart."""
 _SPAN: Final = re.compile(r"([0-9]{1,6})([smhd])")
@@ -93,6 +94,17 @@ def show(name: NameArgument, file: FileOption = DEFAULT_FILE, as_json: JsonOptio
     for field, value in limits.items():
         if field != "name":
             typer.echo(f"{field:<22}{_word(value)}")
+
+
+@tenant_app.command("usage")
+def usage(
+    url: Annotated[str, typer.Option(help="A running server.")] = DEFAULT_URL,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what tenants have used: all with an operator's key in TRIOLET_API_KEY, or its own."""
+    from .tenant_usage import show_usage
+
+    show_usage(url, as_json=as_json)
 
 
 @tenant_app.command("rotate")

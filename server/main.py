@@ -16,6 +16,8 @@ import signal
 import sys
 import threading
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -37,6 +39,7 @@ from .fleet.fleet import Fleet
 from .jobs.runner import BatchRunner
 from .jobs.storage import Storage
 from .metrics import Metrics
+from .quotas.opening import opened_quotas
 from .siblings import Siblings
 from .tenancy import Tenancy
 from .tenant_file import TenantFile
@@ -52,6 +55,8 @@ if TYPE_CHECKING:
     from quart_trio import QuartTrio
 
     from triolet.config import ServerConfig
+
+    from .quotas.quotas import Quotas
 
 log = structlog.get_logger(__name__)
 
@@ -70,6 +75,8 @@ CLOSE_SHARE: Final = 0.5
 """Of the grace after the drain: for writing what is left. The rest is for leaving."""
 ALONE: Final = "server"
 """What workers and audits call the only server on a port."""
+SPEND_SUFFIX: Final = ".spend.sqlite3"
+"""Beside the file of tenants."""
 EXIT_FORCED: Final = 75
 """EX_TEMPFAIL of sysexits: told apart from a crash and from a bad configuration."""
 
@@ -101,7 +108,8 @@ async def serve(
             tenancy, tenant_file = _tenancy(config, metrics)
             siblings = Siblings(config.siblings) if config.siblings else None
             grammars = _grammars(config, text, metrics)
-            fleet = Fleet(config, text, network, metrics, siblings.own_name if siblings else ALONE)
+            quotas = sockets.enter_context(_quotas(config, metrics, tenancy))
+            fleet = Fleet(config, text, network, metrics, _own_name(siblings), charges=quotas)
             services = Services(
                 config,
                 fleet,
@@ -115,20 +123,19 @@ async def serve(
                 storage=sockets.enter_context(_storage(config)),
                 siblings=siblings,
                 tenancy=tenancy,
+                quotas=quotas,
             )
             edge = Edge(app := build_app(services), config)
             metrics.watch(fleet.status, lambda: edge.connections, lambda: edge.writes.by_way)
             async with trio.open_nursery() as nursery:
-                for part in (fleet, services.kept, grammars):
+                for part in (quotas.store, fleet, services.kept, grammars):
                     await nursery.start(part.run)
                 await nursery.start(edge.run, *listening)
                 task_status.started(base_url(listening[0]))
                 nursery.start_soon(_hand_over, services.lifecycle, edge, config.handover_s)
                 nursery.start_soon(_run_beside, services, app, fleet, metrics, tenant_file)
                 await services.lifecycle.draining.wait()
-                await _drain(fleet, siblings, config.drain_timeout_s)
-                if on_drained is not None:
-                    on_drained()
+                await _drain(fleet, siblings, config.drain_timeout_s, on_drained)
                 edge.stop(within_s=CLOSE_SHARE * config.exit_grace_s)
                 await edge.wait_closed()
                 nursery.cancel_scope.cancel()
@@ -136,12 +143,19 @@ async def serve(
             network.close()
 
 
-async def _drain(fleet: Fleet, siblings: Siblings | None, within_s: float) -> None:
+async def _drain(
+    fleet: Fleet,
+    siblings: Siblings | None,
+    within_s: float,
+    on_drained: Callable[[], None] | None,
+) -> None:
     """Let what runs here finish, and what runs elsewhere for clients that are connected here."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fleet.drain)
         if siblings is not None:
             nursery.start_soon(siblings.drain, within_s)
+    if on_drained is not None:
+        on_drained()
 
 
 def _listen(config: ServerConfig, sockets: ExitStack) -> list[socket]:
@@ -150,6 +164,24 @@ def _listen(config: ServerConfig, sockets: ExitStack) -> list[socket]:
     if config.siblings is not None:
         listening.append(sockets.enter_context(open_own_socket(config.siblings)))
     return listening
+
+
+def _own_name(siblings: Siblings | None) -> str:
+    return siblings.own_name if siblings else ALONE
+
+
+@contextmanager
+def _quotas(config: ServerConfig, metrics: Metrics, tenancy: Tenancy) -> Iterator[Quotas]:
+    """Open the accounts of tenants, which servers on one port share as well as they can."""
+    tenants, quotas = config.tenants, config.tenants.quotas
+    if config.siblings is not None:
+        quotas = replace(quotas, servers=len(config.siblings.paths))
+    if tenants.file is not None and quotas.spend_file is None and not quotas.is_shared:
+        quotas = replace(quotas, spend_file=tenants.file + SPEND_SUFFIX)
+    prices = partial(tenancy.prices_of, config.model_name)
+    with opened_quotas(quotas, metrics.quotas, prices) as opened:
+        metrics.quotas.watch(opened)
+        yield opened
 
 
 @contextmanager

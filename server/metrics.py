@@ -25,6 +25,7 @@ from .metrics_histogram import TokenHistogram
 from .metrics_http import HttpMetrics
 from .metrics_overload import OverloadMetrics
 from .metrics_queue import QueueMetrics
+from .metrics_quotas import QuotaMetrics
 from .metrics_tenants import NO_USAGE, REJECTED, TenantMetrics
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ class Metrics:
         self.overload = OverloadMetrics(self._registry)
         self.http = HttpMetrics(self._registry)
         self.tenants = TenantMetrics(self._registry)
+        self.quotas = QuotaMetrics(self._registry)
         self._queue = QueueMetrics(self._registry)
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)

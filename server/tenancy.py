@@ -19,6 +19,8 @@ from triolet.errors import RequestError
 from triolet.tenants import ANONYMOUS, Tenants
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from triolet.tenants import Prices, Tenant
 
 MAX_KEY_CHARS: Final = 256
@@ -115,6 +117,11 @@ class Tenancy:
         if tenant is None:
             raise _unknown_key()
         return _enabled(tenant)
+
+    @property
+    def everybody(self) -> Collection[Tenant]:
+        """All tenants, disabled ones included; ANONYMOUS where there are none."""
+        return (ANONYMOUS,) if self._tenants is None else self._tenants.by_name.values()
 
     def find(self, name: str) -> Tenant | None:
         """Return a tenant, as it is now, disabled or not; None if there is none of the name."""

@@ -43,7 +43,10 @@ class BatchConfig:
     poll_s: float = 0.5 * SECONDS
     """How often somebody looks for work where nothing happens."""
     max_line_attempts: int = 8
-    """For answers that say "later" (503, 429, 504). A fleet that restarts takes seconds."""
+    """For answers that say "later" (503, 504). A fleet that restarts takes seconds."""
+    limited_retry_s: float = 60.0 * SECONDS
+    """When lines of a tenant are tried again that has met a limit of which nobody knows when it
+    will not be met any more, such as its budget."""
     retry_s: float = 1.0 * SECONDS
     """Before the second attempt; doubled for each further one."""
 

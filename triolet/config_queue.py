@@ -27,8 +27,13 @@ class QueueConfig:
     completion_memory: float = 0.1
     """How far one completion moves what is expected of the tenant's next one: some ten of them."""
 
+    spare_rows_share: float = 0.125
+    """Of all decode rows, that tenants with more than their share leave free while others are there
+    or were just now: who comes seldom finds a row at once, instead of waiting for an answer to end.
+    With one tenant alone every row is used."""
+
     def __post_init__(self) -> None:
-        for name in ("min_class_share", "completion_memory"):
+        for name in ("min_class_share", "completion_memory", "spare_rows_share"):
             value = getattr(self, name)
             if not 0 <= value <= 1:
                 raise ConfigError(f"{name} is {value!r}; allowed: 0 to 1")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from .config_quotas import QuotaConfig
 from .units import MIB, SECONDS
 
 
@@ -19,3 +20,5 @@ class TenantsConfig:
     max_bytes: int = 8 * MIB
     """Of the file: some 20 times what the largest number of tenants takes. Parsing it takes
     seconds of a thread."""
+    quotas: QuotaConfig = field(default_factory=QuotaConfig)
+    """Who keeps the account of what they use."""

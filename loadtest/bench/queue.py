@@ -81,7 +81,7 @@ def fair(size: int, num_tenants: int) -> list[dict[str, Any]]:
     """Time the fair queue at a size that stays as it is."""
     rng = random.Random(size)
     queue: FairQueue[int] = FairQueue(QueueConfig())
-    queue.note_kv_tokens(10**9)
+    queue.note_pools(10**9, 0)
     for order in range(size):
         queue.add(order, place(rng, order, num_tenants))
     timed = Timed()

@@ -48,9 +48,11 @@ from .probes import (
     ready,
     version,
 )
+from .quota import rate_headers
 from .responses import count_input_tokens, create_response
 from .responses_socket import responses_socket
 from .static_files import read_static_files
+from .usage import FLEET_USAGE, fleet_usage, own_usage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -108,6 +110,8 @@ def _add_routes(app: CuredQuart, services: Services) -> None:
     _add_stored(add)
     add("GET", "/v1/models", list_models)
     add("GET", "/v1/models/<path:name>", show_model)
+    add("GET", "/v1/usage", own_usage)
+    add("GET", FLEET_USAGE, fleet_usage)
     add("POST", "/tokenize", tokenize)
     add("POST", "/detokenize", detokenize)
     for path in ("/health/live", "/ping"):
@@ -165,6 +169,8 @@ async def _finish(services: Services, response: Response) -> Response:
     if (cache := live_request().cache) is not None:
         response.headers.update(cache.headers)
     response.headers["openai-processing-ms"] = str(round(elapsed_s * 1000))
+    if not is_passed_on():
+        response.headers.update(rate_headers(services.quotas))
     if services.lifecycle.is_leaving:
         # The next request needs a connection to somebody else.
         response.headers["connection"] = "close"

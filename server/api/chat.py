@@ -14,6 +14,7 @@ from .generate import Plan, check_fields, head, stream_response, whole_response
 from .intake import in_parser_thread, read_fields
 from .logprobs import chat_logprobs
 from .overload import refuse_early
+from .quota import check_quota
 from .schemas import ChatRequest, Message
 from .tool_chunks import ToolChunks, reason_of, whole_message
 from .tools import parsed_arguments, plan_tools
@@ -71,9 +72,10 @@ async def chat_completions(services: Services) -> Response:
     fields = await read_fields(ChatRequest, services)
     check_fields(fields, services)
     refuse_early(fields, services)
+    check_quota(services)
     plan = await plan_chat(fields, services)
     if fields.stream:
-        return stream_response(
+        return await stream_response(
             plan,
             services,
             head("chat.completion.chunk", "chatcmpl", services),

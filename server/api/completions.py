@@ -13,6 +13,7 @@ from .generate import Plan, check_fields, head, stream_response, whole_response
 from .intake import read_fields
 from .logprobs import completion_logprobs
 from .overload import refuse_early
+from .quota import check_quota
 from .sampling import unknown_token
 from .schemas import CompletionRequest
 
@@ -34,6 +35,7 @@ async def completions(services: Services) -> Response:
     fields = await read_fields(CompletionRequest, services)
     check_fields(fields, services)
     refuse_early(fields, services)
+    check_quota(services)
     if fields.echo and fields.logprobs is not None:
         raise invalid_request("with echo would need the logprobs of the prompt", "logprobs")
     if len(fields.prompt) > services.config.max_prompts:
@@ -52,7 +54,7 @@ async def completions(services: Services) -> Response:
     echoes = await _echoes(fields, prompts, services)
     fields_of_answer = head("text_completion", "cmpl", services)
     if fields.stream:
-        return stream_response(
+        return await stream_response(
             plan, services, fields_of_answer, partial(CompletionChunks, echoes=echoes)
         )
     return await whole_response(plan, services, fields_of_answer, partial(_choice, fields, echoes))

@@ -15,10 +15,12 @@ from triolet.ids import new_request_id
 from triolet.pooling import VectorForm
 
 from ..embedding import EmbeddingRequest
+from ..quotas.quotas import Asked
 from ..tenancy import current_tenant
 from .claims import own_claim, renew_tenant
 from .intake import check_model, deadline_s, live_request, read_fields, shown_request_id
 from .plan_limits import check_input
+from .quota import check_quota, reserve_for
 from .sampling import unknown_token
 from .schemas_embeddings import EmbeddingFields
 
@@ -42,25 +44,27 @@ async def embeddings(services: Services) -> Response:
     limits = services.config.embedding
     if len(fields.input) > limits.max_inputs:
         raise invalid_request(f"at most {limits.max_inputs} inputs are taken at once", PARAM)
+    check_quota(services)
     inputs = await _input_ids(fields.input, services)
     live, within_s = live_request(), deadline_s(services.config)
     renew_tenant(services.tenancy)
     claim = own_claim(fields.service_tier)
-    run = services.fleet.embed(
-        [
-            EmbeddingRequest(
-                request_id=new_request_id(),
-                input_ids=ids,
-                form=form,
-                deadline_s=within_s,
-                priority=fields.priority or 0,
-                client_request_id=shown_request_id(),
-                claim=claim,
-            )
-            for ids in inputs
-        ]
-    )
-    live.hold(run)
+    requests = [
+        EmbeddingRequest(
+            request_id=new_request_id(),
+            input_ids=ids,
+            form=form,
+            deadline_s=within_s,
+            priority=fields.priority or 0,
+            client_request_id=shown_request_id(),
+            claim=claim,
+        )
+        for ids in inputs
+    ]
+    asked = [Asked(one.request_id, len(one.input_ids), 0) for one in requests]
+    with await reserve_for(asked, services):
+        run = services.fleet.embed(requests)
+        live.hold(run)
     vectors = await run.vectors()
     body = await _body(vectors, services, fields, sum(map(len, inputs)))
     return Response(body, content_type="application/json")

@@ -38,8 +38,8 @@ _TYPES = {
     429: "rate_limit_error",
 }
 
-FINAL_CODES = frozenset({"idempotency_conflict", "resume_expired"})
-"""Official clients retry every 409; these stay what they are."""
+FINAL_CODES = frozenset({"idempotency_conflict", "resume_expired", "insufficient_quota"})
+"""Official clients retry every 409 and 429; these stay what they are."""
 
 CODES = {
     400: "invalid_request_error",

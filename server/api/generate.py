@@ -27,7 +27,8 @@ from .intake import check_model, deadline_s, live_request, shown_request_id
 from .live import own_shortcut
 from .overload import capped, own_ask_key
 from .plan_limits import check_output, completion_budget, context_of, least
-from .resuming import own_key, resumable_stream, resumable_whole
+from .quota import reserved
+from .resuming import is_kept, join_whole, own_key, read_whole, resumable_stream
 from .salt import salt_of
 from .sampling import cache_ask, check_token_ids, of_choice, sampling_params
 
@@ -232,7 +233,7 @@ def head(kind: str, prefix: str, services: Services) -> dict[str, Any]:
     }
 
 
-def stream_response(
+async def stream_response(
     plan: Plan,
     services: Services,
     fields_of_chunk: dict[str, Any],
@@ -247,10 +248,10 @@ def stream_response(
         with_token_ids=bool(plan.fields.return_token_ids),
     )
     stream = ChunkStream(form(envelope), count=plan.count, per_prompt=plan.per_prompt)
-    return begin_stream(requests, stream, plan.fields, services)
+    return await begin_stream(requests, stream, plan.fields, services)
 
 
-def begin_stream(
+async def begin_stream(
     requests: Sequence[GenerationRequest],
     form: StreamForm,
     fields: BaseModel,
@@ -267,9 +268,12 @@ def begin_stream(
     live = live_request()
     key = own_key()
     if key is None:
-        return event_stream(submit_all(requests, services, live), form, services)
+        with await reserved(requests, services):
+            choices = submit_all(requests, services, live)
+        return event_stream(choices, form, services)
     submit = partial(submit_for, requests=requests, services=services)
-    response = resumable_stream(key, fields, form, submit, live, services)
+    with await reserved(() if is_kept(key, fields, services) else requests, services):
+        response = resumable_stream(key, fields, form, submit, live, services)
     response.headers.update(STREAM_HEADERS)
     return response
 
@@ -323,11 +327,15 @@ async def begin_whole(
     live = live_request()
     key = own_key()
     if key is None:
-        answers = await collect(submit_all(requests, services, live), len(requests))
+        with await reserved(requests, services):
+            choices = submit_all(requests, services, live)
+        answers = await collect(choices, len(requests))
         return Response(document(answers), content_type="application/json")
     script = WholeScript(len(requests), document)
     submit = partial(submit_for, requests=requests, services=services)
-    return await resumable_whole(key, fields, script, submit, live, services)
+    with await reserved(() if is_kept(key, fields, services) else requests, services):
+        reader, is_new = join_whole(key, fields, script, submit, live, services)
+    return await read_whole(reader, is_new=is_new)
 
 
 def json_response(document: object, status: int = 200) -> Response:

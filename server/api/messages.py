@@ -26,6 +26,7 @@ from .intake import live_request, read_fields, shown_request_id
 from .messages_form import MessageForm, MessageStream
 from .messages_schema import CountRequest, MessagesRequest
 from .overload import refuse_early
+from .quota import check_quota
 from .schemas import ChatRequest, GenerationFields, Message
 from .tool_schema import Function, FunctionName, NamedTool, Tool
 from .tools import plan_tools
@@ -56,6 +57,7 @@ PARAMS: Final = {
 async def create_message(services: Services) -> Response:
     """Answer a conversation."""
     fields = await read_fields(MessagesRequest, services)
+    check_quota(services)
     plan = await _plan(fields, services)
     (request,) = own_requests(plan, services, is_streamed=bool(fields.stream))
     live = live_request()
@@ -68,7 +70,7 @@ async def create_message(services: Services) -> Response:
     )
     if fields.stream:
         stream = MessageStream(form, request, shown_request_id())
-        return begin_stream([request], stream, fields, services)
+        return await begin_stream([request], stream, fields, services)
 
     def document(answers: Sequence[Answer]) -> bytes:
         return msgspec.json.encode(form.whole(answers[0]))

@@ -113,6 +113,8 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "POST /v1/batches/<batch_id>/cancel": Operation("End a batch.", "Batch"),
     "GET /v1/models": Operation("List the served model.", "ModelList"),
     "GET /v1/models/<path:name>": Operation("Show one model.", "Model"),
+    "GET /v1/usage": Operation("What a tenant may use, and has used.", "TenantUsage"),
+    "GET /fleet/usage": Operation("The same of all tenants, for operators.", "TenantUsageList"),
     "POST /tokenize": Operation("Turn text or messages into token ids.", "Tokens", TokenizeRequest),
     "POST /detokenize": Operation("Turn token ids into text.", "Text", DetokenizeRequest),
     "GET /health/live": Operation("Whether the process runs.", "Health"),

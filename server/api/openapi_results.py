@@ -52,7 +52,22 @@ _MODEL: Final = _object(
 UPLOAD: Final = _object(purpose=_one_of("batch"), file={"type": "string", "format": "binary"})
 """A request's body, but one that no model reads."""
 
+_LIMIT: Final[Schema] = {"type": ["number", "null"]}
+_TENANT_USAGE: Final = _object(
+    tenant=_TEXT,
+    plan=_TEXT,
+    limits=_object(
+        requests_per_minute=_LIMIT, tokens_per_minute=_LIMIT, max_concurrent=_LIMIT, budget=_LIMIT
+    ),
+    remaining=_object(requests=_LIMIT, tokens=_LIMIT),
+    in_flight=_COUNT,
+    this_month=_object(tokens=_COUNT, spent={"type": "number"}),
+    is_shared={"type": "boolean"},
+)
+
 RESULTS: Final[dict[str, Schema]] = {
+    "TenantUsage": _TENANT_USAGE,
+    "TenantUsageList": _object(object=_one_of("list"), data=_list(ref("TenantUsage"))),
     "Error": _object(
         error=_object(
             message=_TEXT,

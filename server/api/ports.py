@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
+from ..quotas.opening import quotas_in_memory
 from ..response_cache.front import CachingFleet
 from ..tenancy import Tenancy
 from ..text.embedding_files import EmbeddingModel
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ..embedding import EmbeddingRequest, EmbeddingRun
     from ..generation import Generation, GenerationRequest
     from ..jobs.storage import Storage
+    from ..quotas.quotas import Quotas
     from ..sibling_answer import SiblingAnswer
     from ..text.tokenizer import ChatPrompt
     from ..text.tool_calls import ToolForm
@@ -350,6 +352,8 @@ class Services:
     """None where this is the only server."""
     tenancy: Tenancy = field(default_factory=Tenancy)
     """Who may ask; without tenants anybody who reaches the port."""
+    quotas: Quotas = field(default_factory=quotas_in_memory)
+    """What they may use."""
     kept: KeptAnswers = field(init=False)
     """Answers that clients may come back to."""
 

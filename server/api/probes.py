@@ -50,9 +50,18 @@ def ready(services: Services) -> Response:
         for worker in status.workers
         if worker.capacity is not None
     }
+    limits = "" if services.tenancy.is_open else _limits(services)
     return json_response(
         {"status": "ready", "model": services.config.model_name, "workers": workers}
+        | ({"limits": limits} if limits else {})
     )
+
+
+def _limits(services: Services) -> str:
+    """Return a word for how far the limits of tenants reach: this is well also without Redis."""
+    if not services.config.tenants.quotas.is_shared:
+        return "own"
+    return "shared" if services.quotas.store.is_well else "local"
 
 
 def _needed(services: Services) -> set[Role]:

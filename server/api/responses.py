@@ -16,6 +16,7 @@ from triolet.errors import invalid_request
 from ..generation import Delta
 from .generate import begin_stream, begin_whole, json_response, own_requests
 from .intake import live_request, read_fields
+from .quota import check_quota
 from .responses_document import ResponseDocument
 from .responses_events import ResponseEvents, ResponseStream, message_frame, sse_frame
 from .responses_plan import plan_response, prompt_of_response
@@ -37,6 +38,7 @@ async def create_response(services: Services) -> Response:
     _refuse_earlier(fields)
     if fields.stream_options is not None and not fields.stream:
         raise invalid_request("is for streams only; set stream to true", "stream_options")
+    check_quota(services)
     plan = await plan_response(fields, (), services)
     live = live_request()
     (request,) = (
@@ -47,7 +49,7 @@ async def create_response(services: Services) -> Response:
     document = ResponseDocument(response_id, fields, request, services.config, plan.tool_form)
     if fields.stream:
         stream = ResponseStream(ResponseEvents(document, sse_frame))
-        return begin_stream([request], stream, fields, services)
+        return await begin_stream([request], stream, fields, services)
     return await begin_whole([request], partial(_whole, document), fields, services)
 
 

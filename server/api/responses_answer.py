@@ -15,6 +15,7 @@ from .errors import params_called
 from .generate import generation_requests, submit_for
 from .listening import listen_until
 from .live import LiveRequest
+from .quota import check_quota, reserved
 from .responses_document import ResponseDocument
 from .responses_events import ResponseEvents, message_frame
 from .responses_plan import plan_response, turns_of
@@ -86,6 +87,7 @@ class ResponseAnswer:
         Raises:
           RequestError: nothing was begun.
         """
+        check_quota(self._services)
         earlier = self._earlier()
         with LiveRequest(self._departure) as live:
             plan = await plan_response(self._create, earlier, self._services)
@@ -98,8 +100,9 @@ class ResponseAnswer:
             if self._create.resumable:
                 await self._run_resumable(script, request, live, outbox)
                 return
-            self._generation = self._services.fleet.submit(request)
-            live.hold(self._generation)
+            with await reserved([request], self._services):
+                self._generation = self._services.fleet.submit(request)
+                live.hold(self._generation)
             if self._is_cancelled:
                 self._generation.cancel(CancelReason.STOPPED)
             for frame in events.begin():
@@ -135,7 +138,7 @@ class ResponseAnswer:
         """The same, but what is generated stays when this connection goes."""
         kept, config = self._services.kept, self._services.config.resume
         answer = self._resumable = ResumableAnswer(script, b"", config)
-        with params_called({KEY: RESUMABLE}):
+        with await reserved([request], self._services), params_called({KEY: RESUMABLE}):
             kept.begin(
                 own_name(self.id),
                 answer,

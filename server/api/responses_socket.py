@@ -25,6 +25,7 @@ from .intake import in_parser_thread, own_request_id
 from .json_body import parse_object
 from .keys import SUBPROTOCOL
 from .live import DEPARTURE_KEY, own_shortcut
+from .quota import rate_headers
 from .responses_answer import ResponseAnswer
 from .responses_events import error_frame, notice_frame
 from .responses_resume import ResumedAnswer
@@ -48,7 +49,9 @@ async def responses_socket(services: Services) -> None:
     """Serve one socket until it ends."""
     socket: Websocket = websocket._get_current_object()  # type: ignore[attr-defined]
     has_spoken = SUBPROTOCOL in socket.requested_subprotocols
-    await socket.accept(subprotocol=SUBPROTOCOL if has_spoken else None)
+    await socket.accept(
+        headers=rate_headers(services.quotas), subprotocol=SUBPROTOCOL if has_spoken else None
+    )
     code = await ResponsesSession(socket, services).run()
     await socket.close(code, "")
 

@@ -133,24 +133,36 @@ def resumable_stream(
     return Response(body, headers={} if is_new else {JOINED: "true"})
 
 
-async def resumable_whole(
+def join_whole(
     key: str,
     fields: BaseModel,
     script: Script,
     submit: Callable[[ResumableAnswer], Choices],
     live: LiveRequest,
     services: Services,
-) -> Response:
+) -> tuple[ResumingReader, bool]:
     """Begin or join an answer that comes as a whole. See `resumable_stream`.
 
+    Returns:
+      What reads it, and whether it has just been begun.
+
     Raises:
-      RequestError: it was refused, or failed.
+      RequestError: it was refused.
     """
     if LAST_EVENT_ID in request.headers:
         raise invalid_request("is for streams only; set stream to true", LAST_EVENT_ID)
     answer, is_new = _answer_of(key, fields, script, submit, None, services)
     reader = services.kept.join(answer, 0)
     live.hold(reader)
+    return reader, is_new
+
+
+async def read_whole(reader: ResumingReader, *, is_new: bool) -> Response:
+    """Wait for an answer that comes as a whole.
+
+    Raises:
+      RequestError: it failed.
+    """
     frames: list[bytes] = []
     while not reader.is_done:
         if taken := reader.take():
@@ -175,12 +187,7 @@ def _answer_of(
 
     Nothing waits between the look and the beginning: two requests with one key begin one answer.
     """
-    # Nobody is told of the keys of others. Whether the credentials are right is checked elsewhere.
-    tenant = current_tenant().name
-    keys = (request.headers.get(name, "") for name in ("authorization", "x-api-key"))
-    who = f"tenant {tenant}" if tenant else "\0".join(keys)
-    scope = blake2b(who.encode(), digest_size=16).digest()
-    name, fingerprint = Name(scope, key), _fingerprint(fields)
+    name, fingerprint = _name_of(key), _fingerprint(fields)
     answer = services.kept.find(name, fingerprint)
     if answer is not None and (position is not None or answer.failure is None):
         return answer, False
@@ -194,6 +201,25 @@ def _answer_of(
     answer = ResumableAnswer(script, fingerprint, services.config.resume)
     services.kept.begin(name, answer, submit)
     return answer, True
+
+
+def is_kept(key: str, fields: BaseModel, services: Services) -> bool:
+    """Return whether there is an answer of a key that would be joined, so that nothing is begun.
+
+    Raises:
+      RequestError: 409, another request has the key.
+    """
+    answer = services.kept.find(_name_of(key), _fingerprint(fields))
+    return answer is not None and (_wanted_position() is not None or answer.failure is None)
+
+
+def _name_of(key: str) -> Name:
+    # Nobody is told of the keys of others. Whether the credentials are right is checked elsewhere.
+    tenant = current_tenant().name
+    keys = (request.headers.get(name, "") for name in ("authorization", "x-api-key"))
+    who = f"tenant {tenant}" if tenant else "\0".join(keys)
+    scope = blake2b(who.encode(), digest_size=16).digest()
+    return Name(scope, key)
 
 
 class ResumableBody(ResponseBody):

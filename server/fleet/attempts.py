@@ -224,10 +224,11 @@ class Attempts:
             self._repeat_credit(sequence, attempt, now)
 
     def note_pools(self) -> None:
-        """Take in how much KV all decode workers can hold, of which tenants have shares."""
+        """Take in what all decode workers can hold, of which tenants have shares."""
         pools = [w.capacity for w in self._workers if w.role is Role.DECODE and w.is_connected]
         kv_tokens = sum(pool.num_blocks * pool.block_size for pool in pools if pool is not None)
-        self.line.note_kv_tokens(kv_tokens)
+        rows = sum(pool.max_num_seqs for pool in pools if pool is not None)
+        self.line.note_pools(kv_tokens, rows)
 
     def end_hopeless(self, now: float) -> None:
         """End what waits for workers that have been away for too long."""

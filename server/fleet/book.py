@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from ..charges import NO_CHARGES
 from ..generation import Failed, Finished
 from .accounting import Accounting, Outcome
 from .background import window_of
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from triolet.ids import AttemptKey
     from triolet.service_class import Claim
 
+    from ..charges import Charges
     from ..generation import GenerationRequest
     from .observer import FleetObserver
     from .relay import RelayEnd, RelayText
@@ -44,11 +46,18 @@ class RequestBook:
       text: the model's.
     """
 
-    def __init__(self, config: ServerConfig, text: RelayText, observer: FleetObserver) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        text: RelayText,
+        observer: FleetObserver,
+        charges: Charges = NO_CHARGES,
+    ) -> None:
         self.accounting = Accounting()
         self._config = config
         self.text = text
         self._observer = observer
+        self._charges = charges
         self._sequences: dict[bytes, Sequence] = {}
         self._unswept: list[Sequence] = []
 
@@ -101,6 +110,7 @@ class RequestBook:
         """Take a request on."""
         self.accounting.accepted += 1
         self._observer.request_accepted()
+        self._charges.accepted(request.request_id)
         sequence = Sequence(
             request=request,
             order=self.accounting.accepted,
@@ -131,6 +141,11 @@ class RequestBook:
         self.accounting.ended[outcome] += 1
         elapsed_s = now - sequence.times.submitted_at
         self._observer.request_ended(outcome, terminal.usage, elapsed_s, sequence.request.claim)
+        cost = self._charges.ended(
+            sequence.request.request_id,
+            terminal.usage,
+            is_begun=sequence.times.dispatched_at is not None,
+        )
         log.info(
             "request_ended",
             request_id=sequence.request.request_id.hex(),
@@ -142,5 +157,6 @@ class RequestBook:
             queue_s=round(terminal.usage.queue_s, 4),
             ttft_s=None if terminal.usage.ttft_s is None else round(terminal.usage.ttft_s, 4),
             elapsed_s=round(elapsed_s, 4),
+            **({} if cost is None else {"cost": cost}),
         )
         sequence.relay.mailbox.close(terminal, now)

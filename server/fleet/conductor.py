@@ -16,6 +16,7 @@ from transport.liveness import PeerEvent, PeerState, SelfFence
 from triolet.audit import MAX_SECONDS
 from triolet.errors import RequestError, draining, server_error
 
+from ..charges import NO_CHARGES
 from . import ends
 from .admission import limits_of, missing_role, refuse_full, refuse_unfit
 from .attempts import Attempts
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
     from triolet.ids import AttemptKey
 
+    from ..charges import Charges
     from ..generation import CancelReason, GenerationRequest
     from .accounting import Accounting
     from .observer import FleetObserver
@@ -63,6 +65,7 @@ class Conductor:
       text: for the relays.
       observer: told of what happens.
       now: the time of its start.
+      charges: told what each request used.
 
     Attributes:
       outbox: frames to send.
@@ -82,12 +85,13 @@ class Conductor:
         text: RelayText,
         observer: FleetObserver,
         now: float,
+        charges: Charges = NO_CHARGES,
     ) -> None:
         self.outbox = Outbox()
         self._config = config
         self._workers = tuple(workers)
         self._observer = observer
-        self._book = RequestBook(config, text, observer)
+        self._book = RequestBook(config, text, observer, charges)
         self.background = Background(self._book)
         self._attempts = Attempts(
             config, self._workers, self._book, self.outbox, text.eos_token_ids, observer, now
@@ -102,6 +106,7 @@ class Conductor:
             self.recovery,
             observer,
             text.max_model_len,
+            charges,
         )
         self.dismiss = partial(dismiss_tenants, self._book, self._attempts, self.embeddings)
         self.queues = (self._attempts.line, self.embeddings.line)

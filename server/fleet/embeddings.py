@@ -18,6 +18,7 @@ from transport.tokens import pack_tokens
 from triolet.errors import RequestError, draining, invalid_request, overloaded
 from triolet.ids import AttemptKey, Role
 
+from ..charges import NO_CHARGES
 from ..embedding import EmbeddingResult
 from ..generation import Usage
 from . import ends
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from triolet.config import ServerConfig
 
+    from ..charges import Charges
     from ..embedding import EmbeddingRequest
     from .accounting import Accounting
     from .observer import FleetObserver
@@ -100,6 +102,7 @@ class Embeddings:
       recovery: the memory of faults.
       observer: told of what happens.
       max_model_len: of the model's own text.
+      charges: told what each input used.
 
     Attributes:
       line: who waits for a worker.
@@ -114,6 +117,7 @@ class Embeddings:
         recovery: Recovery,
         observer: FleetObserver,
         max_model_len: int,
+        charges: Charges = NO_CHARGES,
     ) -> None:
         self._config = config
         self._workers = workers
@@ -122,6 +126,7 @@ class Embeddings:
         self._recovery = recovery
         self._observer = observer
         self._max_model_len = max_model_len
+        self._charges = charges
         self._inputs: dict[bytes, Input] = {}
         self.line: FairQueue[Input] = FairQueue(config.queue)
         self._suspects: set[Input] = set()
@@ -261,6 +266,7 @@ class Embeddings:
     ) -> Input:
         self._accounting.accepted += 1
         self._observer.request_accepted()
+        self._charges.accepted(request.request_id)
         one = Input(
             request,
             turn=at // INPUTS_PER_TURN,
@@ -358,6 +364,7 @@ class Embeddings:
         usage = Usage(len(one.request.input_ids), 0)
         elapsed_s = now - one.submitted_at
         self._observer.request_ended(outcome, usage, elapsed_s, one.request.claim)
+        cost = self._charges.ended(one.request.request_id, usage, is_begun=one.num_attempts > 0)
         log.info(
             "input_ended",
             request_id=one.request.request_id.hex(),
@@ -365,6 +372,7 @@ class Embeddings:
             outcome=outcome.value,
             prompt_tokens=usage.prompt_tokens,
             elapsed_s=round(elapsed_s, 4),
+            **({} if cost is None else {"cost": cost}),
         )
         one.on_done()
 

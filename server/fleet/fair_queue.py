@@ -42,7 +42,9 @@ class FairQueue(Generic[T]):
 
     def __init__(self, config: QueueConfig) -> None:
         self._config = config
-        self._holdings = Holdings(config.expected_completion_tokens)
+        self._holdings = Holdings(
+            config.expected_completion_tokens, config.spare_rows_share if config.fair else 0.0
+        )
         self.lines = tuple(ClassLine[T](self._holdings.allows) for _ in ServiceClass)
         self._entries: dict[T, Entry[T]] = {}
         self._aside: list[Entry[T]] = []
@@ -89,7 +91,7 @@ class FairQueue(Generic[T]):
         assert item not in self._entries, "nobody waits twice"
         claim, own, due = self._heeded(place.claim, place.own, place.due)
         place = place._replace(claim=claim, own=own, due=due)
-        holding = self._holdings.of(claim.tenant)
+        holding = self._holdings.of(claim.tenant, claim.weight)
         completion_tokens = min(place.max_tokens, round(holding.completion_tokens))
         flow = self.lines[claim.service_class].flow(claim.tenant, holding)
         entry = Entry(item, place, flow, place.prompt_tokens + completion_tokens)
@@ -99,7 +101,8 @@ class FairQueue(Generic[T]):
         flow.line.add(entry)
 
     def first(self, *, is_aged_too: bool = True) -> T | None:
-        """Return whose turn it is; None if nobody may run that waits.
+        """Return whose turn it is; None if nobody may run that waits. While one whose turn it is
+        leaves rows to others nobody else takes them: who comes seldom is before it anyhow.
 
         Args:
           is_aged_too: a lower class may come first by what it has earned.
@@ -112,10 +115,12 @@ class FairQueue(Generic[T]):
                 chosen = entry
                 if not is_aged_too:
                     break
-            elif line.earned >= entry.cost:
+            elif line.earned >= entry.cost and not self._holdings.leaves_rows(entry.flow):
                 chosen = entry
                 break
-        return None if chosen is None else chosen.item
+        if chosen is None or self._holdings.leaves_rows(chosen.flow):
+            return None
+        return chosen.item
 
     def lets_pass(self, item: T) -> bool:
         """Return whether others may go first if there is no room for this one, whose turn it is: it
@@ -134,7 +139,7 @@ class FairQueue(Generic[T]):
         entry.is_running = True
         self._num_waiting -= 1
         flow.holding.num_waiting -= 1
-        flow.holding.take(entry.cost)
+        self._holdings.take(flow.tenant, flow.holding, entry.cost)
 
     def give_back(self, item: T) -> None:
         """Let one that ran wait again, in its old place and without being charged again."""
@@ -144,7 +149,7 @@ class FairQueue(Generic[T]):
         self._num_waiting += 1
         flow.holding.num_waiting += 1
         flow.line.give_back(entry)
-        flow.holding.give(entry.cost)
+        self._holdings.give(flow.holding, entry.cost)
 
     def end(self, item: T, completion_tokens: int) -> None:
         """Forget one that waits or runs, and settle what it was charged by what it has used."""
@@ -154,7 +159,7 @@ class FairQueue(Generic[T]):
             line.settle(entry, entry.place.prompt_tokens + completion_tokens)
         if entry.is_running:
             line.leave(entry)
-            holding.give(entry.cost)
+            self._holdings.give(holding, entry.cost)
         else:
             self._num_waiting -= 1
             holding.num_waiting -= 1
@@ -184,9 +189,9 @@ class FairQueue(Generic[T]):
         for service_class in ServiceClass:
             self.lines[service_class].is_paused = service_class in classes
 
-    def note_kv_tokens(self, kv_tokens: int) -> None:
-        """Take in how many tokens all decode workers can hold: shares are parts of it."""
-        self._holdings.note_kv_tokens(kv_tokens)
+    def note_pools(self, kv_tokens: int, rows: int) -> None:
+        """Take in how many tokens and sequences all decode workers can hold."""
+        self._holdings.note_pools(kv_tokens, rows)
 
     def _heeded(self, claim: Claim, own: int, due: float) -> tuple[Claim, int, float]:
         """Return what counts of a claim: without fairness only its rank among all."""

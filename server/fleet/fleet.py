@@ -19,6 +19,7 @@ from transport.link import PeerBusy, PeerGone
 from triolet.ids import PeerId, Role, new_epoch
 from triolet.process import process_facts
 
+from ..charges import NO_CHARGES
 from .auditor import Auditor
 from .conductor import FAREWELL, Conductor
 from .dispatch import is_ready
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from triolet.audit import FleetAudit
     from triolet.config import ServerConfig
 
+    from ..charges import Charges
     from ..generation import CancelReason, GenerationRequest
     from .observer import FleetObserver
     from .relay import RelayText
@@ -55,6 +57,7 @@ class Fleet:
       observer: told of what happens.
       name: of this server, as workers see it.
       draw_epoch: where its epoch comes from; a simulator brings its own.
+      charges: told what each request used.
 
     Attributes:
       doorkeeper: whom to ask before anything is spent on a request.
@@ -70,6 +73,7 @@ class Fleet:
         observer: FleetObserver | None = None,
         name: str = "server",
         draw_epoch: Callable[[], int] = new_epoch,
+        charges: Charges = NO_CHARGES,
     ) -> None:
         now = trio.current_time()
         self._config = config
@@ -82,7 +86,7 @@ class Fleet:
             for address in of_role
         )
         self._observer = observer or SilentObserver()
-        self._conductor = Conductor(config, self._workers, text, self._observer, now)
+        self._conductor = Conductor(config, self._workers, text, self._observer, now, charges)
         self.embed = partial(begin_embeddings, self._conductor, config, self._flush)
         self.doorkeeper = self._conductor.doorkeeper
         self.is_urgent = self._conductor.background.is_urgent

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 MAX_REMEMBERED: Final = 1024
 """Tenants of which nothing is here, whose usual completions are remembered all the same."""
+MEMORY_TURNS: Final = 64
+"""For so many turns a tenant of which nothing is here still counts as one that may come again."""
 
 
 class Holding:
@@ -23,16 +25,25 @@ class Holding:
       num_running: those on workers.
       kv_tokens: KV that these hold or are expected to hold in the end.
       completion_tokens: expected of its next request.
+      weight: as its latest request claims.
       skipped: its flows that wait until something of this is given back.
     """
 
-    __slots__ = ("completion_tokens", "kv_tokens", "num_running", "num_waiting", "skipped")
+    __slots__ = (
+        "completion_tokens",
+        "kv_tokens",
+        "num_running",
+        "num_waiting",
+        "skipped",
+        "weight",
+    )
 
     def __init__(self, completion_tokens: float) -> None:
         self.num_waiting = 0
         self.num_running = 0
         self.kv_tokens = 0
         self.completion_tokens = completion_tokens
+        self.weight = 0.0
         self.skipped: list[Flow[Any]] = []
 
     def take(self, kv_tokens: int) -> None:
@@ -58,13 +69,22 @@ class Holdings:
 
     Args:
       completion_tokens: expected of those whom nobody knows yet.
+      spare_share: of all rows, left free for others.
 
     Attributes:
       all_kv_tokens: that all decode workers can hold; 0 if nobody knows.
+      all_rows: sequences that they can run at once; 0 if nobody knows.
     """
 
-    def __init__(self, completion_tokens: float) -> None:
+    def __init__(self, completion_tokens: float, spare_share: float) -> None:
         self.all_kv_tokens = 0
+        self.all_rows = 0
+        self._spare_share = spare_share
+        self._weights = 0.0
+        self._num_running = 0
+        self._turns = 0
+        self._latest: str | None = None
+        self._others_turn = -MEMORY_TURNS
         self._completion_tokens = completion_tokens
         self._active: dict[str, Holding] = {}
         self._remembered: OrderedDict[str, Holding] = OrderedDict()
@@ -73,27 +93,46 @@ class Holdings:
         """Tenants of which something waits or runs."""
         return len(self._active)
 
-    def of(self, tenant: str) -> Holding:
+    def of(self, tenant: str, weight: float) -> Holding:
         """Return a tenant's, which has or is about to have something here."""
         holding = self._active.get(tenant)
         if holding is None:
             holding = self._remembered.pop(tenant, None) or Holding(self._completion_tokens)
             self._active[tenant] = holding
+        self._weights += weight - holding.weight
+        holding.weight = weight
         return holding
+
+    def take(self, tenant: str, holding: Holding, kv_tokens: int) -> None:
+        """Count one that runs from now on."""
+        holding.take(kv_tokens)
+        self._num_running += 1
+        if tenant != self._latest:
+            if self._latest is not None:
+                self._others_turn = self._turns
+            self._latest = tenant
+        self._turns += 1
+
+    def give(self, holding: Holding, kv_tokens: int) -> None:
+        """Count one out that ran."""
+        self._num_running -= 1
+        holding.give(kv_tokens)
 
     def left(self, tenant: str) -> None:
         """Only remember a tenant from now on, if nothing of it is here any more."""
         holding = self._active[tenant]
         if not holding.num_waiting and not holding.num_running:
             del self._active[tenant]
+            self._weights = self._weights - holding.weight if self._active else 0.0
+            holding.weight = 0.0
             self._remembered[tenant] = holding
             while len(self._remembered) > MAX_REMEMBERED:
                 self._remembered.popitem(last=False)
 
-    def note_kv_tokens(self, kv_tokens: int) -> None:
-        """Take in how many tokens all decode workers can hold."""
-        if kv_tokens != self.all_kv_tokens:
-            self.all_kv_tokens = kv_tokens
+    def note_pools(self, kv_tokens: int, rows: int) -> None:
+        """Take in how many tokens and sequences all decode workers can hold."""
+        if (kv_tokens, rows) != (self.all_kv_tokens, self.all_rows):
+            self.all_kv_tokens, self.all_rows = kv_tokens, rows
             for holding in self._active.values():
                 holding.resume()
 
@@ -109,3 +148,18 @@ class Holdings:
         if claim.kv_share >= 1 or not self.all_kv_tokens:
             return True
         return holding.kv_tokens + head.cost <= claim.kv_share * self.all_kv_tokens
+
+    def leaves_rows(self, flow: Flow[Any]) -> bool:
+        """Return whether one more of a tenant, which has its share of the rows already, would take
+        one that is left free for others."""
+        tenant, holding = flow.tenant, flow.holding
+        num_spare = int(self.all_rows * self._spare_share)
+        if not num_spare or self._num_running < self.all_rows - num_spare:
+            return False
+        is_alone = len(self._active) < 2 and (
+            tenant == self._latest and self._turns - self._others_turn >= MEMORY_TURNS
+        )
+        # Of who is not here just now the weight is not known: as much as this one's.
+        others = self._weights - holding.weight if len(self._active) > 1 else holding.weight
+        share = holding.weight / (holding.weight + others)
+        return not is_alone and holding.num_running >= share * self.all_rows

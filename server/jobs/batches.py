@@ -21,6 +21,7 @@ from .states import OPEN, BatchState, BatchStep, after
 
 if TYPE_CHECKING:
     import sqlite3
+    from collections.abc import Collection
 
     from triolet.config_batches import BatchConfig
 
@@ -175,13 +176,14 @@ class Batches:
             elif batch.status is BatchState.VALIDATING:
                 self._begin(batch, now)
 
-    def waiting(self, limit: int) -> list[WaitingLine]:
-        """Return lines to run, of the oldest batches first."""
+    def waiting(self, limit: int, resting: Collection[str] = ()) -> list[WaitingLine]:
+        """Return lines to run, of the oldest batches first; none of those owners who rest."""
         rows = self._connection.execute(
             "SELECT lines.batch_id, number, custom_id, endpoint, body, owner FROM lines "
             "JOIN batches ON batches.id = lines.batch_id WHERE lines.state = ? AND status = ? "
+            f"AND owner NOT IN ({', '.join('?' * len(resting))}) "
             "ORDER BY order_number, number LIMIT ?",
-            (schema.WAITING, BatchState.IN_PROGRESS, limit),
+            (schema.WAITING, BatchState.IN_PROGRESS, *resting, limit),
         ).fetchall()
         return [WaitingLine(*row) for row in rows]
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import trio
 
+from triolet.units import MILLISECONDS
+
 from ..api.live import DEPARTURE_KEY, OWNER_KEY, Departure
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ class InnerAnswer(NamedTuple):
     status: int
     request_id: str
     body: bytes
+    retry_after_s: float | None = None
 
 
 async def ask(
@@ -80,4 +83,9 @@ async def ask(
     await app(scope, receive, send)
     start = next(message for message in sent if message["type"] == "http.response.start")
     parts = [cast("bytes", m.get("body", b"")) for m in sent if m["type"] == "http.response.body"]
-    return InnerAnswer(start["status"], request_id, b"".join(parts))
+    return InnerAnswer(start["status"], request_id, b"".join(parts), _retry_after_s(start))
+
+
+def _retry_after_s(start: dict[str, Any]) -> float | None:
+    milliseconds = dict(start["headers"]).get(b"retry-after-ms")
+    return None if milliseconds is None else int(milliseconds) * MILLISECONDS

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from .records import WaitingLine
     from .storage import Storage
 
-LATER: Final = frozenset({408, 429, 499, 503, 504})
+LATER: Final = frozenset({408, 499, 503, 504})
 """Statuses after which the same request may well succeed."""
+LIMIT_MET: Final = 429
+"""Status of a request that met a limit of its tenant, which is no fault of the request's."""
 HOLD_POLL_S: Final = 0.02
 """How often it is looked whether interactive requests still wait; a fiftieth of a heartbeat's
 cost."""
@@ -65,6 +67,7 @@ class BatchRunner:
         self._on_line = on_line
         self._running: dict[tuple[str, int], trio.CancelScope] = {}
         self._lease_until = 0.0
+        self._resting: dict[str, float] = {}
 
     async def run(self) -> None:
         """Run batches until cancelled; what is not answered then is run by the next one."""
@@ -109,7 +112,11 @@ class BatchRunner:
         if room <= 0 or self._is_urgent():
             return
         # As many are under way as may be, so among so many more there is one that is not.
-        lines = await self._storage.run(self._storage.batches.waiting, 2 * self._config.concurrency)
+        now = trio.current_time()
+        self._resting = {owner: until for owner, until in self._resting.items() if until > now}
+        lines = await self._storage.run(
+            self._storage.batches.waiting, 2 * self._config.concurrency, tuple(self._resting)
+        )
         for line in lines:
             if (line.batch_id, line.number) not in self._running and room > 0:
                 room -= 1
@@ -120,6 +127,12 @@ class BatchRunner:
         try:
             with scope:
                 answer = await self._answer(line)
+                if answer.status == LIMIT_MET:
+                    # The line waits, and leaves its place to other tenants'.
+                    wait_s = answer.retry_after_s or self._config.limited_retry_s
+                    self._resting[line.owner] = trio.current_time() + wait_s
+                    self._on_line("limited")
+                    return
                 try:
                     await self._finish(line, answer)
                 except RequestError:  # it is run again, when there may be room for its result
@@ -144,7 +157,7 @@ class BatchRunner:
 
     async def _finish(self, line: WaitingLine, answer: InnerAnswer) -> None:
         own_id = line_id(line.batch_id, line.number)
-        status, request_id, body = answer
+        status, request_id, body = answer.status, answer.request_id, answer.body
         try:
             result = answer_line(own_id, line.custom_id, status, request_id, body)
         except ValueError:

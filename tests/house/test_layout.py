@@ -70,6 +70,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "triton": ("engine/gpu/",),
     "msgpack": ("transport/codec.py",),
     "llguidance": ("triolet/grammar.py",),
+    "coredis": ("server/quotas/redis_calls.py",),
     "prometheus_client": ("server/metrics",),
     "locust": ("loadtest/",),
 }
@@ -247,6 +248,15 @@ SANS_IO_FOLDERS: dict[str, tuple[str, ...]] = {
     "worker": ("entry.py", "shell.py", "local_engine.py"),
     "prefill": ("links.py", "worker.py"),
     "decode": ("worker.py",),
+    "server/quotas": (
+        "memory_store.py",
+        "opening.py",
+        "quotas.py",
+        "redis_",
+        "spend_file.py",
+        "spend_watch.py",
+        "store.py",
+    ),
     "server/fleet": ("embedding_run.py", "fleet.py", "handout.py", "stream.py"),
 }
 SANS_IO = (

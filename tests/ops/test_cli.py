@@ -70,6 +70,8 @@ def test_bad_input_gets_one_line_and_exit_code_2(
 def test_a_server_that_is_not_there_is_no_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", "--url", "http://127.0.0.1:9"]) == 1
     assert "triolet serve" in capsys.readouterr().err
+    assert main(["tenant", "usage", "--url", "http://127.0.0.1:9"]) == 1
+    assert "cannot be asked" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [[], ["keys"], ["tenant"]])

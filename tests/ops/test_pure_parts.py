@@ -42,6 +42,7 @@ from triolet.config_overload import (
     OverloadConfig,
     SloConfig,
 )
+from triolet.config_quotas import QuotaConfig
 from triolet.config_routing import LocalPrefill, RoutingConfig
 from triolet.config_speculation import SpeculationConfig
 from triolet.config_tenants import TenantsConfig
@@ -174,7 +175,10 @@ def test_every_role_understands_the_links_that_its_supervisor_means() -> None:
             host="::",
             port=0,
             allow_remote_clients=True,
-            tenants=TenantsConfig("/etc/triolet/tenants.toml"),
+            tenants=TenantsConfig(
+                "/etc/triolet/tenants.toml",
+                quotas=QuotaConfig("@/etc/triolet/redis", spend_file="/var/lib/spend.sqlite3"),
+            ),
             token_window=3,
             stall_timeout_s=2.0,
             drain_timeout_s=0.5,

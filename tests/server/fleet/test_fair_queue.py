@@ -87,7 +87,7 @@ def test_it_is_the_slow_obvious_queue(seed: int, steps: int) -> None:
             queue.restore()
         else:
             slow.kv_tokens = rng.randrange(200)
-            queue.note_kv_tokens(slow.kv_tokens)
+            queue.note_pools(slow.kv_tokens, 0)
         assert len(queue) == sum(not one.is_running for one in slow.all.values())
         assert queue.num_running == sum(one.is_running for one in slow.all.values())
     assert_nothing_is_left(queue, slow)
@@ -271,14 +271,14 @@ def test_a_tenant_with_all_that_it_may_have_is_skipped_until_it_gives_back() -> 
 
 def test_a_share_of_kv_is_kept_but_never_refuses_the_only_one() -> None:
     queue: FairQueue[str] = FairQueue(CONFIG)
-    queue.note_kv_tokens(1000)
+    queue.note_pools(1000, 0)
     claim = Claim("a", kv_share=0.1)
     queue.add("large", place(claim, 500))
     assert queue.first() == "large"
     queue.take("large")
     queue.add("small", place(claim, 1))
     assert queue.first() is None
-    queue.note_kv_tokens(100_000)
+    queue.note_pools(100_000, 0)
     assert queue.first() == "small"
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
+from server.api.live import OWNER_KEY
 from server.jobs.records import BatchRecord
 from server.jobs.runner import BatchRunner
 from server.jobs.states import BatchState
@@ -46,14 +47,18 @@ def set_full(storage: Storage, *, is_full: bool) -> None:
     connection.execute(f"PRAGMA max_page_count = {num_pages if is_full else 1_000_000}")
 
 
-async def begin(storage: Storage) -> None:
+async def begin(storage: Storage, owner: str = "", name: str = "1") -> None:
     """Store lines and a batch of them."""
     fields = {"method": "POST", "url": URL, "body": {"prompt": "x"}}
     lines = [json.dumps(fields | {"custom_id": f"c{n}"}).encode() for n in range(NUM_LINES)]
     now = int(time_of_day())
-    await storage.run(storage.files.add, "", "file-1", "in", "batch", b"\n".join(lines), now)
-    batch = BatchRecord("batch_1", BatchState.VALIDATING, URL, "file-1", "24h", now, now + 3600)
-    await storage.run(storage.batches.add, "", batch)
+    await storage.run(
+        storage.files.add, owner, f"file-{name}", "in", "batch", b"\n".join(lines), now
+    )
+    batch = BatchRecord(
+        f"batch_{name}", BatchState.VALIDATING, URL, f"file-{name}", "24h", now, now + 3600
+    )
+    await storage.run(storage.batches.add, owner, batch)
     await storage.run(storage.batches.take_lease, time_of_day())
     await storage.run(storage.batches.advance, now)
 
@@ -90,4 +95,60 @@ async def test_a_full_disk_holds_a_batch_up_and_ends_nothing(tmp_path: Path) -> 
             nursery.cancel_scope.cancel()
     assert outcomes.count("completed") == NUM_LINES
     assert batch.request_counts.completed == NUM_LINES
+    storage.close()
+
+
+class LimitedApp:
+    """Refuses one tenant until it is let in."""
+
+    def __init__(self) -> None:
+        self.is_limited = True
+        self.num_refused = 0
+
+    async def __call__(
+        self,
+        scope: dict[str, Any],
+        receive: Callable[[], Awaitable[dict[str, Any]]],
+        send: Callable[[dict[str, Any]], Awaitable[None]],
+    ) -> None:
+        """Answer."""
+        await receive()
+        is_refused = self.is_limited and scope["state"][OWNER_KEY] == "busy"
+        self.num_refused += is_refused
+        headers = [(b"retry-after-ms", b"20")] if is_refused else []
+        status = 429 if is_refused else 200
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+
+@pytest.mark.slow
+async def test_lines_of_a_tenant_at_its_limit_wait_and_hold_up_nobody(tmp_path: Path) -> None:
+    storage, outcomes, limited = Storage(str(tmp_path), CONFIG, "one"), list[str](), LimitedApp()
+    await begin(storage, "busy", "1")
+    await begin(storage, "other", "2")
+
+    async def ended(batch_id: str) -> BatchRecord:
+        while True:
+            batch = await storage.run(storage.batches.get, batch_id)
+            assert batch is not None
+            if batch.status is BatchState.COMPLETED:
+                return batch
+            await trio.sleep(CONFIG.poll_s)
+
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(
+                BatchRunner(
+                    storage, CONFIG, limited, "localhost", lambda: False, outcomes.append
+                ).run
+            )
+            other = await ended("batch_2")
+            while limited.num_refused <= 2 * CONFIG.max_line_attempts:  # noqa: ASYNC110
+                await trio.sleep(CONFIG.poll_s)
+            limited.is_limited = False
+            busy = await ended("batch_1")
+            nursery.cancel_scope.cancel()
+    for batch in (busy, other):
+        assert (batch.request_counts.completed, batch.request_counts.failed) == (NUM_LINES, 0)
+    assert outcomes.count("limited") == limited.num_refused
     storage.close()

@@ -15,6 +15,7 @@ from server.api.ports import Services
 from server.edge.accept import Edge
 from server.edge.sockets import base_url, open_listening_socket
 from server.metrics import Metrics
+from server.quotas.opening import quotas_in_memory
 from server.tenancy import Tenancy
 from server.text.sampling_defaults import SamplingDefaults
 from tests.server.support.fakes import FakeFleet, FakeGrammars, FakeText
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from server.api.ports import TextPort
+    from server.quotas.quotas import Quotas
 
 MODEL = "demo"
 CONFIG = ServerConfig(
@@ -235,6 +237,7 @@ async def surface(
     defaults: SamplingDefaults | None = None,
     tenancy: Tenancy | None = None,
     text: TextPort | None = None,
+    quotas: Quotas | None = None,
     **changes: object,
 ) -> AsyncIterator[Surface]:
     """Run a server with some settings changed; nothing may be left of it at the end."""
@@ -251,6 +254,7 @@ async def surface(
         defaults or SamplingDefaults(),
         count_connections=lambda: edge.connections,
         tenancy=tenancy or Tenancy(),
+        quotas=quotas or quotas_in_memory(),
     )
     edge = Edge(build_app(services), config)
     metrics.watch(fleet.status, lambda: edge.connections, lambda: edge.writes.by_way)

@@ -1,0 +1,176 @@
+"""`python -m loadtest.bench.quotas`: one limit over two servers' accounts, and what asking costs.
+
+Two processes share a redis-server that this program starts on loopback, and ask for more than a
+tenant may have for some seconds; what is admitted is compared with the limit. Before that, one
+process times a reservation and its settlement in either store. Knows the accounts; starts no fleet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from itertools import count
+from statistics import median, quantiles
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+from rich.console import Console
+
+from server.quotas.amounts import Ask, Limits, Settlement
+from server.quotas.memory_store import MemoryStore
+from server.quotas.redis_store import RedisStore
+from triolet.config_quotas import QuotaConfig
+
+from .engines import BENCH
+from .machine import describe
+from .report import Ratio, Report
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from server.quotas.store import Store
+
+MOST_OFF: Final = 0.02
+"""Of the limit, either way."""
+PER_MINUTE: Final = 1200.0
+ASKERS: Final = 4
+PAUSE_S: Final = 0.01
+"""Of each of a server's askers between two questions: together many times what is refilled, and
+more than a full bucket adds."""
+ADMITTED: Final = "admitted: "
+START_S: Final = 30.0
+
+
+class Unwatched:
+    """Is told of spend and says nothing."""
+
+    def spent(self, tenant: str, before: int, after: int) -> None:
+        """Ignore it."""
+
+    def store_changed(self, *, is_shared: bool) -> None:
+        """Ignore it."""
+
+    def call_failed(self, reason: str) -> None:
+        """Say so: what is decided locally is no worse, but another thing."""
+        sys.stderr.write(f"a call failed: {reason}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, print and write; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=20.0, help="two servers ask for so long")
+    parser.add_argument("--requests", type=int, default=3000, help="timed, of each store")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.child:
+        admitted = trio.run(_ask_for, options.child, options.seconds)
+        sys.stdout.write(f"\n{ADMITTED}{admitted}\n")
+        return 0
+    console = Console(highlight=False)
+    if shutil.which("redis-server") is None:
+        console.print("error: there is no redis-server here", style="red")
+        return 2
+    with _redis() as url:
+        rows = [
+            trio.run(_time_store, "memory", "", options.requests),
+            trio.run(_time_store, "redis", url, options.requests),
+        ]
+        admitted, limit, shares = _two_servers(url, options.seconds)
+    name = "admitted by two servers that share Redis / limit"
+    ratios = {name: Ratio(admitted / limit, 1 - MOST_OFF, 1 + MOST_OFF)}
+    servers = [{"server": n, "admitted": share} for n, share in enumerate(shares)]
+    plotted = (("store",), "p50_us")
+    report = Report("quotas", describe(1), rows, ratios, {}, plotted, {"two servers": servers})
+    report.show(console)
+    report.write(BENCH)
+    return 0 if all(ratio.is_met for ratio in ratios.values()) else 1
+
+
+@contextmanager
+def _redis() -> Iterator[str]:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["redis-server", "--bind", "127.0.0.1", "--port", str(port), "--dir", folder]
+        process = subprocess.Popen([*command, "--save", ""], stdout=subprocess.DEVNULL)
+        try:
+            give_up = time.monotonic() + START_S
+            while True:
+                try:
+                    socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                    break
+                except OSError:
+                    if time.monotonic() > give_up:
+                        raise
+                    time.sleep(0.02)
+            yield f"redis://127.0.0.1:{port}"
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _two_servers(url: str, seconds: float) -> tuple[int, float, list[int]]:
+    """Return what two processes admitted in all, what they may, and what each did."""
+    command = [sys.executable, "-m", __spec__.name if __spec__ else __name__]
+    command += ["--child", url, "--seconds", str(seconds)]
+    children = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
+    said = [child.communicate()[0].decode() for child in children]
+    shares = [int(text.rpartition(ADMITTED)[2]) for text in said]
+    # The first to ask finds a full bucket; what each says ends at a moment that both know.
+    return sum(shares), PER_MINUTE + seconds * PER_MINUTE / 60, shares
+
+
+async def _ask_for(url: str, seconds: float) -> int:
+    """Ask as one of several servers for so long after the first of them did; return how often that
+    was granted."""
+    store = RedisStore(QuotaConfig(limits=url), Unwatched(), f"{time.time_ns()}")
+    limits, ids, admitted = Limits(tokens=PER_MINUTE), count(), 0
+
+    async def ask() -> None:
+        nonlocal admitted
+        while True:
+            ask_id = f"{next(ids)}"
+            verdict = await store.reserve(Ask(ask_id, "t", 1), limits)
+            if verdict.refused_by is None:
+                admitted += 1
+                store.settle(Settlement(ask_id, "t", limits, 1, 0))
+            await trio.sleep(PAUSE_S)
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        with trio.move_on_after(seconds):
+            async with trio.open_nursery() as asking:
+                for _ in range(ASKERS):
+                    asking.start_soon(ask)
+        nursery.cancel_scope.cancel()
+    return admitted
+
+
+async def _time_store(name: str, url: str, requests: int) -> dict[str, Any]:
+    """Return what one reservation after another takes, settlements between them."""
+    store: Store = MemoryStore(QuotaConfig(), Unwatched())
+    if url:
+        store = RedisStore(QuotaConfig(limits=url), Unwatched(), "timed")
+    limits = Limits(1e9, 1e12, 10**6, 10**15)
+    times = []
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        for number in range(requests):
+            began_at = time.perf_counter()
+            await store.reserve(Ask(f"{number}", "u", 100, 10), limits)
+            times.append((time.perf_counter() - began_at) * 1e6)
+            store.settle(Settlement(f"{number}", "u", limits, 50, 5))
+        nursery.cancel_scope.cancel()
+    p99 = quantiles(times, n=100)[98]
+    return {"store": name, "requests": requests, "p50_us": median(times), "p99_us": p99}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

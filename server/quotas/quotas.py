@@ -1,0 +1,272 @@
+"""What tenants may use: reserved before a request is queued, and settled by what it really used.
+
+Knows the store, prices and how long a tenant's completions usually are; knows no HTTP and no
+workers. One reservation stands for one request of a client's, whatever number of sequences it is:
+it is settled when the last of them has ended.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, NamedTuple
+
+import trio
+
+from .amounts import NANOS, Account, Ask, Limit, Limits, Settlement, cost_of, limits_of
+from .buckets import MINUTE_S
+from .lengths import CompletionLengths
+from .refusals import refusal, refused, too_large
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+
+    from triolet.config_quotas import QuotaConfig
+    from triolet.tenants import Prices, Tenant
+
+    from ..generation import Usage
+    from .spend_watch import QuotaMetricsPort, SpendWatch
+    from .store import Store
+
+
+class Asked(NamedTuple):
+    """One sequence, or one input.
+
+    Attributes:
+      request_id: its own.
+      prompt_tokens: that it is charged for: none for another completion of the same prompt.
+      max_tokens: of its completion.
+    """
+
+    request_id: bytes
+    prompt_tokens: int
+    max_tokens: int
+
+
+class Reservation:
+    """What one request of a client's has reserved. Leaving it without having begun gives it back.
+
+    Args:
+      ask: what was reserved.
+      limits: of the tenant.
+      asked: its sequences.
+      settle: told once what became of all of it.
+    """
+
+    def __init__(
+        self,
+        ask: Ask,
+        limits: Limits,
+        asked: Sequence[Asked],
+        settle: Callable[[Reservation, Settlement], None],
+    ) -> None:
+        self.ask = ask
+        self.limits = limits
+        self.open = {one.request_id: one for one in asked}
+        self.is_accepted = False
+        self._settle = settle
+        self._tokens = self._cost = 0
+        self._is_begun = False
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Take nothing of it, unless something was begun. Idempotent."""
+        if not self.is_accepted:
+            self.is_accepted = True
+            self._end()
+
+    def take(self, request_id: bytes, tokens: int, cost: int, *, is_begun: bool) -> None:
+        """Add what one sequence used; the last one settles."""
+        del self.open[request_id]
+        self._tokens += tokens
+        self._cost += cost
+        self._is_begun |= is_begun
+        if not self.open:
+            self._end()
+
+    def _end(self) -> None:
+        self._settle(
+            self,
+            Settlement(
+                self.ask.id,
+                self.ask.tenant,
+                self.limits,
+                self._tokens,
+                self._cost,
+                self._is_begun,
+            ),
+        )
+
+
+class NoReservation:
+    """Of whoever needs none."""
+
+    def __enter__(self) -> NoReservation:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Nothing to give back."""
+
+    def give_back(self) -> None:
+        """Nothing to give back."""
+
+
+class Quotas:
+    """All tenants' limits, seen from one server.
+
+    Args:
+      config: bounds.
+      store: keeps the accounts.
+      watch: is told of plans, for alerts.
+      metrics: told what there is to count.
+      prices: returns those of the served model, as they are now.
+    """
+
+    def __init__(
+        self,
+        config: QuotaConfig,
+        store: Store,
+        watch: SpendWatch,
+        metrics: QuotaMetricsPort,
+        prices: Callable[[], Prices],
+    ) -> None:
+        self.store = store
+        self._config = config
+        self._watch = watch
+        self._metrics = metrics
+        self._prices = prices
+        self._running: dict[bytes, Reservation] = {}
+        self._lengths: dict[str, CompletionLengths] = {}
+
+    @property
+    def num_open(self) -> int:
+        """Sequences whose tenants are not charged yet."""
+        return len(self._running)
+
+    def check(self, tenant: Tenant) -> None:
+        """Refuse at once whoever has nothing left, before anything is worked on. Costs no round
+        trip, and says nothing of whoever has a little.
+
+        Raises:
+          RequestError: 429.
+        """
+        limits = limits_of(tenant.plan)
+        if not tenant.name or not limits.are_any:
+            return
+        account = self.store.last_seen(tenant.name, limits, self._config.view_s)
+        met = None if account is None else _met(account, self.store.enforced(limits))
+        if met is not None:
+            limit, wait_s = met
+            self._metrics.refused(limit)
+            raise refusal(tenant.plan, limit, wait_s)
+
+    async def reserve(self, tenant: Tenant, asked: Sequence[Asked]) -> Reservation | NoReservation:
+        """Take what a request will probably use.
+
+        Args:
+          tenant: whose it is.
+          asked: its sequences; none where nothing is to be begun.
+
+        Returns:
+          To be entered while the request is submitted.
+
+        Raises:
+          RequestError: 429, a limit is met; 400, the prompts alone are more than a minute's tokens.
+        """
+        if not tenant.name or not asked:
+            return NoReservation()
+        limits, prices = limits_of(tenant.plan), self._prices()
+        prompt_tokens = sum(one.prompt_tokens for one in asked)
+        completion_tokens = sum(
+            self._estimate(tenant.name, one.max_tokens, limits) for one in asked
+        )
+        ask = Ask(
+            secrets.token_hex(16),
+            tenant.name,
+            prompt_tokens + completion_tokens,
+            cost_of(prices, prompt_tokens, 0, completion_tokens),
+        )
+        self._watch.note(tenant.name, tenant.plan)
+        if limits.tokens is not None and prompt_tokens > limits.tokens:
+            raise too_large(tenant.plan, prompt_tokens)
+        if limits.are_any:
+            await self._ask(tenant, ask, limits)
+        reservation = Reservation(ask, limits, asked, self._settle)
+        for one in asked:
+            self._running[one.request_id] = reservation
+        return reservation
+
+    def accepted(self, request_id: bytes) -> None:
+        """Note that a sequence will have an end. See `Charges`."""
+        reservation = self._running.get(request_id)
+        if reservation is not None:
+            reservation.is_accepted = True
+
+    def ended(self, request_id: bytes, usage: Usage, *, is_begun: bool) -> float | None:
+        """Charge what a sequence used. See `Charges`."""
+        reservation = self._running.pop(request_id, None)
+        if reservation is None:
+            return None
+        asked, tenant = reservation.open[request_id], reservation.ask.tenant
+        tokens = cost = 0
+        if is_begun:
+            prompt, completion = asked.prompt_tokens, usage.completion_tokens
+            tokens = prompt + completion
+            cost = cost_of(self._prices(), prompt, min(usage.cached_tokens, prompt), completion)
+            if completion:
+                self._lengths.setdefault(tenant, CompletionLengths()).add(completion)
+        reservation.take(request_id, tokens, cost, is_begun=is_begun)
+        if cost:
+            self._metrics.cost(tenant, cost / NANOS)
+        return cost / NANOS
+
+    def _estimate(self, tenant: str, max_tokens: int, limits: Limits) -> int:
+        lengths, config = self._lengths.get(tenant), self._config
+        if lengths is not None and lengths.num_seen >= config.min_completions:
+            return min(max_tokens, lengths.p90())
+        guess = config.unknown_completion_tokens
+        if limits.tokens is not None:
+            guess = min(guess, max(1, int(limits.tokens * config.unknown_share)))
+        return min(max_tokens, guess)
+
+    async def _ask(self, tenant: Tenant, ask: Ask, limits: Limits) -> None:
+        began_at = trio.current_time()
+        verdict = await self.store.reserve(ask, limits)
+        self._metrics.reserved(trio.current_time() - began_at)
+        error = refused(tenant.plan, verdict, self._config.concurrent_retry_s)
+        if error is not None and verdict.refused_by is not None:
+            self._metrics.refused(verdict.refused_by)
+            raise error
+
+    def _settle(self, reservation: Reservation, settlement: Settlement) -> None:
+        for request_id in reservation.open:
+            del self._running[request_id]
+        self.store.settle(settlement)
+
+
+def _met(account: Account, limits: Limits) -> tuple[Limit, float] | None:
+    """Return the limit of which nothing at all is left, and for how long."""
+    if limits.budget is not None and account.spent >= limits.budget:
+        return Limit.BUDGET, 0.0
+    for limit, most, left in (
+        (Limit.REQUESTS, limits.requests, account.requests),
+        (Limit.TOKENS, limits.tokens, account.tokens),
+    ):
+        if most is not None and left < min(1.0, most) - 0.001:
+            return limit, (1.0 - left) * MINUTE_S / most
+    return None

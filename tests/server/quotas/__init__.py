@@ -1,0 +1,1 @@
+"""Limits of tenants, and who keeps the account."""
