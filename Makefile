@@ -148,5 +148,12 @@ bench-gpu: install-dev  ## the ten-minute plan on an NVIDIA GPU (docs/gpu.md); s
 bench-interference: bench-model  ## gaps of running streams while long prompts arrive: one core each, mixed steps, vLLM
 	$(BIN)/python -m loadtest.bench.interference $(ARGS)
 
+.PHONY: overload overload-real
+overload: install-dev  ## half to ten times the load with and without each mechanism, in virtual time; curves (ARGS=-h)
+	$(BIN)/python -m loadtest.overload --images docs/images $(ARGS)
+
+overload-real: install-dev  ## the same on processes whose devices only take time, over HTTP (ARGS="--kinds curve")
+	$(BIN)/python -m loadtest.overload --real $(ARGS)
+
 clean:  ## remove what builds and tests leave behind, not the environment
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

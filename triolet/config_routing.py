@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from .errors import ConfigError
-from .units import SECONDS
+from .units import MILLISECONDS, SECONDS
 
 
 class LocalPrefill(StrEnum):
@@ -47,6 +47,11 @@ class RoutingConfig:
     """The same for a prompt that may be what the last one died of: a restart, slow ones included.
     Prefill has nothing but prompts to lose, decode has streams."""
 
+    backlog_s: float = 250 * MILLISECONDS
+    """Of computing, by its own measured pace, that a prefill worker is given ahead, all servers
+    together; the rest waits here, where classes, tenants and deadlines decide who goes first. Some
+    steps, so that a worker never waits for the next prompt."""
+
     def __post_init__(self) -> None:
         for name, value in (
             ("max_local_tokens", self.max_local_tokens),
@@ -54,6 +59,7 @@ class RoutingConfig:
             ("stream_weight", self.stream_weight),
             ("prefill_grace_s", self.prefill_grace_s),
             ("suspect_grace_s", self.suspect_grace_s),
+            ("backlog_s", self.backlog_s),
         ):
             if value < 0:
                 raise ConfigError(f"{name} is {value!r}; allowed: >= 0")

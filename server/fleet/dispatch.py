@@ -53,6 +53,7 @@ class Need(NamedTuple):
       is_suspect: its prompt may be what a worker died of.
       chain: names the prompt's blocks; None if nobody is asked for them.
       kept_share: of each worker, which is kept for others.
+      backlog_s: of computing that a prefill worker may have ahead; None for all of its credit.
     """
 
     prompt_tokens: int
@@ -63,6 +64,7 @@ class Need(NamedTuple):
     is_suspect: bool = False
     chain: PrefixChain | None = None
     kept_share: float = 0.0
+    backlog_s: float | None = None
 
 
 class Pair(NamedTuple):
@@ -116,6 +118,7 @@ def choose_route(
       now: the time.
     """
     workers = tuple(workers)
+    need = need._replace(backlog_s=config.backlog_s)
     if config.local_prefill is LocalPrefill.OFF:
         return _over_prefill(workers, need, paths, Why.OFF, now)
     if config.local_prefill is LocalPrefill.ALWAYS:
@@ -345,7 +348,22 @@ def _has_token_credit(worker: Worker, need: Need) -> bool:
         return False
     credit = (1.0 - need.kept_share) * worker.beat.token_credit
     waiting = worker.waiting_tokens
-    return credit > 0 and (waiting == 0 or waiting + counted_tokens(worker, need) <= credit)
+    if credit <= 0 or waiting == 0:
+        return credit > 0
+    return waiting < _paced(worker, need) and waiting + counted_tokens(worker, need) <= credit
+
+
+def _paced(worker: Worker, need: Need) -> float:
+    """Return the tokens of ours below which a prefill worker is given more: by its own pace, at
+    least two of its steps, of which each server has the share that it has of the credit."""
+    assert worker.capacity is not None, "only welcomed workers are asked"
+    assert worker.beat is not None, "nor those that have not said what they do"
+    rate = worker.beat.load.prompt_tokens_per_s
+    if need.backlog_s is None or rate <= 0.0:
+        return worker.beat.token_credit
+    share = worker.beat.token_credit / max(worker.capacity.max_waiting_tokens, 1)
+    ahead_s = max(need.backlog_s, 2 * worker.capacity.step_s)
+    return (1.0 - need.kept_share) * min(share, 1.0) * rate * ahead_s
 
 
 def blocks_needed(worker: Worker, need: Need) -> int:

@@ -55,6 +55,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "loadtest/simulate": frozenset(
         {"triolet", "transport", "engine", "worker", "prefill", "decode", "server"}
     ),
+    # So does the load lab, in virtual time and as processes whose devices only take time.
+    "loadtest/overload": frozenset(
+        {"triolet", "transport", "engine", "worker", "prefill", "decode", "server", "ops"}
+    ),
 }
 ENTRY_POINTS = {("ops/cli.py", "prefill"), ("ops/cli.py", "decode"), ("ops/cli.py", "server")}
 

@@ -279,6 +279,7 @@ class FakePrefill:
     epoch: int = 1
     num_blocks: int = 1000
     token_credit: int = 10_000
+    prompt_tokens_per_s: float = 0.0
     fingerprint: str = "tiny/f32"
     end_at: int | None = None
     is_draining: bool = False
@@ -304,7 +305,11 @@ class FakePrefill:
             progress=self.steps,
             has_work=False,
             is_draining=self.is_draining,
-            load=Load(free_blocks=self.num_blocks, waiting=len(self.waiting)),
+            load=Load(
+                free_blocks=self.num_blocks,
+                waiting=len(self.waiting),
+                prompt_tokens_per_s=self.prompt_tokens_per_s,
+            ),
             token_credit=self.token_credit,
         )
 

@@ -140,6 +140,16 @@ def test_a_prompt_longer_than_all_credit_goes_to_an_idle_prefill_worker_alone() 
     assert chosen(world, Need(7, 7)) is not None
 
 
+def test_a_prefill_worker_is_given_no_more_ahead_than_its_pace_makes_of_the_time() -> None:
+    world = world_of(FakePrefill(prompt_tokens_per_s=40.0), FakeDecode())
+    need = TEN._replace(backlog_s=0.25)
+    world.workers[0].reserve(KEY, num_tokens=9)
+    assert chosen(world, need) is not None  # and is never idle for want of the next prompt
+    world.workers[0].reserve(KEY._replace(attempt=2), num_tokens=1)
+    assert chosen(world, need) is None
+    assert chosen(world, need._replace(backlog_s=None)) is not None
+
+
 @pytest.mark.parametrize(
     "fakes",
     [

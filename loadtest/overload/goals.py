@@ -1,0 +1,178 @@
+"""What results are judged by: a row for each experiment, and the ratios with their floors.
+
+Pure. Knows what was promised; a ratio whose experiment was not made is left out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from triolet.service_class import ServiceClass
+
+from ..bench.report import Ratio
+from .mechanisms import EVERYTHING
+from .outcomes import (
+    figures,
+    in_slo,
+    jain,
+    percentile,
+    recovery_s,
+    taken_at_return,
+    tokens_by_tenant,
+    wasted,
+    within,
+)
+from .plan import WEIGHTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from .lab import Result
+    from .outcomes import Outcome
+
+GOODPUT_FLOORS: Final = {2.0: 0.85, 4.0: 0.80}
+"""Of the goodput at 1x, by load."""
+NORMAL_TTFT: Final = 1.5
+"""Times the median TTFT of calm times: what counts as back to normal after a surge."""
+TENANT_SPREAD: Final = 0.05
+
+
+def counted(result: Result) -> list[Outcome]:
+    """Return the outcomes of those who are counted."""
+    experiment = result.experiment
+    return within(result.course.outcomes, experiment.begin_s, experiment.end_s)
+
+
+def row(result: Result) -> dict[str, Any]:
+    """Return an experiment's figures."""
+    experiment, outcomes = result.experiment, counted(result)
+    found = figures(outcomes, experiment.end_s - experiment.begin_s)
+    critical = [o for o in outcomes if o.arrival.service_class is ServiceClass.CRITICAL]
+    return {
+        "kind": experiment.kind,
+        "case": experiment.case,
+        "mechanisms": experiment.mechanisms,
+        "load": round(experiment.load, 2),
+        "offered_per_s": _rounded(found.offered / (experiment.end_s - experiment.begin_s)),
+        "goodput_per_s": _rounded(found.goodput),
+        "good_tokens_per_s": _rounded(found.token_goodput),
+        "refused": _rounded(found.refused),
+        "dropped": _rounded(found.dropped),
+        "failed": _rounded(found.failed),
+        "ttft_p50_s": _rounded(found.ttft_p50_s),
+        "ttft_p99_s": _rounded(found.ttft_p99_s),
+        "ttft_p99_over_slo": _rounded(found.ttft_over_slo),
+        "critical_in_slo": _rounded(in_slo(critical)) if critical else None,
+        "refusal_p99_ms": _rounded(_ms(found.refusal_p99_s)),
+        "wasted_prefill": _rounded(wasted(result.course.outcomes, result.course.prompt_tokens)),
+        "left_over": len(result.course.left),
+        "generator_late_p99_ms": _rounded(_ms(found.late_p99_s)),
+        "generator_cores": _rounded(result.course.generator_cpu),
+    }
+
+
+def ratios(results: Sequence[Result]) -> dict[str, Ratio]:
+    """Return everything that was promised and measured."""
+    with_all = [result for result in results if result.experiment.mechanisms == EVERYTHING]
+    found = dict(_of_curve([r for r in with_all if r.experiment.kind == "curve"]))
+    for result in with_all:
+        match result.experiment.kind:
+            case "surge":
+                found |= _of_surge(result)
+            case "returns":
+                found |= _of_returns(result)
+    found |= _of_tenants({r.experiment.case: r for r in with_all if r.experiment.kind == "tenants"})
+    found["experiments that left something behind"] = Ratio(
+        float(sum(bool(result.course.left) for result in results)), ceiling=0.0
+    )
+    return found
+
+
+def _of_curve(results: Sequence[Result]) -> Iterator[tuple[str, Ratio]]:
+    by_load = {result.experiment.load: result for result in results}
+    if 1.0 not in by_load:
+        return
+    at_one = _goodput(by_load[1.0])
+    for load, result in sorted(by_load.items()):
+        outcomes = counted(result)
+        if load in GOODPUT_FLOORS:
+            share = _goodput(result) / at_one
+            yield f"goodput at {load:g}x of that at 1x", Ratio(share, GOODPUT_FLOORS[load])
+        elif load > 1.0:
+            yield f"goodput at {load:g}x of that at 1x", Ratio(_goodput(result) / at_one)
+        if load < 2.0:
+            continue
+        critical = [o for o in outcomes if o.arrival.service_class is ServiceClass.CRITICAL]
+        found = figures(outcomes, 1.0)
+        yield f"critical in SLO at {load:g}x", Ratio(in_slo(critical), floor=0.99)
+        yield (
+            f"p99 TTFT over SLO at {load:g}x",
+            Ratio(found.ttft_over_slo or 0.0, ceiling=1.25),
+        )
+        yield (
+            f"p99 of refusals at {load:g}x, ms",
+            Ratio(1000 * (found.refusal_p99_s or 0.0), ceiling=50.0),
+        )
+        share = wasted(result.course.outcomes, result.course.prompt_tokens)
+        yield f"prefill never decoded at {load:g}x", Ratio(share, ceiling=0.02)
+
+
+def _of_surge(result: Result) -> dict[str, Ratio]:
+    experiment, outcomes = result.experiment, result.course.outcomes
+    before = within(outcomes, 0.0, experiment.begin_s)
+    normal_s = percentile([o.first_s for o in before if o.first_s is not None], 0.5) or 0.0
+    seconds = recovery_s(outcomes, experiment.end_s, NORMAL_TTFT * normal_s)
+    after_s = max(o.arrival.at_s for o in outcomes) - experiment.end_s
+    # What never came back is at least as bad as the end of the run.
+    return {
+        "seconds to a normal median TTFT after a minute of 3x": Ratio(
+            after_s if seconds is None else seconds, ceiling=5.0
+        )
+    }
+
+
+def _of_returns(result: Result) -> dict[str, Ratio]:
+    share = taken_at_return(result.course.outcomes)
+    if share is None:
+        return {}
+    name = f"taken at their first return, {result.experiment.case}"
+    return {name: Ratio(share, floor=0.9)}
+
+
+def _of_tenants(by_case: dict[str, Result]) -> dict[str, Ratio]:
+    found: dict[str, Ratio] = {}
+    if {"b alone", "b beside a"} <= by_case.keys():
+        alone, beside = (_of_b(by_case[case]) for case in ("b alone", "b beside a"))
+        found["tenant b's p99 TTFT beside a flood, over alone"] = Ratio(
+            beside / alone, ceiling=1.10
+        )
+    if "equal weights" in by_case:
+        got = tokens_by_tenant(counted(by_case["equal weights"]))
+        found["Jain's index at equal weights"] = Ratio(jain(list(got.values())), floor=0.95)
+    if "weights 1:2:4" in by_case:
+        got = tokens_by_tenant(counted(by_case["weights 1:2:4"]))
+        whole, weights = sum(got.values()), sum(WEIGHTS.values())
+        off = max(
+            abs(got.get(name, 0) / whole / (weight / weights) - 1)
+            for name, weight in WEIGHTS.items()
+        )
+        found["farthest from its share, weights 1:2:4"] = Ratio(off, ceiling=TENANT_SPREAD)
+    return found
+
+
+def _of_b(result: Result) -> float:
+    outcomes = [o for o in counted(result) if o.arrival.tenant == "b"]
+    waited = [o.end_s if o.first_s is None else o.first_s for o in outcomes]
+    return percentile(waited, 0.99) or 0.0
+
+
+def _goodput(result: Result) -> float:
+    return figures(counted(result), 1.0).goodput
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else 1000 * seconds
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

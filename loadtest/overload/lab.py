@@ -1,0 +1,97 @@
+"""Where experiments are made: in virtual time, many side by side, or on real processes one by one.
+
+Both give the same: an experiment with its course. Knows fleets; judges nothing.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from dataclasses import replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ..simulate.campaign import keep_quiet
+from . import real_run, virtual_run
+from .mechanisms import NOTHING, configured
+from .plan import SIZES
+from .real_fleet import RealShape, real_fleet
+from .virtual_fleet import FleetShape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from .plan import Experiment
+    from .virtual_run import Course
+
+CLIENTS: Final = 64
+"""At once, while capacity is measured: twice the rows of a fleet."""
+CAPACITY_S: Final = 60.0
+REAL_CAPACITY_S: Final = 30.0
+
+
+class Result(NamedTuple):
+    """What came of an experiment."""
+
+    experiment: Experiment
+    course: Course
+
+
+def virtual_capacity() -> float:
+    """Return the requests per second that a virtual fleet answers."""
+    keep_quiet()
+    return virtual_run.capacity(_virtual(NOTHING), SIZES, CLIENTS, CAPACITY_S)
+
+
+def in_virtual_time(experiments: Sequence[Experiment], num_processes: int) -> list[Result]:
+    """Make experiments in virtual time, in the order in which they are given.
+
+    Args:
+      experiments: which.
+      num_processes: that share them; 0 for this one.
+    """
+    if not num_processes:
+        keep_quiet()
+        return [_one(experiment) for experiment in experiments]
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(num_processes, initializer=keep_quiet) as pool:
+        return pool.map(_one, experiments, chunksize=1)
+
+
+def _one(experiment: Experiment) -> Result:
+    load = virtual_run.VirtualLoad(
+        experiment.arrivals, experiment.claims, do_return=experiment.do_return
+    )
+    return Result(experiment, virtual_run.drive(_virtual(experiment.mechanisms), load))
+
+
+def _virtual(name: str) -> FleetShape:
+    shape = FleetShape()
+    return replace(shape, server=configured(shape.server, name))
+
+
+async def real_capacity(logs: Path) -> float:
+    """Return the requests per second that a fleet of real processes answers."""
+    async with real_fleet(RealShape(mechanisms=NOTHING), logs / "capacity") as fleet:
+        return await real_run.capacity(fleet, SIZES, CLIENTS, REAL_CAPACITY_S)
+
+
+async def on_real_processes(
+    experiments: Sequence[Experiment], logs: Path, note: Callable[[str], None]
+) -> list[Result]:
+    """Make experiments on real processes; those with the same mechanisms share a fleet.
+
+    Args:
+      experiments: which.
+      logs: gets whatever processes write.
+      note: told what comes next.
+    """
+    results: list[Result] = []
+    ordered = sorted(experiments, key=lambda experiment: experiment.mechanisms)
+    for name, group in groupby(ordered, key=lambda experiment: experiment.mechanisms):
+        async with real_fleet(RealShape(mechanisms=name), logs / name.replace(" ", "-")) as fleet:
+            for experiment in group:
+                note(f"{name}: {experiment.kind} {experiment.case} {experiment.load:.2f}x")
+                load = real_run.RealLoad(experiment.arrivals, do_return=experiment.do_return)
+                results.append(Result(experiment, await real_run.drive(fleet, load)))
+    return results

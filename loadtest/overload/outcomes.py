@@ -1,0 +1,227 @@
+"""What became of each request, and what that makes together: goodput, TTFT, refusals, waste.
+
+Pure. Every time counts from the moment at which a request was to be sent, not from when it was:
+whoever waits for a slow server before asking the next thing would measure only its good moments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from .arrivals import Arrival
+
+
+class Fate(StrEnum):
+    """How a request ended, to its client."""
+
+    WHOLE = "whole"
+    """Every token that it asked for."""
+    CAPPED = "capped"
+    """Ended well, and shorter than it asked for: somebody shortens answers."""
+    REFUSED = "refused"
+    """Before any token, with an error that says when to come again."""
+    DROPPED = "dropped"
+    """Taken, and given back later before anything was spent on it: it would have come too late."""
+    FAILED = "failed"
+    """Anything else: an error, a deadline, a connection that broke."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One request's end. Seconds after the moment at which it was to be sent.
+
+    Attributes:
+      arrival: what it was.
+      fate: how it ended.
+      late_s: by how much the generator itself was late.
+      first_s: until the first token; None without one.
+      end_s: until its end.
+      tokens: that came.
+      code: of an error.
+      retry_after_s: what a refusal said.
+      again: what became of it when it came back after exactly that; None if it did not.
+    """
+
+    arrival: Arrival
+    fate: Fate = Fate.FAILED
+    late_s: float = 0.0
+    first_s: float | None = None
+    end_s: float = 0.0
+    tokens: int = 0
+    code: str = ""
+    retry_after_s: float | None = None
+    again: Outcome | None = None
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it was of use: the first token and the whole answer in time. An answer that was
+        shortened for everybody's sake is of use."""
+        return (
+            self.fate in (Fate.WHOLE, Fate.CAPPED)
+            and self.first_s is not None
+            and self.first_s <= self.arrival.slo_s
+            and self.end_s <= self.arrival.deadline_s
+        )
+
+    @property
+    def was_decoded(self) -> bool:
+        """Whether the KV of its prompt was of any use to anybody."""
+        return self.tokens >= min(2, self.arrival.output_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Everybody who came within a time.
+
+    Attributes:
+      offered: requests.
+      good: of use.
+      goodput: requests of use per second.
+      token_goodput: their tokens per second.
+      refused: share.
+      dropped: share.
+      failed: share.
+      ttft_p50_s: of those that were taken and kept.
+      ttft_p99_s: likewise.
+      ttft_over_slo: the 99th percentile of TTFT over what was promised, of those taken.
+      refusal_p99_s: until a refusal was there.
+      late_p99_s: of the generator itself.
+    """
+
+    offered: int
+    good: int
+    goodput: float
+    token_goodput: float
+    refused: float
+    dropped: float
+    failed: float
+    ttft_p50_s: float | None
+    ttft_p99_s: float | None
+    ttft_over_slo: float | None
+    refusal_p99_s: float | None
+    late_p99_s: float
+
+
+def figures(outcomes: Iterable[Outcome], seconds: float) -> Figures:
+    """Return the figures of requests that came within so many seconds."""
+    listed = list(outcomes)
+    good = [outcome for outcome in listed if outcome.is_good]
+    refused = [outcome for outcome in listed if outcome.fate is Fate.REFUSED]
+    failed = [outcome for outcome in listed if outcome.fate is Fate.FAILED]
+    dropped = [outcome for outcome in listed if outcome.fate is Fate.DROPPED]
+    taken = [o for o in listed if o.fate not in (Fate.REFUSED, Fate.DROPPED)]
+    # Whoever was kept and never saw a token waited at least until the end.
+    first_s = [o.end_s if o.first_s is None else o.first_s for o in taken]
+    over = [t / o.arrival.slo_s for t, o in zip(first_s, taken, strict=True)]
+    number = max(len(listed), 1)
+    return Figures(
+        offered=len(listed),
+        good=len(good),
+        goodput=len(good) / seconds,
+        token_goodput=sum(outcome.tokens for outcome in good) / seconds,
+        refused=len(refused) / number,
+        dropped=len(dropped) / number,
+        failed=len(failed) / number,
+        ttft_p50_s=percentile(first_s, 0.5),
+        ttft_p99_s=percentile(first_s, 0.99),
+        ttft_over_slo=percentile(over, 0.99),
+        refusal_p99_s=percentile([outcome.end_s for outcome in refused], 0.99),
+        late_p99_s=percentile([outcome.late_s for outcome in listed], 0.99) or 0.0,
+    )
+
+
+def within(outcomes: Iterable[Outcome], begin_s: float, end_s: float) -> list[Outcome]:
+    """Return the outcomes of those who came between two moments."""
+    return [outcome for outcome in outcomes if begin_s <= outcome.arrival.at_s < end_s]
+
+
+def in_slo(outcomes: Iterable[Outcome]) -> float:
+    """Return the share of requests that were of use; 1 if there were none."""
+    listed = list(outcomes)
+    return sum(outcome.is_good for outcome in listed) / len(listed) if listed else 1.0
+
+
+def wasted(outcomes: Iterable[Outcome], computed_tokens: int) -> float:
+    """Return the share of computed prompt tokens that nobody ever decoded with.
+
+    Args:
+      outcomes: of everybody; prompts have nothing in common, so that nothing is found in a cache.
+      computed_tokens: of prompts, by all workers.
+    """
+    used = sum(o.arrival.prompt_tokens for o in outcomes if o.was_decoded)
+    return max(0.0, 1.0 - used / computed_tokens) if computed_tokens else 0.0
+
+
+def tokens_by_tenant(outcomes: Iterable[Outcome]) -> dict[str, int]:
+    """Return what each tenant got: tokens of prompts that were decoded with, and of answers."""
+    got: defaultdict[str, int] = defaultdict(int)
+    for outcome in outcomes:
+        got[outcome.arrival.tenant] += outcome.tokens
+        got[outcome.arrival.tenant] += outcome.arrival.prompt_tokens * outcome.was_decoded
+    return dict(got)
+
+
+def jain(shares: Sequence[float]) -> float:
+    """Return Jain's index: 1 if all have the same, 1/n if one has everything."""
+    squares = sum(share * share for share in shares)
+    return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
+
+
+def recovery_s(
+    outcomes: Iterable[Outcome], ended_s: float, normal_s: float, window_s: float = 1.0
+) -> float | None:
+    """Return how long after a surge the median TTFT is back to what it was.
+
+    Args:
+      outcomes: of everybody, also of those who came after.
+      ended_s: when the surge ended.
+      normal_s: the median TTFT that counts as normal.
+      window_s: medians are taken over those who came within so long.
+
+    Returns:
+      Seconds to the end of the first window from which on every one is normal; None if none is.
+      Windows in which nobody was taken do not count as normal.
+    """
+    medians: dict[int, float] = {}
+    groups: defaultdict[int, list[float]] = defaultdict(list)
+    windows = set()
+    for outcome in outcomes:
+        number = math.floor((outcome.arrival.at_s - ended_s) / window_s)
+        if number < 0:
+            continue
+        windows.add(number)
+        if outcome.first_s is not None:
+            groups[number].append(outcome.first_s)
+    for number in windows:
+        medians[number] = percentile(groups[number], 0.5) or math.inf
+    recovered: float | None = None
+    for number in sorted(windows, reverse=True):
+        if medians[number] > normal_s:
+            break
+        recovered = (number + 1) * window_s
+    return recovered
+
+
+def percentile(values: Iterable[float], share: float) -> float | None:
+    """Return the value that so large a share of all does not exceed; None of nothing."""
+    ordered = sorted(values)
+    if not ordered:
+        return None
+    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
+
+
+def taken_at_return(outcomes: Iterable[Outcome]) -> float | None:
+    """Return the share of those who came back after Retry-After that were then taken; None if
+    nobody came back."""
+    returned = [outcome.again for outcome in outcomes if outcome.again is not None]
+    if not returned:
+        return None
+    out = (Fate.REFUSED, Fate.DROPPED)
+    return sum(again.fate not in out for again in returned) / len(returned)

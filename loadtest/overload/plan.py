@@ -1,0 +1,215 @@
+"""What the lab asks of a fleet: loads with and without each mechanism, a surge, clients who come
+back, tenants who take more than their share, and real traces.
+
+Pure: everything follows from the fleet's capacity and a seed. Knows no fleet.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from triolet.service_class import Claim, ServiceClass
+
+from .arrivals import Arrival, Sizes, in_classes, merged, on_off, poisson, requests, shifted
+from .mechanisms import ALL, EVERYTHING, NOTHING
+from .traces import NoTraceError, Scale, clients, conversations
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+SIZES: Final = Sizes()
+LOADS: Final = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)
+CRITICAL_SHARE: Final = 0.1
+MOST_CRITICAL: Final = 0.45
+"""Of the capacity: what was promised to the critical class is promised up to half of it."""
+BELOW: Final = ((ServiceClass.DEFAULT, 0.7), (ServiceClass.SHEDDABLE, 0.3))
+"""Everybody else."""
+NORMAL_LOAD: Final = 0.6
+SURGE_LOAD: Final = 3.0
+WEIGHTS: Final = {"one": 1.0, "two": 2.0, "four": 4.0}
+EQUAL_LOADS: Final = {"half": 0.5, "same": 1.0, "double": 2.0, "fourfold": 4.0}
+"""Of the capacity; each of the four is more than the quarter that it is owed."""
+TRACES: Final = (
+    "azure2023_conv.csv",
+    "mooncake_conversation.jsonl",
+    "sharegpt300_llama-3.1-8b.csv",
+)
+HOUR: Final = 10
+"""Of ServeGen's day: most of its clients are awake."""
+TRACE_LOADS: Final = (1.0, 2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """One run of one fleet.
+
+    Attributes:
+      kind: what it is for.
+      case: which of these.
+      mechanisms: name of what is switched on.
+      arrivals: everybody.
+      begin_s: whoever came before is not counted.
+      end_s: nor who came after.
+      load: of the capacity.
+      claims: of tenants.
+      do_return: whoever is refused comes back when told to.
+    """
+
+    kind: str
+    case: str
+    mechanisms: str
+    arrivals: Sequence[Arrival]
+    begin_s: float
+    end_s: float
+    load: float
+    claims: Mapping[str, Claim] = field(default_factory=dict)
+    do_return: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """How long runs are.
+
+    Attributes:
+      warm_s: before anything is counted.
+      counted_s: after that.
+      surge_s: of three times what the fleet can do.
+      calm_s: before and after the surge.
+    """
+
+    warm_s: float = 15.0
+    counted_s: float = 60.0
+    surge_s: float = 60.0
+    calm_s: float = 30.0
+
+    @property
+    def whole_s(self) -> float:
+        """From the first to the last who comes."""
+        return self.warm_s + self.counted_s
+
+
+SHORT: Final = Times(warm_s=5.0, counted_s=20.0, surge_s=60.0, calm_s=15.0)
+"""For real processes, which take as long as they take."""
+
+
+def steady(capacity: float, load: float, seconds: float, seed: int) -> list[Arrival]:
+    """Return Poisson arrivals of all classes.
+
+    Args:
+      capacity: requests per second that the fleet answers.
+      load: of these.
+      seconds: until when.
+      seed: decides all of it.
+    """
+    numbers = random.Random(f"steady {load} {seed}")
+    of_critical = min(CRITICAL_SHARE * load, MOST_CRITICAL)
+
+    def stream(share: float) -> list[Arrival]:
+        moments = poisson(numbers, share * capacity, seconds)
+        return requests(moments, numbers, _LIKE, SIZES)
+
+    critical = [
+        replace(arrival, service_class=ServiceClass.CRITICAL) for arrival in stream(of_critical)
+    ]
+    return merged(critical, in_classes(stream(load - of_critical), BELOW, numbers))
+
+
+def curve(
+    capacity: float, times: Times, loads: Sequence[float] = LOADS, names: Sequence[str] = ALL
+) -> list[Experiment]:
+    """Return each load with and without each mechanism; the same arrivals for all."""
+    return [
+        Experiment("curve", "poisson", name, arrivals, times.warm_s, times.whole_s, load)
+        for load in loads
+        for arrivals in [steady(capacity, load, times.whole_s, seed=1)]
+        for name in names
+    ]
+
+
+def surge(capacity: float, times: Times) -> list[Experiment]:
+    """Return a minute of far too much between two calm times."""
+    calm = steady(capacity, NORMAL_LOAD, times.calm_s, seed=2)
+    flood = steady(capacity, SURGE_LOAD, times.surge_s, seed=3)
+    after = steady(capacity, NORMAL_LOAD, times.calm_s, seed=4)
+    flood_at, after_at = times.calm_s, times.calm_s + times.surge_s
+    arrivals = merged(calm, shifted(flood, flood_at), shifted(after, after_at))
+    return [
+        Experiment("surge", "3x", name, arrivals, flood_at, after_at, SURGE_LOAD)
+        for name in (EVERYTHING, NOTHING)
+    ]
+
+
+def returns(capacity: float, times: Times) -> list[Experiment]:
+    """Return loads whose refused clients do as they are told: bursts that the fleet can bear on
+    average, and a load that it cannot."""
+    numbers = random.Random("returns")
+    moments = on_off(numbers, 0.8 * capacity, 2 * times.whole_s, period_s=30.0, share=0.25)
+    bursts = requests(moments, numbers, _LIKE, SIZES)
+    cases = {
+        "bursts of 3.2x": (0.8, bursts, 2 * times.whole_s),
+        "steady 2x": (2.0, steady(capacity, 2.0, times.whole_s, seed=5), times.whole_s),
+    }
+    return [
+        Experiment("returns", case, EVERYTHING, arrivals, 0.0, end_s, load, do_return=True)
+        for case, (load, arrivals, end_s) in cases.items()
+    ]
+
+
+def tenants(capacity: float, times: Times) -> list[Experiment]:
+    """Return tenants who ask for more than their share: beside one who asks for less, beside one
+    another with equal weights, and with weights of 1, 2 and 4."""
+    seconds = times.whole_s
+    half = _of_tenant("b", capacity / 4, seconds)
+    flood = _of_tenant("a", 5 * capacity, seconds)
+    equal = [_of_tenant(name, load * capacity, seconds) for name, load in EQUAL_LOADS.items()]
+    weighted = [_of_tenant(name, 2 * capacity, seconds) for name in WEIGHTS]
+    claims = {name: Claim(name, weight=weight) for name, weight in WEIGHTS.items()}
+
+    def one(case: str, name: str, *streams: Sequence[Arrival]) -> Experiment:
+        arrivals = merged(*streams)
+        load = len(arrivals) / seconds / capacity
+        return Experiment(
+            "tenants", case, name, arrivals, times.warm_s, seconds, load, claims=claims
+        )
+
+    return [
+        one("b alone", EVERYTHING, half),
+        one("b beside a", EVERYTHING, half, flood),
+        one("b beside a", NOTHING, half, flood),
+        one("equal weights", EVERYTHING, *equal),
+        one("equal weights", NOTHING, *equal),
+        one("weights 1:2:4", EVERYTHING, *weighted),
+    ]
+
+
+def traced(capacity: float, times: Times) -> tuple[list[Experiment], dict[str, str]]:
+    """Return real traces at the size of the fleet, and which were left out and why."""
+    skipped: dict[str, str] = {}
+    experiments: list[Experiment] = []
+    makers: dict[str, Callable[[Scale], list[Arrival]]] = {
+        name: lambda scale, name=name: conversations(name, scale)  # type: ignore[misc]
+        for name in TRACES
+    }
+    makers["servegen clients"] = lambda scale: clients(HOUR, scale, seed=1)
+    for name, make in makers.items():
+        for load in TRACE_LOADS:
+            try:
+                arrivals = make(Scale(load * capacity, times.whole_s, _LIKE, SIZES))
+            except NoTraceError as error:
+                skipped[name] = str(error)
+                break
+            experiments += [
+                Experiment("trace", name, which, arrivals, times.warm_s, times.whole_s, load)
+                for which in (EVERYTHING, NOTHING)
+            ]
+    return experiments, skipped
+
+
+_LIKE: Final = Arrival(0.0, 1, 1)
+
+
+def _of_tenant(name: str, rate: float, seconds: float) -> list[Arrival]:
+    numbers = random.Random(f"tenant {name}")
+    return requests(poisson(numbers, rate, seconds), numbers, replace(_LIKE, tenant=name), SIZES)

@@ -1,0 +1,228 @@
+"""An open loop against a fleet in virtual time: everybody is timed from the moment he comes at.
+
+Knows the server's outer contract (server/generation.py); the surface in front of it, HTTP and JSON,
+is not there, so nothing here says what that costs.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from server.generation import Delta, Failed, Finished, GenerationRequest
+from triolet.errors import RequestError
+from triolet.ids import Role
+from triolet.invariants import check_at_rest
+from triolet.sampling import SamplingParams
+from triolet.service_class import Claim
+from triolet.units import SECONDS
+
+from ..simulate.deterministic import run
+from .arrivals import Arrival
+from .outcomes import Fate, Outcome
+from .virtual_fleet import FleetShape, virtual_fleet
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from server.fleet.fleet import Fleet
+    from server.fleet.stream import Stream
+    from triolet.audit import FleetAudit
+
+    from .arrivals import Sizes
+
+VOCABULARY: Final = 900
+"""Prompts are drawn out of so many tokens: no two begin alike."""
+AT_ONCE_S: Final = 1e-6
+"""A refusal takes no virtual time."""
+REST_S: Final = 5 * SECONDS
+"""After the last answer nothing may be leased after this time: more than a lease's life."""
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What came of a run.
+
+    Attributes:
+      outcomes: in the order of arrivals.
+      prompt_tokens: that workers computed.
+      left: what is still there although nobody is, in words.
+      generator_cpu: cores that the generator took on average; 0 in virtual time.
+    """
+
+    outcomes: Sequence[Outcome]
+    prompt_tokens: int
+    left: tuple[str, ...]
+    generator_cpu: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualLoad:
+    """Arrivals, and who they are.
+
+    Attributes:
+      arrivals: in order.
+      claims: of tenants with a weight or a share; others have the default's.
+      do_return: whoever is refused comes once more, after exactly the time that it was told.
+      seed: decides prompts and the order of tasks.
+    """
+
+    arrivals: Sequence[Arrival]
+    claims: Mapping[str, Claim] = field(default_factory=dict)
+    do_return: bool = False
+    seed: int = 0
+
+
+def drive(shape: FleetShape, load: VirtualLoad) -> Course:
+    """Let everybody come and go in virtual time."""
+    is_collecting = gc.isenabled()
+    gc.disable()  # a run makes little garbage, and looking for it costs a tenth of the time
+    try:
+        return run(_Drive(shape, load).run, load.seed)
+    finally:
+        if is_collecting:
+            gc.enable()
+
+
+class _Drive:
+    def __init__(self, shape: FleetShape, load: VirtualLoad) -> None:
+        self._shape = shape
+        self._load = load
+        self._numbers = random.Random(f"prompts {load.seed}")
+        self._began_at = 0.0
+
+    async def run(self) -> Course:
+        async with virtual_fleet(self._shape, self._load.seed) as running:
+            outcomes = [Outcome(arrival) for arrival in self._load.arrivals]
+            self._began_at = trio.current_time()
+            async with trio.open_nursery() as nursery:
+                for outcome in outcomes:
+                    await trio.sleep_until(self._began_at + outcome.arrival.at_s)
+                    self._come(running.fleet, outcome, nursery)
+            await trio.sleep(REST_S)
+            audit = await running.fleet.audit()
+            running.fleet.check_accounting()
+        return Course(outcomes, prompt_tokens(audit), tuple(map(str, check_at_rest(audit))))
+
+    def _come(self, fleet: Fleet, outcome: Outcome, nursery: trio.Nursery) -> None:
+        request = self._request(outcome.arrival)
+        try:
+            stream = fleet.submit(request)
+        except RequestError as error:
+            refused(outcome, error, self._elapsed_s(outcome))
+            if self._load.do_return and outcome.fate is Fate.REFUSED:
+                nursery.start_soon(self._return, fleet, request, outcome)
+        else:
+            nursery.start_soon(self._read, stream, outcome)
+
+    async def ask(self, fleet: Fleet, arrival: Arrival) -> None:
+        """Ask for something that is not refused, and read it to its end."""
+        await self._read(fleet.submit(self._request(arrival)), Outcome(arrival))
+
+    async def _return(self, fleet: Fleet, request: GenerationRequest, first: Outcome) -> None:
+        assert first.retry_after_s is not None
+        await trio.sleep(first.retry_after_s)
+        at_s = trio.current_time() - self._began_at
+        first.again = again = Outcome(replace(first.arrival, at_s=at_s))
+        try:
+            stream = fleet.submit(replace(request, request_id=self._numbers.randbytes(16)))
+        except RequestError as error:
+            refused(again, error, 0.0)
+        else:
+            await self._read(stream, again)
+
+    def _request(self, arrival: Arrival) -> GenerationRequest:
+        numbers = self._numbers
+        claim = self._load.claims.get(arrival.tenant, Claim(arrival.tenant))
+        return GenerationRequest(
+            request_id=numbers.randbytes(16),
+            prompt_ids=tuple(numbers.choices(range(1, VOCABULARY), k=arrival.prompt_tokens)),
+            sampling=SamplingParams(max_tokens=arrival.output_tokens, seed=1, ignore_eos=True),
+            deadline_s=arrival.deadline_s,
+            claim=replace(claim, service_class=arrival.service_class),
+        )
+
+    async def _read(self, stream: Stream, outcome: Outcome) -> None:
+        is_over = False
+        while not is_over:
+            for event in await stream.next_events():
+                is_over = is_over or not isinstance(event, Delta)
+                self._take(event, outcome)
+
+    def _take(self, event: Delta | Finished | Failed, outcome: Outcome) -> None:
+        now_s = self._elapsed_s(outcome)
+        match event:
+            case Delta():
+                if outcome.first_s is None and event.token_ids:
+                    outcome.first_s = now_s
+                outcome.tokens += len(event.token_ids)
+            case Finished():
+                is_whole = outcome.tokens >= outcome.arrival.output_tokens
+                outcome.fate = Fate.WHOLE if is_whole else Fate.CAPPED
+                outcome.end_s = now_s
+            case Failed(error=error):
+                refused(outcome, error, now_s)
+
+    def _elapsed_s(self, outcome: Outcome) -> float:
+        return trio.current_time() - self._began_at - outcome.arrival.at_s
+
+
+def capacity(shape: FleetShape, sizes: Sizes, num_clients: int, seconds: float) -> float:
+    """Return the requests per second that a fleet answers to clients who each ask for the next
+    thing as soon as they have the last: its throughput, whatever anybody waits.
+
+    Args:
+      shape: of the fleet, with nothing that refuses.
+      sizes: of what they ask for.
+      num_clients: at once; more than the fleet has rows.
+      seconds: how long; the first quarter, in which they all come at once, does not count.
+    """
+    return run(_ClosedLoop(shape, sizes, num_clients, seconds).run, 0)
+
+
+class _ClosedLoop:
+    def __init__(self, shape: FleetShape, sizes: Sizes, num_clients: int, seconds: float) -> None:
+        self._drive = _Drive(shape, VirtualLoad((), seed=1))
+        self._shape = shape
+        self._sizes = sizes
+        self._num_clients = num_clients
+        self._seconds = seconds
+        self._ended_at: list[float] = []
+
+    async def run(self) -> float:
+        async with virtual_fleet(self._shape, 0) as running:
+            began_at = trio.current_time()
+            with trio.move_on_after(self._seconds):
+                async with trio.open_nursery() as nursery:
+                    for number in range(self._num_clients):
+                        nursery.start_soon(self._client, running.fleet, number)
+            from_s = began_at + self._seconds / 4
+            counted = sum(at >= from_s for at in self._ended_at)
+        return counted / (0.75 * self._seconds)
+
+    async def _client(self, fleet: Fleet, number: int) -> None:
+        numbers = random.Random(f"client {number}")
+        while True:
+            prompt, output = self._sizes.draw(numbers)
+            await self._drive.ask(fleet, Arrival(0.0, prompt, output, deadline_s=600.0))
+            self._ended_at.append(trio.current_time())
+
+
+def refused(outcome: Outcome, error: RequestError, now_s: float) -> None:
+    """Note that a request ended with an error: at once, with the time to come again, that is a
+    refusal; later, before any token, it was dropped; everything else is a failure."""
+    outcome.code, outcome.end_s = error.code, now_s
+    outcome.retry_after_s = error.retry_after_s
+    outcome.fate = Fate.FAILED
+    if outcome.first_s is None and error.retry_after_s is not None:
+        outcome.fate = Fate.REFUSED if now_s <= AT_ONCE_S else Fate.DROPPED
+
+
+def prompt_tokens(audit: FleetAudit) -> int:
+    """Return the tokens of prompts that a fleet's workers have computed."""
+    accounts = [view.audit for view in audit.workers if view.audit is not None]
+    return sum(a.computed_tokens if a.role is Role.PREFILL else a.prompt_tokens for a in accounts)

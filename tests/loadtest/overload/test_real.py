@@ -1,0 +1,37 @@
+"""The open loop against real processes whose devices only take time. Counts, and no clock."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from loadtest.overload.arrivals import Arrival, Sizes, poisson, requests
+from loadtest.overload.outcomes import Fate, figures, wasted
+from loadtest.overload.real_fleet import RealShape, real_fleet
+from loadtest.overload.real_run import RealLoad, drive
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PATIENT = Arrival(0.0, 1, 1, slo_s=120.0, deadline_s=120.0)
+
+
+@pytest.mark.slow
+async def test_everybody_who_comes_has_an_end_and_nothing_is_left(tmp_path: Path) -> None:
+    numbers = random.Random(1)
+    arrivals = requests(poisson(numbers, 20.0, 2.0), numbers, PATIENT, Sizes(prompt=16, output=8))
+    async with real_fleet(RealShape(), tmp_path) as fleet:
+        course = await drive(fleet, RealLoad(arrivals))
+    assert not course.left
+    assert len(course.outcomes) == len(arrivals)
+    for outcome in course.outcomes:
+        assert outcome.fate is Fate.WHOLE, outcome
+        assert outcome.tokens == outcome.arrival.output_tokens
+        assert outcome.first_s is not None
+        assert outcome.late_s <= outcome.first_s <= outcome.end_s
+    assert figures(course.outcomes, 1.0).good == len(arrivals)
+    # Each prompt was computed once: nobody was retried, and no two have anything in common.
+    assert course.prompt_tokens == sum(arrival.prompt_tokens for arrival in arrivals)
+    assert wasted(course.outcomes, course.prompt_tokens) == 0.0

@@ -1,0 +1,77 @@
+"""Overload in virtual time: the same in every run, so what must come of it can be said exactly."""
+
+from __future__ import annotations
+
+import pytest
+
+from loadtest.overload import plan
+from loadtest.overload.__main__ import panels
+from loadtest.overload.curves import draw
+from loadtest.overload.goals import counted, ratios, row
+from loadtest.overload.lab import Result, in_virtual_time
+from loadtest.overload.mechanisms import ALL, EVERYTHING, NOTHING, configured
+from loadtest.overload.outcomes import Fate, figures
+from loadtest.overload.virtual_fleet import FleetShape
+
+CAPACITY = 7.25
+"""Requests per second of the lab's fleet, as `make overload` finds them."""
+TIMES = plan.Times(warm_s=4.0, counted_s=8.0, surge_s=5.0, calm_s=5.0)
+
+
+def measured(loads: tuple[float, ...], names: tuple[str, ...]) -> list[Result]:
+    return in_virtual_time(plan.curve(CAPACITY, TIMES, loads, names), num_processes=0)
+
+
+def test_at_half_load_everybody_is_answered_in_time_and_nothing_is_left() -> None:
+    [result] = measured((0.5,), (EVERYTHING,))
+    assert {outcome.fate for outcome in result.course.outcomes} == {Fate.WHOLE}
+    assert all(outcome.is_good for outcome in result.course.outcomes)
+    assert not result.course.left
+    asked = sum(o.arrival.prompt_tokens for o in result.course.outcomes)
+    assert result.course.prompt_tokens == asked
+
+
+@pytest.mark.slow
+def test_at_twice_the_load_admission_keeps_what_is_lost_without_it() -> None:
+    with_all, without = measured((2.0,), (EVERYTHING, NOTHING))
+    kept = figures(counted(with_all), TIMES.counted_s)
+    lost = figures(counted(without), TIMES.counted_s)
+    assert kept.goodput >= 0.85 * CAPACITY
+    assert lost.goodput <= 0.5 * kept.goodput
+    assert kept.failed == 0.0
+    assert kept.ttft_over_slo is not None
+    assert kept.ttft_over_slo <= 1.25
+    assert row(with_all)["critical_in_slo"] == 1.0
+    assert row(with_all)["wasted_prefill"] <= 0.02
+    assert not with_all.course.left
+    assert not without.course.left
+    picture = draw(panels([row(with_all), row(without)]))
+    assert EVERYTHING in picture
+    assert NOTHING in picture
+
+
+@pytest.mark.slow
+def test_weights_are_the_shares_that_tenants_get() -> None:
+    [weighted] = [one for one in plan.tenants(CAPACITY, TIMES) if one.case == "weights 1:2:4"]
+    [result] = in_virtual_time([weighted], num_processes=0)
+    [(name, ratio)] = [(name, ratio) for name, ratio in ratios([result]).items() if "share" in name]
+    # In eight seconds a tenant has few requests, of which one is several per cent.
+    assert ratio.value <= 0.25, name
+
+
+def test_every_mechanism_can_be_switched_off_by_itself() -> None:
+    config = FleetShape().server
+    switched = {
+        name: (
+            made.queue.fair,
+            made.overload.admission.is_on,
+            made.overload.brownout.is_on,
+            made.overload.guard.is_on,
+        )
+        for name in ALL
+        for made in [configured(config, name)]
+    }
+    assert len(set(switched.values())) == len(ALL)
+    assert all(switched[EVERYTHING])
+    assert not any(switched[NOTHING])
+    assert all(sum(switched[name]) == 3 for name in ALL[1:-1])
