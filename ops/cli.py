@@ -20,7 +20,6 @@ from triolet.config_overload import OverloadConfig  # noqa: TC001 (typer, too)
 from triolet.config_routing import LocalPrefill
 from triolet.config_speculation import SpeculationConfig  # noqa: TC001 (typer, too)
 from triolet.errors import ConfigError
-from triolet.status import Failed, report
 
 from .exit_codes import EXIT_BAD_INPUT, EXIT_FAILED, CommandFailed
 from .key_commands import keys_app
@@ -51,12 +50,11 @@ from .options import (
 from .overload_options import overload_options
 from .placement import Pinning
 from .plain_text import one_line
-from .spinning import spin_briefly
 from .tenant_commands import tenant_app
 from .worker_options import worker_config
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 EXIT_INTERRUPTED = 130
 """128 + SIGINT, as shells count."""
@@ -188,6 +186,8 @@ def server(
     """Run one server for workers that run elsewhere."""
     from .model_directory import find_model
 
+    from .role_process import run_role
+
     own = read_siblings(siblings)
 
     def run() -> None:
@@ -216,7 +216,7 @@ def server(
             )
         )
 
-    _run_role("server", "server" if own is None else own.name, log_level, supervisor_pid, run)
+    run_role("server", "server" if own is None else own.name, log_level, supervisor_pid, run)
 
 
 @app.command()
@@ -239,6 +239,7 @@ def prefill(
     shared = read_lending(lending)
 
     from .lifeline import leave
+    from .role_process import run_role
 
     def run() -> None:
         compute = replace(engine, gpu=gpu)
@@ -248,7 +249,7 @@ def prefill(
         run_worker(replace(config, lending=shared))
         leave()
 
-    _run_role("prefill", name, log_level, supervisor_pid, run)
+    run_role("prefill", name, log_level, supervisor_pid, run)
 
 
 @app.command()
@@ -279,6 +280,7 @@ def decode(
     shared = read_lending(lending)
 
     from .lifeline import leave
+    from .role_process import run_role
 
     def run() -> None:
         compute = replace(engine, gpu=gpu)
@@ -292,39 +294,7 @@ def decode(
         run_worker(replace(own, lending=shared))
         leave()
 
-    _run_role("decode", name, log_level, supervisor_pid, run)
-
-
-def _run_role(
-    role: str,
-    process: str,
-    log_level: str | None,
-    supervisor_pid: int | None,
-    run: Callable[[], None],
-) -> None:
-    """Run a role as a process of its own, or as one that belongs to a supervisor."""
-    from .lifeline import hold_on_to, show_name
-    from .logs import configure_logs
-
-    configure_logs(log_level, process)
-    show_name(f"triolet {role}")
-    spin_briefly()
-    if supervisor_pid is not None:
-        hold_on_to(supervisor_pid)
-    problem: BaseException | None = None
-    try:
-        run()
-    except* ConfigError as group:
-        problem = group
-        while isinstance(problem, BaseExceptionGroup):
-            problem = problem.exceptions[0]
-    if problem is None:
-        return
-    if supervisor_pid is None:
-        raise problem
-    # The supervisor prints the one line, after it has ended the others.
-    report(Failed(one_line(str(problem))))
-    raise typer.Exit(EXIT_BAD_INPUT)
+    run_role("decode", name, log_level, supervisor_pid, run)
 
 
 @app.command()

@@ -16,6 +16,7 @@ from server.api.schemas import ChatRequest, CompletionRequest
 from tests.server.support.fakes import FakeFleet
 from tests.server.support.surface import MODEL, surface
 from triolet.sampling import MAX_SEED, Grammar, GrammarKind
+from triolet.service_class import Claim, ServiceClass
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -54,6 +55,8 @@ SHARED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"skip_special_tokens": False}, {"skip_special_tokens": False}),
     ({"include_stop_str_in_output": True}, {"include_stop": True}),
     ({"priority": -4}, {"priority": -4}),
+    ({"service_tier": "flex"}, {"claim": Claim(service_class=ServiceClass.SHEDDABLE)}),
+    ({"response_cache": "allow"}, {}),
     ({"n": 1}, {}),
     ({"return_token_ids": True}, {}),
     ({"cache_salt": "s"}, {}),
@@ -102,7 +105,6 @@ IGNORED: dict[str, Any] = {
     "metadata": {"a": "b"},
     "user": "somebody",
     "safety_identifier": "x",
-    "service_tier": "auto",
     "verbosity": "low",
     "store": False,
     "prompt_cache_key": "k",
