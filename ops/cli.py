@@ -185,7 +185,6 @@ def server(
 ) -> None:
     """Run one server for workers that run elsewhere."""
     from .model_directory import find_model
-
     from .role_process import run_role
 
     own = read_siblings(siblings)
