@@ -91,7 +91,7 @@ class SlowQueue:
             self.virtual_time[service_class] = 0.0
 
     def tokens_ahead(self, place: Place) -> int:
-        """Return the prompt tokens of higher classes' that may go, and of its tenant's before it."""
+        """Return prompt tokens: of higher classes that may go, and of its tenant's before it."""
         held = self._held()
         return sum(
             o.place.prompt_tokens
