@@ -299,7 +299,9 @@ class ServerConfig:
     default_deadline_s: float = 600.0 * SECONDS
     """A request that names no deadline ends here: nothing may live for ever."""
     max_queued_requests: int = 1024
-    """Requests that wait for a worker. About 8 KiB each plus their prompt."""
+    """Requests of a class and those above it that wait for a worker: a flood of lower classes fills
+    none of it. Where it is full, a tenant still has a place while it has less than its part by
+    weight. About 8 KiB each plus their prompt."""
     worker_wait_s: float = 30.0 * SECONDS
     """How long requests are kept while no worker of a role is there: a restart with loading of the
     model. Beyond, they are refused with 503."""

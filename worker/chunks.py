@@ -167,7 +167,9 @@ class ChunkScheduler(Generic[P]):
         first = min((a for a in waiting if class_of(a.priority) is most_urgent), key=_by_age)
         admitted = self._admit(waiting, oldest, free_blocks, is_urgent=oldest is first)
         if len(admitted) > max_rows:
-            keeps_oldest = oldest in admitted[max_rows - 1 :]
+            # The only row is no share of anything: it is the most urgent class's.
+            is_kept = max_rows > 1 or oldest is first
+            keeps_oldest = is_kept and oldest in admitted[max_rows - 1 :]
             admitted = admitted[: max_rows - keeps_oldest] + [oldest] * keeps_oldest
         shares = dict.fromkeys(admitted, 0)
         budget = max_tokens

@@ -5,7 +5,7 @@ Knows limits that workers announced and how full the line is; changes nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from triolet.errors import invalid_request, overloaded
 from triolet.ids import Role
@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from triolet.config import ServerConfig
+    from triolet.service_class import Claim
 
     from ..generation import GenerationRequest
+    from .fair_queue import FairQueue
     from .workers import Worker
 
 FULL_RETRY_S: Final = 2 * SECONDS
@@ -100,11 +102,19 @@ def refuse_unfit(request: GenerationRequest, limits: Limits) -> None:
         )
 
 
-def refuse_full(num_queued: int, config: ServerConfig) -> None:
+def refuse_full(
+    line: FairQueue[Any], claim: Claim, num_together: int, config: ServerConfig
+) -> None:
     """Raise where no more requests may wait, however quickly they would go: they take memory.
+
+    Args:
+      line: where they would wait.
+      claim: theirs.
+      num_together: that come.
+      config: how many may.
 
     Raises:
       RequestError: 503 with the seconds after which a retry makes sense.
     """
-    if num_queued >= config.max_queued_requests:
+    if num_queued := line.crowd(claim, num_together, config.max_queued_requests):
         raise overloaded(f"{num_queued} requests wait already", FULL_RETRY_S)

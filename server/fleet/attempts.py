@@ -287,7 +287,12 @@ class Attempts:
         is_on_probation = need.is_on_probation
         num_tokens = counted_tokens(pair.prefill, need)
         if not pair.is_local:
-            pair.prefill.reserve(key, num_tokens=num_tokens, is_on_probation=is_on_probation)
+            pair.prefill.reserve(
+                key,
+                num_tokens=num_tokens,
+                is_on_probation=is_on_probation,
+                service_class=need.service_class,
+            )
             # Soon: whoever comes next finds it there.
             pair.prefill.prefixes.keep(sequence.chain, pair.prefill.capacity)
         pair.decode.reserve(

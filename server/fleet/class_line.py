@@ -172,10 +172,9 @@ class ClassLine(Generic[T]):
         flow.is_skipped = False
         self._changed(flow, is_head=True)
 
-    def held_tokens(self, tenant: str) -> int:
-        """Return the prompt tokens of a tenant that is skipped for now."""
-        flow = self._flows.get(tenant)
-        return flow.prompt_tokens if flow is not None and flow.is_skipped else 0
+    def find(self, tenant: str) -> Flow[T] | None:
+        """Return a tenant's flow, if there is one."""
+        return self._flows.get(tenant)
 
     def tokens_ahead(self, claim: Claim, own: int, due: float, cost: float) -> int:
         """Return the prompt tokens that go before a newcomer, as things stand: its tenant's own,

@@ -346,6 +346,4 @@ class Conductor:
         role = missing_role(self._workers, roles, self._config.worker_wait_s, now)
         if role is not None:
             raise ends.no_worker_left(role).error
-        line = self._attempts.line
-        # Whether all find a place in a line where somebody waits; one that is empty moves.
-        refuse_full(len(line) + num_together - 1 if line else 0, self._config)
+        refuse_full(self._attempts.line, request.claim, num_together, self._config)

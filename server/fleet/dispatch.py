@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from triolet.config_routing import LocalPrefill
 from triolet.ids import Role
+from triolet.service_class import ServiceClass
 
 from .breaker import ejected
 from .routing import DecodeRates, PrefillRates, Why, most_local_tokens
@@ -54,6 +55,7 @@ class Need(NamedTuple):
       chain: names the prompt's blocks; None if nobody is asked for them.
       kept_share: of each worker, which is kept for others.
       backlog_s: of computing that a prefill worker may have ahead; None for all of its credit.
+      service_class: the request's.
     """
 
     prompt_tokens: int
@@ -65,6 +67,7 @@ class Need(NamedTuple):
     chain: PrefixChain | None = None
     kept_share: float = 0.0
     backlog_s: float | None = None
+    service_class: ServiceClass = ServiceClass.DEFAULT
 
 
 class Pair(NamedTuple):
@@ -350,12 +353,15 @@ def _has_token_credit(worker: Worker, need: Need) -> bool:
     waiting = worker.waiting_tokens
     if credit <= 0 or waiting == 0:
         return credit > 0
-    return waiting < _paced(worker, need) and waiting + counted_tokens(worker, need) <= credit
+    tokens = counted_tokens(worker, need)
+    before = worker.tokens_before(tokens, need.service_class)
+    return before < _paced(worker, need) and waiting + tokens <= credit
 
 
 def _paced(worker: Worker, need: Need) -> float:
-    """Return the tokens of ours below which a prefill worker is given more: by its own pace, at
-    least two of its steps, of which each server has the share that it has of the credit."""
+    """Return the tokens of ours before a prompt below which a prefill worker is given it: by its
+    own pace, at least two of its steps, of which each server has the share that it has of the
+    credit. What it will overtake there is not before it."""
     assert worker.capacity is not None, "only welcomed workers are asked"
     assert worker.beat is not None, "nor those that have not said what they do"
     rate = worker.beat.load.prompt_tokens_per_s

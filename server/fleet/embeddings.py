@@ -258,8 +258,9 @@ class Embeddings:
         if _is_hopeless(self._workers, self._config, now):
             raise ends.no_worker_left(Role.PREFILL).error
         most = self._config.embedding.max_waiting_inputs
-        if len(self.line) and len(self.line) + len(requests) > most:
-            raise overloaded(f"{len(self.line)} inputs wait already", 1.0)
+        for claim in {request.claim for request in requests}:
+            if num_waiting := self.line.crowd(claim, len(requests), most):
+                raise overloaded(f"{num_waiting} inputs wait already", 1.0)
 
     def _accept(
         self, request: EmbeddingRequest, at: int, on_done: Callable[[], None], now: float

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from triolet.config_queue import QueueConfig
 
+    from .flow import Flow
+
 T = TypeVar("T", bound="Hashable")
 
 OVERDUE: Final = 4
@@ -100,9 +102,27 @@ class FairQueue(Generic[T]):
         cost = prompt_tokens + min(max_tokens, self._holdings.completion_tokens(claim.tenant))
         higher = (line for line in self.lines[: claim.service_class] if not line.is_paused)
         # Whoever waits by its own limits is in nobody's way but its own.
-        tokens = sum(line.ready_tokens + line.held_tokens(claim.tenant) for line in higher)
+        tokens = sum(line.ready_tokens + _held(line.find(claim.tenant)) for line in higher)
         line = self.lines[claim.service_class]
         return tokens + line.tokens_ahead(claim, own, due, cost)
+
+    def crowd(self, claim: Claim, count: int, most: int) -> int:
+        """Return how many wait of a claim's class and of those above, where there is no place for
+        so many more: `most` would be exceeded, and so would its tenant's part of these by weight.
+        0 if there is a place; a line that is empty moves, and has one for as many as come."""
+        claim, _, _ = _heeded(self._config, claim, 0, 0.0)
+        lines = self.lines[: claim.service_class + 1]
+        num_before = sum(line.num_waiting for line in lines)
+        if num_before + count <= most:
+            return 0
+        num_own = sum(len(line.find(claim.tenant) or ()) for line in lines)
+        part = self._holdings.part(claim.tenant, claim.weight)
+        return num_before if num_own + count > most * part else 0
+
+    def is_skipped(self, item: T) -> bool:
+        """Return whether one waits for something of its own tenant's to end."""
+        entry = self._entries.get(item)
+        return entry is not None and not entry.is_running and entry.flow.is_skipped
 
     def add(self, item: T, place: Place) -> None:
         """Let somebody wait who is not here."""
@@ -220,6 +240,11 @@ def _first_of(line: ClassLine[T], holdings: Holdings) -> Entry[T] | None:
     """Return who of a class may go now."""
     entry = line.first() if line.is_waiting else None
     return None if entry is None or holdings.leaves_rows(entry.flow) else entry
+
+
+def _held(flow: Flow[T] | None) -> int:
+    """Return the prompt tokens of a tenant that waits by its own limits."""
+    return flow.prompt_tokens if flow is not None and flow.is_skipped else 0
 
 
 def _heeded(config: QueueConfig, claim: Claim, own: int, due: float) -> tuple[Claim, int, float]:

@@ -103,6 +103,12 @@ class Holdings:
         holding.weight = weight
         return holding
 
+    def part(self, tenant: str, weight: float) -> float:
+        """Return a tenant's part by weight among those of which something waits or runs."""
+        own = self._active.get(tenant)
+        others = self._weights - (0.0 if own is None else own.weight)
+        return weight / (weight + max(others, 0.0))
+
     def completion_tokens(self, tenant: str) -> float:
         """Return what is expected of a tenant's next completion."""
         holding = self._active.get(tenant) or self._remembered.get(tenant)

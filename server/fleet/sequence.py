@@ -196,6 +196,7 @@ class Sequence:
             self.suspicion.is_on_probation,
             self.suspicion.is_of_prompt,
             self.chain,
+            service_class=self.request.claim.service_class,
         )
 
     @property

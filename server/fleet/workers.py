@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from transport.frames import Load
 from transport.liveness import PeerMonitor, PeerState
+from triolet.service_class import ServiceClass
 
 from .breaker import Breaker
 from .prefixes import PrefixIndex
@@ -33,6 +34,7 @@ class Share:
       is_asked: the worker was told of the attempt. Prefill is not before decode has granted it.
       is_granted: decode has leased the blocks, so its heartbeats from now on count them.
       is_on_probation: its request may be what workers fail by.
+      service_class: its request's.
     """
 
     num_blocks: int = 0
@@ -40,6 +42,7 @@ class Share:
     is_asked: bool = False
     is_granted: bool = False
     is_on_probation: bool = False
+    service_class: ServiceClass = ServiceClass.DEFAULT
 
 
 class Worker:
@@ -124,6 +127,13 @@ class Worker:
         """Prompt tokens of this server that the worker has still to compute."""
         return sum(share.num_tokens for share in self.shares.values())
 
+    def tokens_before(self, num_tokens: int, service_class: ServiceClass) -> int:
+        """Return the tokens of this server that are computed before a prompt of so many: by class,
+        then the shortest first."""
+        own = (service_class, num_tokens)
+        shares = self.shares.values()
+        return sum(s.num_tokens for s in shares if (s.service_class, s.num_tokens) <= own)
+
     def welcomed(self, welcome: Welcome, now: float) -> bool:
         """Take in a WELCOME; return whether what an earlier life had is lost."""
         is_another_life = self.monitor.greeted(welcome.peer.epoch, now, welcome.capacity.step_s)
@@ -165,9 +175,15 @@ class Worker:
         num_blocks: int = 0,
         num_tokens: int = 0,
         is_on_probation: bool = False,
+        service_class: ServiceClass = ServiceClass.DEFAULT,
     ) -> None:
         """Count an attempt that is about to be sent there."""
-        self.shares[key] = Share(num_blocks, num_tokens, is_on_probation=is_on_probation)
+        self.shares[key] = Share(
+            num_blocks,
+            num_tokens,
+            is_on_probation=is_on_probation,
+            service_class=service_class,
+        )
         self.available_blocks -= num_blocks
         self.breaker.begin(key)
 

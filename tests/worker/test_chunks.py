@@ -191,3 +191,13 @@ def test_what_workers_are_told_says_the_class() -> None:
             assert class_of(rank) is service_class
     assert class_of(-(10**9)) is ServiceClass.CRITICAL
     assert class_of(10**9) is ServiceClass.BATCH
+
+
+def test_the_only_row_is_of_the_most_urgent_class() -> None:
+    batch = attempt(1, 10, CLASS_STEP * 2, is_started=True)
+    critical = attempt(2, 10, -CLASS_STEP, is_started=True)
+    plan = ChunkScheduler().plan([batch, critical], BUDGET, MANY_BLOCKS, max_rows=1)
+    assert [chunk.attempt for chunk in plan] == [critical]
+    later = attempt(3, 5, -CLASS_STEP, is_started=True)
+    plan = ChunkScheduler().plan([critical, later], BUDGET, MANY_BLOCKS, max_rows=1)
+    assert [chunk.attempt for chunk in plan] == [critical]

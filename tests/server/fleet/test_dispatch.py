@@ -7,13 +7,17 @@ import pytest
 
 from server.fleet.admission import FULL_RETRY_S, Limits, refuse_full, refuse_unfit
 from server.fleet.dispatch import Need, choose_pair, streams_on
+from server.fleet.fair_queue import FairQueue
 from server.fleet.paths import BrokenPaths
 from transport.liveness import PeerState
+from triolet.config_queue import QueueConfig
 from triolet.config_recovery import RecoveryConfig
 from triolet.errors import RequestError
 from triolet.ids import AttemptKey
+from triolet.service_class import Claim, ServiceClass
 
 from .fakes import BLOCK_SIZE, FakeDecode, FakePrefill, make_request, server_config
+from .test_fair_queue import place
 from .world import World
 
 KEY = AttemptKey(b"x" * 16, 0)
@@ -150,6 +154,25 @@ def test_a_prefill_worker_is_given_no_more_ahead_than_its_pace_makes_of_the_time
     assert chosen(world, need._replace(backlog_s=None)) is not None
 
 
+def test_a_long_prompt_on_a_prefill_worker_holds_up_none_that_overtakes_it_there() -> None:
+    world = world_of(FakePrefill(prompt_tokens_per_s=40.0, token_credit=10_000), FakeDecode())
+    need = TEN._replace(backlog_s=0.25)
+    batch = ServiceClass.BATCH
+    world.workers[0].reserve(KEY, num_tokens=100, service_class=batch)
+    assert chosen(world, need) is not None
+    long = need._replace(prompt_tokens=200)
+    assert chosen(world, long) is not None
+    assert chosen(world, long._replace(service_class=batch)) is None
+    world.workers[0].reserve(
+        KEY._replace(attempt=2), num_tokens=100, service_class=ServiceClass.CRITICAL
+    )
+    assert chosen(world, need) is None  # that is before it whatever its length
+    world.workers[0].computed(KEY._replace(attempt=2))
+    world.workers[0].reserve(KEY._replace(attempt=3), num_tokens=100)
+    assert chosen(world, need) is not None
+    assert chosen(world, long) is None
+
+
 @pytest.mark.parametrize(
     "fakes",
     [
@@ -206,11 +229,25 @@ def test_what_just_fits_is_taken() -> None:
 
 
 def test_a_full_line_refuses_with_the_time_to_come_back() -> None:
-    with pytest.raises(RequestError) as refusal:
-        refuse_full(1024, server_config())
+    config, line = server_config(max_queued_requests=8), FairQueue[int](QueueConfig())
+    loud, quiet = Claim("loud"), Claim("quiet")
+    refuse_full(line, loud, 9, config)  # one that is empty moves
+    for number in range(8):
+        refuse_full(line, loud, 1, config)
+        line.add(number, place(loud))
+    with pytest.raises(RequestError, match="8 requests wait") as refusal:
+        refuse_full(line, loud, 1, config)
     assert (refusal.value.status, refusal.value.code) == (503, "overloaded")
     assert refusal.value.retry_after_s == FULL_RETRY_S
-    refuse_full(1023, server_config())
+    # Nor is it full of lower classes, nor for a tenant that has less than its part.
+    refuse_full(line, Claim("loud", service_class=ServiceClass.CRITICAL), 1, config)
+    for number in range(8, 12):
+        refuse_full(line, quiet, 1, config)
+        line.add(number, place(quiet))
+    with pytest.raises(RequestError, match="12 requests wait"):
+        refuse_full(line, quiet, 1, config)
+    with pytest.raises(RequestError, match="12 requests wait"):
+        refuse_full(line, Claim("quiet", service_class=ServiceClass.SHEDDABLE), 1, config)
 
 
 def test_limits_follow_what_workers_said_last() -> None:
