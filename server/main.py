@@ -228,7 +228,7 @@ async def _run_batches(services: Services, app: QuartTrio, fleet: Fleet, metrics
     if storage is None:
         return
     runner = BatchRunner(
-        storage, config.batches, app, config.host, fleet.is_urgent, metrics.http.batch_line
+        storage, config.batches, app, config.host, fleet.hold_s, metrics.http.batch_line
     )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runner.run)

@@ -7,6 +7,7 @@ within a few tokens, keep their blocks, and cost next to nothing until they go o
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 from triolet.config_batches import BACKGROUND_HOLD_S, BACKGROUND_WINDOW
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ..generation import GenerationRequest
+    from .fair_queue import FairQueue
     from .sequence import Sequence
 
 _BEFORE_FIRST_TOKEN: Final = (Phase.QUEUED, Phase.RESERVING, Phase.PREFILLING)
@@ -38,10 +40,12 @@ class Background:
 
     Args:
       sequences: all that there are.
+      line: where they wait.
     """
 
-    def __init__(self, sequences: Iterable[Sequence]) -> None:
+    def __init__(self, sequences: Iterable[Sequence], line: FairQueue[Sequence]) -> None:
         self._sequences = sequences
+        self._line = line
         self._held: dict[Sequence, float | None] = {}
 
     def __bool__(self) -> bool:
@@ -49,11 +53,22 @@ class Background:
         return bool(self._held)
 
     def is_urgent(self) -> bool:
-        """Return whether somebody interactive waits for its first token."""
+        """Return whether somebody interactive waits for its first token, and not only for another
+        one of its tenant's to end: whoever stands still would be no help to that."""
         return any(
-            sequence.phase in _BEFORE_FIRST_TOKEN and not is_background(sequence.request)
+            sequence.phase in _BEFORE_FIRST_TOKEN
+            and not is_background(sequence.request)
+            and not self._line.is_skipped(sequence)
             for sequence in self._sequences
         )
+
+    def hold_s(self) -> float:
+        """Return for how long what would begin now stands back at most: not for ever while others
+        wait, of whom its class has a part; but while its class is paused, when it would only grow
+        old in the line."""
+        if self._line.lines[ServiceClass.BATCH].is_paused:
+            return math.inf
+        return BACKGROUND_HOLD_S if self.is_urgent() else 0.0
 
     def holds(self, sequence: Sequence) -> bool:
         """Return whether one that has read what it had gets no more for now."""

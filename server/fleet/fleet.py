@@ -62,7 +62,7 @@ class Fleet:
     Attributes:
       doorkeeper: whom to ask before anything is spent on a request.
       embed: begins to make vectors of inputs.
-      is_urgent: tells whether somebody interactive waits for its first token.
+      hold_s: tells for how long a line of a batch stands back for others at most.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Fleet:
         self._conductor = Conductor(config, self._workers, text, self._observer, now, charges)
         self.embed = partial(begin_embeddings, self._conductor, config, self._flush)
         self.doorkeeper = self._conductor.doorkeeper
-        self.is_urgent = self._conductor.background.is_urgent
+        self.hold_s = self._conductor.background.hold_s
         self._auditor = Auditor(self._me, config, self._workers, self._conductor)
         self._connections: dict[Worker, Connection] = {}
         self._credit_due = trio.Event()

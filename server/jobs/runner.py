@@ -46,7 +46,7 @@ class BatchRunner:
       config: bounds.
       app: the application, of ASGI.
       host: that it takes for its own.
-      is_urgent: whether somebody interactive waits for a first token.
+      hold_s: for how long a line stands back for others at most.
       on_line: told how each line ended.
     """
 
@@ -56,14 +56,14 @@ class BatchRunner:
         config: BatchConfig,
         app: Callable[..., Awaitable[None]],
         host: str,
-        is_urgent: Callable[[], bool],
+        hold_s: Callable[[], float],
         on_line: Callable[[str], None],
     ) -> None:
         self._storage = storage
         self._config = config
         self._app = app
         self._host = host
-        self._is_urgent = is_urgent
+        self._hold_s = hold_s
         self._on_line = on_line
         self._running: dict[tuple[str, int], trio.CancelScope] = {}
         self._lease_until = 0.0
@@ -109,7 +109,7 @@ class BatchRunner:
 
     async def _begin(self, nursery: trio.Nursery) -> None:
         room = self._config.concurrency - len(self._running)
-        if room <= 0 or self._is_urgent():
+        if room <= 0:
             return
         # As many are under way as may be, so among so many more there is one that is not.
         now = trio.current_time()
@@ -147,7 +147,9 @@ class BatchRunner:
         own_id = line_id(line.batch_id, line.number)
         attempt = 0
         while True:
-            while self._is_urgent():  # noqa: ASYNC110 (the fleet knows no events)
+            since = trio.current_time()
+            # The fleet knows no events.
+            while trio.current_time() - since < self._hold_s():  # noqa: ASYNC110
                 await trio.sleep(HOLD_POLL_S)
             answer = await ask(self._app, self._host, line.endpoint, line.body, own_id, line.owner)
             attempt += 1

@@ -79,7 +79,7 @@ async def test_a_full_disk_holds_a_batch_up_and_ends_nothing(tmp_path: Path) -> 
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(
-                BatchRunner(storage, CONFIG, app, "localhost", lambda: False, note).run
+                BatchRunner(storage, CONFIG, app, "localhost", lambda: 0.0, note).run
             )
             await has_failed.wait()
             with pytest.raises(RequestError) as refused:
@@ -123,6 +123,7 @@ class LimitedApp:
 
 @pytest.mark.slow
 async def test_lines_of_a_tenant_at_its_limit_wait_and_hold_up_nobody(tmp_path: Path) -> None:
+    # Somebody else is in a hurry for ever, too: each line stands back for a while only.
     storage, outcomes, limited = Storage(str(tmp_path), CONFIG, "one"), list[str](), LimitedApp()
     await begin(storage, "busy", "1")
     await begin(storage, "other", "2")
@@ -139,7 +140,7 @@ async def test_lines_of_a_tenant_at_its_limit_wait_and_hold_up_nobody(tmp_path: 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(
                 BatchRunner(
-                    storage, CONFIG, limited, "localhost", lambda: False, outcomes.append
+                    storage, CONFIG, limited, "localhost", lambda: CONFIG.poll_s, outcomes.append
                 ).run
             )
             other = await ended("batch_2")
