@@ -102,32 +102,31 @@ class FairQueue(Generic[T]):
 
     def first(self, *, is_aged_too: bool = True) -> T | None:
         """Return whose turn it is; None if nobody may run that waits. While one whose turn it is
-        leaves rows to others nobody else takes them: who comes seldom is before it anyhow.
+        leaves rows to others nobody else of its class takes them: who comes seldom is before it
+        anyhow. Lower classes may.
 
         Args:
           is_aged_too: a lower class may come first by what it has earned.
         """
         chosen: Entry[T] | None = None
         for line in self.lines:
-            if not line.is_waiting or (entry := line.first()) is None:
+            if (entry := self._first_of(line)) is None:
                 continue
             if chosen is None:
                 chosen = entry
                 if not is_aged_too:
                     break
-            elif line.earned >= entry.cost and not self._holdings.leaves_rows(entry.flow):
+            elif line.earned >= entry.cost:
                 chosen = entry
                 break
-        if chosen is None or self._holdings.leaves_rows(chosen.flow):
-            return None
-        return chosen.item
+        return None if chosen is None else chosen.item
 
     def lets_pass(self, item: T) -> bool:
         """Return whether others may go first if there is no room for this one, whose turn it is: it
         is before them only because its class waited, and not for too long yet."""
         entry = self._entries[item]
         service_class = entry.place.claim.service_class
-        is_below = any(line.is_waiting for line in self.lines[:service_class])
+        is_below = any(self._first_of(line) is not None for line in self.lines[:service_class])
         return is_below and self.lines[service_class].earned < OVERDUE * entry.cost
 
     def take(self, item: T) -> None:
@@ -192,6 +191,11 @@ class FairQueue(Generic[T]):
     def note_pools(self, kv_tokens: int, rows: int) -> None:
         """Take in how many tokens and sequences all decode workers can hold."""
         self._holdings.note_pools(kv_tokens, rows)
+
+    def _first_of(self, line: ClassLine[T]) -> Entry[T] | None:
+        """Return whose turn it is in a class; None if there is nobody, or it leaves rows free."""
+        entry = line.first() if line.is_waiting else None
+        return None if entry is None or self._holdings.leaves_rows(entry.flow) else entry
 
     def _heeded(self, claim: Claim, own: int, due: float) -> tuple[Claim, int, float]:
         """Return what counts of a claim: without fairness only its rank among all."""
