@@ -76,6 +76,12 @@ HISTOGRAMS: Final[tuple[tuple[str, str, tuple[float, ...]], ...]] = (
     ("request_prompt_tokens", "Prompt by size", TOKEN_BUCKETS),
     ("request_completion_tokens", "Completion by size", TOKEN_BUCKETS),
 )
+LOSSES: Final = (
+    *("restarted", "another_life", "protocol", "goodbye", "farewell", "link_gone", "link_full"),
+    *("silent", "wedged", "server_paused"),
+)
+"""Causes of a worker's loss, shown at 0 before the first: Prometheus sees no increase in a counter
+that is born at 1."""
 MAX_WORDS: Final = 32
 """Values of one label that come from elsewhere in this process; the next ones are `other`."""
 
@@ -125,6 +131,8 @@ class Metrics:
             name: TokenHistogram(f"triolet_{name}", text, buckets, self._registry)
             for name, text, buckets in HISTOGRAMS
         }
+        for cause in LOSSES:
+            self._counters["workers_lost"].labels(cause)
         self._itl = self._histograms["inter_token_latency_seconds"]
 
     def watch(

@@ -16,6 +16,7 @@ OF_WORKERS: Final = (
     "triolet_worker_",
     "triolet_kv_",
     "triolet_prefix_cache_",
+    "triolet_speculative_",
     "vllm:kv_cache_usage_perc",
     "vllm:num_preemptions",
     "vllm:cache_config",

@@ -84,6 +84,10 @@ class QuotaMetrics:
         """A tenant was charged."""
         self._cost.labels(tenant).inc(amount)
 
+    def budget_watched(self, tenant: str, share: float) -> None:
+        """Show the counter at 0: Prometheus sees no increase in one that is born at 1."""
+        self._alerts.labels(tenant, f"{share:g}")
+
     def budget_alert(self, tenant: str, share: float) -> None:
         """A tenant's spend crossed a share of its budget."""
         self._alerts.labels(tenant, f"{share:g}").inc()

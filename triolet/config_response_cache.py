@@ -17,7 +17,8 @@ class ResponseCacheConfig:
     ttl_s: float = 300 * SECONDS
     """An answer is the same for ever; this is how long somebody's words may be found in memory."""
     max_answer_bytes: int = 256 * KIB
-    """A longer one is not kept: some 30,000 tokens. Nor is one of more than an eighth of all."""
+    """A longer one is not kept: some 7,000 tokens that come one by one, or 400 with 20
+    alternatives each. Nor is one of more than an eighth of all."""
 
     @property
     def most_answer_bytes(self) -> int:

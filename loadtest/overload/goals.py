@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 GOODPUT_FLOORS: Final = {2.0: 0.85, 4.0: 0.80}
 """Of the goodput at 1x, by load."""
+DROPPED_CEILINGS: Final = {2.0: 0.02}
+"""Of those who were accepted, by load: whoever is taken on and then sent away has waited for
+nothing, as late as a refusal must never come. A prediction may err by that much."""
 NORMAL_TTFT: Final = 1.5
 """Times the median TTFT of calm times: what counts as back to normal after a surge."""
 TENANT_SPREAD: Final = 0.05
@@ -58,6 +61,7 @@ def row(result: Result) -> dict[str, Any]:
         "good_tokens_per_s": _rounded(found.token_goodput),
         "refused": _rounded(found.refused),
         "dropped": _rounded(found.dropped),
+        "dropped_of_accepted": _rounded(found.dropped_of_accepted),
         "failed": _rounded(found.failed),
         "ttft_p50_s": _rounded(found.ttft_p50_s),
         "ttft_p99_s": _rounded(found.ttft_p99_s),
@@ -112,6 +116,10 @@ def _of_curve(results: Sequence[Result]) -> Iterator[tuple[str, Ratio]]:
         yield (
             f"p99 of refusals at {load:g}x, ms",
             Ratio(1000 * (found.refusal_p99_s or 0.0), ceiling=50.0),
+        )
+        yield (
+            f"dropped at {load:g}x of those accepted",
+            Ratio(found.dropped_of_accepted, ceiling=DROPPED_CEILINGS.get(load)),
         )
         share = wasted(result.course.outcomes, result.course.prompt_tokens)
         yield f"prefill never decoded at {load:g}x", Ratio(share, ceiling=0.02)

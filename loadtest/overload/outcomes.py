@@ -87,6 +87,7 @@ class Figures:
       token_goodput: their tokens per second.
       refused: share.
       dropped: share.
+      dropped_of_accepted: share of those that were not refused.
       failed: share.
       ttft_p50_s: of those that were taken and kept.
       ttft_p99_s: likewise.
@@ -101,6 +102,7 @@ class Figures:
     token_goodput: float
     refused: float
     dropped: float
+    dropped_of_accepted: float
     failed: float
     ttft_p50_s: float | None
     ttft_p99_s: float | None
@@ -128,6 +130,7 @@ def figures(outcomes: Iterable[Outcome], seconds: float) -> Figures:
         token_goodput=sum(outcome.tokens for outcome in good) / seconds,
         refused=len(refused) / number,
         dropped=len(dropped) / number,
+        dropped_of_accepted=len(dropped) / max(len(listed) - len(refused), 1),
         failed=len(failed) / number,
         ttft_p50_s=percentile(first_s, 0.5),
         ttft_p99_s=percentile(first_s, 0.99),
@@ -152,10 +155,12 @@ def wasted(outcomes: Iterable[Outcome], computed_tokens: int) -> float:
     """Return the share of computed prompt tokens that nobody ever decoded with.
 
     Args:
-      outcomes: of everybody; prompts have nothing in common, so that nothing is found in a cache.
+      outcomes: of everybody; whoever came again counts twice. Prompts have nothing in common, so
+        that nothing is found in a cache.
       computed_tokens: of prompts, by all workers.
     """
-    used = sum(o.arrival.prompt_tokens for o in outcomes if o.was_decoded)
+    came = [one for o in outcomes for one in (o, o.again) if one is not None]
+    used = sum(one.arrival.prompt_tokens for one in came if one.was_decoded)
     return max(0.0, 1.0 - used / computed_tokens) if computed_tokens else 0.0
 
 

@@ -36,6 +36,7 @@ TRACES: Final = (
     "mooncake_conversation.jsonl",
     "sharegpt300_llama-3.1-8b.csv",
 )
+SERVEGEN: Final = "servegen clients"
 HOUR: Final = 10
 """Of ServeGen's day: most of its clients are awake."""
 TRACE_LOADS: Final = (1.0, 2.0)
@@ -192,7 +193,7 @@ def traced(capacity: float, times: Times) -> tuple[list[Experiment], dict[str, s
         name: lambda scale, name=name: conversations(name, scale)  # type: ignore[misc]
         for name in TRACES
     }
-    makers["servegen clients"] = lambda scale: clients(HOUR, scale, seed=1)
+    makers[SERVEGEN] = lambda scale: clients(HOUR, scale, seed=1)
     for name, make in makers.items():
         for load in TRACE_LOADS:
             try:

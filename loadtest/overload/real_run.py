@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -24,7 +24,7 @@ from .outcomes import Fate, Outcome
 from .virtual_run import Course, prompt_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from triolet.audit import FleetAudit
 
@@ -55,15 +55,11 @@ class RealLoad:
 
     Attributes:
       arrivals: in order.
-      keys: API key of each tenant; none where there are no tenants.
-      fields: of every request's body, on top.
       do_return: whoever is refused comes once more, after exactly the time that it was told.
       seed: decides prompts.
     """
 
     arrivals: Sequence[Arrival]
-    keys: Mapping[str, str] = field(default_factory=dict)
-    fields: Mapping[str, object] = field(default_factory=dict)
     do_return: bool = False
     seed: int = 0
 
@@ -175,8 +171,6 @@ async def _at_rest(fleet: RealFleet) -> tuple[FleetAudit, tuple[str, ...]]:
 
 def _request(port: int, load: RealLoad, arrival: Arrival, numbers: random.Random) -> bytes:
     headers = {"x-request-timeout-ms": str(round(1000 * arrival.deadline_s))}
-    if arrival.tenant in load.keys:
-        headers["authorization"] = f"Bearer {load.keys[arrival.tenant]}"
     fields: dict[str, object] = {
         "model": "demo",
         "prompt": numbers.choices(range(FIRST_ID, LAST_ID), k=arrival.prompt_tokens),
@@ -186,6 +180,5 @@ def _request(port: int, load: RealLoad, arrival: Arrival, numbers: random.Random
         "stream_options": {"include_usage": True},
         "ignore_eos": True,
         "service_tier": TIERS[arrival.service_class],
-        **load.fields,
     }
     return request_bytes(port, fields, headers)

@@ -17,7 +17,8 @@ CORPUS: Final[dict[int, str]] = {
     160: "short pool, partitions, wedged devices, readers beyond the bound",
     194: "nobody grants, leases run out, answers go one way only",
     203: "standstills of workers and server among drains and losses",
-    312: "blocks come back from host memory",
+    # Several, so that one is left when draws change: blocks do in one seed of fifty.
+    **dict.fromkeys((4, 188, 219, 269, 506, 755), "blocks come back from host memory"),
     # What once found something.
     5: "prompts that met workers on their way out were taken for their killers",
     8: "a credit that was lost stopped its stream for good",

@@ -142,7 +142,7 @@ def generation_requests(
     """
     fields, limits = plan.fields, renew_tenant(services.tenancy).plan
     claim = own_claim(fields.service_tier)
-    context = context_of(services.fleet.status().max_model_len, limits)
+    context = context_of(services.fleet.max_model_len, limits)
     requests: list[GenerationRequest] = []
     for prompt_ids in plan.prompts:
         max_tokens = completion_budget(

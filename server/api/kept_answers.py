@@ -15,7 +15,7 @@ from triolet.errors import RequestError
 from ..generation import CancelReason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from triolet.config_resume import ResumeConfig
 
@@ -42,14 +42,20 @@ class KeptAnswers:
       config: bounds.
       is_leaving: whether this process is to leave: then nothing goes on for nobody.
       count: told of what becomes of answers, by a word.
+      sweeps: called with the time at each sweep: others who forget what is old.
     """
 
     def __init__(
-        self, config: ResumeConfig, is_leaving: Callable[[], bool], count: Callable[[str], None]
+        self,
+        config: ResumeConfig,
+        is_leaving: Callable[[], bool],
+        count: Callable[[str], None],
+        sweeps: Sequence[Callable[[float], None]] = (),
     ) -> None:
         self._config = config
         self._is_leaving = is_leaving
         self._count = count
+        self._sweeps = sweeps
         self._answers: dict[Name, ResumableAnswer] = {}  # oldest first
 
     def __len__(self) -> int:
@@ -140,6 +146,8 @@ class KeptAnswers:
                 answer.give_up(CancelReason.CLIENT_GONE)
         self._forget_old(now)
         self._make_room()
+        for sweep in self._sweeps:
+            sweep(now)
 
     def _forget_old(self, now: float) -> None:
         oldest = now - self._config.ttl_s

@@ -51,7 +51,7 @@ async def tokenize(services: Services) -> Response:
         )
     document: dict[str, Any] = {
         "count": len(ids),
-        "max_model_len": services.fleet.status().max_model_len,
+        "max_model_len": services.fleet.max_model_len,
         "tokens": list(ids),
     }
     if fields.return_token_strs:
@@ -76,5 +76,5 @@ def _card(services: Services) -> dict[str, Any]:
         "object": "model",
         "created": STARTED_AT,
         "owned_by": "triolet",
-        "max_model_len": services.fleet.status().max_model_len,
+        "max_model_len": services.fleet.max_model_len,
     }

@@ -34,7 +34,9 @@ def refuse_early(fields: GenerationFields, services: Services) -> None:
     Raises:
       RequestError: 503.
     """
-    if not has_request_context() or own_key() is not None or fields.response_cache is not None:
+    if not has_request_context() or own_key() is not None:
+        return
+    if fields.response_cache == "allow" and services.config.response_cache.max_bytes:
         return
     live = live_request()
     within_s = deadline_s(services.config, is_streamed=bool(fields.stream))

@@ -212,6 +212,11 @@ class FleetPort(Protocol):
         """Begin to make vectors, of all inputs or of none; RequestError if refused."""
         ...
 
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and completion together; `status` says it too, and takes longer."""
+        ...
+
     def status(self) -> FleetView:
         """Look at the fleet."""
         ...
@@ -358,13 +363,16 @@ class Services:
     """Answers that clients may come back to."""
 
     def __post_init__(self) -> None:
+        sweeps: list[Callable[[float], None]] = []
+        if self.config.response_cache.max_bytes:
+            fleet = CachingFleet(self.fleet, self.config.response_cache)
+            object.__setattr__(self, "fleet", fleet)  # as a frozen dataclass's own __init__ does
+            self.metrics.http.watch_response_cache(fleet)
+            sweeps.append(fleet.store.expire)
         kept = KeptAnswers(
             self.config.resume,
             is_leaving=lambda: self.lifecycle.is_draining,
             count=self.metrics.http.resumption,
+            sweeps=sweeps,
         )
-        object.__setattr__(self, "kept", kept)  # as a frozen dataclass's own __init__ does
-        if self.config.response_cache.max_bytes:
-            fleet = CachingFleet(self.fleet, self.config.response_cache)
-            object.__setattr__(self, "fleet", fleet)
-            self.metrics.http.watch_response_cache(fleet)
+        object.__setattr__(self, "kept", kept)

@@ -39,7 +39,7 @@ class ClassLine(Generic[T]):
       earned: tokens that it may have before the classes above it, for having waited.
       num_waiting: requests.
       num_running: those that had their turn and have not ended.
-      prompt_tokens: of these.
+      prompt_tokens: of those that wait.
     """
 
     def __init__(self, is_allowed: Callable[[Flow[T]], bool]) -> None:
@@ -64,6 +64,12 @@ class ClassLine(Generic[T]):
     def is_waiting(self) -> bool:
         """Whether somebody waits who might have a turn."""
         return bool(self._fluid.num_flows) and not self.is_paused
+
+    @property
+    def ready_tokens(self) -> int:
+        """Prompt tokens of those that wait for workers, and not for something of their tenant's to
+        end: the only ones that say how much there is to do."""
+        return self._fluid.prompt_tokens
 
     @property
     def lag_tokens(self) -> float:
@@ -165,6 +171,11 @@ class ClassLine(Generic[T]):
         """Take a flow in again that was skipped."""
         flow.is_skipped = False
         self._changed(flow, is_head=True)
+
+    def held_tokens(self, tenant: str) -> int:
+        """Return the prompt tokens of a tenant that is skipped for now."""
+        flow = self._flows.get(tenant)
+        return flow.prompt_tokens if flow is not None and flow.is_skipped else 0
 
     def tokens_ahead(self, claim: Claim, own: int, due: float) -> int:
         """Return the prompt tokens that go before a newcomer, as things stand: its tenant's own,

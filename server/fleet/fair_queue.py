@@ -82,7 +82,8 @@ class FairQueue(Generic[T]):
         """Return the prompt tokens that go before a newcomer, as things stand."""
         claim, own, due = self._heeded(claim, own, due)
         higher = (line for line in self.lines[: claim.service_class] if not line.is_paused)
-        tokens = sum(line.prompt_tokens for line in higher)
+        # Whoever waits by its own limits is in nobody's way but its own.
+        tokens = sum(line.ready_tokens + line.held_tokens(claim.tenant) for line in higher)
         line = self.lines[claim.service_class]
         return tokens + line.tokens_ahead(claim, own, due)
 

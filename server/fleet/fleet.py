@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from transport.frames import AnyFrame
     from transport.link import Connection, Network
     from triolet.audit import FleetAudit
-    from triolet.config import ServerConfig
+    from triolet.config import LinkConfig, ServerConfig
 
     from ..charges import Charges
     from ..generation import CancelReason, GenerationRequest
@@ -120,6 +120,11 @@ class Fleet:
             Stream(sequence, self._taken, self._cancel, self._handout.add) for sequence in sequences
         ]
 
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and completion together."""
+        return self._conductor.max_model_len
+
     def status(self) -> FleetStatus:
         """Look at the fleet."""
         conductor = self._conductor
@@ -142,7 +147,7 @@ class Fleet:
             quarantined=conductor.recovery.num_quarantined,
             overload=self.doorkeeper.status(trio.current_time()),
             queued_by_class=queued_by_class(conductor.queues),
-            queue_lag_tokens=max(queue.lag_tokens for queue in conductor.queues),
+            queues=tuple(conductor.queues),
         )
 
     def dismiss(self, tenants: Set[str]) -> None:
@@ -164,7 +169,8 @@ class Fleet:
                         max_frame_bytes=link.max_control_frame_bytes,
                     )
                     nursery.start_soon(self._receive, worker)
-                    nursery.start_soon(self._greet, worker)
+                    connection = self._connections[worker]
+                    nursery.start_soon(_greet, worker, connection, self._me, self._conductor, link)
                 nursery.start_soon(self._beat)
                 nursery.start_soon(self._sweep)
                 nursery.start_soon(self._send_credit)
@@ -268,16 +274,6 @@ class Fleet:
             case _:
                 self._conductor.received(worker, frame, now)
 
-    async def _greet(self, worker: Worker) -> None:
-        """Say HELLO whenever the worker is not there, until it answers."""
-        link = self._config.link
-        while True:
-            self._conductor.wake(trio.current_time())
-            if not worker.is_connected:
-                with trio.move_on_after(link.hello_timeout_s):
-                    await self._connections[worker].send(make_hello(self._me))
-            await trio.sleep(link.heartbeat_interval_s)
-
     async def _beat(self) -> None:
         """Renew the leases of everything that is still wanted."""
         while True:
@@ -334,3 +330,15 @@ class Fleet:
             self._conductor.lost(worker, "link_gone", trio.current_time())
         except PeerBusy:
             self._conductor.lost(worker, "link_full", trio.current_time())
+
+
+async def _greet(
+    worker: Worker, connection: Connection, me: PeerId, conductor: Conductor, link: LinkConfig
+) -> None:
+    """Say HELLO whenever the worker is not there, until it answers."""
+    while True:
+        conductor.wake(trio.current_time())
+        if not worker.is_connected:
+            with trio.move_on_after(link.hello_timeout_s):
+                await connection.send(make_hello(me))
+        await trio.sleep(link.heartbeat_interval_s)

@@ -39,10 +39,12 @@ class Fluid:
 
     Attributes:
       num_flows: how many.
+      prompt_tokens: of all that wait in them.
     """
 
     def __init__(self) -> None:
         self.num_flows = 0
+        self.prompt_tokens = 0
         self._groups: dict[int, _Group] = {}
 
     def show(self, flow: Flow[Any]) -> None:
@@ -86,6 +88,7 @@ class Fluid:
             group = self._groups[duration] = _Group()
         group.count += sign
         self.num_flows += sign
+        self.prompt_tokens += sign * prompt_tokens
         if not group.count:
             del self._groups[duration]  # and with it what adding and taking away left of weights
             return

@@ -90,7 +90,7 @@ class FleetStatus:
       quarantined: prompts that are refused because they killed workers.
       overload: what admission sees.
       queued_by_class: those that wait, by service class.
-      queue_lag_tokens: by how many tokens of weight 1 the tenants that wait are apart.
+      queues: which can be asked for what takes a look at every tenant.
     """
 
     workers: tuple[WorkerStatus, ...]
@@ -107,7 +107,12 @@ class FleetStatus:
     quarantined: int
     overload: OverloadStatus
     queued_by_class: Mapping[str, int]
-    queue_lag_tokens: float
+    queues: tuple[FairQueue[Any], ...]
+
+    @property
+    def queue_lag_tokens(self) -> float:
+        """By how many tokens of weight 1 the tenants that wait are apart, when this is asked."""
+        return max((queue.lag_tokens for queue in self.queues), default=0.0)
 
 
 def present(workers: Iterable[Worker], spare_addresses: Collection[str]) -> list[Worker]:

@@ -39,6 +39,9 @@ class UncountedQuotas:
     def cost(self, tenant: str, amount: float) -> None:
         """Ignore it."""
 
+    def budget_watched(self, tenant: str, share: float) -> None:
+        """Ignore it."""
+
     def budget_alert(self, tenant: str, share: float) -> None:
         """Ignore it."""
 

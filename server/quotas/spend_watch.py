@@ -32,6 +32,10 @@ class QuotaMetricsPort(Protocol):
         """A tenant was charged so much, in the operator's currency."""
         ...
 
+    def budget_watched(self, tenant: str, share: float) -> None:
+        """From now on it is noted when a tenant's spend crosses a share of its budget."""
+        ...
+
     def budget_alert(self, tenant: str, share: float) -> None:
         """A tenant's spend crossed a share of its budget."""
         ...
@@ -54,7 +58,12 @@ class SpendWatch:
 
     def note(self, tenant: str, plan: Plan) -> None:
         """Learn what a tenant may spend."""
+        if self._plans.get(tenant) == plan:
+            return
         self._plans[tenant] = plan
+        if plan.budget is not None:
+            for share in plan.budget_alerts:
+                self._metrics.budget_watched(tenant, share)
 
     def spent(self, tenant: str, before: int, after: int) -> None:
         """Say so if a share of the budget lies between the two: once, as spend only grows."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import trio
@@ -35,6 +35,11 @@ if TYPE_CHECKING:
     from ..embedding import EmbeddingRequest, EmbeddingRun
     from ..generation import Generation, GenerationRequest
     from .store import Kept
+
+
+NOT_SERVING: Final = frozenset({"connecting", "draining", "dead"})
+"""Workers that get nothing new: their model is answered with no more, or not yet. Who is late will
+mostly be back in a second, with the same one."""
 
 
 class CachingFleet:
@@ -98,6 +103,11 @@ class CachingFleet:
         """Begin to make vectors; they are not kept."""
         return self._fleet.embed(requests)
 
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and completion together."""
+        return self._fleet.max_model_len
+
     def status(self) -> FleetView:
         """Look at the fleet."""
         return self._fleet.status()
@@ -114,7 +124,8 @@ class CachingFleet:
 
     def _fingerprint(self) -> str:
         """Return what names the one model that is served; empty while none is, or two are."""
-        known = {worker.fingerprint for worker in self._fleet.status().workers} - {""}
+        workers = self._fleet.status().workers
+        known = {worker.fingerprint for worker in workers if worker.state not in NOT_SERVING} - {""}
         return known.pop() if len(known) == 1 else ""
 
     def _keep(self, name: bytes, request: GenerationRequest, script: Script) -> None:

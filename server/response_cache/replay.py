@@ -23,9 +23,12 @@ if TYPE_CHECKING:
 
 EVENTS_AT_ONCE: Final = 16
 """Of a replay. A client that reads slowly holds what was taken, as text and in copies."""
-TOKEN_BYTES: Final = 8
-SCORE_BYTES: Final = 24
-"""About what a token, and one of its alternatives, cost in a script."""
+PIECE_BYTES: Final = 29
+TOKEN_BYTES: Final = 4
+SCORE_BYTES: Final = 55
+ALTERNATIVE_BYTES: Final = 24
+"""About what a piece without its text, a token, its score and another one's beside it cost in a
+script."""
 
 
 class Script(msgspec.Struct, frozen=True, array_like=True):
@@ -92,7 +95,7 @@ class Recording:
             match event:
                 case Delta() if self._room > 0:
                     self._deltas.append(event)
-                    self._room -= _size_of(event)
+                    self._room -= size_of(event)
                 case Finished() if self._room > 0:
                     script = Script(
                         tuple(self._deltas),
@@ -174,10 +177,11 @@ class Replay:
             self._call_soon()
 
 
-def _size_of(delta: Delta) -> int:
+def size_of(delta: Delta) -> int:
+    """Return about how many bytes of a script it takes."""
     scores = sum(_score_size(score) for score in delta.logprobs)
-    return len(delta.text) + TOKEN_BYTES * (1 + len(delta.token_ids)) + scores
+    return len(delta.text) + PIECE_BYTES + TOKEN_BYTES * len(delta.token_ids) + scores
 
 
 def _score_size(score: TokenLogprob) -> int:
-    return SCORE_BYTES * (1 + len(score.top))
+    return SCORE_BYTES + ALTERNATIVE_BYTES * len(score.top)

@@ -140,7 +140,7 @@ def exposed_metrics() -> set[str]:
         quarantined=0,
         overload=OverloadStatus(guard_tokens=1.0, tokens_per_s=1.0),
         queued_by_class={},
-        queue_lag_tokens=0.0,
+        queues=(),
     )
     metrics = Metrics("model", "none")
     metrics.watch(lambda: nothing, lambda: 0)

@@ -6,10 +6,13 @@ import pytest
 
 from server.generation import Usage
 from server.metrics import MAX_WORDS, Metrics
+from server.quotas.amounts import NANOS
+from server.quotas.spend_watch import SpendWatch
 from server.tenancy import TenancyReport
 from tests.server.support.fakes import FakeFleet
 from transport.frames import Load
 from triolet.service_class import DEFAULT_CLAIM, Claim, ServiceClass
+from triolet.tenants import Plan
 
 
 @pytest.fixture
@@ -122,6 +125,21 @@ def test_faults_and_what_is_done_about_them_are_counted() -> None:
         'triolet_worker_frames_dropped_total{reason="stale",role="decode",worker="decode-0"} 3.0',
         'triolet_worker_frames_dropped_total{reason="foreign",role="decode",worker="decode-0"} 2.0',
     } <= lines(subject)
+
+
+def test_what_alerts_see_increase_is_there_before_its_first_time(metrics: Metrics) -> None:
+    plan = Plan(budget=2.0, budget_alerts=(0.5, 1.0))
+    watch = SpendWatch(metrics.quotas)
+    watch.note("alice", plan)
+    assert {
+        'triolet_budget_alerts_total{share="0.5",tenant="alice"} 0.0',
+        'triolet_budget_alerts_total{share="1",tenant="alice"} 0.0',
+        'triolet_workers_lost_total{cause="link_gone"} 0.0',
+        'triolet_workers_lost_total{cause="wedged"} 0.0',
+    } <= lines(metrics)
+    watch.spent("alice", 0, NANOS)
+    watch.note("alice", plan)
+    assert 'triolet_budget_alerts_total{share="0.5",tenant="alice"} 1.0' in lines(metrics)
 
 
 def test_a_label_never_has_more_words_than_its_bound(metrics: Metrics) -> None:

@@ -34,6 +34,8 @@ def test_every_sample_of_a_server_has_its_name_and_workers_are_there_once() -> N
     }
     for name in ("triolet_kv_blocks", "triolet_worker_up", "vllm:kv_cache_usage_perc"):
         assert families[name].samples == alone[name].samples
+    for name in ("triolet_speculative_rows", "triolet_speculative_accepted"):
+        assert families[name].samples == alone[name].samples
     up = families["triolet_server_up"].samples
     assert [s.value for s in up] == [1.0, 1.0, 0.0]
     counts = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -22,7 +23,7 @@ from server.generation import (
     Usage,
 )
 from server.response_cache.naming import name_of
-from server.response_cache.replay import EVENTS_AT_ONCE, Recording, Replay, Script
+from server.response_cache.replay import EVENTS_AT_ONCE, Recording, Replay, Script, size_of
 from server.response_cache.store import ENTRY_BYTES, ResponseStore
 from tests.server.support.fakes import FakeGeneration
 from triolet.config_response_cache import ResponseCacheConfig
@@ -202,6 +203,22 @@ def test_a_recording_gives_on_everything_and_keeps_no_more_than_it_may() -> None
         assert len(recording.take_now()) == 1
         assert not recording._deltas
     assert [len(script.deltas) for script in kept] == [10]
+
+
+@pytest.mark.parametrize("num_alternatives", [None, 0, 20])
+def test_what_a_token_is_thought_to_take_is_about_what_it_takes(
+    num_alternatives: int | None,
+) -> None:
+    scores: tuple[TokenLogprob, ...] = ()
+    if num_alternatives is not None:
+        top = ((70_000, " moon", b" moon", -1.25),) * num_alternatives
+        scores = (TokenLogprob(70_000, " moon", b" moon", -0.5, top),)
+    delta = Delta(" moon", (70_000,), scores)
+    sizes = [
+        len(msgspec.msgpack.encode(Script((delta,) * count, FinishReason.STOP, USAGE, None, "f")))
+        for count in (100, 200)
+    ]
+    assert size_of(delta) == pytest.approx((sizes[1] - sizes[0]) / 100, rel=0.2)
 
 
 def test_scores_count_too() -> None:

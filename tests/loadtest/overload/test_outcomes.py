@@ -57,6 +57,8 @@ def test_who_is_dropped_is_neither_refused_nor_late() -> None:
     dropped = replace(refused(), fate=Fate.DROPPED, end_s=2.5)
     found = figures([whole(), dropped], seconds=1.0)
     assert (found.refused, found.dropped, found.failed) == (0.0, 0.5, 0.0)
+    assert figures([whole(), dropped, refused(), refused()], 1.0).dropped_of_accepted == 0.5
+    assert figures([refused()], 1.0).dropped_of_accepted == 0.0
     assert found.refusal_p99_s is None
     assert found.ttft_p99_s == 0.1
 
@@ -73,6 +75,9 @@ def test_prefill_is_wasted_where_nothing_was_decoded() -> None:
     first_only = Outcome(ASKED, Fate.FAILED, first_s=0.5, end_s=8.0, tokens=1)
     assert wasted([whole(), whole(), refused()], computed_tokens=100) == 0.0
     assert wasted([whole(), first_only], computed_tokens=100) == 0.5
+    came_again = refused()
+    came_again.again = whole()
+    assert wasted([whole(), came_again], computed_tokens=100) == 0.0
     assert wasted([], computed_tokens=0) == 0.0
 
 

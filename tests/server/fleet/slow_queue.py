@@ -45,6 +45,14 @@ class SlowQueue:
             self.charged[service_class, tenant] = max(charged, now)
         self.all[name] = one
 
+    def _held(self) -> set[tuple[int, str]]:
+        """Return the flows whose first one may not run by the limits of its tenant."""
+        waiting = [one for one in self.all.values() if not one.is_running]
+        heads: dict[tuple[int, str], One] = {}
+        for one in sorted(waiting, key=lambda o: o.place[1:4]):
+            heads.setdefault(self._flow(one), one)
+        return {flow for flow, one in heads.items() if not self._is_allowed(one)}
+
     def turns(self) -> set[int]:
         """Return who may be first: several if their tenants are even."""
         for service_class in range(4):
@@ -83,13 +91,17 @@ class SlowQueue:
             self.virtual_time[service_class] = 0.0
 
     def tokens_ahead(self, place: Place) -> int:
-        """Return the prompt tokens of those of higher classes, and its tenant's that are first."""
+        """Return prompt tokens: of higher classes that may go, and of its tenant's before it."""
+        held = self._held()
         return sum(
             o.place.prompt_tokens
             for o in self.all.values()
             if not o.is_running
             and (
-                o.place.claim.service_class < place.claim.service_class
+                (
+                    o.place.claim.service_class < place.claim.service_class
+                    and (self._flow(o) not in held or o.place.claim.tenant == place.claim.tenant)
+                )
                 or (self._flow(o) == self._flow_of(place) and o.place[1:3] <= place[1:3])
             )
         )

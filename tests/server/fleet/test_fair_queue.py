@@ -109,6 +109,7 @@ def assert_nothing_is_left(queue: FairQueue[int], slow: SlowQueue) -> None:
     assert (len(queue), queue.num_running, queue.num_tenants) == (0, 0, 0)
     for line in queue.lines:
         assert (line.num_waiting, line.prompt_tokens, line.earned) == (0, 0, 0.0)
+        assert line.ready_tokens == 0
         assert not line.is_waiting
 
 

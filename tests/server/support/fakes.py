@@ -267,6 +267,10 @@ class FakeFleet:
         self.inputs += requests
         return FakeRun(len(requests))
 
+    @property
+    def max_model_len(self) -> int:
+        return self._status.max_model_len
+
     def status(self) -> FakeStatus:
         return self._status
 
