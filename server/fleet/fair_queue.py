@@ -111,7 +111,7 @@ class FairQueue(Generic[T]):
         """
         chosen: Entry[T] | None = None
         for line in self.lines:
-            if (entry := self._first_of(line)) is None:
+            if (entry := _first_of(line, self._holdings)) is None:
                 continue
             if chosen is None:
                 chosen = entry
@@ -127,7 +127,8 @@ class FairQueue(Generic[T]):
         is before them only because its class waited, and not for too long yet."""
         entry = self._entries[item]
         service_class = entry.place.claim.service_class
-        is_below = any(self._first_of(line) is not None for line in self.lines[:service_class])
+        above = self.lines[:service_class]
+        is_below = any(_first_of(line, self._holdings) is not None for line in above)
         return is_below and self.lines[service_class].earned < OVERDUE * entry.cost
 
     def take(self, item: T) -> None:
@@ -193,11 +194,6 @@ class FairQueue(Generic[T]):
         """Take in how many tokens and sequences all decode workers can hold."""
         self._holdings.note_pools(kv_tokens, rows)
 
-    def _first_of(self, line: ClassLine[T]) -> Entry[T] | None:
-        """Return whose turn it is in a class; None if there is nobody, or it leaves rows free."""
-        entry = line.first() if line.is_waiting else None
-        return None if entry is None or self._holdings.leaves_rows(entry.flow) else entry
-
     def _heeded(self, claim: Claim, own: int, due: float) -> tuple[Claim, int, float]:
         """Return what counts of a claim: without fairness only its rank among all."""
         if self._config.fair:
@@ -213,3 +209,9 @@ class FairQueue(Generic[T]):
         for line in self.lines[service_class + 1 :]:
             if line.is_waiting:
                 line.earned += self._config.min_class_share * cost
+
+
+def _first_of(line: ClassLine[T], holdings: Holdings) -> Entry[T] | None:
+    """Return whose turn it is in a class; None if there is nobody, or it leaves rows to others."""
+    entry = line.first() if line.is_waiting else None
+    return None if entry is None or holdings.leaves_rows(entry.flow) else entry

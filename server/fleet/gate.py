@@ -72,7 +72,7 @@ class Gate:
         """
         asks = [_ask(request) for request in requests]
         together = sum(ask.num_tokens for ask in asks)
-        forecasts = []
+        forecasts: list[Forecast] = []
         for request, ask in zip(requests, asks, strict=True):
             due = now + request.deadline_s
             ahead = self._line.tokens_ahead(request.claim, request.priority, due)
