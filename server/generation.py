@@ -33,7 +33,6 @@ class CancelReason(StrEnum):
     STOPPED = "stopped"  # the client asked: WebSocket cancel, stop button
     STALLED = "stalled"
     DRAIN = "drain"
-    DISMISSED = "dismissed"  # its tenant may ask no more
 
 
 class CacheOutcome(StrEnum):

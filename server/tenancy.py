@@ -123,12 +123,6 @@ class Tenancy:
         """All tenants, disabled ones included; ANONYMOUS where there are none."""
         return (ANONYMOUS,) if self._tenants is None else self._tenants.by_name.values()
 
-    def find(self, name: str) -> Tenant | None:
-        """Return a tenant, as it is now, disabled or not; None if there is none of the name."""
-        if self._tenants is None:
-            return None if name else ANONYMOUS
-        return self._tenants.by_name.get(name)
-
     def prices_of(self, model: str) -> Prices:
         """Return what a model's tokens cost now."""
         return (self._tenants or NOBODY).prices_of(model)

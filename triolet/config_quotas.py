@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from .errors import ConfigError
 from .units import MILLISECONDS, SECONDS
@@ -38,8 +38,6 @@ class QuotaConfig:
     waits for it before its request is queued."""
     connect_timeout_s: float = 1.0 * SECONDS
     """For a new connection with its handshake. Nobody waits for it but whoever probes."""
-    max_connections: int = 2
-    """To Redis. Calls share them, and nothing there blocks."""
     max_failures: int = 3
     """Calls in a row that fail before nobody is asked any more; until then each failed one is
     decided here."""
@@ -69,7 +67,7 @@ class QuotaConfig:
         if self.limits != MEMORY and not self.limits.startswith(AT):
             parts = urlsplit(self.limits)
             is_named = parts.path if parts.scheme == "unix" else parts.hostname
-            if parts.scheme not in SCHEMES or not is_named:
+            if parts.scheme not in SCHEMES or not is_named or not _is_numbered(parts):
                 raise ConfigError(
                     f"--limits is {shown_url(self.limits)!r}; allowed: {MEMORY}, "
                     "redis://HOST[:PORT][/DB], rediss://…, unix:///PATH, or @FILE with one of these"
@@ -81,6 +79,17 @@ class QuotaConfig:
     def is_shared(self) -> bool:
         """Whether the accounts are kept where other servers find them."""
         return self.limits != MEMORY
+
+
+def _is_numbered(parts: SplitResult) -> bool:
+    """Return whether port and database of a URL are numbers, where there are any."""
+    try:
+        port = parts.port
+    except ValueError:
+        return False
+    database = parts.path[1:]
+    is_database = not database or (database.isascii() and database.isdigit())
+    return parts.scheme == "unix" or (port != 0 and is_database and len(database) < 10)
 
 
 def shown_url(url: str) -> str:

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from prefill.core import PrefillCore
+from server.generation import FinishReason
 from triolet.errors import LocalProtocolError
 from triolet.invariants import check_at_rest, check_invariants
 from triolet.units import SECONDS
+
+from .input_client import EMBEDDED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from .roles import WorkerProcess
     from .world import World
 
+WHOLE: Final = frozenset({EMBEDDED, *FinishReason})
+"""Endings of clients that got all they asked for."""
 SLACK_S: Final = 0.7 * SECONDS
 """Between two looks, and for what is said at a sweep instead of at once."""
 
@@ -50,6 +55,9 @@ class Checker:
                     server.fleet.check_accounting()
                 except LocalProtocolError as error:
                     self._report(f"{server}: {error}")
+                conductor = server.fleet._conductor
+                live = (*conductor._book, *conductor.embeddings)
+                server.charges[-1].check(one.request.request_id for one in live)
         self._check_workers()
 
     def is_quiet(self) -> bool:
@@ -64,6 +72,7 @@ class Checker:
     def look_at_end(self) -> None:
         """Check that nothing is left of anything."""
         self._check_strays()
+        self._check_charges()
         for worker in self._world.workers:
             if worker.engine is None:
                 self._report(f"{worker} did not come back")
@@ -108,6 +117,33 @@ class Checker:
                 late_s = sampled_at - max(client.left_at, worker.away_until)
                 if late_s > self._orphan_s:
                     self._report(f"{worker} computed for {client} {late_s:.1f} s after it had left")
+
+    def _check_charges(self) -> None:
+        """See that whoever got something is charged for that, whatever befell it meanwhile."""
+        charges = {
+            request_id: charge
+            for server in self._world.servers
+            for of_life in server.charges
+            for request_id, charge in of_life.of.items()
+        }
+        for client in self._world.clients:
+            charge = charges.get(client.request_id)
+            if charge is None:
+                if client.ending in WHOLE:
+                    self._report(f"{client} got its answer and is not charged")
+                continue
+            usage, num_read = charge.usage, len(client.token_ids)
+            if usage.prompt_tokens != len(client.wish.prompt_ids):
+                self._report(f"{client} is charged for a prompt of {usage.prompt_tokens} tokens")
+            if client.ending in WHOLE and not charge.is_begun:
+                self._report(f"{client} got its answer for nothing")
+            # Who left, or was left, may not have read all that was there.
+            is_right = usage.completion_tokens == num_read
+            is_right |= client.ending not in WHOLE and usage.completion_tokens > num_read
+            if not is_right:
+                self._report(
+                    f"{client} is charged {usage.completion_tokens} tokens, not {num_read}"
+                )
 
     def _check_workers(self) -> None:
         wanted = set(self._wanted())

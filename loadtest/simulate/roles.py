@@ -17,6 +17,7 @@ from server.fleet.observer import SilentObserver
 from triolet.config import WorkerConfig
 from triolet.ids import Role
 
+from .charges import RecordingCharges
 from .engine import SimulatedDevice, SimulatedEngine
 from .guesses import EAGER, Guesses
 from .overseer import Overseer
@@ -165,12 +166,16 @@ class ServerProcess(Process):
       name: what others call it.
       around: what all processes share.
       config: addresses and bounds.
+
+    Attributes:
+      charges: what its clients used, one for each of its lives.
     """
 
     def __init__(self, name: str, around: Surroundings, config: ServerConfig) -> None:
         super().__init__(Role.SERVER, name, around)
         self.fleet: Fleet | None = None
         self.handlers: trio.Nursery | None = None
+        self.charges: list[RecordingCharges] = []
         self._up = trio.Event()
         self._config = config
 
@@ -186,6 +191,8 @@ class ServerProcess(Process):
         self.spawn(self.handlers, partial(handler, self.fleet))
 
     async def _live(self) -> None:
+        charges = RecordingCharges(lambda what: self._around.report(f"{self.name}: {what}"))
+        self.charges.append(charges)
         fleet = Fleet(
             self._config,
             NumberText(),
@@ -193,6 +200,7 @@ class ServerProcess(Process):
             Causes(self._around.tally),
             name=self.name,
             draw_epoch=self.draw_epoch,
+            charges=charges,
         )
         async with trio.open_nursery() as nursery:
             await nursery.start(fleet.run)

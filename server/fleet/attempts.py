@@ -322,6 +322,7 @@ class Attempts:
         if sequence.num_attempts == 1:
             sequence.held_tokens = held_tokens
         prefill.asked(attempt.key)
+        sequence.is_begun = True
         self._observer.prompt_routed(Role.PREFILL, attempt.why[1])
         frame = prefill_frame(sequence, attempt, self._eos_token_ids, grant.held_blocks, now)
         self._outbox.send(prefill, frame)
@@ -338,6 +339,7 @@ class Attempts:
         decode.granted(attempt.key)
         attempt.granted_at = now
         attempt.is_handed_over = True  # nobody else has anything of it
+        sequence.is_begun = True
         sequence.step(Step.GRANT)
         self._observer.prompt_routed(Role.DECODE, attempt.why[0])
 

@@ -144,7 +144,7 @@ class RequestBook:
         cost = self._charges.ended(
             sequence.request.request_id,
             terminal.usage,
-            is_begun=sequence.times.dispatched_at is not None,
+            is_begun=sequence.is_begun,
         )
         log.info(
             "request_ended",

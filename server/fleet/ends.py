@@ -46,8 +46,6 @@ def cancelled(reason: CancelReason, config: ServerConfig) -> End:
             return stalled(config.stall_timeout_s)
         case CancelReason.DRAIN:
             return drained()
-        case CancelReason.DISMISSED:
-            return dismissed()
 
 
 def drained() -> End:

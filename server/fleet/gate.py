@@ -75,7 +75,9 @@ class Gate:
         forecasts: list[Forecast] = []
         for request, ask in zip(requests, asks, strict=True):
             due = now + request.deadline_s
-            ahead = self._line.tokens_ahead(request.claim, request.priority, due)
+            ahead = self._line.tokens_ahead(
+                request.claim, request.priority, due, ask.num_tokens, request.sampling.max_tokens
+            )
             forecast = self.overload.judge(ask._replace(together_tokens=together), ahead, now)
             # One answer holds them all: it begins with the first, and the others may take as long.
             forecasts.append(forecast.of_sibling(due) if forecasts else forecast)

@@ -101,6 +101,7 @@ class Sequence:
       suspicion: whether it is what workers fail by.
       shunned: addresses of workers where it failed; others are preferred.
       fingerprint: of the model that made its first token.
+      is_begun: a worker was told to compute its prompt.
       origin: another completion of the same prompt, which it may share; None for none.
       cached_tokens: prompt tokens whose KV was there already; None before anybody has said so.
       held_tokens: of these, what decode had at the first attempt.
@@ -122,6 +123,7 @@ class Sequence:
     suspicion: Suspicion = field(default_factory=Suspicion)
     shunned: frozenset[str] = frozenset()
     fingerprint: str = ""
+    is_begun: bool = False
     origin: Sequence | None = None
     cached_tokens: int | None = None
     held_tokens: int = 0

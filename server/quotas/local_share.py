@@ -8,7 +8,7 @@ debt, and what was used just now is one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from .buckets import Bucket
@@ -96,7 +96,10 @@ class LocalShare:
           month: the present one.
           now: the present.
         """
+        spent = 0 if seen is None else seen.spent
         part = limits.shared_by(servers)
+        if limits.budget is not None:
+            part = replace(part, budget=spent + max(0, limits.budget - spent) // servers)
         entry = self._ledger.entry(tenant, month)
         entry.in_flight = in_flight
         if seen is not None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from triolet.config_quotas import QuotaConfig
 
 DEFAULT_PORT = 6379
+_STREAM_ENDS = (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream)
 
 
 class StoreGone(TrioletError):
@@ -137,8 +138,9 @@ async def _open(config: QuotaConfig) -> ByteStream:
                     tls_standard_compatible=False,
                 )
             return await anyio.connect_tcp(host, port)
-        except OSError as error:
-            raise StoreGone(f"it cannot be reached: {error}") from error
+        except (OSError, *_STREAM_ENDS) as error:
+            # The latter: the other side left in the handshake of TLS.
+            raise StoreGone(f"it cannot be reached: {type(error).__name__} {error}") from error
     raise StoreGone(f"no connection within {config.connect_timeout_s} s")
 
 
@@ -154,7 +156,8 @@ async def _load(client: coredis.Redis[str], timeout_s: float) -> dict[str, str]:
 async def _mapped(call: Callable[[], Awaitable[Any]]) -> Any:  # noqa: ANN401 (Redis')
     try:
         return await call()
-    except (RedisError, OSError, anyio.ClosedResourceError) as error:  # OSError: also timeouts
+    except (RedisError, OSError, RuntimeError, *_STREAM_ENDS) as error:
+        # OSError: also timeouts. RuntimeError: the library's pool, when it ends meanwhile.
         raise StoreGone(f"{type(error).__name__}: {error}") from error
 
 

@@ -26,8 +26,6 @@ def test_without_tenants_everybody_is_the_one_anonymous_tenant() -> None:
     tenancy = Tenancy()
     assert tenancy.is_open
     assert tenancy.tenant_of(None, 0.0) is tenancy.tenant_named("") is ANONYMOUS
-    assert tenancy.find("") is ANONYMOUS
-    assert tenancy.find("alice") is None
 
 
 def test_a_key_is_let_in_until_it_ends() -> None:

@@ -95,12 +95,12 @@ async def test_a_running_server_takes_good_changes_and_keeps_what_it_has_else(
         written(path, "nonsense", age_s=1)
         await until(lambda: bool(tenancy.report.problem))
         assert "is no TOML" in tenancy.report.problem
-        assert tenancy.find("alice") is not None
+        assert tenancy.tenant_named("alice").name == "alice"
         path.unlink()
         await until(lambda: tenancy.report.num_refused == 2)
         assert dismissed == []
         written(path, BOB, age_s=2)
-        await until(lambda: tenancy.find("bob") is not None)
+        await until(lambda: "bob" in {one.name for one in tenancy.everybody})
         assert tenancy.report.problem == ""
         await until(lambda: dismissed == [{"alice"}])
         nursery.cancel_scope.cancel()

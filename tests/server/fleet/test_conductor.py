@@ -242,3 +242,16 @@ def test_a_request_id_in_use_is_refused() -> None:
         world.submit(make_request(1))
     assert refusal.value.code == "server_error"
     world.check_accounting()
+
+
+def test_a_prompt_that_no_worker_was_told_to_compute_costs_nothing() -> None:
+    for is_granted in (False, True):
+        world = World()
+        reader = world.submit(make_request())
+        assert reader.sequence.phase is Phase.RESERVING
+        if is_granted:
+            world.deliver()
+        world.cancel(reader, CancelReason.CLIENT_GONE)
+        assert world.charges.of[reader.sequence.request.request_id].is_begun is is_granted
+        world.settle()
+        world.check_idle()

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from loadtest.simulate.charges import RecordingCharges
 from server.fleet.conductor import Conductor
 from server.fleet.observer import SilentObserver
 from server.fleet.workers import Worker
@@ -90,7 +91,11 @@ class World:
         self.workers = tuple(self.of)
         self.config = server_config(**config)
         self.observer = SilentObserver()
-        self.conductor = Conductor(self.config, self.workers, TEXT, self.observer, self.now)
+        self.wrongly_charged: list[str] = []
+        self.charges = RecordingCharges(self.wrongly_charged.append)
+        self.conductor = Conductor(
+            self.config, self.workers, TEXT, self.observer, self.now, self.charges
+        )
         self.up: dict[Worker, deque[AnyFrame]] = {w: deque() for w in self.workers}
         self.down: dict[Worker, deque[AnyFrame]] = {w: deque() for w in self.workers}
         self.readers: list[Reader] = []
@@ -242,8 +247,16 @@ class World:
         self.check_accounting()
 
     def check_accounting(self) -> None:
-        """Assert that every request has or will have exactly one terminal event."""
+        """Assert that every request has or will have exactly one terminal event, and is charged
+        with it."""
         self.conductor.accounting.check(self.conductor.num_in_flight)
+        live = (*self.conductor._book, *self.conductor.embeddings)
+        self.charges.check(one.request.request_id for one in live)
+        assert self.wrongly_charged == []
+        for reader in self.readers:
+            if reader.terminals:
+                charge = self.charges.of[reader.sequence.request.request_id]
+                assert charge.usage == reader.terminals[0].usage
 
     def collect(self) -> None:
         """Put what the conductor wants sent on its way."""

@@ -153,7 +153,13 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
             SpendFile(str(path))
 
 
-@pytest.mark.parametrize("limits", ["redis:/h", "http://h", "redis://", "", "unix://"])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        *("redis:/h", "http://h", "redis://", "", "unix://"),
+        *("redis://h:abc", "redis://h:0", "redis://h:70000", "redis://h/x", "rediss://h/1/2"),
+    ],
+)
 def test_a_url_that_leads_nowhere_is_refused(limits: str) -> None:
     with pytest.raises(ConfigError, match=r"allowed: memory, redis://"):
         QuotaConfig(limits=limits)
