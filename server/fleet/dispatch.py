@@ -21,6 +21,7 @@ from triolet.service_class import ServiceClass
 
 from .breaker import ejected
 from .routing import DecodeRates, PrefillRates, Why, most_local_tokens
+from .workers import tokens_before
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -354,7 +355,7 @@ def _has_token_credit(worker: Worker, need: Need) -> bool:
     if credit <= 0 or waiting == 0:
         return credit > 0
     tokens = counted_tokens(worker, need)
-    before = worker.tokens_before(tokens, need.service_class)
+    before = tokens_before(worker, tokens, need.service_class)
     return before < _paced(worker, need) and waiting + tokens <= credit
 
 

@@ -127,13 +127,6 @@ class Worker:
         """Prompt tokens of this server that the worker has still to compute."""
         return sum(share.num_tokens for share in self.shares.values())
 
-    def tokens_before(self, num_tokens: int, service_class: ServiceClass) -> int:
-        """Return the tokens of this server that are computed before a prompt of so many: by class,
-        then the shortest first."""
-        own = (service_class, num_tokens)
-        shares = self.shares.values()
-        return sum(s.num_tokens for s in shares if (s.service_class, s.num_tokens) <= own)
-
     def welcomed(self, welcome: Welcome, now: float) -> bool:
         """Take in a WELCOME; return whether what an earlier life had is lost."""
         is_another_life = self.monitor.greeted(welcome.peer.epoch, now, welcome.capacity.step_s)
@@ -224,3 +217,11 @@ class Worker:
         self.missing_since = now
         self.shares.clear()
         self.inputs.clear()
+
+
+def tokens_before(worker: Worker, num_tokens: int, service_class: ServiceClass) -> int:
+    """Return the tokens of this server that a worker computes before a prompt of so many: by class,
+    then the shortest first."""
+    own = (service_class, num_tokens)
+    shares = worker.shares.values()
+    return sum(s.num_tokens for s in shares if (s.service_class, s.num_tokens) <= own)
