@@ -52,6 +52,9 @@ class RedisStore:
       config: where Redis is, and bounds.
       observer: told of spend, and of how Redis is.
       server: this process; no other one ever has the same name.
+
+    Attributes:
+      num_servers: that share the limits, this one included, when Redis last said.
     """
 
     def __init__(self, config: QuotaConfig, observer: SpendObserver, server: str) -> None:
@@ -61,7 +64,7 @@ class RedisStore:
         self._calls: RedisCalls | None = None
         self._failures = 0
         self._failed_at = -math.inf
-        self._num_servers = config.servers
+        self.num_servers = config.servers
         self._reserved: dict[str, Ask] = {}
         self._local = LocalShare()
         self._journal = Journal(config.max_batch)
@@ -73,11 +76,6 @@ class RedisStore:
     def is_well(self) -> bool:
         """Whether Redis is asked."""
         return self._calls is not None
-
-    @property
-    def num_servers(self) -> int:
-        """Servers that share the limits, as far as is known."""
-        return self._num_servers
 
     @property
     def num_reserved(self) -> int:
@@ -124,7 +122,7 @@ class RedisStore:
 
     def enforced(self, limits: Limits) -> Limits:
         """Return the limits, or this server's part of them while Redis is away."""
-        return limits if self.is_well else limits.shared_by(self._num_servers)
+        return limits if self.is_well else limits.shared_by(self.num_servers)
 
     async def account(self, tenant: str, limits: Limits) -> Account:
         """Return an account as it is, or as it was."""
@@ -132,7 +130,7 @@ class RedisStore:
             verdict = await self._ask(self._calls, _look(tenant), limits)
             if verdict is not None:
                 return verdict.account
-        now, count = trio.current_time(), 1 if self.is_well else self._num_servers
+        now, count = trio.current_time(), 1 if self.is_well else self.num_servers
         if self._local.knows(tenant):
             return self._local.account(tenant, _month(), now)
         # Nothing is opened: whoever looks at all tenants would open as many accounts.
@@ -238,7 +236,7 @@ class RedisStore:
         """
         config = self._config
         reply = await calls.call(BEAT, config.lease_s, config.max_batch, int(is_asking))
-        self._num_servers, refunded, held = int(reply[0]), int(reply[1]), reply[2]
+        self.num_servers, refunded, held = int(reply[0]), int(reply[1]), reply[2]
         if refunded:
             log.warning("reservations_of_lost_server_given_back", count=refunded)
         for ask_id in set(held) - set(self._reserved):
@@ -272,7 +270,7 @@ class RedisStore:
             "limits_are_local",
             store=shown_url(self._config.limits),
             reason=reason,
-            part=f"1/{self._num_servers}",
+            part=f"1/{self.num_servers}",
         )
         self._observer.store_changed(is_shared=False)
 
@@ -280,18 +278,18 @@ class RedisStore:
         self._calls = calls
         self._failures = 0
         log.info(
-            "limits_are_shared", store=shown_url(self._config.limits), servers=self._num_servers
+            "limits_are_shared", store=shown_url(self._config.limits), servers=self.num_servers
         )
         self._observer.store_changed(is_shared=True)
 
     def _open_local(self, tenant: str, limits: Limits) -> None:
         if self._local.knows(tenant):
-            self._local.renew(tenant, limits, self._num_servers)
+            self._local.renew(tenant, limits, self.num_servers)
         else:
             in_flight = sum(ask.tenant == tenant for ask in self._reserved.values())
             now = trio.current_time()
             seen = self._seen.by_now(tenant, limits, now)
-            part = self._num_servers
+            part = self.num_servers
             self._local.begin(tenant, limits, part, seen, in_flight, _month(), now)
 
 
