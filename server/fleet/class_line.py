@@ -105,8 +105,8 @@ class ClassLine(Generic[T]):
     def add(self, entry: Entry[T]) -> None:
         """Let somebody wait."""
         flow = entry.flow
-        if not flow and not flow.num_running:
-            # No credit for idling.
+        if not flow:
+            # No credit for idling, nor for waiting for what runs to end.
             flow.charged = max(flow.charged, self.virtual_time)
         flow.weight = entry.place.claim.weight
         self.put_back(entry)
@@ -177,15 +177,16 @@ class ClassLine(Generic[T]):
         flow = self._flows.get(tenant)
         return flow.prompt_tokens if flow is not None and flow.is_skipped else 0
 
-    def tokens_ahead(self, claim: Claim, own: int, due: float) -> int:
+    def tokens_ahead(self, claim: Claim, own: int, due: float, cost: float) -> int:
         """Return the prompt tokens that go before a newcomer, as things stand: its tenant's own,
-        and what the others have meanwhile."""
+        and what the others have meanwhile, and until its own turn: of those whose turn is at the
+        same virtual time, a turn of its cost long, half are before it."""
         flow = self._flows.get(claim.tenant)
-        if flow is None:
-            return 0
-        before = flow.tokens_before(own, due) if flow else 0
-        cost = flow.cost * before / flow.prompt_tokens if before else 0.0
-        virtual_tokens = max(flow.charged - self.virtual_time, 0.0) + cost / claim.weight
+        before, virtual_tokens = 0, cost / (2 * claim.weight)
+        if flow is not None:
+            virtual_tokens += max(flow.charged - self.virtual_time, 0.0)
+            if flow and (before := flow.tokens_before(own, due)):
+                virtual_tokens += flow.cost * before / flow.prompt_tokens / claim.weight
         return before + int(self._fluid.prompt_tokens_within(virtual_tokens, flow))
 
     def _changed(self, flow: Flow[T], *, is_head: bool) -> None:
@@ -212,11 +213,14 @@ class ClassLine(Generic[T]):
             self._idle.clear()
             self.virtual_time = 0.0
             return
-        if not flow and not flow.num_running:
+        if not flow and not flow.num_running and flow.idle_note != flow.charged:
+            flow.idle_note = flow.charged
             self._serial += 1
             heappush(self._idle, (flow.charged, self._serial, flow))
         while self._idle and self._idle[0][0] <= self.virtual_time:
-            _, _, idle = heappop(self._idle)
+            noted, _, idle = heappop(self._idle)
+            if idle.idle_note == noted:
+                idle.idle_note = None
             is_idle = not idle and not idle.num_running and idle.charged <= self.virtual_time
             if is_idle and self._flows.get(idle.tenant) is idle:
                 del self._flows[idle.tenant]

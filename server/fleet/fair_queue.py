@@ -10,6 +10,7 @@ to know workers, prices and predictions.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from triolet.service_class import DEFAULT_CLAIM, Claim, ServiceClass
@@ -78,19 +79,35 @@ class FairQueue(Generic[T]):
         """By how many tokens of weight 1 the tenants that wait are apart, in the worst class."""
         return max(line.lag_tokens for line in self.lines)
 
-    def tokens_ahead(self, claim: Claim, own: int, due: float) -> int:
-        """Return the prompt tokens that go before a newcomer, as things stand."""
-        claim, own, due = self._heeded(claim, own, due)
+    def tokens_ahead(
+        self,
+        claim: Claim,
+        own: int,
+        due: float,
+        prompt_tokens: int = 0,
+        max_tokens: float = math.inf,
+    ) -> int:
+        """Return the prompt tokens that go before a newcomer, as things stand.
+
+        Args:
+          claim: whose it is.
+          own: its priority among its tenant's.
+          due: when it is.
+          prompt_tokens: its own.
+          max_tokens: of its completion.
+        """
+        claim, own, due = _heeded(self._config, claim, own, due)
+        cost = prompt_tokens + min(max_tokens, self._holdings.completion_tokens(claim.tenant))
         higher = (line for line in self.lines[: claim.service_class] if not line.is_paused)
         # Whoever waits by its own limits is in nobody's way but its own.
         tokens = sum(line.ready_tokens + line.held_tokens(claim.tenant) for line in higher)
         line = self.lines[claim.service_class]
-        return tokens + line.tokens_ahead(claim, own, due)
+        return tokens + line.tokens_ahead(claim, own, due, cost)
 
     def add(self, item: T, place: Place) -> None:
         """Let somebody wait who is not here."""
         assert item not in self._entries, "nobody waits twice"
-        claim, own, due = self._heeded(place.claim, place.own, place.due)
+        claim, own, due = _heeded(self._config, place.claim, place.own, place.due)
         place = place._replace(claim=claim, own=own, due=due)
         holding = self._holdings.of(claim.tenant, claim.weight)
         completion_tokens = min(place.max_tokens, round(holding.completion_tokens))
@@ -103,32 +120,31 @@ class FairQueue(Generic[T]):
 
     def first(self, *, is_aged_too: bool = True) -> T | None:
         """Return whose turn it is; None if nobody may run that waits. While one whose turn it is
-        leaves rows to others nobody else takes them: who comes seldom is before it anyhow.
+        leaves rows to others nobody else of its class takes them: who comes seldom is before it
+        anyhow. Lower classes may.
 
         Args:
           is_aged_too: a lower class may come first by what it has earned.
         """
         chosen: Entry[T] | None = None
         for line in self.lines:
-            if not line.is_waiting or (entry := line.first()) is None:
+            if (entry := _first_of(line, self._holdings)) is None:
                 continue
             if chosen is None:
                 chosen = entry
                 if not is_aged_too:
                     break
-            elif line.earned >= entry.cost and not self._holdings.leaves_rows(entry.flow):
+            elif line.earned >= entry.cost:
                 chosen = entry
                 break
-        if chosen is None or self._holdings.leaves_rows(chosen.flow):
-            return None
-        return chosen.item
+        return None if chosen is None else chosen.item
 
     def lets_pass(self, item: T) -> bool:
         """Return whether others may go first if there is no room for this one, whose turn it is: it
         is before them only because its class waited, and not for too long yet."""
         entry = self._entries[item]
         service_class = entry.place.claim.service_class
-        is_below = any(line.is_waiting for line in self.lines[:service_class])
+        is_below = any(_first_of(line, self._holdings) for line in self.lines[:service_class])
         return is_below and self.lines[service_class].earned < OVERDUE * entry.cost
 
     def take(self, item: T) -> None:
@@ -136,7 +152,12 @@ class FairQueue(Generic[T]):
         entry = self._entries[item]
         flow = entry.flow
         if flow.line.take(entry):
-            self._earn(entry.place.claim.service_class, entry.cost)
+            _earn(
+                self.lines,
+                entry.place.claim.service_class,
+                entry.cost,
+                self._config.min_class_share,
+            )
         entry.is_running = True
         self._num_waiting -= 1
         flow.holding.num_waiting -= 1
@@ -194,18 +215,28 @@ class FairQueue(Generic[T]):
         """Take in how many tokens and sequences all decode workers can hold."""
         self._holdings.note_pools(kv_tokens, rows)
 
-    def _heeded(self, claim: Claim, own: int, due: float) -> tuple[Claim, int, float]:
-        """Return what counts of a claim: without fairness only its rank among all."""
-        if self._config.fair:
-            return claim, own, due
-        return DEFAULT_CLAIM, claim.priority(own), 0.0
 
-    def _earn(self, service_class: ServiceClass, cost: int) -> None:
-        """Let lower classes that wait earn by a turn, and let it be paid for if others waited above
-        it."""
-        if any(line.is_waiting for line in self.lines[:service_class]):
-            line = self.lines[service_class]
-            line.earned = max(0.0, line.earned - cost)
-        for line in self.lines[service_class + 1 :]:
-            if line.is_waiting:
-                line.earned += self._config.min_class_share * cost
+def _first_of(line: ClassLine[T], holdings: Holdings) -> Entry[T] | None:
+    """Return who of a class may go now."""
+    entry = line.first() if line.is_waiting else None
+    return None if entry is None or holdings.leaves_rows(entry.flow) else entry
+
+
+def _heeded(config: QueueConfig, claim: Claim, own: int, due: float) -> tuple[Claim, int, float]:
+    """Return what counts of a claim: without fairness only its rank among all."""
+    if config.fair:
+        return claim, own, due
+    return DEFAULT_CLAIM, claim.priority(own), 0.0
+
+
+def _earn(
+    lines: tuple[ClassLine[T], ...], service_class: ServiceClass, cost: int, share: float
+) -> None:
+    """Let lower classes that wait earn a share of a turn, and let it be paid for if others waited
+    above it."""
+    if any(line.is_waiting for line in lines[:service_class]):
+        line = lines[service_class]
+        line.earned = max(0.0, line.earned - cost)
+    for line in lines[service_class + 1 :]:
+        if line.is_waiting:
+            line.earned += share * cost

@@ -83,6 +83,7 @@ class Flow(Generic[T]):
       charged: virtual time up to which it was served: tokens by weight.
       cost: tokens to be charged for all that wait.
       num_running: of this class, on workers.
+      idle_note: `charged` for which it stands among those to be forgotten; None if it does not.
       is_skipped: its next one may not run before something of the tenant's ends.
       shown: what the class counts for it (`fluid.py`); None for nothing.
     """
@@ -93,6 +94,7 @@ class Flow(Generic[T]):
         "charged",
         "cost",
         "holding",
+        "idle_note",
         "is_skipped",
         "line",
         "num_running",
@@ -109,6 +111,7 @@ class Flow(Generic[T]):
         self.charged = charged
         self.cost = 0
         self.num_running = 0
+        self.idle_note: float | None = None
         self.is_skipped = False
         self.shown: tuple[int, int, float, int] | None = None
         self._tree: OrderTree[Key] = OrderTree()

@@ -75,7 +75,10 @@ class Gate:
         for request in requests:
             ask = _ask(request)
             due = now + request.deadline_s
-            ahead = self._line.tokens_ahead(request.claim, request.priority, due) + before
+            max_tokens = request.sampling.max_tokens
+            ahead = before + self._line.tokens_ahead(
+                request.claim, request.priority, due, ask.num_tokens, max_tokens
+            )
             forecasts.append(self.overload.judge(ask, ahead, now))
             before += ask.num_tokens
         return forecasts

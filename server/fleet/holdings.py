@@ -103,6 +103,11 @@ class Holdings:
         holding.weight = weight
         return holding
 
+    def completion_tokens(self, tenant: str) -> float:
+        """Return what is expected of a tenant's next completion."""
+        holding = self._active.get(tenant) or self._remembered.get(tenant)
+        return self._completion_tokens if holding is None else holding.completion_tokens
+
     def take(self, tenant: str, holding: Holding, kv_tokens: int) -> None:
         """Count one that runs from now on."""
         holding.take(kv_tokens)

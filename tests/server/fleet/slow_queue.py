@@ -38,8 +38,8 @@ class SlowQueue:
         cost = place.prompt_tokens + min(place.max_tokens, self.expected_tokens)
         one = One(name, place, cost)
         service_class, tenant = self._flow(one)
-        here = [o for o in self.all.values() if self._flow(o) == (service_class, tenant)]
-        if not here:
+        here = (service_class, tenant)
+        if all(o.is_running or self._flow(o) != here for o in self.all.values()):
             now = self.virtual_time[service_class]
             charged = self.charged.get((service_class, tenant), now)
             self.charged[service_class, tenant] = max(charged, now)
