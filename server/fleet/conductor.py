@@ -295,7 +295,10 @@ class Conductor:
         """Look for whatever time alone brings about."""
         # A line in front of absent workers says nothing of how fast they are.
         is_able = is_ready(self._workers, self._config.routing, now)
-        self._attempts.gate.sweep(now, is_able=is_able)
+        gate = self._attempts.gate
+        gate.sweep(now, is_able=is_able)
+        for queue in self.queues:
+            queue.pause(gate.paused)
         self.recovery.sweep(now)
         for worker in self._workers:
             if worker.monitor.check(now) is PeerState.DEAD:

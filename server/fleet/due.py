@@ -62,8 +62,10 @@ def due_at(sequence: Sequence, config: ServerConfig) -> float:
     waiting_since = sequence.relay.mailbox.waiting_since
     if waiting_since is not None:
         due = min(due, waiting_since + config.stall_timeout_s)
-    attempt = sequence.attempt
+    attempt, forecast = sequence.attempt, sequence.forecast
     if attempt is None:
+        if not sequence.num_attempts and forecast is not None:
+            due = min(due, forecast.first_token_by or due)
         return due
     if sequence.phase is Phase.RESERVING:
         due = min(due, attempt.grant_by)

@@ -19,7 +19,7 @@ from .overload import Ask, Overload
 from .prediction import Capacity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from triolet.config_overload import OverloadConfig
     from triolet.service_class import Claim
@@ -70,17 +70,17 @@ class Gate:
         Raises:
           RequestError: one of them is refused.
         """
-        before = 0
-        forecasts = []
-        for request in requests:
-            ask = _ask(request)
+        asks = [_ask(request) for request in requests]
+        together = sum(ask.num_tokens for ask in asks)
+        forecasts: list[Forecast] = []
+        for request, ask in zip(requests, asks, strict=True):
             due = now + request.deadline_s
-            max_tokens = request.sampling.max_tokens
-            ahead = before + self._line.tokens_ahead(
-                request.claim, request.priority, due, ask.num_tokens, max_tokens
+            ahead = self._line.tokens_ahead(
+                request.claim, request.priority, due, ask.num_tokens, request.sampling.max_tokens
             )
-            forecasts.append(self.overload.judge(ask, ahead, now))
-            before += ask.num_tokens
+            forecast = self.overload.judge(ask._replace(together_tokens=together), ahead, now)
+            # One answer holds them all: it begins with the first, and the others may take as long.
+            forecasts.append(forecast.of_sibling(due) if forecasts else forecast)
         return forecasts
 
     def judge_early(
@@ -92,7 +92,7 @@ class Gate:
           RequestError: as `judge` does.
         """
         ahead = self._line.tokens_ahead(claim, 0, now + deadline_s)
-        ask = Ask(claim, LEAST_TOKENS, deadline_s, key, _draw(request_id))
+        ask = Ask(claim, LEAST_TOKENS, deadline_s, key, _draw(request_id), is_unread=True)
         self.overload.judge(ask, ahead, now)
 
     def took(self, sequence: RunningSequence, forecast: Forecast, now: float) -> None:
@@ -108,11 +108,11 @@ class Gate:
             return None
         if not self.overload.is_hopeless(forecast, now):
             return None
-        self.overload.expired(forecast, now - sequence.times.submitted_at)
+        waited_s = now - sequence.times.submitted_at
+        self.overload.expired(forecast, waited_s, is_limited=_is_limited(sequence))
         if forecast.slo_s is None or sequence.request.deadline_s < forecast.slo_s:
             error = deadline_exceeded("its first token would come after the request's deadline")
         else:
-            waited_s = now - sequence.times.submitted_at
             text = f"it waited {waited_s:.1f} s, and its first token would come too late"
             error = overloaded(text, max(forecast.slo_s / 2, 1.0))
         return ends.End(error, Outcome.EXPIRED, EndReason.DEADLINE)
@@ -123,13 +123,11 @@ class Gate:
         if forecast is None or sequence.num_attempts:
             return
         times = sequence.times
-        # Whoever waits by a limit of his tenant's shows nothing of how the line moves.
-        is_limited = sequence.request.claim.max_running is not None
         self.overload.dispatched(
             forecast,
             now - times.submitted_at,
             has_waited=now > times.queued_at,
-            is_limited=is_limited,
+            is_limited=_is_limited(sequence),
             now=now,
         )
 
@@ -153,27 +151,34 @@ class Gate:
         elapsed_s, self._swept_at = now - self._swept_at, now
         if not is_able:
             self.overload.idle_s += elapsed_s
-        is_waiting = is_able and bool(line) and line.first() is not None
+        # Asked so that whoever waits by its tenant's limits is known; rows that are left free for
+        # others are no reason to take the line for empty.
+        line.first()
+        is_waiting = is_able and any(one.is_waiting for one in line.lines)
         self.overload.prediction.advance(now, is_waiting=is_waiting)
-        was = self.overload.brownout.pauses_batch
-        self.overload.sweep(
-            _capacity(self._workers),
-            self._tokens_waiting,
-            now,
-        )
-        if self.overload.brownout.pauses_batch != was:
-            line.pause({ServiceClass.BATCH} if not was else ())
+        self.overload.sweep(_capacity(self._workers), self._tokens_waiting, now)
+
+    @property
+    def paused(self) -> Collection[ServiceClass]:
+        """Classes that stand still at the moment."""
+        return (ServiceClass.BATCH,) if self.overload.brownout.pauses_batch else ()
 
     def _tokens_waiting(self, service_class: ServiceClass) -> float:
-        """Return the prompt tokens of a class and those above it, whose they are."""
+        """Return the prompt tokens of a class and those above it that wait for workers."""
         lines = self._line.lines[: service_class + 1]
-        return float(sum(line.prompt_tokens for line in lines if not line.is_paused))
+        return float(sum(line.ready_tokens for line in lines if not line.is_paused))
 
 
 def _ask(request: GenerationRequest) -> Ask:
     num_tokens = LEAST_TOKENS if request.origin_id else len(request.prompt_ids)
     key = request.key or hash((request.claim.tenant, request.prompt_ids))
     return Ask(request.claim, num_tokens, request.deadline_s, key, _draw(request.request_id))
+
+
+def _is_limited(sequence: RunningSequence) -> bool:
+    """Return whether one may wait by a limit of its tenant's, which says nothing of the line."""
+    claim = sequence.request.claim
+    return claim.max_running is not None or claim.kv_share < 1
 
 
 def _draw(request_id: bytes) -> float:
@@ -184,8 +189,10 @@ def _capacity(workers: Iterable[Worker]) -> Capacity:
     usable = [worker for worker in workers if worker.is_usable]
     prefills = [worker for worker in usable if worker.role is Role.PREFILL]
     decodes = [worker for worker in usable if worker.role is Role.DECODE]
+    rates = [worker.load.prompt_tokens_per_s for worker in prefills or decodes]
     return Capacity(
         rows=sum(worker.beat.row_credit for worker in decodes if worker.beat is not None),
-        tokens_per_s=sum(w.load.prompt_tokens_per_s for w in prefills or decodes),
+        tokens_per_s=sum(rates),
+        fastest_tokens_per_s=max(rates, default=0.0),
         foreign_tokens=sum(worker.foreign_tokens for worker in prefills),
     )

@@ -13,18 +13,15 @@ from typing import TYPE_CHECKING, Final
 from triolet.service_class import ServiceClass
 
 if TYPE_CHECKING:
-    from triolet.config_overload import GuardConfig
+    from triolet.config_overload import GuardConfig, SloConfig
 
 LEAST_SAMPLES: Final = 16
 """First tokens without which a window says nothing and goes on: one late among few is chance."""
 LATE: Final = 1.1
 """Of what a class may wait: what is later was not meant by anybody. Up to there predictions are
 off now and then."""
-FELT_SHARE: Final = 0.8
-"""Of the limit: with less owed it held nobody back, and a good window does not say that more would
-have been well."""
 FORGET_WINDOWS: Final = 60
-"""Good windows in which the limit was not felt, after which there is none: the trouble that it was
+"""Good windows in which it held nobody back, after which there is no limit: the trouble that it was
 found in is over."""
 
 
@@ -33,17 +30,20 @@ class Guard:
 
     Args:
       config: how it moves.
+      slo: which classes have one: what others are owed makes nobody late.
       now: the time of the start.
 
     Attributes:
       limit_tokens: that may be owed; None as long as nothing came late.
     """
 
-    def __init__(self, config: GuardConfig, now: float) -> None:
+    def __init__(self, config: GuardConfig, slo: SloConfig, now: float) -> None:
         self.limit_tokens: float | None = None
         self._owed = [0] * len(ServiceClass)
+        self._is_timed = [slo.of(one) is not None for one in ServiceClass]
         self._config = config
         self._began_at = now
+        self._was_felt = False
         self._num_first = self._num_late = self._most_owed = self._num_unfelt = 0
 
     @property
@@ -53,16 +53,18 @@ class Guard:
 
     def admits(self, service_class: ServiceClass, num_tokens: int) -> bool:
         """Return whether so many more prompt tokens may be owed to a class and those above it,
-        which are all that it waits for. Nobody is refused alone."""
+        which are all that it waits for. Nobody is refused alone; whoever is, has felt the limit."""
         if not self._config.is_on or self.limit_tokens is None:
             return True
         owed = sum(self._owed[: service_class + 1])
-        return not owed or owed + num_tokens <= self.limit_tokens
+        is_admitted = not owed or owed + num_tokens <= self.limit_tokens
+        self._was_felt = self._was_felt or not is_admitted
+        return is_admitted
 
     def took(self, service_class: ServiceClass, num_tokens: int) -> None:
         """Count what was taken on."""
         self._owed[service_class] += num_tokens
-        self._most_owed = max(self._most_owed, self.owed_tokens)
+        self._most_owed = max(self._most_owed, self._timed_tokens)
 
     def gave(self, service_class: ServiceClass, num_tokens: int) -> None:
         """Count out what has its first token, or its end without one."""
@@ -87,7 +89,7 @@ class Guard:
             self.limit_tokens = max(config.fall * min(base, self._most_owed), config.least_tokens)
             self._num_unfelt = 0
         elif self.limit_tokens is not None:
-            if self._most_owed >= FELT_SHARE * self.limit_tokens:
+            if self._was_felt:
                 self.limit_tokens *= config.rise
                 self._num_unfelt = 0
             else:
@@ -96,4 +98,10 @@ class Guard:
                     self.limit_tokens = None
         self._began_at = now
         self._num_first = self._num_late = 0
-        self._most_owed = self.owed_tokens
+        self._most_owed = self._timed_tokens
+        self._was_felt = False
+
+    @property
+    def _timed_tokens(self) -> int:
+        """Those owed to classes with a deadline for first tokens."""
+        return sum(n for n, is_timed in zip(self._owed, self._is_timed, strict=True) if is_timed)

@@ -7,7 +7,7 @@ numbers are handed in.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from triolet.errors import overloaded
@@ -42,6 +42,8 @@ class Ask(NamedTuple):
       deadline_s: within which all of it has to be done.
       key: names what it asks for, whoever asks again; 0 for nothing.
       draw: between 0 and 1, at random.
+      together_tokens: of all prompts that come in one request with it; 0 if it comes alone.
+      is_unread: its prompt was not looked at yet.
     """
 
     claim: Claim
@@ -49,6 +51,13 @@ class Ask(NamedTuple):
     deadline_s: float
     key: int = 0
     draw: float = 0.5
+    together_tokens: int = 0
+    is_unread: bool = False
+
+    @property
+    def all_tokens(self) -> int:
+        """Prompt tokens that come if it is taken on."""
+        return max(self.num_tokens, self.together_tokens)
 
 
 @dataclass(slots=True)
@@ -79,6 +88,12 @@ class Forecast:
     is_owed: bool = True
     is_on_worker: bool = False
 
+    def of_sibling(self, due: float) -> Forecast:
+        """Return what is expected of another one of the same request, which waits for its siblings
+        and is due with the answer: nothing is to be learnt from how long that is."""
+        by = None if self.first_token_by is None else due
+        return replace(self, line_s=None, ttft_s=None, first_token_by=by, slo_s=None)
+
 
 class Overload:
     """The decisions of one server.
@@ -100,7 +115,7 @@ class Overload:
         self.prediction = Prediction(now)
         self.promises = Promises(config.admission.max_promises)
         self.brownout = Brownout(config.brownout, now)
-        self.guard = Guard(config.guard, now)
+        self.guard = Guard(config.guard, config.slo, now)
         self._config = config
         self._observer = observer
         self.idle_s = 0.0
@@ -127,7 +142,7 @@ class Overload:
         is_idle = tokens_ahead <= 0 and not self._backlog(own)
         if self._config.admission.is_on and wait_s is not None and not is_idle:
             self._refuse_late(ask, tokens_ahead, wait_s, now)
-        if not self.guard.admits(own, ask.num_tokens):
+        if not self.guard.admits(own, ask.all_tokens):
             raise self._refusal(ask, "guard", self._room_s(own, slo_s, tokens_ahead, now), now)
         own_s = self.prediction.own_s(ask.num_tokens)
         first_by = None
@@ -156,7 +171,9 @@ class Overload:
         backlog = self._backlog(own)
         if not backlog:
             return now > forecast.first_token_by
-        rest_s = self.prediction.residence_s(own, forecast.num_tokens + backlog, now)
+        # Its own prompt as it was reckoned with when it was taken on.
+        own_s = self.prediction.own_s(forecast.num_tokens)
+        rest_s = self.prediction.residence_s(own, backlog, now) + own_s
         return now + rest_s > forecast.first_token_by
 
     def dispatched(
@@ -179,7 +196,7 @@ class Overload:
         """
         prediction = self.prediction
         if has_waited:
-            prediction.left(forecast.num_tokens, now)
+            prediction.left(forecast.num_tokens, now, is_limited=is_limited)
         if forecast.line_s is not None and not is_limited:
             prediction.waited(forecast.service_class, forecast.line_s, waited_s)
         prediction.running_tokens += forecast.num_tokens
@@ -255,10 +272,16 @@ class Overload:
             error_s=self.prediction.error_s,
         )
 
-    def expired(self, forecast: Forecast, waited_s: float) -> None:
-        """Learn from a request that is dropped because its first token would come too late."""
+    def expired(self, forecast: Forecast, waited_s: float, *, is_limited: bool = False) -> None:
+        """Learn from a request that is dropped because its first token would come too late.
+
+        Args:
+          forecast: what was expected of it.
+          waited_s: since it was submitted.
+          is_limited: it may have waited by a limit of its tenant's.
+        """
         self._observer.refused("expired", forecast.service_class)
-        if forecast.line_s is not None:
+        if forecast.line_s is not None and not is_limited:
             self.prediction.waited(forecast.service_class, forecast.line_s, waited_s)
 
     def _refuse_late(self, ask: Ask, tokens_ahead: float, wait_s: float, now: float) -> None:
@@ -286,10 +309,12 @@ class Overload:
         if rate is None:
             retry_s = UNKNOWN_RETRY_S
         else:
+            # A prompt that nobody has looked at is as long as others are.
+            usual_tokens = round(self.prediction.prompt_tokens) if ask.is_unread else 0
             retry_s = self.promises.promise(
                 ask.key,
                 ask.claim,
-                ask.num_tokens,
+                max(ask.all_tokens, usual_tokens),
                 room_in_s=max(room_in_s, 0.0),
                 tokens_per_s=rate / self.prediction.bias[own],
                 draw=ask.draw,
@@ -326,6 +351,8 @@ class Overload:
         return self.prediction.capacity.foreign_tokens + sum(self._on_workers[: own + 1])
 
     def _pressure(self, own: ServiceClass, tokens_ahead: float, now: float) -> float:
+        if tokens_ahead <= 0 and not self._backlog(own):
+            return 0.0  # what a first token takes by itself is nobody's doing
         slo_s = self._config.slo.of(own)
         wait_s = self._wait_s(own, self.prediction.wait_s(own, tokens_ahead, now), now)
         if wait_s is None or slo_s is None:

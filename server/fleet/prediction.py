@@ -43,11 +43,13 @@ class Capacity(NamedTuple):
     Attributes:
       rows: of decode, on workers that may be used.
       tokens_per_s: prompt tokens that all of them compute; 0 if nobody has said so.
+      fastest_tokens_per_s: the same of the fastest of them, which is all that one prompt can have.
       foreign_tokens: prompt tokens that wait there and are not this server's.
     """
 
     rows: int = 0
     tokens_per_s: float = 0.0
+    fastest_tokens_per_s: float = 0.0
     foreign_tokens: int = 0
 
 
@@ -91,6 +93,7 @@ class Prediction:
       error_s: mean absolute error of predicted first tokens, of late.
       bias: by which the predicted waits of each class are corrected.
       running_tokens: prompt tokens of what left the line and has not ended.
+      prompt_tokens: of the usual request; 0 before any ended well.
     """
 
     def __init__(self, now: float) -> None:
@@ -100,10 +103,11 @@ class Prediction:
         self.running_tokens = 0
         self._left = Fading(MEMORY_S, now)
         self._waited = Fading(MEMORY_S, now)
+        self._is_waiting = False
         self._arrived = [Fading(ARRIVALS_S, now) for _ in ServiceClass]
         self._advanced_at = now
         self._served_s = 0.0
-        self._prompt_tokens = 0.0
+        self.prompt_tokens = 0.0
         self._rest_s = 0.0
         self._worker_bias = 1.0
 
@@ -111,6 +115,7 @@ class Prediction:
         """Let time pass. `is_waiting`: somebody was in the line since the last call, before workers
         that could take them."""
         elapsed_s, self._advanced_at = now - self._advanced_at, now
+        self._is_waiting = is_waiting
         if is_waiting:
             self._waited.add(elapsed_s, now)
 
@@ -133,14 +138,16 @@ class Prediction:
         """Count what was taken on."""
         self._arrived[service_class].add(num_tokens, now)
 
-    def left(self, num_tokens: int, now: float) -> None:
-        """Count a sequence that waited and was dispatched."""
-        self._left.add(num_tokens, now)
+    def left(self, num_tokens: int, now: float, *, is_limited: bool = False) -> None:
+        """Count a sequence that waited and was dispatched. One that may have waited by a limit of
+        its tenant's (`is_limited`) is part of the pace only while there is a line."""
+        if self._is_waiting or not is_limited:
+            self._left.add(num_tokens, now)
 
     def ended(self, served_s: float, num_tokens: int) -> None:
         """Learn from a sequence that ended well how long it had a row, and of its prompt."""
         self._served_s = _moved(self._served_s, served_s)
-        self._prompt_tokens = _moved(self._prompt_tokens, float(num_tokens))
+        self.prompt_tokens = _moved(self.prompt_tokens, float(num_tokens))
 
     def rate(self, now: float) -> float | None:
         """Return the tokens per second at which the line moves, or None if nothing is known."""
@@ -176,7 +183,7 @@ class Prediction:
 
     def own_s(self, num_tokens: int) -> float:
         """Return how long a prompt computes by itself; 0 if no rate is known."""
-        rate = self.capacity.tokens_per_s
+        rate = self.capacity.fastest_tokens_per_s
         return num_tokens / rate if rate > 0.0 else 0.0
 
     def computing_s(self, service_class: ServiceClass, num_tokens: int, now: float) -> float:
@@ -225,7 +232,7 @@ class Prediction:
         if self.capacity.tokens_per_s > 0.0:
             rates.append(self.capacity.tokens_per_s)
         if self._served_s > 0.0 and self.capacity.rows:
-            rates.append(self.capacity.rows / self._served_s * max(self._prompt_tokens, 1.0))
+            rates.append(self.capacity.rows / self._served_s * max(self.prompt_tokens, 1.0))
         return min(rates, default=None)
 
 

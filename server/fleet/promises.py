@@ -69,6 +69,7 @@ class Promises:
         self._by_key: dict[int, Promise] = {}
         self._slots: dict[int, list[float]] = {}
         self._tenants: dict[str, tuple[float, float]] = {}  # tokens, weight
+        self._tokens = self._weights = 0.0  # of all tenants
         self._forget_at: list[tuple[float, int]] = []  # a heap; what was redeemed is still in it
         self._full_until = [0.0] * len(ServiceClass)
 
@@ -144,14 +145,12 @@ class Promises:
         own = claim.service_class
         share = self.shown_share * self._share_before(claim)
         first = int(now / SLOT_S)
+        last = first + within_s / SLOT_S
         done = FILL * tokens_per_s * SLOT_S
-        behind = most = 0.0
-        for slot in range(first, first + int(within_s / SLOT_S) + 1):
-            tokens = self._slots.get(slot)
-            if tokens is not None:
-                behind += share * sum(tokens[: own + 1])
-                most = max(most, behind)
-            behind -= done
+        promised = most = 0.0
+        for slot in sorted(slot for slot in self._slots if first <= slot <= last):
+            promised += share * sum(self._slots[slot][: own + 1])
+            most = max(most, promised - done * (slot - first))
         return most
 
     def forget(self, now: float) -> None:
@@ -168,8 +167,10 @@ class Promises:
         heapq.heappush(self._forget_at, (promise.due + GRACE_S, key))
         slot = self._slots.setdefault(int(promise.due / SLOT_S), [0.0] * len(ServiceClass))
         slot[promise.claim.service_class] += promise.num_tokens
-        tokens, _ = self._tenants.get(promise.claim.tenant, (0.0, 0.0))
+        tokens, weight = self._tenants.get(promise.claim.tenant, (0.0, 0.0))
         self._tenants[promise.claim.tenant] = (tokens + promise.num_tokens, promise.claim.weight)
+        self._tokens += promise.num_tokens
+        self._weights += promise.claim.weight - weight
 
     def _drop(self, key: int, promise: Promise) -> None:
         del self._by_key[key]
@@ -180,8 +181,10 @@ class Promises:
             del self._slots[number]
         tenant = promise.claim.tenant
         tokens, weight = self._tenants[tenant]
+        self._tokens -= promise.num_tokens
         if tokens <= promise.num_tokens:
             del self._tenants[tenant]
+            self._weights = self._weights - weight if self._tenants else 0.0
         else:
             self._tenants[tenant] = (tokens - promise.num_tokens, weight)
 
@@ -189,8 +192,7 @@ class Promises:
         """Return which part of what is promised goes before a newcomer's tenant: all of it, unless
         others were promised more than their weights give them beside it."""
         own, weight = self._tenants.get(claim.tenant, (0.0, claim.weight))
-        others = sum(tokens for tokens, _ in self._tenants.values()) - own
-        weights = sum(w for _, w in self._tenants.values())
+        others, weights = self._tokens - own, self._weights
         if claim.tenant not in self._tenants:
             weights += weight
         if others <= 0.0:

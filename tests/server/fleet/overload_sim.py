@@ -251,7 +251,7 @@ class FleetSim:
 
     def _sweep(self) -> None:
         self.overload.prediction.advance(self.now, is_waiting=bool(self._line))
-        capacity = Capacity(self.rows, self.tokens_per_s)
+        capacity = Capacity(self.rows, self.tokens_per_s, self.tokens_per_s)
         self.overload.sweep(capacity, self._tokens_ahead, self.now)
         self.report.levels.append((self.now, int(self.overload.brownout.level)))
         self._dispatch()
