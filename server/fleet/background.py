@@ -15,7 +15,7 @@ from triolet.service_class import ServiceClass
 from .phases import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from ..generation import GenerationRequest
     from .sequence import Sequence
@@ -38,10 +38,15 @@ class Background:
 
     Args:
       sequences: all that there are.
+      is_held_back: whether one that waits does so by its own tenant's limits: nobody who stands
+        still would make it go.
     """
 
-    def __init__(self, sequences: Iterable[Sequence]) -> None:
+    def __init__(
+        self, sequences: Iterable[Sequence], is_held_back: Callable[[Sequence], bool]
+    ) -> None:
         self._sequences = sequences
+        self._is_held_back = is_held_back
         self._held: dict[Sequence, float | None] = {}
 
     def __bool__(self) -> bool:
@@ -51,7 +56,9 @@ class Background:
     def is_urgent(self) -> bool:
         """Return whether somebody interactive waits for its first token."""
         return any(
-            sequence.phase in _BEFORE_FIRST_TOKEN and not is_background(sequence.request)
+            sequence.phase in _BEFORE_FIRST_TOKEN
+            and not is_background(sequence.request)
+            and not (sequence.phase is Phase.QUEUED and self._is_held_back(sequence))
             for sequence in self._sequences
         )
 

@@ -92,10 +92,10 @@ class Conductor:
         self._workers = tuple(workers)
         self._observer = observer
         self._book = RequestBook(config, text, observer, charges)
-        self.background = Background(self._book)
         self._attempts = Attempts(
             config, self._workers, self._book, self.outbox, text.eos_token_ids, observer, now
         )
+        self.background = Background(self._book, self._attempts.gate.is_held_back)
         self.doorkeeper = Doorkeeper(self._attempts.gate, self._book)
         self.recovery = self._attempts.recovery
         self.embeddings = Embeddings(

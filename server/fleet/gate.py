@@ -117,6 +117,11 @@ class Gate:
             error = overloaded(text, max(forecast.slo_s / 2, 1.0))
         return ends.End(error, Outcome.EXPIRED, EndReason.DEADLINE)
 
+    def is_held_back(self, sequence: RunningSequence) -> bool:
+        """Return whether one that waits would not go now if there were workers for all."""
+        claim = sequence.request.claim
+        return self._line.lines[claim.service_class].held_tokens(claim.tenant) > 0
+
     def begun(self, sequence: RunningSequence, now: float) -> None:
         """Note that an attempt begins."""
         forecast = sequence.forecast

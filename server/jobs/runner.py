@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from triolet.config_batches import BACKGROUND_HOLD_S
 from triolet.errors import RequestError
 
 from .batches import line_id
@@ -109,7 +110,7 @@ class BatchRunner:
 
     async def _begin(self, nursery: trio.Nursery) -> None:
         room = self._config.concurrency - len(self._running)
-        if room <= 0 or self._is_urgent():
+        if room <= 0:
             return
         # As many are under way as may be, so among so many more there is one that is not.
         now = trio.current_time()
@@ -147,8 +148,10 @@ class BatchRunner:
         own_id = line_id(line.batch_id, line.number)
         attempt = 0
         while True:
-            while self._is_urgent():  # noqa: ASYNC110 (the fleet knows no events)
-                await trio.sleep(HOLD_POLL_S)
+            # No longer, or lines would never have the part of turns that is theirs.
+            with trio.move_on_after(BACKGROUND_HOLD_S):
+                while self._is_urgent():  # noqa: ASYNC110 (the fleet knows no events)
+                    await trio.sleep(HOLD_POLL_S)
             answer = await ask(self._app, self._host, line.endpoint, line.body, own_id, line.owner)
             attempt += 1
             if answer.status not in LATER or attempt >= self._config.max_line_attempts:

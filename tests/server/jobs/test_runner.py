@@ -152,3 +152,22 @@ async def test_lines_of_a_tenant_at_its_limit_wait_and_hold_up_nobody(tmp_path: 
         assert (batch.request_counts.completed, batch.request_counts.failed) == (NUM_LINES, 0)
     assert outcomes.count("limited") == limited.num_refused
     storage.close()
+
+
+@pytest.mark.slow
+async def test_lines_have_their_turns_although_somebody_always_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.jobs.runner.BACKGROUND_HOLD_S", 0.05)
+    storage, outcomes = Storage(str(tmp_path), CONFIG, "one"), list[str]()
+    await begin(storage)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(
+                BatchRunner(storage, CONFIG, app, "localhost", lambda: True, outcomes.append).run
+            )
+            while len(outcomes) < NUM_LINES:  # noqa: ASYNC110
+                await trio.sleep(CONFIG.poll_s)
+            nursery.cancel_scope.cancel()
+    assert outcomes == ["completed"] * NUM_LINES
+    storage.close()
