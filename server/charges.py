@@ -19,6 +19,11 @@ class Charges(Protocol):
         """It will get exactly one end."""
         ...
 
+    def repeated(self, request_id: bytes) -> None:
+        """It is answered with what was computed before: it counts as a request, without tokens.
+        Nothing is accepted then."""
+        ...
+
     def ended(self, request_id: bytes, usage: Usage, *, is_begun: bool) -> float | None:
         """It got its end.
 
@@ -37,6 +42,9 @@ class NoCharges:
     """Where nobody pays."""
 
     def accepted(self, request_id: bytes) -> None:
+        """Ignore it."""
+
+    def repeated(self, request_id: bytes) -> None:
         """Ignore it."""
 
     def ended(self, request_id: bytes, usage: Usage, *, is_begun: bool) -> float | None:

@@ -221,7 +221,8 @@ class Metrics:
         self._counters["cached_prompt_tokens"].inc(usage.cached_tokens)
         self._counters["completion_tokens"].inc(usage.completion_tokens)
         self._histograms["request_seconds"].observe(elapsed_s)
-        self._histograms["request_prompt_tokens"].observe(usage.prompt_tokens)
+        if usage.prompt_tokens:
+            self._histograms["request_prompt_tokens"].observe(usage.prompt_tokens)
         self._histograms["request_completion_tokens"].observe(usage.completion_tokens)
         if usage.ttft_s is not None:
             self._histograms["decode_seconds"].observe(max(0.0, elapsed_s - usage.ttft_s))

@@ -33,6 +33,7 @@ class Stamp(NamedTuple):
 
     inode: int = 0
     mtime_ns: int = 0
+    ctime_ns: int = 0  # who copies times along changes this one all the same
     size: int = 0
 
 
@@ -104,4 +105,4 @@ class TenantFile:
 
 
 def _stamp(status: os.stat_result) -> Stamp:
-    return Stamp(status.st_ino, status.st_mtime_ns, status.st_size)
+    return Stamp(status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)

@@ -33,6 +33,9 @@ class BatchConfig:
     """That are kept at once."""
     max_open_batches: int = 100
     """That have not ended."""
+    owner_share: float = 0.25
+    """Of each of the three: the most that one tenant may have, so that none of a few shuts all
+    others out. Without tenants there is nobody to share with."""
     max_lines: int = 50_000
     """Of one batch: as many as the API's own."""
     concurrency: int = 4
@@ -50,6 +53,10 @@ class BatchConfig:
     will not be met any more, such as its budget."""
     retry_s: float = 1.0 * SECONDS
     """Before the second attempt; doubled for each further one."""
+
+    def most_of(self, owner: str, most: int) -> int:
+        """Return what one owner may have of a bound."""
+        return max(1, int(most * self.owner_share)) if owner else most
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:

@@ -24,6 +24,8 @@ class ResumeConfig:
     for every client, and so does their credit."""
     max_live: int = 64
     """Answers under way at once; the next is refused with 503."""
+    owner_share: float = 0.25
+    """Of these: the most that one tenant may have."""
     max_kept: int = 4096
     """Answers in all; finished ones give way, the oldest first."""
     max_kept_bytes: int = 64 * MIB

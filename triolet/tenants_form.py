@@ -34,6 +34,8 @@ MAX_KEYS: Final = 16
 """Of one tenant: its own, and those that are being replaced."""
 MAX_NUMBER: Final = 1e15
 """Above it a float does not count in ones any more."""
+MAX_PRICE: Final = 1_000_000_000
+"""Of a million tokens: what is spent is counted in thousand-millionths of one, in 63 bits."""
 _DIGEST: Final = re.compile(rf"{DIGEST_PREFIX}([0-9a-f]{{64}})")
 _SECRET: Final = re.compile(r"[0-9a-f]{64}")
 _TABLES: Final = ("cache_secret", "plans", "tenants", "prices")
@@ -52,7 +54,7 @@ def read_tenants(content: bytes, name: str) -> Tenants:
     """
     try:
         document = tomllib.loads(content.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also of a number of 5000 digits
         raise ConfigError(f"{name} is no TOML: {error}") from None
     try:
         return _tenants(document)
@@ -152,7 +154,7 @@ def _read(table: object, known: Mapping[str, Field], where: str) -> dict[str, An
         try:
             found[name] = reader(value)
         except ValueError:
-            shown = "" if name == "keys" else f" is {str(value)[:80]!r};"
+            shown = "" if name == "keys" else f" is {_echo(value)!r};"
             raise _Wrong(f"{where} {name}{shown} must be {allowed}") from None
     return found
 
@@ -166,12 +168,25 @@ def _check_known(table: Iterable[str], known: Iterable[str], where: str) -> None
             raise _Wrong(f"{where} is {name[:80]!r}, which means nothing; {hint}")
 
 
+def _echo(value: object) -> str:
+    try:
+        return str(value)[:80]
+    except ValueError:  # thousands of digits
+        return "a very large number"
+
+
 def _number(value: object, lowest: float = 0.0) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError
     if not lowest <= value <= MAX_NUMBER:  # also what is not a number
         raise ValueError
     return float(value)
+
+
+def _price(value: object) -> float:
+    if (number := _number(value)) > MAX_PRICE:
+        raise ValueError
+    return number
 
 
 def _above_0(value: object) -> float:
@@ -255,6 +270,7 @@ _SHARE: Final = (_share, "a number above 0 and up to 1")
 _RATE: Final = (_rate, "a number from 1 on")
 _COUNT: Final = (_count, "a whole number from 1 on")
 _AMOUNT: Final = (_number, "a number from 0 on")
+_PRICE: Final = (_price, f"a number from 0 to {MAX_PRICE:,}")
 _PLAN_FIELDS: Final[Mapping[str, Field]] = {
     "weight": (_above_0, "a number above 0"),
     "classes": (_classes, f"a list of different ones of {_CLASS_WORDS}, the usual one first"),
@@ -269,7 +285,7 @@ _PLAN_FIELDS: Final[Mapping[str, Field]] = {
     "budget": _AMOUNT,
     "budget_alerts": (_alerts, "a list of numbers above 0, shares of the budget"),
 }
-_PRICE_FIELDS: Final[Mapping[str, Field]] = {one.name: _AMOUNT for one in fields(Prices)}
+_PRICE_FIELDS: Final[Mapping[str, Field]] = {one.name: _PRICE for one in fields(Prices)}
 _TENANT_FIELDS: Final[Mapping[str, Field]] = {
     "plan": (_word, "the name of a plan"),
     "role": (_role, f"one of {', '.join(TenantRole)}"),

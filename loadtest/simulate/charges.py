@@ -41,6 +41,10 @@ class RecordingCharges:
             self._report(f"{request_id.hex()} was taken on twice")
         self._open.add(request_id)
 
+    def repeated(self, request_id: bytes) -> None:
+        """Report it: nobody here remembers answers."""
+        self._report(f"{request_id.hex()} was answered from memory")
+
     def ended(self, request_id: bytes, usage: Usage, *, is_begun: bool) -> float | None:
         """Take in its end."""
         if request_id not in self._open:

@@ -169,8 +169,8 @@ async def _finish(services: Services, response: Response) -> Response:
     if (cache := live_request().cache) is not None:
         response.headers.update(cache.headers)
     response.headers["openai-processing-ms"] = str(round(elapsed_s * 1000))
-    if not is_passed_on():
-        response.headers.update(rate_headers(services.quotas))
+    for name, value in rate_headers(services.quotas).items():
+        response.headers.setdefault(name, value)  # who owns a kept answer has said so already
     if services.lifecycle.is_leaving:
         # The next request needs a connection to somebody else.
         response.headers["connection"] = "close"

@@ -47,11 +47,12 @@ def renew_tenant(tenancy: Tenancy) -> Tenant:
     return tenant
 
 
-def own_claim(service_tier: str | None = None) -> Claim:
+def own_claim(service_tier: str | None = None, num_servers: int = 1) -> Claim:
     """Return what the request that the running task serves claims.
 
     Args:
       service_tier: as its client wishes.
+      num_servers: that serve the tenant: none sees what it has with the others.
 
     Raises:
       RequestError: 403, its tenant's plan has no such class.
@@ -64,12 +65,13 @@ def own_claim(service_tier: str | None = None) -> Claim:
         service_class = _CLASS_OF.get(service_tier or "auto", plan.classes[0])
     if service_class not in plan.classes:
         raise outside_plan(service_class)
+    most = plan.max_running
     return Claim(
         tenant=tenant.name,
         weight=plan.weight,
         service_class=service_class,
-        max_running=plan.max_running,
-        kv_share=plan.kv_share,
+        max_running=None if most is None else max(1, most // num_servers),
+        kv_share=plan.kv_share / num_servers,
         cache_share=plan.cache_share,
     )
 

@@ -48,7 +48,7 @@ async def embeddings(services: Services) -> Response:
     inputs = await _input_ids(fields.input, services)
     live, within_s = live_request(), deadline_s(services.config)
     renew_tenant(services.tenancy)
-    claim = own_claim(fields.service_tier)
+    claim = own_claim(fields.service_tier, services.quotas.store.num_servers)
     requests = [
         EmbeddingRequest(
             request_id=new_request_id(),

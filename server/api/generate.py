@@ -28,7 +28,7 @@ from .live import own_shortcut
 from .overload import capped, own_ask_key
 from .plan_limits import check_output, completion_budget, context_of, least
 from .quota import reserved
-from .resuming import is_kept, join_whole, own_key, read_whole, resumable_stream
+from .resuming import join_whole, kept_answer, own_key, read_whole, resumable_stream
 from .salt import salt_of
 from .sampling import cache_ask, check_token_ids, of_choice, sampling_params
 
@@ -141,7 +141,7 @@ def generation_requests(
       RequestError: a prompt is too long for its completion.
     """
     fields, limits = plan.fields, renew_tenant(services.tenancy).plan
-    claim = own_claim(fields.service_tier)
+    claim = own_claim(fields.service_tier, services.quotas.store.num_servers)
     context = context_of(services.fleet.max_model_len, limits)
     requests: list[GenerationRequest] = []
     for prompt_ids in plan.prompts:
@@ -272,8 +272,9 @@ async def begin_stream(
             choices = submit_all(requests, services, live)
         return event_stream(choices, form, services)
     submit = partial(submit_for, requests=requests, services=services)
-    with await reserved(() if is_kept(key, fields, services) else requests, services):
-        response = resumable_stream(key, fields, form, submit, live, services)
+    found = kept_answer(key, fields, services)
+    with await reserved(() if found else requests, services):
+        response = resumable_stream(key, fields, form, submit, live, services, found)
     response.headers.update(STREAM_HEADERS)
     return response
 
@@ -333,8 +334,9 @@ async def begin_whole(
         return Response(document(answers), content_type="application/json")
     script = WholeScript(len(requests), document)
     submit = partial(submit_for, requests=requests, services=services)
-    with await reserved(() if is_kept(key, fields, services) else requests, services):
-        reader, is_new = join_whole(key, fields, script, submit, live, services)
+    found = kept_answer(key, fields, services)
+    with await reserved(() if found else requests, services):
+        reader, is_new = join_whole(key, fields, script, submit, live, services, found)
     return await read_whole(reader, is_new=is_new)
 
 

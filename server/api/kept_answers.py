@@ -13,6 +13,7 @@ import trio
 from triolet.errors import RequestError
 
 from ..generation import CancelReason
+from ..tenancy import current_tenant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -90,10 +91,14 @@ class KeptAnswers:
         Raises:
           RequestError: refused; nothing was begun or forgotten.
         """
-        num_live = sum(other.ended_at is None for other in self._answers.values())
-        if num_live >= self._config.max_live:
+        live = [other for other, one in self._answers.items() if one.ended_at is None]
+        num_own = sum(other.scope == name.scope for other in live)
+        most = self._config.max_live
+        # Without tenants there is nobody to share with.
+        most_own = max(1, int(most * self._config.owner_share)) if current_tenant().name else most
+        if len(live) >= most or num_own >= most_own:
             raise RequestError(
-                f"{num_live} resumable answers are under way",
+                f"{len(live)} resumable answers are under way, {num_own} of them yours",
                 status=503,
                 code="overloaded",
                 param="idempotency-key",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
+from ..tenancy import current_tenant
 from .chat import encode_chat, plan_chat
 from .claims import message_tier
 from .errors import params_called
@@ -26,6 +27,7 @@ from .intake import live_request, read_fields, shown_request_id
 from .messages_form import MessageForm, MessageStream
 from .messages_schema import CountRequest, MessagesRequest
 from .overload import refuse_early
+from .plan_limits import check_output
 from .quota import check_quota
 from .schemas import ChatRequest, GenerationFields, Message
 from .tool_schema import Function, FunctionName, NamedTool, Tool
@@ -93,6 +95,7 @@ async def _plan(fields: MessagesRequest, services: Services) -> Plan:
     with params_called(PARAMS):
         chat = _as_chat(fields)
         check_fields(chat, services)
+        check_output(fields, current_tenant().plan)
         refuse_early(chat, services)
         plan = await plan_chat(chat, services)
     if fields.max_tokens == 0:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from triolet.errors import invalid_request
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from triolet.errors import RequestError
     from triolet.tenants import Plan
-
-    from .schemas import GenerationFields
 
 
 class Context(NamedTuple):
@@ -40,7 +40,7 @@ def least(one: int | None, other: int | None) -> int | None:
     return min(one, other)
 
 
-def check_output(fields: GenerationFields, plan: Plan) -> None:
+def check_output(fields: BaseModel, plan: Plan) -> None:
     """Raise the RequestError for a completion that a plan does not allow."""
     for name in ("max_tokens", "max_completion_tokens"):
         wanted, most = getattr(fields, name, None), plan.max_output_tokens

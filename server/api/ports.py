@@ -365,7 +365,7 @@ class Services:
     def __post_init__(self) -> None:
         sweeps: list[Callable[[float], None]] = []
         if self.config.response_cache.max_bytes:
-            fleet = CachingFleet(self.fleet, self.config.response_cache)
+            fleet = CachingFleet(self.fleet, self.config.response_cache, self.quotas)
             object.__setattr__(self, "fleet", fleet)  # as a frozen dataclass's own __init__ does
             self.metrics.http.watch_response_cache(fleet)
             sweeps.append(fleet.store.expire)

@@ -17,7 +17,7 @@ from ..quotas.buckets import MINUTE_S
 from ..quotas.quotas import Asked
 from ..tenancy import current_tenant
 from .claims import renew_tenant
-from .resuming import own_key
+from .resuming import has_answer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,7 @@ def check_quota(services: Services) -> None:
     Raises:
       RequestError: 429.
     """
-    if not has_request_context() or own_key() is None:
+    if not has_request_context() or not has_answer(services):
         services.quotas.check(current_tenant())
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from triolet.ids import new_request_id
 
 from ..generation import CancelReason
+from .claims import renew_tenant
 from .errors import params_called
 from .generate import generation_requests, submit_for
 from .listening import listen_until
@@ -87,6 +88,7 @@ class ResponseAnswer:
         Raises:
           RequestError: nothing was begun.
         """
+        renew_tenant(self._services.tenancy)
         check_quota(self._services)
         earlier = self._earlier()
         with LiveRequest(self._departure) as live:

@@ -113,6 +113,7 @@ def resumable_stream(
     submit: Callable[[ResumableAnswer], Choices],
     live: LiveRequest,
     services: Services,
+    found: ResumableAnswer | None,
 ) -> Response:
     """Begin, join or continue a stream.
 
@@ -123,9 +124,10 @@ def resumable_stream(
       submit: begins it.
       live: the request, with which its reading ends.
       services: where it is kept.
+      found: the answer, if it was there when it was decided whether anything is reserved.
     """
     position = _wanted_position()
-    answer, is_new = _answer_of(key, fields, SseScript(form), submit, position, services)
+    answer, is_new = _answer_of(key, fields, SseScript(form), submit, found, services)
     reader = services.kept.join(answer, position or 0)
     live.hold(reader)
     body = ResumableBody(reader, form, services.config.keep_alive_s)
@@ -139,6 +141,7 @@ def join_whole(
     submit: Callable[[ResumableAnswer], Choices],
     live: LiveRequest,
     services: Services,
+    found: ResumableAnswer | None,
 ) -> tuple[ResumingReader, bool]:
     """Begin or join an answer that comes as a whole. See `resumable_stream`.
 
@@ -150,7 +153,7 @@ def join_whole(
     """
     if LAST_EVENT_ID in request.headers:
         raise invalid_request("is for streams only; set stream to true", LAST_EVENT_ID)
-    answer, is_new = _answer_of(key, fields, script, submit, None, services)
+    answer, is_new = _answer_of(key, fields, script, submit, found, services)
     reader = services.kept.join(answer, 0)
     live.hold(reader)
     return reader, is_new
@@ -179,7 +182,7 @@ def _answer_of(
     fields: BaseModel,
     script: Script,
     submit: Callable[[ResumableAnswer], Choices],
-    position: int | None,
+    found: ResumableAnswer | None,
     services: Services,
 ) -> tuple[ResumableAnswer, bool]:
     """Return the answer of a key, and whether it has just been begun.
@@ -187,10 +190,10 @@ def _answer_of(
     Nothing waits between the look and the beginning: two requests with one key begin one answer.
     """
     name, fingerprint = _name_of(key), _fingerprint(fields)
-    answer = services.kept.find(name, fingerprint)
-    if answer is not None and (position is not None or answer.failure is None):
+    answer = found or kept_answer(key, fields, services)
+    if answer is not None:
         return answer, False
-    if position is not None:
+    if _wanted_position() is not None:
         raise RequestError(
             f"there is no answer of this {KEY} any more; leave {LAST_EVENT_ID} away to begin anew",
             status=404,
@@ -202,14 +205,21 @@ def _answer_of(
     return answer, True
 
 
-def is_kept(key: str, fields: BaseModel, services: Services) -> bool:
-    """Return whether there is an answer of a key that would be joined, so that nothing is begun.
+def has_answer(services: Services) -> bool:
+    """Return whether something is kept by the request's key, whatever it was that asked."""
+    key = own_key()
+    return key is not None and services.kept.find(_name_of(key)) is not None
+
+
+def kept_answer(key: str, fields: BaseModel, services: Services) -> ResumableAnswer | None:
+    """Return the answer of a key if there is one to be joined, so that nothing is begun.
 
     Raises:
       RequestError: 409, another request has the key.
     """
     answer = services.kept.find(_name_of(key), _fingerprint(fields))
-    return answer is not None and (_wanted_position() is not None or answer.failure is None)
+    is_good = answer is not None and (_wanted_position() is not None or answer.failure is None)
+    return answer if is_good else None
 
 
 def _name_of(key: str) -> Name:

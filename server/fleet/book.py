@@ -6,6 +6,7 @@ Knows sequences and counters; refuses to know workers.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -140,7 +141,10 @@ class RequestBook:
         del self._sequences[sequence.request.request_id]
         self.accounting.ended[outcome] += 1
         elapsed_s = now - sequence.times.submitted_at
-        self._observer.request_ended(outcome, terminal.usage, elapsed_s, sequence.request.claim)
+        usage = terminal.usage
+        if sequence.request.origin_id:  # another completion: the first counts their prompt
+            usage = replace(usage, prompt_tokens=0, cached_tokens=0)
+        self._observer.request_ended(outcome, usage, elapsed_s, sequence.request.claim)
         cost = self._charges.ended(
             sequence.request.request_id,
             terminal.usage,

@@ -81,12 +81,15 @@ class Batches:
                     param="input_file_id",
                 )
             marks = ", ".join("?" * len(OPEN))
-            (num_open,) = self._connection.execute(
-                f"SELECT count(*) FROM batches WHERE status IN ({marks})", OPEN
+            num_open, num_own = self._connection.execute(
+                "SELECT count(*), coalesce(sum(owner = ?), 0) FROM batches "
+                f"WHERE status IN ({marks})",
+                (owner, *OPEN),
             ).fetchone()
-            if num_open >= self._config.max_open_batches:
+            most = self._config.max_open_batches
+            if num_open >= most or num_own >= self._config.most_of(owner, most):
                 raise RequestError(
-                    f"{num_open} batches have not ended yet",
+                    f"{num_open} batches have not ended yet, {num_own} of them yours",
                     status=429,
                     code="rate_limit_exceeded",
                     retry_after_s=60.0,
@@ -177,15 +180,24 @@ class Batches:
                 self._begin(batch, now)
 
     def waiting(self, limit: int, resting: Collection[str] = ()) -> list[WaitingLine]:
-        """Return lines to run, of the oldest batches first; none of those owners who rest."""
-        rows = self._connection.execute(
-            "SELECT lines.batch_id, number, custom_id, endpoint, body, owner FROM lines "
-            "JOIN batches ON batches.id = lines.batch_id WHERE lines.state = ? AND status = ? "
+        """Return lines to run, so many of each owner's, of the oldest batches first; none of those
+        owners who rest."""
+        owners = self._connection.execute(
+            "SELECT owner FROM batches WHERE status = ? "
             f"AND owner NOT IN ({', '.join('?' * len(resting))}) "
-            "ORDER BY order_number, number LIMIT ?",
-            (schema.WAITING, BatchState.IN_PROGRESS, *resting, limit),
+            "GROUP BY owner ORDER BY min(order_number)",
+            (BatchState.IN_PROGRESS, *resting),
         ).fetchall()
-        return [WaitingLine(*row) for row in rows]
+        return [
+            WaitingLine(*row)
+            for (owner,) in owners
+            for row in self._connection.execute(
+                "SELECT lines.batch_id, number, custom_id, endpoint, body, owner FROM lines "
+                "JOIN batches ON batches.id = lines.batch_id WHERE lines.state = ? AND status = ? "
+                "AND owner = ? ORDER BY order_number, number LIMIT ?",
+                (schema.WAITING, BatchState.IN_PROGRESS, owner, limit),
+            )
+        ]
 
     def is_wanted(self, batch_id: str) -> bool:
         """Return whether a batch's lines are to be run."""

@@ -45,25 +45,32 @@ class Files:
           RequestError: 413; too many are kept already.
         """
         with transaction(self._connection):
-            count, held = self._connection.execute(
-                "SELECT count(*), coalesce(sum(bytes), 0) FROM files"
-            ).fetchone()
-            if (
-                count >= self._config.max_files
-                or held + len(content) > self._config.max_total_bytes
-            ):
-                raise RequestError(
-                    f"{count} files with {held} bytes are kept already; delete some",
-                    status=413,
-                    code="storage_full",
-                    param="file",
-                )
+            for whose in ("", owner):
+                self._check_room(whose, len(content))
             self._connection.execute(
                 "INSERT INTO files (id, owner, created_at, filename, purpose, bytes, content) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (file_id, owner, at, filename, purpose, len(content), content),
             )
         return FileRecord(file_id, at, filename, purpose, len(content))
+
+    def _check_room(self, owner: str, num_bytes: int) -> None:
+        """Raise the RequestError, 413, if an owner has too much; all do, where none is named."""
+        config = self._config
+        count, held = self._connection.execute(
+            "SELECT count(*), coalesce(sum(bytes), 0) FROM files WHERE ?1 = '' OR owner = ?1",
+            (owner,),
+        ).fetchone()
+        if count >= config.most_of(owner, config.max_files) or (
+            held + num_bytes > config.most_of(owner, config.max_total_bytes)
+        ):
+            whose = "of yours " if owner else ""
+            raise RequestError(
+                f"{count} files {whose}with {held} bytes are kept already; delete some",
+                status=413,
+                code="storage_full",
+                param="file",
+            )
 
     def get(self, owner: str, file_id: str) -> FileRecord | None:
         """Return a file, or None."""

@@ -6,6 +6,7 @@ several servers only the one that holds the lease runs anything.
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -67,6 +68,7 @@ class BatchRunner:
         self._is_urgent = is_urgent
         self._on_line = on_line
         self._running: dict[tuple[str, int], trio.CancelScope] = {}
+        self._num_running: Counter[str] = Counter()  # by owner
         self._lease_until = 0.0
         self._resting: dict[str, float] = {}
 
@@ -112,17 +114,21 @@ class BatchRunner:
         room = self._config.concurrency - len(self._running)
         if room <= 0:
             return
-        # As many are under way as may be, so among so many more there is one that is not.
+        # Of one owner as many are under way as may be, so among twice as many there are others.
         now = trio.current_time()
         self._resting = {owner: until for owner, until in self._resting.items() if until > now}
         lines = await self._storage.run(
             self._storage.batches.waiting, 2 * self._config.concurrency, tuple(self._resting)
         )
-        for line in lines:
-            if (line.batch_id, line.number) not in self._running and room > 0:
-                room -= 1
-                scope = self._running[line.batch_id, line.number] = trio.CancelScope()
-                nursery.start_soon(self._run_line, line, scope)
+        idle = [line for line in lines if (line.batch_id, line.number) not in self._running]
+        while idle and room > 0:
+            # Whoever has fewest under way; of these whose batch is the oldest.
+            line = min(idle, key=lambda one: self._num_running[one.owner])
+            idle.remove(line)
+            room -= 1
+            scope = self._running[line.batch_id, line.number] = trio.CancelScope()
+            self._num_running[line.owner] += 1
+            nursery.start_soon(self._run_line, line, scope)
 
     async def _run_line(self, line: WaitingLine, scope: trio.CancelScope) -> None:
         try:
@@ -141,6 +147,7 @@ class BatchRunner:
                     await trio.sleep(self._config.retry_s)
         finally:
             del self._running[line.batch_id, line.number]
+            self._num_running -= Counter((line.owner,))  # forgets whoever has none
             self._storage.changed.set()
 
     async def _answer(self, line: WaitingLine) -> InnerAnswer:

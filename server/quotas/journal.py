@@ -58,8 +58,8 @@ class Journal:
         """Give back a reservation, if there is one."""
         self._changes.append({"kind": "void", "id": ask_id})
 
-    def adopt(self, ask: Ask) -> None:
-        """Count a request as in flight that was reserved elsewhere."""
+    def adopt(self, ask: Ask, limits: Limits) -> None:
+        """Count a request as in flight that was reserved elsewhere, under these limits."""
         self._changes.append(
             {
                 "kind": "adopt",
@@ -67,6 +67,7 @@ class Journal:
                 "tenant": ask.tenant,
                 "tokens": ask.tokens,
                 "cost": ask.cost,
+                **_limits(limits),
             }
         )
 

@@ -71,7 +71,7 @@ def _charged(
     bucket: Bucket | None, amount: float, limit: float | None, now: float
 ) -> Bucket | None:
     if limit is None:
-        return None
+        return bucket
     bucket = bucket or Bucket(limit, now)
     bucket.charge(amount, limit, now)
     return bucket
@@ -83,6 +83,7 @@ class Ledger:
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
         self._held: dict[str, Ask] = {}
+        self._charged_by: dict[str, Limits] = {}
 
     def __contains__(self, ask_id: str) -> bool:
         return ask_id in self._held
@@ -107,14 +108,8 @@ class Ledger:
         refused_by, wait_s = _objection(entry, ask, limits, now)
         if refused_by is None:
             entry.charge(1, ask.tokens, limits, now)
-            self.hold(ask, entry)
+            self._hold(ask, entry, limits)
         return Verdict(entry.account(limits, now), refused_by, wait_s)
-
-    def hold(self, ask: Ask, entry: Entry) -> None:
-        """Count something as in flight."""
-        self._held[ask.id] = ask
-        entry.in_flight += 1
-        entry.held += ask.cost
 
     def settle(self, settlement: Settlement, limits: Limits, month: str, now: float) -> None:
         """Charge what was used instead of what was reserved, if anything was."""
@@ -123,8 +118,11 @@ class Ledger:
         if ask is not None:
             entry.in_flight -= 1
             entry.held -= ask.cost
-            _refund(entry.tokens, ask.tokens)
-            _refund(entry.requests, 1)
+            charged_by = self._charged_by.pop(ask.id)
+            if charged_by.tokens is not None:
+                _refund(entry.tokens, ask.tokens)
+            if charged_by.requests is not None:
+                _refund(entry.requests, 1)
         entry.charge(settlement.is_begun, settlement.tokens, limits, now)
         entry.spent += settlement.cost
         entry.used_tokens += settlement.tokens
@@ -139,6 +137,13 @@ class Ledger:
         """Forget all of it."""
         self._entries.clear()
         self._held.clear()
+        self._charged_by.clear()
+
+    def _hold(self, ask: Ask, entry: Entry, limits: Limits) -> None:
+        self._held[ask.id] = ask
+        self._charged_by[ask.id] = limits
+        entry.in_flight += 1
+        entry.held += ask.cost
 
 
 def _refund(bucket: Bucket | None, amount: float) -> None:

@@ -29,6 +29,7 @@ class Start:
       part: of them, this server's.
       requests: the bucket that nobody takes from; None where there is no limit.
       tokens: likewise.
+      spent: by then, this month, as far as anybody knew.
       cost: spent since, in nanos.
       used_tokens: since.
     """
@@ -37,6 +38,7 @@ class Start:
     part: Limits
     requests: Bucket | None
     tokens: Bucket | None
+    spent: int
     cost: int = 0
     used_tokens: int = 0
 
@@ -97,9 +99,7 @@ class LocalShare:
           now: the present.
         """
         spent = 0 if seen is None else seen.spent
-        part = limits.shared_by(servers)
-        if limits.budget is not None:
-            part = replace(part, budget=spent + max(0, limits.budget - spent) // servers)
+        part = _part(limits, servers, spent)
         entry = self._ledger.entry(tenant, month)
         entry.in_flight = in_flight
         if seen is not None:
@@ -112,7 +112,17 @@ class LocalShare:
             )
         entry.requests, entry.tokens = (None if v is None else Bucket(v, now) for v in levels)
         requests, tokens = (None if v is None else Bucket(v, now) for v in levels)
-        self._starts[tenant] = Start(limits, part, requests, tokens)
+        self._starts[tenant] = Start(limits, part, requests, tokens, spent)
+
+    def renew(self, tenant: str, limits: Limits, servers: int) -> None:
+        """Hold a tenant with an account to other limits from now on, if they have changed."""
+        start = self._starts[tenant]
+        if limits != start.limits:
+            start.limits, start.part = limits, _part(limits, servers, start.spent)
+
+    def limits_of(self, tenant: str) -> Limits:
+        """Return the whole limits of a tenant with an account."""
+        return self._starts[tenant].limits
 
     def reserve(self, ask: Ask, month: str, now: float) -> Verdict:
         """Take what a request of a tenant with an account will probably use, or nothing."""
@@ -152,6 +162,15 @@ class LocalShare:
         """Close all accounts."""
         self._ledger.clear()
         self._starts.clear()
+
+
+def _part(limits: Limits, servers: int, spent: int) -> Limits:
+    """Return one server's part. Of the budget it is one of what is left: nobody hears what the
+    others spend."""
+    part = limits.shared_by(servers)
+    if limits.budget is None:
+        return part
+    return replace(part, budget=spent + max(0, limits.budget - spent) // servers)
 
 
 def _behind(

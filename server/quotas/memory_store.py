@@ -66,12 +66,18 @@ class MemoryStore:
         self._calendar = calendar
         self._ledger = Ledger()
         self._unsaved: dict[Key, Spend] = {}
+        self._totals: dict[Key, Spend] = {}
         self._writer = trio.CapacityLimiter(1)
 
     @property
     def is_well(self) -> bool:
         """Always: nobody else is asked."""
         return True
+
+    @property
+    def num_servers(self) -> int:
+        """As the operator says."""
+        return self._config.servers
 
     @property
     def num_reserved(self) -> int:
@@ -134,7 +140,7 @@ class MemoryStore:
         totals: dict[Key, Spend] | None = None
         try:
             totals = await in_thread(lambda: file.add(added, self._month), self._writer)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OverflowError) as error:
             log.error("spend_not_written", reason=str(error))
         finally:
             if totals is None:
@@ -142,14 +148,16 @@ class MemoryStore:
                     self._add_unsaved(key, more)
         if totals is None:
             return
+        present = self._month
         for (month, tenant), total in totals.items():
-            more = self._unsaved.get((month, tenant), Spend(0, 0))
-            if month == self._month:
+            if month == present and total != self._totals.get((month, tenant)):
+                more = self._unsaved.get((month, tenant), Spend(0, 0))
                 entry = self._ledger.entry(tenant, month)
                 entry.spent, entry.used_tokens = (
                     total.nanos + more.nanos,
                     total.tokens + more.tokens,
                 )
+        self._totals = totals
         for (month, tenant), more in added.items():
             after = totals[month, tenant].nanos
             self._observer.spent(tenant, after - more.nanos, after)

@@ -8,6 +8,7 @@ it is settled when the last of them has ended.
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import trio
@@ -51,6 +52,9 @@ class Reservation:
       limits: of the tenant.
       asked: its sequences.
       settle: told once what became of all of it.
+
+    Attributes:
+      is_counted: it counts as a request, whatever tokens it used.
     """
 
     def __init__(
@@ -66,7 +70,7 @@ class Reservation:
         self.is_accepted = False
         self._settle = settle
         self._tokens = self._cost = 0
-        self._is_begun = False
+        self.is_counted = False
 
     def __enter__(self) -> Reservation:
         return self
@@ -90,7 +94,7 @@ class Reservation:
         del self.open[request_id]
         self._tokens += tokens
         self._cost += cost
-        self._is_begun |= is_begun
+        self.is_counted |= is_begun
         if not self.open:
             self._end()
 
@@ -103,7 +107,7 @@ class Reservation:
                 self.limits,
                 self._tokens,
                 self._cost,
-                self._is_begun,
+                self.is_counted,
             ),
         )
 
@@ -152,6 +156,7 @@ class Quotas:
         self._prices = prices
         self._running: dict[bytes, Reservation] = {}
         self._lengths: dict[str, CompletionLengths] = {}
+        self._limits: dict[str, Limits] = {}
 
     @property
     def num_open(self) -> int:
@@ -191,10 +196,9 @@ class Quotas:
         if not tenant.name or not asked:
             return NoReservation()
         limits, prices = limits_of(tenant.plan), self._prices()
+        self._limits[tenant.name], part = limits, self.store.enforced(limits)
         prompt_tokens = sum(one.prompt_tokens for one in asked)
-        completion_tokens = sum(
-            self._estimate(tenant.name, one.max_tokens, limits) for one in asked
-        )
+        completion_tokens = sum(self._estimate(tenant.name, one.max_tokens, part) for one in asked)
         ask = Ask(
             secrets.token_hex(16),
             tenant.name,
@@ -216,6 +220,12 @@ class Quotas:
         reservation = self._running.get(request_id)
         if reservation is not None:
             reservation.is_accepted = True
+
+    def repeated(self, request_id: bytes) -> None:
+        """Count a request that is answered from memory. See `Charges`."""
+        reservation = self._running.get(request_id)
+        if reservation is not None:
+            reservation.is_counted = True
 
     def ended(self, request_id: bytes, usage: Usage, *, is_begun: bool) -> float | None:
         """Charge what a sequence used. See `Charges`."""
@@ -256,7 +266,9 @@ class Quotas:
     def _settle(self, reservation: Reservation, settlement: Settlement) -> None:
         for request_id in reservation.open:
             del self._running[request_id]
-        self.store.settle(settlement)
+        # The plan may have changed meanwhile; what is charged by an old limit would undo the new.
+        present = self._limits.get(settlement.tenant, settlement.limits)
+        self.store.settle(replace(settlement, limits=present))
 
 
 def _met(account: Account, limits: Limits) -> tuple[Limit, float] | None:
@@ -268,5 +280,5 @@ def _met(account: Account, limits: Limits) -> tuple[Limit, float] | None:
         (Limit.TOKENS, limits.tokens, account.tokens),
     ):
         if most is not None and left < min(1.0, most) - 0.001:
-            return limit, (1.0 - left) * MINUTE_S / most
+            return limit, (min(1.0, most) - left) * MINUTE_S / most
     return None

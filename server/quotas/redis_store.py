@@ -7,7 +7,9 @@ what was taken meanwhile, before anybody asks it again.
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -50,6 +52,9 @@ class RedisStore:
       config: where Redis is, and bounds.
       observer: told of spend, and of how Redis is.
       server: this process; no other one ever has the same name.
+
+    Attributes:
+      num_servers: that share the limits, this one included, when Redis last said.
     """
 
     def __init__(self, config: QuotaConfig, observer: SpendObserver, server: str) -> None:
@@ -58,7 +63,8 @@ class RedisStore:
         self._server = server
         self._calls: RedisCalls | None = None
         self._failures = 0
-        self._num_servers = config.servers
+        self._failed_at = -math.inf
+        self.num_servers = config.servers
         self._reserved: dict[str, Ask] = {}
         self._local = LocalShare()
         self._journal = Journal(config.max_batch)
@@ -116,7 +122,7 @@ class RedisStore:
 
     def enforced(self, limits: Limits) -> Limits:
         """Return the limits, or this server's part of them while Redis is away."""
-        return limits if self.is_well else limits.shared_by(self._num_servers)
+        return limits if self.is_well else limits.shared_by(self.num_servers)
 
     async def account(self, tenant: str, limits: Limits) -> Account:
         """Return an account as it is, or as it was."""
@@ -124,8 +130,13 @@ class RedisStore:
             verdict = await self._ask(self._calls, _look(tenant), limits)
             if verdict is not None:
                 return verdict.account
-        self._open_local(tenant, limits)
-        return self._local.account(tenant, _month(), trio.current_time())
+        now, count = trio.current_time(), 1 if self.is_well else self.num_servers
+        if self._local.knows(tenant):
+            return self._local.account(tenant, _month(), now)
+        # Nothing is opened: whoever looks at all tenants would open as many accounts.
+        seen = self._seen.by_now(tenant, limits, now)
+        seen = seen or Account(limits.requests or 0.0, limits.tokens or 0.0, 0, 0, 0)
+        return replace(seen, requests=seen.requests / count, tokens=seen.tokens / count)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep in touch with Redis until cancelled. Started once it was tried."""
@@ -153,6 +164,7 @@ class RedisStore:
 
     async def _ask(self, calls: RedisCalls, ask: Ask, limits: Limits) -> Verdict | None:
         """Return what Redis says, or None if it says nothing."""
+        began_at = trio.current_time()
         try:
             reply = await calls.call(
                 RESERVE,
@@ -161,7 +173,7 @@ class RedisStore:
                 GRAIN,
             )
         except StoreGone as gone:
-            self._failed(gone)
+            self._failed(gone, began_at)
             return None
         self._failures = 0
         verdict = _verdict(reply)
@@ -192,10 +204,11 @@ class RedisStore:
     async def _send_all(self, calls: RedisCalls) -> bool:
         """Send what there is; return whether all of it was answered."""
         while (batch := self._journal.next_batch()) is not None:
+            began_at = trio.current_time()
             try:
                 reply = await calls.call(APPLY, batch.number, batch.changes)
             except StoreGone as gone:
-                self._failed(gone)
+                self._failed(gone, began_at)
                 return False
             self._failures = 0
             self._journal.answered()
@@ -207,10 +220,11 @@ class RedisStore:
     async def _beat_on(self, calls: RedisCalls) -> None:
         while True:
             await trio.sleep(self._config.heartbeat_s)
+            began_at = trio.current_time()
             try:
                 await self._beat(calls)
             except StoreGone as gone:
-                self._failed(gone)
+                self._failed(gone, began_at)
             else:
                 self._settle_up()
 
@@ -222,7 +236,7 @@ class RedisStore:
         """
         config = self._config
         reply = await calls.call(BEAT, config.lease_s, config.max_batch, int(is_asking))
-        self._num_servers, refunded, held = int(reply[0]), int(reply[1]), reply[2]
+        self.num_servers, refunded, held = int(reply[0]), int(reply[1]), reply[2]
         if refunded:
             log.warning("reservations_of_lost_server_given_back", count=refunded)
         for ask_id in set(held) - set(self._reserved):
@@ -234,14 +248,17 @@ class RedisStore:
         for debt in self._local.debts(_month(), trio.current_time()):
             self._journal.owe(debt)
         for ask in self._local.held.values():
-            self._journal.adopt(ask)
+            self._journal.adopt(ask, self._local.limits_of(ask.tenant))
             self._reserved[ask.id] = ask
         self._local.clear()
         if self._journal:
             self._has_changes.set()
 
-    def _failed(self, gone: StoreGone) -> None:
+    def _failed(self, gone: StoreGone, began_at: float) -> None:
         self._observer.call_failed(str(gone))
+        if began_at < self._failed_at:
+            return  # one standstill of Redis' fails many calls at once, and is one failure
+        self._failed_at = trio.current_time()
         self._failures += 1
         if self._failures >= self._config.max_failures and self._calls is not None:
             self._is_away(str(gone))
@@ -253,7 +270,7 @@ class RedisStore:
             "limits_are_local",
             store=shown_url(self._config.limits),
             reason=reason,
-            part=f"1/{self._num_servers}",
+            part=f"1/{self.num_servers}",
         )
         self._observer.store_changed(is_shared=False)
 
@@ -261,16 +278,18 @@ class RedisStore:
         self._calls = calls
         self._failures = 0
         log.info(
-            "limits_are_shared", store=shown_url(self._config.limits), servers=self._num_servers
+            "limits_are_shared", store=shown_url(self._config.limits), servers=self.num_servers
         )
         self._observer.store_changed(is_shared=True)
 
     def _open_local(self, tenant: str, limits: Limits) -> None:
-        if not self._local.knows(tenant):
+        if self._local.knows(tenant):
+            self._local.renew(tenant, limits, self.num_servers)
+        else:
             in_flight = sum(ask.tenant == tenant for ask in self._reserved.values())
             now = trio.current_time()
             seen = self._seen.by_now(tenant, limits, now)
-            part = self._num_servers
+            part = self.num_servers
             self._local.begin(tenant, limits, part, seen, in_flight, _month(), now)
 
 

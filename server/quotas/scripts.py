@@ -77,10 +77,19 @@ local function charge(a, requests, tokens, request_limit, token_limit)
   end
 end
 
+local function hold(id, tenant, tokens, cost, request_limit, token_limit)
+  redis.call('HSET', held_key, id, cjson.encode({
+    tenant = tenant, tokens = tokens, cost = cost,
+    by_requests = request_limit >= 0, by_tokens = token_limit >= 0,
+  }))
+  redis.call('EXPIRE', held_key, DAY)
+end
+
 local function give_back(a, held)
   a.n, a.h = a.n - 1, a.h - held.cost
-  if a.r then a.r = a.r + 1 end
-  if a.t then a.t = a.t + held.tokens end
+  -- What no limit was charged for is not given back to one that came later.
+  if a.r and held.by_requests ~= false then a.r = a.r + 1 end
+  if a.t and held.by_tokens ~= false then a.t = a.t + held.tokens end
 end
 """
 
@@ -114,8 +123,7 @@ if id ~= '' then
     charge(a, 1, tokens, request_limit, token_limit)
     a.n, a.h = a.n + 1, a.h + cost
     write(a)
-    redis.call('HSET', held_key, id, cjson.encode({tenant = tenant, tokens = tokens, cost = cost}))
-    redis.call('EXPIRE', held_key, DAY)
+    hold(id, tenant, tokens, cost, request_limit, token_limit)
   end
 end
 return {
@@ -169,9 +177,7 @@ for _, c in ipairs(changes) do
     local a = read(c.tenant)
     a.n, a.h = a.n + 1, a.h + c.cost
     write(a)
-    local held = {tenant = c.tenant, tokens = c.tokens, cost = c.cost}
-    redis.call('HSET', held_key, c.id, cjson.encode(held))
-    redis.call('EXPIRE', held_key, DAY)
+    hold(c.id, c.tenant, c.tokens, c.cost, c.request_limit, c.token_limit)
   elseif c.kind == 'debt' then
     local a = read(c.tenant)
     charge(a, c.requests, c.tokens, c.request_limit, c.token_limit)

@@ -38,6 +38,11 @@ class Store(Protocol):
         ...
 
     @property
+    def num_servers(self) -> int:
+        """Servers that share the limits, this one included, as far as is known."""
+        ...
+
+    @property
     def num_reserved(self) -> int:
         """Requests of this server that are not settled."""
         ...

@@ -20,6 +20,7 @@ import trio
 
 from triolet.fair_lru import Keeper
 
+from ..charges import NO_CHARGES
 from ..generation import CacheOutcome, FinishReason
 from .naming import name_of
 from .replay import Recording, Replay, Script
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from triolet.config_response_cache import ResponseCacheConfig
 
     from ..api.ports import DoorkeeperPort, FleetPort, FleetView
+    from ..charges import Charges
     from ..embedding import EmbeddingRequest, EmbeddingRun
     from ..generation import Generation, GenerationRequest
     from .store import Kept
@@ -48,16 +50,20 @@ class CachingFleet:
     Args:
       fleet: which computes what is not here.
       config: bounds.
+      charges: told of each request that is answered from here.
 
     Attributes:
       store: what is kept.
       outcomes: requests by what came of them.
     """
 
-    def __init__(self, fleet: FleetPort, config: ResponseCacheConfig) -> None:
+    def __init__(
+        self, fleet: FleetPort, config: ResponseCacheConfig, charges: Charges = NO_CHARGES
+    ) -> None:
         self.store = ResponseStore(config)
         self.outcomes: Counter[CacheOutcome] = Counter(dict.fromkeys(CacheOutcome, 0))
         self._fleet = fleet
+        self._charges = charges
         self._max_bytes = config.most_answer_bytes
 
     @property
@@ -82,6 +88,8 @@ class CachingFleet:
         fingerprint = self._fingerprint() if ask.is_reproducible else ""
         names = [name_of(request, fingerprint) for request in requests] if fingerprint else []
         if names and ask.may_find and (found := self._find(names)):
+            for request in requests:
+                self._charges.repeated(request.request_id)
             ask.outcome = CacheOutcome.HIT
             ask.age_s = trio.current_time() - min(kept.since for kept in found)
             self.outcomes[ask.outcome] += 1

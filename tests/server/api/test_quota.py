@@ -18,8 +18,10 @@ from tests.server.support.fakes import FakeFleet, FakeGeneration, answer_hello, 
 from tests.server.support.surface import surface
 from tests.server.support.tenants import tenant, tenants_of
 from tests.server.support.websocket import open_socket
+from triolet.config_response_cache import ResponseCacheConfig
 from triolet.errors import overloaded
 from triolet.tenants import Plan, TenantRole
+from triolet.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -104,12 +106,17 @@ def plan() -> Plan:
 
 
 @pytest.fixture
-async def world(plan: Plan) -> AsyncIterator[World]:
+def cache() -> ResponseCacheConfig:
+    return ResponseCacheConfig()
+
+
+@pytest.fixture
+async def world(plan: Plan, cache: ResponseCacheConfig) -> AsyncIterator[World]:
     quotas = quotas_in_memory()
     fleet = ChargingFleet(quotas)
     root = tenant("root", "key-of-root", role=TenantRole.OPERATOR)
     tenancy = Tenancy(tenants_of(tenant("alice", "key-of-alice", plan=plan), root))
-    async with surface(fleet, tenancy=tenancy, quotas=quotas) as server:
+    async with surface(fleet, tenancy=tenancy, quotas=quotas, response_cache=cache) as server:
         yield World(server, fleet, quotas, plan)
     assert (quotas.num_open, quotas.store.num_reserved) == (0, 0)
 
@@ -142,8 +149,6 @@ async def test_who_has_nothing_left_is_refused_before_its_request_is_worked_on(
     assert int(answer.headers["retry-after"]) >= 1
     assert answer.headers["x-ratelimit-remaining-requests"] == "0"
     assert len(world.fleet.generations) == num_begun
-    counted = await world.server.request("GET", "/metrics", headers=OF_ROOT)
-    assert b'triolet_quota_refusals_total{limit="requests"}' not in counted.body  # uncounted here
 
 
 @pytest.mark.parametrize("plan", [Plan("p", max_concurrent=2)])
@@ -258,3 +263,34 @@ async def test_the_command_prints_what_a_key_may_see(
     monkeypatch.setenv("TRIOLET_API_KEY", "wrong")
     with pytest.raises(CommandFailed, match="TRIOLET_API_KEY"):
         await trio.to_thread.run_sync(partial(show_usage, world.server.url, as_json=True))
+
+
+@pytest.mark.parametrize("plan", [Plan("p", requests_per_minute=2.0, tokens_per_minute=400.0)])
+@pytest.mark.parametrize("cache", [ResponseCacheConfig(max_bytes=MIB)])
+async def test_an_answer_that_is_given_again_is_a_request_without_tokens(world: World) -> None:
+    asked = CHAT | {"temperature": 0, "response_cache": "allow"}
+    first = await world.ask(body=asked)
+    tokens, used = world.account.tokens, world.account.used_tokens
+    again = await world.ask(body=asked)
+    assert [one.headers["x-triolet-cache"] for one in (first, again)] == ["miss", "hit"]
+    assert world.account.used_tokens == used > 0
+    assert world.account.tokens >= tokens
+    assert (await world.ask(body=asked)).status == 429
+
+
+@pytest.mark.parametrize("plan", [Plan("p", max_output_tokens=4)])
+async def test_who_asks_for_more_than_its_plan_has_is_told(world: World) -> None:
+    for path, body in ROUTES[:6:5]:
+        answer = await world.ask(path, body)
+        assert answer.status == 400
+        assert "4 tokens" in answer.json["error"]["message"]
+    assert not world.fleet.generations
+
+
+@pytest.mark.parametrize("plan", [Plan("p", requests_per_minute=1.0)])
+async def test_a_key_by_which_nothing_is_kept_spares_nobody_the_early_refusal(world: World) -> None:
+    await world.ask()
+    headers = OF_ALICE | {"idempotency-key": "k"}
+    unfit = CHAT | {"max_tokens": 10**6}  # which would be said once it is worked on
+    answer = await world.server.post("/v1/chat/completions", unfit, headers=headers)
+    assert answer.status == 429

@@ -16,6 +16,7 @@ from server.generation import CancelReason
 from tests.server.support.clock import pass_time
 from tests.server.support.fakes import FakeFleet, by_hand
 from tests.server.support.surface import PATIENCE_S, request_bytes, surface
+from tests.server.support.tenants import tenancy_of
 from triolet.config_resume import ResumeConfig
 from triolet.errors import no_worker
 
@@ -307,6 +308,20 @@ async def test_an_answer_runs_ahead_of_its_readers_by_a_bound_only() -> None:
         await trio.testing.wait_all_tasks_blocked(0.05)
         assert generation.num_unread > 0, "its tokens wait where those of every client do"
         await first.stream.aclose()
+
+
+async def test_no_tenant_takes_all_the_places_of_answers_under_way() -> None:
+    config, tenancy = ResumeConfig(max_live=8), tenancy_of(alice="a", bob="b")
+    async with surface(FakeFleet(by_hand), tenancy=tenancy, resume=config) as server:
+        clients = [await ask(server, ASK, idempotency_key=k, x_api_key="a") for k in "kl"]
+        await server.fleet.nth(1)
+        refused = await server.post(CHAT, ASK, headers={"idempotency-key": "m", "x-api-key": "a"})
+        assert (refused.status, refused.error["code"]) == (503, "overloaded")
+        clients.append(await ask(server, ASK, idempotency_key="m", x_api_key="b"))
+        await server.fleet.nth(2)
+        for client, generation in zip(clients, server.fleet.generations, strict=True):
+            generation.finish()
+            await client.until(b"[DONE]")
 
 
 async def test_at_most_so_many_are_under_way() -> None:

@@ -9,13 +9,18 @@ import pytest
 
 from server.api.app import build_app
 from server.jobs.inner_request import ask
+from server.quotas.memory_store import MemoryStore
+from server.quotas.opening import UncountedQuotas
+from server.quotas.quotas import Quotas
+from server.quotas.spend_watch import SpendWatch
 from server.tenancy import Tenancy
 from tests.server.support.fakes import FakeText
 from tests.server.support.surface import Answer, Surface, surface
 from tests.server.support.tenants import tenant, tenants_of
 from tests.server.support.websocket import open_socket
+from triolet.config_quotas import QuotaConfig
 from triolet.service_class import Claim, ServiceClass
-from triolet.tenants import Plan
+from triolet.tenants import Plan, Prices
 
 KEY: Final = "sk-triolet-alice"
 HEADERS: Final = {"Authorization": f"Bearer {KEY}"}
@@ -146,7 +151,7 @@ async def test_who_names_no_length_gets_what_the_plan_allows() -> None:
     async with surface(tenancy=tenancy()) as server:
         assert (await post(server, "/v1/responses")).status == 200
         assert (await post(server, "/v1/completions", prompt="x" * 30)).status == 200
-        assert (await post(server, "/v1/messages", max_tokens=1000)).status == 200
+        assert (await post(server, "/v1/messages", max_tokens=20)).status == 200
         lengths = [one.request.sampling.max_tokens for one in server.fleet.generations]
     assert lengths == [20, 10, 20]
 
@@ -193,3 +198,12 @@ async def test_who_is_shut_out_while_the_request_is_read_begins_nothing(path: st
     async with surface(tenancy=who, text=ShuttingText(who)) as server:
         assert (await post(server, path)).status == 403
         assert claims(server) == []
+
+
+async def test_of_several_servers_each_lets_a_tenant_have_its_part() -> None:
+    config, watch = QuotaConfig(servers=2), SpendWatch(UncountedQuotas())
+    quotas = Quotas(config, MemoryStore(config, watch), watch, UncountedQuotas(), Prices)
+    async with surface(tenancy=tenancy(), quotas=quotas) as server:
+        for path in BODIES:
+            assert (await post(server, path)).status == 200
+        assert {(one.max_running, one.kv_share) for one in claims(server)} == {(1, 0.25)}

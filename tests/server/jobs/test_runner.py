@@ -171,3 +171,29 @@ async def test_lines_have_their_turns_although_somebody_always_waits(
             nursery.cancel_scope.cancel()
     assert outcomes == ["completed"] * NUM_LINES
     storage.close()
+
+
+async def test_who_came_first_leaves_places_to_others(tmp_path: Path) -> None:
+    storage, owners, are_two = Storage(str(tmp_path), CONFIG, "one"), list[str](), trio.Event()
+    await begin(storage, "first", "1")
+    await begin(storage, "second", "2")
+
+    async def holding_app(
+        scope: dict[str, Any],
+        receive: Callable[[], Awaitable[dict[str, Any]]],
+        send: Callable[[dict[str, Any]], Awaitable[None]],
+    ) -> None:
+        await receive()
+        owners.append(scope["state"][OWNER_KEY])
+        if len(owners) == CONFIG.concurrency:
+            are_two.set()
+        await trio.sleep_forever()
+
+    runner = BatchRunner(storage, CONFIG, holding_app, "localhost", lambda: False, lambda _: None)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(runner.run)
+            await are_two.wait()
+            nursery.cancel_scope.cancel()
+    assert sorted(owners) == ["first", "second"]
+    storage.close()

@@ -275,3 +275,19 @@ def test_a_new_database_that_another_process_is_making_is_waited_for(tmp_path: P
         other.execute("COMMIT")
         opening.result().close()
     other.close()
+
+
+def test_no_tenant_takes_all_there_is(tmp_path: Path) -> None:
+    config = BatchConfig(max_files=8, max_total_bytes=400, max_open_batches=4)
+    store = Store(tmp_path, config=config)
+    store.files.add("a", "file-of-batch_1", "a", "batch", b"x" * 50, NOW)
+    with pytest.raises(RequestError, match="of yours"):
+        store.files.add("a", "file-of-batch_2", "a", "batch", b"x" * 60, NOW)
+    store.files.add("a", "file-of-batch_2", "a", "batch", b"x", NOW)
+    with pytest.raises(RequestError, match="of yours"):
+        store.files.add("a", "file-of-batch_3", "a", "batch", b"x", NOW)
+    store.files.add("b", "file-of-batch_3", "b", "batch", b"x" * 90, NOW)
+    store.batches.add("a", record("batch_1"))
+    with pytest.raises(RequestError, match="1 of them yours"):
+        store.batches.add("a", record("batch_2"))
+    store.batches.add("b", record("batch_3"))

@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 import trio
+import trio.testing
 
+from server.quotas.amounts import Account, Ask, Limits
+from server.quotas.local_share import LocalShare
 from server.quotas.redis_calls import RedisCalls, StoreGone, with_calls
+from server.quotas.redis_store import RedisStore
 from triolet.config_quotas import QuotaConfig
+
+from .fakes import RecordingObserver
 
 if TYPE_CHECKING:
     import coredis
@@ -53,3 +59,43 @@ async def test_whatever_the_library_says_a_lost_call_is_a_redis_that_is_away(
     client: coredis.Redis[str] = Client()  # type: ignore[assignment]
     with pytest.raises(StoreGone):
         await RedisCalls(client, {"s": "d"}, "a", 30.0).call("s")
+
+
+class Stalled:
+    """Calls that all fail once a test says so."""
+
+    def __init__(self) -> None:
+        self.gone = trio.Event()
+
+    async def call(self, script: str, *arguments: str | float) -> None:
+        await self.gone.wait()
+        raise StoreGone("it stood still")
+
+
+async def test_one_standstill_is_one_failure(autojump_clock: trio.abc.Clock) -> None:
+    store = RedisStore(QuotaConfig(limits="redis://h"), RecordingObserver(), "a")
+    limits = Limits(requests=100.0)
+    for number in range(1, 4):
+        assert store.is_well or number == 1
+        stalled = Stalled()
+        store._calls = stalled  # type: ignore[assignment]
+        async with trio.open_nursery() as nursery:
+            for request in range(5):
+                nursery.start_soon(store.reserve, Ask(f"{number}.{request}", "t", 1), limits)
+            await trio.testing.wait_all_tasks_blocked()
+            await trio.sleep(1)
+            stalled.gone.set()
+        await trio.sleep(1)
+        assert store._failures == number
+    assert not store.is_well
+
+
+def test_servers_that_hear_nothing_of_one_another_share_what_is_left_of_a_budget() -> None:
+    local, limits = LocalShare(), Limits(budget=100)
+    seen = Account(0.0, 0.0, 0, 40, 0)
+    local.begin("t", limits, 3, seen, 0, "2031-07", 0.0)
+    for number, is_taken in ((1, True), (2, False)):
+        verdict = local.reserve(Ask(f"{number}", "t", 1, 20), "2031-07", 0.0)
+        assert (verdict.refused_by is None) is is_taken
+    local.renew("t", Limits(budget=160), 3)
+    assert local.reserve(Ask("3", "t", 1, 20), "2031-07", 0.0).refused_by is None

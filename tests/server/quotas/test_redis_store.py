@@ -181,7 +181,7 @@ async def test_without_redis_each_holds_its_part_and_afterwards_they_agree(
 
 def part_of(world: RedisWorld) -> float:
     assert isinstance(world.store, RedisStore)
-    return 1 / world.store._num_servers
+    return 1 / world.store.num_servers
 
 
 async def test_a_server_that_starts_without_redis_begins_alone(

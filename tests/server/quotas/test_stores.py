@@ -150,3 +150,16 @@ async def test_what_is_seen_is_the_account(world: World) -> None:
     assert seen.tokens == pytest.approx(verdict.account.tokens, abs=SLOWLY)
     assert world.store.enforced(limits) == limits
     assert world.store.is_well
+
+
+async def test_a_limit_that_came_meanwhile_is_not_undone_by_what_ends(world: World) -> None:
+    lax, tight = Limits(), Limits(requests=9.0, tokens=10.0)
+    assert await taken(world, "old", lax, tokens=500)
+    assert await taken(world, "new", tight, tokens=8)
+    world.store.settle(Settlement("old", "t", tight, 1, 0))
+    account = await world.until("t", tight, lambda account: account.used_tokens == 1)
+    assert 1.0 <= account.tokens < 1.0 + SLOWLY
+    assert 7.0 <= account.requests < 7.0 + SLOWLY
+    world.store.settle(Settlement("new", "t", lax, 8, 0))  # and now there is none any more
+    account = await world.until("t", tight, lambda account: account.used_tokens == 9)
+    assert account.tokens <= 10.0
