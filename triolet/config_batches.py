@@ -15,7 +15,8 @@ BACKGROUND_WINDOW: Final = 4
 """Tokens that a line may run ahead: so soon it stands still when an interactive request comes."""
 BACKGROUND_HOLD_S: Final = 0.5 * SECONDS
 """For which it stands still at most: it holds a row and blocks, which may be what the interactive
-request waits for. Under a flood a line so goes on by a window in each of these."""
+request waits for. Under a flood a line so goes on by a window in each of these, and one that has
+not begun joins the queue after it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ VOCABULARY: Final = 900
 """Prompts are drawn out of so many tokens: no two begin alike."""
 AT_ONCE_S: Final = 1e-6
 """A refusal takes no virtual time."""
+KEY_BYTES: Final = 8
+"""Of a request's first id, which name it whenever it comes again, as its body does over HTTP."""
 REST_S: Final = 5 * SECONDS
 """After the last answer nothing may be leased after this time: more than a lease's life."""
 
@@ -111,7 +113,7 @@ class _Drive:
     def _come(self, fleet: Fleet, outcome: Outcome, nursery: trio.Nursery) -> None:
         request = self._request(outcome.arrival)
         try:
-            stream = fleet.submit(request)
+            stream = _begin(fleet, request)
         except RequestError as error:
             refused(outcome, error, self._elapsed_s(outcome))
             if self._load.do_return and outcome.fate is Fate.REFUSED:
@@ -129,7 +131,7 @@ class _Drive:
         at_s = trio.current_time() - self._began_at
         first.again = again = Outcome(replace(first.arrival, at_s=at_s))
         try:
-            stream = fleet.submit(replace(request, request_id=self._numbers.randbytes(16)))
+            stream = _begin(fleet, replace(request, request_id=self._numbers.randbytes(16)))
         except RequestError as error:
             refused(again, error, 0.0)
         else:
@@ -138,12 +140,14 @@ class _Drive:
     def _request(self, arrival: Arrival) -> GenerationRequest:
         numbers = self._numbers
         claim = self._load.claims.get(arrival.tenant, Claim(arrival.tenant))
+        request_id = numbers.randbytes(16)
         return GenerationRequest(
-            request_id=numbers.randbytes(16),
+            request_id=request_id,
             prompt_ids=tuple(numbers.choices(range(1, VOCABULARY), k=arrival.prompt_tokens)),
             sampling=SamplingParams(max_tokens=arrival.output_tokens, seed=1, ignore_eos=True),
             deadline_s=arrival.deadline_s,
             claim=replace(claim, service_class=arrival.service_class),
+            key=int.from_bytes(request_id[:KEY_BYTES], "big"),
         )
 
     async def _read(self, stream: Stream, outcome: Outcome) -> None:
@@ -169,6 +173,22 @@ class _Drive:
 
     def _elapsed_s(self, outcome: Outcome) -> float:
         return trio.current_time() - self._began_at - outcome.arrival.at_s
+
+
+def _begin(fleet: Fleet, request: GenerationRequest) -> Stream:
+    """Ask as the surface does: at the door, before the prompt is looked at, and then with it.
+
+    Raises:
+      RequestError: refused, here or there.
+    """
+    fleet.doorkeeper.refuse_early(
+        request.claim,
+        request.request_id,
+        request.key,
+        request.deadline_s,
+        trio.current_time(),
+    )
+    return fleet.submit(request)
 
 
 def capacity(shape: FleetShape, sizes: Sizes, num_clients: int, seconds: float) -> float:

@@ -321,3 +321,15 @@ def test_brownout_pauses_inputs_of_batches_too() -> None:
     world.conductor._attempts.gate.overload.brownout.level = Level.NORMAL
     world.sweep()
     assert line.first() is not None
+
+
+def test_who_waits_by_its_own_limit_holds_up_no_batch() -> None:
+    world = World(token_window=4)
+    claim = Claim("limited", max_running=1)
+    world.submit(make_request(1, max_tokens=100, claim=claim))
+    world.settle(read=False)
+    waiting = world.submit(make_request(2, claim=claim))
+    assert waiting.sequence.phase is Phase.QUEUED
+    assert not world.conductor.background.is_urgent()
+    world.submit(make_request(3))
+    assert world.conductor.background.is_urgent()

@@ -123,7 +123,6 @@ class LimitedApp:
 
 @pytest.mark.slow
 async def test_lines_of_a_tenant_at_its_limit_wait_and_hold_up_nobody(tmp_path: Path) -> None:
-    # Somebody else is in a hurry for ever, too: each line stands back for a while only.
     storage, outcomes, limited = Storage(str(tmp_path), CONFIG, "one"), list[str](), LimitedApp()
     await begin(storage, "busy", "1")
     await begin(storage, "other", "2")
@@ -139,9 +138,7 @@ async def test_lines_of_a_tenant_at_its_limit_wait_and_hold_up_nobody(tmp_path: 
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(
-                BatchRunner(
-                    storage, CONFIG, limited, "localhost", lambda: CONFIG.poll_s, outcomes.append
-                ).run
+                BatchRunner(storage, CONFIG, limited, "localhost", lambda: 0.0, outcomes.append).run
             )
             other = await ended("batch_2")
             while limited.num_refused <= 2 * CONFIG.max_line_attempts:  # noqa: ASYNC110
@@ -152,6 +149,22 @@ async def test_lines_of_a_tenant_at_its_limit_wait_and_hold_up_nobody(tmp_path: 
     for batch in (busy, other):
         assert (batch.request_counts.completed, batch.request_counts.failed) == (NUM_LINES, 0)
     assert outcomes.count("limited") == limited.num_refused
+    storage.close()
+
+
+@pytest.mark.slow
+async def test_lines_have_their_turns_although_somebody_always_waits(tmp_path: Path) -> None:
+    storage, outcomes = Storage(str(tmp_path), CONFIG, "one"), list[str]()
+    await begin(storage)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(
+                BatchRunner(storage, CONFIG, app, "localhost", lambda: 0.05, outcomes.append).run
+            )
+            while len(outcomes) < NUM_LINES:  # noqa: ASYNC110
+                await trio.sleep(CONFIG.poll_s)
+            nursery.cancel_scope.cancel()
+    assert outcomes == ["completed"] * NUM_LINES
     storage.close()
 
 
