@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +40,9 @@ TRACES: Final = Path(__file__).parents[3] / "shared" / "data" / "traces"
 TRACE: Final = TRACES / "azure2023_conv.csv"
 STREAMS: Final = (1, 8, 32)
 PROMPT_TOKENS, OUTPUT_TOKENS = 128, 64
+SETTLE_S: Final = 2.0
+"""Between two servers: the threads of one that has just answered may spin for a while, waiting for
+more, on the cores of the next."""
 DIVISOR: Final = 4.0
 """Of the trace's lengths: its conversations then take the 150M model on two cores a second each."""
 MAX_TOKENS: Final = 4000
@@ -188,6 +192,7 @@ def measure(
         for number in range(1 if is_trace else rounds):
             turn = ready[number % len(ready) :] + ready[: number % len(ready)]
             for one in turn:
+                time.sleep(SETTLE_S)
                 load.measure(one, model, seed=1 + number)
         console.print(f"[dim]{load.name} done[/dim]")
 
