@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
 import typer
@@ -35,6 +35,8 @@ from triolet.errors import ConfigError
 
 from .placement import Pinning
 from .quantities import parse_size, show_size
+
+_T = TypeVar("_T")
 
 WORKER_DRAIN_S: Final = WorkerConfig("", "", "").drain_timeout_s
 _ENGINE: Final = EngineConfig()
@@ -161,12 +163,7 @@ def read_siblings(text: str | None) -> SiblingConfig | None:
     Raises:
       ConfigError: it is something else.
     """
-    if text is None:
-        return None
-    try:
-        return msgspec.json.decode(text, type=SiblingConfig)
-    except msgspec.MsgspecError as error:
-        raise ConfigError(f"--siblings is for supervisors, and not understood: {error}") from None
+    return _told("--siblings", text, SiblingConfig)
 
 
 def read_lending(text: str | None) -> LendingConfig | None:
@@ -175,12 +172,16 @@ def read_lending(text: str | None) -> LendingConfig | None:
     Raises:
       ConfigError: it is something else.
     """
+    return _told("--lending", text, LendingConfig)
+
+
+def _told(option: str, text: str | None, kind: type[_T]) -> _T | None:
     if text is None:
         return None
     try:
-        return msgspec.json.decode(text, type=LendingConfig)
+        return msgspec.json.decode(text, type=kind)
     except msgspec.MsgspecError as error:
-        raise ConfigError(f"--lending is for supervisors, and not understood: {error}") from None
+        raise ConfigError(f"{option} is for supervisors, and not understood: {error}") from None
 
 
 def engine_options(
