@@ -1,7 +1,7 @@
 """How much a prefill worker is given before it has computed what it has.
 
-Pure. What waits on a worker is past all order of classes, tenants and deadlines, so it is given only
-what keeps it busy. Knows what this server sent there; knows nobody who waits here.
+Pure. What waits on a worker is past all order of classes, tenants and deadlines, so it is given
+only what keeps it busy. Knows what this server sent there; knows nobody who waits here.
 """
 
 from __future__ import annotations
