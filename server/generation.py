@@ -107,11 +107,6 @@ class GenerationRequest:
     key: int = 0
     cache: CacheAsk | None = None
 
-    @property
-    def rank(self) -> int:
-        """Where it stands among all tenants' requests: lower is earlier."""
-        return self.claim.priority(self.priority)
-
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:

@@ -27,6 +27,11 @@ class QueueConfig:
     completion_memory: float = 0.1
     """How far one completion moves what is expected of the tenant's next one: some ten of them."""
 
+    head_start_tokens: int = 4096
+    """By weight, that a tenant which asks for less than its share may be ahead of those who ask for
+    more: a few requests at once go before theirs, also on workers, as if they were not there. Many
+    do not, so it changes shares by no more than this."""
+
     spare_rows_share: float = 0.125
     """Of all decode rows, that tenants with more than their share leave free while others are there
     or were just now: who comes seldom finds a row at once, instead of waiting for an answer to end.
@@ -37,6 +42,8 @@ class QueueConfig:
             value = getattr(self, name)
             if not 0 <= value <= 1:
                 raise ConfigError(f"{name} is {value!r}; allowed: 0 to 1")
+        if self.head_start_tokens < 0:
+            raise ConfigError(f"head_start_tokens is {self.head_start_tokens}; allowed: >= 0")
         if self.expected_completion_tokens < 1:
             raise ConfigError(
                 f"expected_completion_tokens is {self.expected_completion_tokens}; allowed: >= 1"

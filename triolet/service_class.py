@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 CLASS_STEP: Final = 1000
 """Between the priorities of two classes: what a client may say of its own requests (-100 to 100)
 never reaches another class."""
+SHARE_STEP: Final = 300
+"""Between who is within its tenant's share and who is beyond it, in a class: above all that a
+client may say, and both together below half of `CLASS_STEP`."""
 
 
 class ServiceClass(IntEnum):
@@ -31,6 +34,28 @@ def class_of(rank: int) -> ServiceClass:
     """Return the class of what was told to workers (`Claim.priority`)."""
     nearest = round(rank / CLASS_STEP) + ServiceClass.DEFAULT
     return ServiceClass(min(max(nearest, ServiceClass.CRITICAL), ServiceClass.BATCH))
+
+
+class Band(NamedTuple):
+    """What is computed before what: by class, and in a class whose tenants have less than their
+    shares before those who have more.
+
+    Attributes:
+      service_class: the request's.
+      is_beyond: its tenant had more than its share when it was sent to workers.
+    """
+
+    service_class: ServiceClass = ServiceClass.DEFAULT
+    is_beyond: bool = False
+
+
+DEFAULT_BAND: Final = Band()
+
+
+def band_of(rank: int) -> Band:
+    """Return the band of what was told to workers (`Claim.priority`)."""
+    service_class = class_of(rank)
+    return Band(service_class, rank - _floor(service_class) > SHARE_STEP // 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +78,18 @@ class Claim:
     kv_share: float = 1.0
     cache_share: float = 1.0
 
-    def priority(self, own: int) -> int:
-        """Return what workers are told: lower is earlier, and the class stands above all."""
-        return (self.service_class - ServiceClass.DEFAULT) * CLASS_STEP + own
+    def priority(self, own: int, *, is_beyond: bool = False) -> int:
+        """Return what workers are told: lower is earlier, and the class stands above all.
+
+        Args:
+          own: what the client said, -100 to 100.
+          is_beyond: its tenant has more than its share.
+        """
+        return _floor(self.service_class) + SHARE_STEP * is_beyond + own
+
+
+def _floor(service_class: ServiceClass) -> int:
+    return (service_class - ServiceClass.DEFAULT) * CLASS_STEP
 
 
 DEFAULT_CLAIM: Final = Claim()

@@ -1,10 +1,11 @@
 """Which chunks of which prompts the next step computes, on prefill and on decode.
 
-Pure: prompts and free blocks in, chunks out. By class, then shortest remaining first, so that a
-short prompt is done within a step or two whatever else is there; but a share of every step goes to
-the prompt of that class that came first, so that a stream of short ones starves no long one, and a
-small one to the first of all, so that no class starves another. Age is order of arrival, not time:
-the guarantee holds at any speed of the device.
+Pure: prompts and free blocks in, chunks out. By class, in a class those within their tenants'
+shares before those beyond, then shortest remaining first, so that a short prompt is done within a
+step or two whatever else is there; but a share of every step goes to the prompt of that band that
+came first, so that a stream of short ones starves no long one, and a small one to the first of all,
+so that no band starves another. Age is order of arrival, not time: the guarantee holds at any speed
+of the device.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from engine.batch import SampleSpec, StepRow
 from triolet.config import MAX_NUM_SEQS
-from triolet.service_class import class_of
+from triolet.service_class import band_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -163,8 +164,8 @@ class ChunkScheduler(Generic[P]):
         if not waiting:
             return []
         oldest = min(waiting, key=_by_age)
-        most_urgent = class_of(waiting[0].priority)
-        first = min((a for a in waiting if class_of(a.priority) is most_urgent), key=_by_age)
+        most_urgent = band_of(waiting[0].priority)
+        first = min((a for a in waiting if band_of(a.priority) == most_urgent), key=_by_age)
         admitted = self._admit(waiting, oldest, free_blocks, is_urgent=oldest is first)
         if len(admitted) > max_rows:
             # The only row is no share of anything: it is the most urgent class's.

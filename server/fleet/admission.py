@@ -11,6 +11,8 @@ from triolet.errors import invalid_request, overloaded
 from triolet.ids import Role
 from triolet.units import SECONDS
 
+from .newcomer import crowd
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -116,5 +118,5 @@ def refuse_full(
     Raises:
       RequestError: 503 with the seconds after which a retry makes sense.
     """
-    if num_queued := line.crowd(claim, num_together, config.max_queued_requests):
+    if num_queued := crowd(line, claim, num_together, config.max_queued_requests):
         raise overloaded(f"{num_queued} requests wait already", FULL_RETRY_S)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from transport.frames import End, Ended, EndReason, FirstToken, Grant, Refuse, RefuseReason
 from triolet.ids import AttemptKey, Role
+from triolet.service_class import Band
 
 from . import ends
 from .admission import missing_role
@@ -107,8 +108,9 @@ class Attempts:
             sequence, route = turn
             end = route if isinstance(route, ends.End) else self.gate.too_late(sequence, now)
             if end is None and isinstance(route, Route):
+                is_beyond = self.line.is_beyond(sequence)
                 self.line.take(sequence)
-                self._begin(sequence, route, now)
+                self._begin(sequence, route, now, is_beyond=is_beyond)
             elif end is not None:
                 self.fail(sequence, end, now)
 
@@ -260,19 +262,20 @@ class Attempts:
             decode = attempt.pair.decode
             self._outbox.allow(decode, attempt.key, attempt.allowed, num_tokens)
 
-    def _begin(self, sequence: Sequence, route: Route, now: float) -> None:
-        pair = route.pair
+    def _begin(self, sequence: Sequence, route: Route, now: float, *, is_beyond: bool) -> None:
+        pair, request = route.pair, sequence.request
         times = sequence.times
         if times.dispatched_at is None:
             times.dispatched_at = now
-            service_class = sequence.request.claim.service_class
+            service_class = request.claim.service_class
             self._observer.request_dispatched(now - times.submitted_at, service_class)
         self.gate.begun(sequence, now)
         need = sequence.need
-        key = AttemptKey(sequence.request.request_id, sequence.num_attempts)
+        key = AttemptKey(request.request_id, sequence.num_attempts)
         attempt = Attempt(
             key=key,
             pair=pair,
+            rank=request.claim.priority(request.priority, is_beyond=is_beyond),
             grant_by=now + self._config.link.peer_timeout_s,
             allowed=sequence.allowed,
             local_tokens=route.local_tokens,
@@ -291,7 +294,7 @@ class Attempts:
                 key,
                 num_tokens=num_tokens,
                 is_on_probation=is_on_probation,
-                service_class=need.service_class,
+                band=Band(request.claim.service_class, is_beyond),
             )
             # Soon: whoever comes next finds it there.
             pair.prefill.prefixes.keep(sequence.chain, pair.prefill.capacity)

@@ -32,15 +32,15 @@ def tokens_before(worker: Worker, num_tokens: int, need: Need, overtaken_tokens:
     """Return the tokens of ours that a worker has to compute before a prompt.
 
     Args:
-      worker: which computes by class, then the shortest first.
+      worker: which computes by band, then the shortest first.
       num_tokens: of the prompt.
       need: whose it is.
-      overtaken_tokens: a prompt of the same class that is longer than this one and than so many is
+      overtaken_tokens: a prompt of the same band that is longer than this one and than so many is
         computed beside it, and holds it up no more than a part of each step.
     """
-    own, limit = need.service_class, max(num_tokens, overtaken_tokens)
+    limit = max(num_tokens, overtaken_tokens)
     return sum(
         share.num_tokens
         for share in worker.shares.values()
-        if share.service_class < own or (share.service_class == own and share.num_tokens <= limit)
+        if share.band < need.band or (share.band == need.band and share.num_tokens <= limit)
     )

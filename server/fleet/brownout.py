@@ -90,14 +90,17 @@ class Brownout:
             return self._config.default_max_tokens
         return None
 
-    def refuses(self, service_class: ServiceClass, prompt_tokens: int) -> bool:
-        """Return whether a request is refused for what it is."""
+    def refuses(
+        self, service_class: ServiceClass, prompt_tokens: int, *, is_modest: bool = False
+    ) -> bool:
+        """Return whether a request is refused for what it is. The long prompts of a tenant that
+        asks for less than its share (`is_modest`) are not what is too much."""
         if service_class is ServiceClass.CRITICAL:
             return False
         if self.level >= Level.CRITICAL_ONLY:
             # Batches are paused, which costs nobody anything; refused they would fail.
             return service_class is not ServiceClass.BATCH
-        is_long = prompt_tokens > self._config.long_prompt_tokens
+        is_long = prompt_tokens > self._config.long_prompt_tokens and not is_modest
         is_paused = service_class is ServiceClass.BATCH
         return self.level >= Level.CAP_DEFAULT and is_long and not is_paused
 

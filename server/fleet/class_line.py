@@ -17,8 +17,6 @@ from .fluid import Fluid
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from triolet.service_class import Claim
-
     from .flow import Entry
     from .holdings import Holding
 
@@ -35,14 +33,16 @@ class ClassLine(Generic[T]):
     Attributes:
       is_paused: nobody has a turn.
       is_allowed: asked whether the first of a flow may run.
+      head_start: tokens by weight that a tenant which asks for little may be ahead of the others.
       virtual_time: of the latest turn: tokens by weight that everybody who waited had.
       earned: tokens that it may have before the classes above it, for having waited.
+      fluid: those of its tenants that wait for workers.
       num_waiting: requests.
       num_running: those that had their turn and have not ended.
       prompt_tokens: of those that wait.
     """
 
-    def __init__(self, is_allowed: Callable[[Flow[T]], bool]) -> None:
+    def __init__(self, is_allowed: Callable[[Flow[T]], bool], head_start: int = 0) -> None:
         self.is_paused = False
         self.virtual_time = 0.0
         self.earned = 0.0
@@ -50,7 +50,8 @@ class ClassLine(Generic[T]):
         self.num_running = 0
         self.prompt_tokens = 0
         self._is_allowed = is_allowed
-        self._fluid = Fluid()
+        self.head_start = head_start
+        self.fluid = Fluid()
         self._flows: dict[str, Flow[T]] = {}
         self._turns: list[tuple[float, int, Flow[T]]] = []
         self._idle: list[tuple[float, int, Flow[T]]] = []
@@ -63,13 +64,13 @@ class ClassLine(Generic[T]):
     @property
     def is_waiting(self) -> bool:
         """Whether somebody waits who might have a turn."""
-        return bool(self._fluid.num_flows) and not self.is_paused
+        return bool(self.fluid.num_flows) and not self.is_paused
 
     @property
     def ready_tokens(self) -> int:
         """Prompt tokens of those that wait for workers, and not for something of their tenant's to
         end: the only ones that say how much there is to do."""
-        return self._fluid.prompt_tokens
+        return self.fluid.prompt_tokens
 
     @property
     def lag_tokens(self) -> float:
@@ -82,6 +83,7 @@ class ClassLine(Generic[T]):
         flow = self._flows.get(tenant)
         if flow is None:
             flow = self._flows[tenant] = Flow(tenant, self, holding, self.virtual_time)
+            flow.credit = self.head_start
         flow.holding = holding
         return flow
 
@@ -99,14 +101,15 @@ class ClassLine(Generic[T]):
                 heappop(turns)
                 flow.is_skipped = True
                 flow.holding.skipped.append(flow)
-                self._fluid.show(flow)
+                self.fluid.show(flow)
         return None
 
     def add(self, entry: Entry[T]) -> None:
         """Let somebody wait."""
         flow = entry.flow
         if not flow:
-            # No credit for idling, nor for waiting for what runs to end.
+            # Idling, or waiting for what runs to end, buys no share; it only lets past others.
+            flow.credit = flow.credit_at(self.virtual_time, self.head_start)
             flow.charged = max(flow.charged, self.virtual_time)
         flow.weight = entry.place.claim.weight
         self.put_back(entry)
@@ -143,9 +146,11 @@ class ClassLine(Generic[T]):
         if entry.tag is not None:
             self.take_out(entry)
             return False
-        entry.tag = flow.charged
-        self.virtual_time = max(self.virtual_time, flow.charged)
+        entry.tag = flow.tag
+        self.virtual_time = max(self.virtual_time, entry.tag)
         flow.charged += entry.cost / flow.weight
+        if flow.head_start:
+            flow.credit = max(flow.credit - entry.cost / flow.weight, 0.0)
         self.take_out(entry, is_charged=True)
         return True
 
@@ -176,29 +181,20 @@ class ClassLine(Generic[T]):
         """Return a tenant's flow, if there is one."""
         return self._flows.get(tenant)
 
-    def tokens_ahead(self, claim: Claim, own: int, due: float, cost: float) -> int:
-        """Return the prompt tokens that go before a newcomer, as things stand: its tenant's own,
-        and what the others have meanwhile, and until its own turn: of those whose turn is at the
-        same virtual time, a turn of its cost long, half are before it."""
-        flow = self._flows.get(claim.tenant)
-        before, virtual_tokens = 0, cost / (2 * claim.weight)
-        if flow is not None:
-            virtual_tokens += max(flow.charged - self.virtual_time, 0.0)
-            if flow and (before := flow.tokens_before(own, due)):
-                virtual_tokens += flow.cost * before / flow.prompt_tokens / claim.weight
-        return before + int(self._fluid.prompt_tokens_within(virtual_tokens, flow))
-
     def _changed(self, flow: Flow[T], *, is_head: bool) -> None:
         """Note when a flow's turn is, and count what waits there."""
+        was = flow.head_start
+        is_ahead = len(self._flows) > 1 and flow.cost <= flow.credit * flow.weight
+        flow.head_start = self.head_start if is_ahead else 0.0
         if is_head and flow.is_skipped:
             # Another one is first now, which may be small enough.
             flow.is_skipped = False
             flow.holding.skipped.remove(flow)
-        self._fluid.show(flow)
-        if is_head and flow:
+        self.fluid.show(flow)
+        if (is_head or flow.head_start != was) and flow and not flow.is_skipped:
             self._serial += 1
             heappush(self._turns, (flow.tag, self._serial, flow))
-            if len(self._turns) > 2 * self._fluid.num_flows + SLACK:
+            if len(self._turns) > 2 * self.fluid.num_flows + SLACK:
                 flows = (f for f in self._flows.values() if f and not f.is_skipped)
                 self._turns = [(f.tag, serial, f) for serial, f in enumerate(flows)]
                 heapify(self._turns)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from triolet.config_routing import LocalPrefill
 from triolet.ids import Role
-from triolet.service_class import ServiceClass
+from triolet.service_class import DEFAULT_BAND
 
 from .backlog import is_within_pace
 from .breaker import ejected
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from triolet.config_routing import RoutingConfig
     from triolet.ids import AttemptKey
+    from triolet.service_class import Band
 
     from .paths import BrokenPaths
     from .prefixes import PrefixChain
@@ -58,7 +59,7 @@ class Need(NamedTuple):
       kept_share: of each worker, which is kept for others.
       backlog_s: of computing that a prefill worker may have ahead; None for all of its credit.
       overtaken_s: of computing beyond which a prompt does not count for shorter ones.
-      service_class: the request's.
+      band: what is computed before it, and after it.
     """
 
     prompt_tokens: int
@@ -71,7 +72,7 @@ class Need(NamedTuple):
     kept_share: float = 0.0
     backlog_s: float | None = None
     overtaken_s: float = math.inf
-    service_class: ServiceClass = ServiceClass.DEFAULT
+    band: Band = DEFAULT_BAND
 
 
 class Pair(NamedTuple):

@@ -53,7 +53,10 @@ class Doorkeeper:
             raise
 
     def max_tokens(self, claim: Claim) -> int | None:
-        """Return how many tokens an answer may have at the moment; None for no cap."""
+        """Return how many tokens an answer may have at the moment; None for no cap. A tenant that
+        asks for less than its share has none."""
+        if self._gate.is_modest(claim):
+            return None
         return self._gate.overload.brownout.max_tokens(claim.service_class)
 
     @property

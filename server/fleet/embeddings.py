@@ -27,6 +27,7 @@ from .admission import limits_of, missing_role
 from .breaker import ejected
 from .fair_queue import FairQueue
 from .flow import Place
+from .newcomer import crowd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -259,7 +260,7 @@ class Embeddings:
             raise ends.no_worker_left(Role.PREFILL).error
         most = self._config.embedding.max_waiting_inputs
         for claim in {request.claim for request in requests}:
-            if num_waiting := self.line.crowd(claim, len(requests), most):
+            if num_waiting := crowd(self.line, claim, len(requests), most):
                 raise overloaded(f"{num_waiting} inputs wait already", 1.0)
 
     def _accept(

@@ -13,16 +13,18 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from triolet.service_class import DEFAULT_CLAIM, Claim, ServiceClass
+from triolet.service_class import ServiceClass
 
 from .class_line import ClassLine
 from .flow import Entry, Place
 from .holdings import Holdings
+from .newcomer import heeded, tokens_ahead_in
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterator
 
     from triolet.config_queue import QueueConfig
+    from triolet.service_class import Claim
 
     from .flow import Flow
 
@@ -36,19 +38,19 @@ pass when it finds no room. A large one would never find it."""
 class FairQueue(Generic[T]):
     """All that wait, and what those that run were charged.
 
-    Args:
-      config: how they share.
-
     Attributes:
+      config: how they share.
+      holdings: what each tenant has on workers.
       lines: of each service class, in order.
     """
 
     def __init__(self, config: QueueConfig) -> None:
-        self._config = config
-        self._holdings = Holdings(
+        self.config = config
+        self.holdings = Holdings(
             config.expected_completion_tokens, config.spare_rows_share if config.fair else 0.0
         )
-        self.lines = tuple(ClassLine[T](self._holdings.allows) for _ in ServiceClass)
+        head_start = config.head_start_tokens if config.fair else 0
+        self.lines = tuple(ClassLine[T](self.holdings.allows, head_start) for _ in ServiceClass)
         self._entries: dict[T, Entry[T]] = {}
         self._aside: list[Entry[T]] = []
         self._num_waiting = 0
@@ -74,7 +76,7 @@ class FairQueue(Generic[T]):
     @property
     def num_tenants(self) -> int:
         """Tenants of which something waits or runs."""
-        return len(self._holdings)
+        return len(self.holdings)
 
     @property
     def lag_tokens(self) -> float:
@@ -98,38 +100,30 @@ class FairQueue(Generic[T]):
           prompt_tokens: its own.
           max_tokens: of its completion.
         """
-        claim, own, due = _heeded(self._config, claim, own, due)
-        cost = prompt_tokens + min(max_tokens, self._holdings.completion_tokens(claim.tenant))
+        claim, own, due = heeded(self.config, claim, own, due)
+        cost = prompt_tokens + min(max_tokens, self.holdings.completion_tokens(claim.tenant))
         higher = (line for line in self.lines[: claim.service_class] if not line.is_paused)
         # Whoever waits by its own limits is in nobody's way but its own.
         tokens = sum(line.ready_tokens + _held(line.find(claim.tenant)) for line in higher)
         line = self.lines[claim.service_class]
-        return tokens + line.tokens_ahead(claim, own, due, cost)
-
-    def crowd(self, claim: Claim, count: int, most: int) -> int:
-        """Return how many wait of a claim's class and of those above, where there is no place for
-        so many more: `most` would be exceeded, and so would its tenant's part of these by weight.
-        0 if there is a place; a line that is empty moves, and has one for as many as come."""
-        claim, _, _ = _heeded(self._config, claim, 0, 0.0)
-        lines = self.lines[: claim.service_class + 1]
-        num_before = sum(line.num_waiting for line in lines)
-        if num_before + count <= most:
-            return 0
-        num_own = sum(len(line.find(claim.tenant) or ()) for line in lines)
-        part = self._holdings.part(claim.tenant, claim.weight)
-        return num_before if num_own + count > most * part else 0
+        return tokens + tokens_ahead_in(line, claim, own, due, cost)
 
     def is_skipped(self, item: T) -> bool:
         """Return whether one waits for something of its own tenant's to end."""
         entry = self._entries.get(item)
         return entry is not None and not entry.is_running and entry.flow.is_skipped
 
+    def is_beyond(self, item: T) -> bool:
+        """Return whether the tenant of one that waits asks for more than its share, so that others
+        are computed before it."""
+        return not self._entries[item].flow.head_start
+
     def add(self, item: T, place: Place) -> None:
         """Let somebody wait who is not here."""
         assert item not in self._entries, "nobody waits twice"
-        claim, own, due = _heeded(self._config, place.claim, place.own, place.due)
+        claim, own, due = heeded(self.config, place.claim, place.own, place.due)
         place = place._replace(claim=claim, own=own, due=due)
-        holding = self._holdings.of(claim.tenant, claim.weight)
+        holding = self.holdings.of(claim.tenant, claim.weight)
         completion_tokens = min(place.max_tokens, round(holding.completion_tokens))
         flow = self.lines[claim.service_class].flow(claim.tenant, holding)
         entry = Entry(item, place, flow, place.prompt_tokens + completion_tokens)
@@ -148,7 +142,7 @@ class FairQueue(Generic[T]):
         """
         chosen: Entry[T] | None = None
         for line in self.lines:
-            if (entry := _first_of(line, self._holdings)) is None:
+            if (entry := _first_of(line, self.holdings)) is None:
                 continue
             if chosen is None:
                 chosen = entry
@@ -164,7 +158,7 @@ class FairQueue(Generic[T]):
         is before them only because its class waited, and not for too long yet."""
         entry = self._entries[item]
         service_class = entry.place.claim.service_class
-        is_below = any(_first_of(line, self._holdings) for line in self.lines[:service_class])
+        is_below = any(_first_of(line, self.holdings) for line in self.lines[:service_class])
         return is_below and self.lines[service_class].earned < OVERDUE * entry.cost
 
     def take(self, item: T) -> None:
@@ -176,12 +170,12 @@ class FairQueue(Generic[T]):
                 self.lines,
                 entry.place.claim.service_class,
                 entry.cost,
-                self._config.min_class_share,
+                self.config.min_class_share,
             )
         entry.is_running = True
         self._num_waiting -= 1
         flow.holding.num_waiting -= 1
-        self._holdings.take(flow.tenant, flow.holding, entry.cost)
+        self.holdings.take(flow.tenant, flow.holding, entry.cost)
 
     def give_back(self, item: T) -> None:
         """Let one that ran wait again, in its old place and without being charged again."""
@@ -191,7 +185,7 @@ class FairQueue(Generic[T]):
         self._num_waiting += 1
         flow.holding.num_waiting += 1
         flow.line.give_back(entry)
-        self._holdings.give(flow.holding, entry.cost)
+        self.holdings.give(flow.holding, entry.cost)
 
     def end(self, item: T, completion_tokens: int) -> None:
         """Forget one that waits or runs, and settle what it was charged by what it has used."""
@@ -201,7 +195,7 @@ class FairQueue(Generic[T]):
             line.settle(entry, entry.place.prompt_tokens + completion_tokens)
         if entry.is_running:
             line.leave(entry)
-            self._holdings.give(holding, entry.cost)
+            self.holdings.give(holding, entry.cost)
         else:
             self._num_waiting -= 1
             holding.num_waiting -= 1
@@ -211,8 +205,8 @@ class FairQueue(Generic[T]):
                 line.remove(entry)
         if completion_tokens:
             moved = completion_tokens - holding.completion_tokens
-            holding.completion_tokens += self._config.completion_memory * moved
-        self._holdings.left(entry.place.claim.tenant)
+            holding.completion_tokens += self.config.completion_memory * moved
+        self.holdings.left(entry.place.claim.tenant)
 
     def set_aside(self, item: T) -> None:
         """Leave one that waits out of `first` until `restore`."""
@@ -233,7 +227,7 @@ class FairQueue(Generic[T]):
 
     def note_pools(self, kv_tokens: int, rows: int) -> None:
         """Take in how many tokens and sequences all decode workers can hold."""
-        self._holdings.note_pools(kv_tokens, rows)
+        self.holdings.note_pools(kv_tokens, rows)
 
 
 def _first_of(line: ClassLine[T], holdings: Holdings) -> Entry[T] | None:
@@ -245,13 +239,6 @@ def _first_of(line: ClassLine[T], holdings: Holdings) -> Entry[T] | None:
 def _held(flow: Flow[T] | None) -> int:
     """Return the prompt tokens of a tenant that waits by its own limits."""
     return flow.prompt_tokens if flow is not None and flow.is_skipped else 0
-
-
-def _heeded(config: QueueConfig, claim: Claim, own: int, due: float) -> tuple[Claim, int, float]:
-    """Return what counts of a claim: without fairness only its rank among all."""
-    if config.fair:
-        return claim, own, due
-    return DEFAULT_CLAIM, claim.priority(own), 0.0
 
 
 def _earn(

@@ -84,6 +84,8 @@ class Flow(Generic[T]):
       cost: tokens to be charged for all that wait.
       num_running: of this class, on workers.
       idle_note: `charged` for which it stands among those to be forgotten; None if it does not.
+      credit: of its share, that it left unused lately: for that it is let past others.
+      head_start: virtual time by which its turn is earlier than what it was charged says.
       is_skipped: its next one may not run before something of the tenant's ends.
       shown: what the class counts for it (`fluid.py`); None for nothing.
     """
@@ -93,6 +95,8 @@ class Flow(Generic[T]):
         "_tree",
         "charged",
         "cost",
+        "credit",
+        "head_start",
         "holding",
         "idle_note",
         "is_skipped",
@@ -112,6 +116,8 @@ class Flow(Generic[T]):
         self.cost = 0
         self.num_running = 0
         self.idle_note: float | None = None
+        self.credit = 0.0
+        self.head_start = 0.0
         self.is_skipped = False
         self.shown: tuple[int, int, float, int] | None = None
         self._tree: OrderTree[Key] = OrderTree()
@@ -134,7 +140,7 @@ class Flow(Generic[T]):
     def tag(self) -> float:
         """The virtual time of its turn: that of its first one, if that had its turn already."""
         tag = self.head.tag
-        return self.charged if tag is None else tag
+        return self.charged - self.head_start if tag is None else tag
 
     def add(self, entry: Entry[T]) -> None:
         """Let somebody wait."""
@@ -147,6 +153,12 @@ class Flow(Generic[T]):
         self._tree.remove(entry.key)
         del self._entries[entry.place.order]
         self.cost -= entry.cost
+
+    def credit_at(self, virtual_time: float, most: float) -> float:
+        """Return what is left of its credit, and of what it has not used until then, up to the most
+        that is remembered."""
+        unused = 0.0 if self else max(virtual_time - self.charged, 0.0)
+        return min(self.credit + unused, most)
 
     def tokens_before(self, own: int, due: float) -> int:
         """Return the prompt tokens of those that go before a newcomer."""

@@ -15,6 +15,7 @@ from triolet.service_class import ServiceClass
 
 from . import ends
 from .accounting import Outcome
+from .newcomer import is_modest
 from .overload import Ask, Overload
 from .prediction import Capacity
 
@@ -73,12 +74,14 @@ class Gate:
         asks = [_ask(request) for request in requests]
         together = sum(ask.num_tokens for ask in asks)
         forecasts: list[Forecast] = []
-        for request, ask in zip(requests, asks, strict=True):
+        for request, one in zip(requests, asks, strict=True):
             due = now + request.deadline_s
             ahead = self._line.tokens_ahead(
-                request.claim, request.priority, due, ask.num_tokens, request.sampling.max_tokens
+                request.claim, request.priority, due, one.num_tokens, request.sampling.max_tokens
             )
-            forecast = self.overload.judge(ask._replace(together_tokens=together), ahead, now)
+            spares = is_modest(self._line, request.claim, together)
+            ask = one._replace(together_tokens=together, is_modest=spares)
+            forecast = self.overload.judge(ask, ahead, now)
             # One answer holds them all: it begins with the first, and the others may take as long.
             forecasts.append(forecast.of_sibling(due) if forecasts else forecast)
         return forecasts
@@ -92,8 +95,20 @@ class Gate:
           RequestError: as `judge` does.
         """
         ahead = self._line.tokens_ahead(claim, 0, now + deadline_s)
-        ask = Ask(claim, LEAST_TOKENS, deadline_s, key, _draw(request_id), is_unread=True)
+        ask = Ask(
+            claim,
+            LEAST_TOKENS,
+            deadline_s,
+            key,
+            _draw(request_id),
+            is_unread=True,
+            is_modest=self.is_modest(claim),
+        )
         self.overload.judge(ask, ahead, now)
+
+    def is_modest(self, claim: Claim) -> bool:
+        """Return whether a claim's tenant asks for less than its share, beside others."""
+        return is_modest(self._line, claim)
 
     def took(self, sequence: RunningSequence, forecast: Forecast, now: float) -> None:
         """Note a request that was taken on."""

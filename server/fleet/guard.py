@@ -20,6 +20,8 @@ LEAST_SAMPLES: Final = 16
 LATE: Final = 1.1
 """Of what a class may wait: what is later was not meant by anybody. Up to there predictions are
 off now and then."""
+MODEST_ROOM: Final = 2
+"""Times the limit, up to which those are let in who go before what it was reached by."""
 FORGET_WINDOWS: Final = 60
 """Good windows in which it held nobody back, after which there is no limit: the trouble that it was
 found in is over."""
@@ -51,13 +53,17 @@ class Guard:
         """Prompt tokens of what was taken on and has no first token yet."""
         return sum(self._owed)
 
-    def admits(self, service_class: ServiceClass, num_tokens: int) -> bool:
+    def admits(
+        self, service_class: ServiceClass, num_tokens: int, *, is_modest: bool = False
+    ) -> bool:
         """Return whether so many more prompt tokens may be owed to a class and those above it,
-        which are all that it waits for. Nobody is refused alone; whoever is, has felt the limit."""
+        which are all that it waits for. Nobody is refused alone; whoever is, has felt the limit.
+        Beyond it there is room for tenants that ask for less than their shares (`is_modest`)."""
         if not self._config.is_on or self.limit_tokens is None:
             return True
         owed = sum(self._owed[: service_class + 1])
-        is_admitted = not owed or owed + num_tokens <= self.limit_tokens
+        limit = self.limit_tokens * (MODEST_ROOM if is_modest else 1)
+        is_admitted = not owed or owed + num_tokens <= limit
         self._was_felt = self._was_felt or not is_admitted
         return is_admitted
 

@@ -44,6 +44,7 @@ class Ask(NamedTuple):
       draw: between 0 and 1, at random.
       together_tokens: of all prompts that come in one request with it; 0 if it comes alone.
       is_unread: its prompt was not looked at yet.
+      is_modest: its tenant asks for less than its share, beside others.
     """
 
     claim: Claim
@@ -53,6 +54,7 @@ class Ask(NamedTuple):
     draw: float = 0.5
     together_tokens: int = 0
     is_unread: bool = False
+    is_modest: bool = False
 
     @property
     def all_tokens(self) -> int:
@@ -136,13 +138,13 @@ class Overload:
         own = ask.claim.service_class
         slo_s = self._config.slo.of(own)
         line_s = self.prediction.wait_s(own, tokens_ahead, now)
-        if self.brownout.refuses(own, ask.num_tokens):
+        if self.brownout.refuses(own, ask.num_tokens, is_modest=ask.is_modest):
             raise self._refusal(ask, "brownout", self._room_s(own, slo_s, tokens_ahead, now), now)
         wait_s = self._wait_s(own, line_s, now)
         is_idle = tokens_ahead <= 0 and not self._backlog(own)
         if self._config.admission.is_on and wait_s is not None and not is_idle:
             self._refuse_late(ask, tokens_ahead, wait_s, now)
-        if not self.guard.admits(own, ask.all_tokens):
+        if not self.guard.admits(own, ask.all_tokens, is_modest=ask.is_modest):
             raise self._refusal(ask, "guard", self._room_s(own, slo_s, tokens_ahead, now), now)
         own_s = self.prediction.own_s(ask.num_tokens)
         first_by = None

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from triolet.service_class import Band
+
 from ..generation import Usage
 from .dispatch import Need
 from .flow import Place
@@ -37,6 +39,7 @@ class Attempt:
     Attributes:
       key: request and attempt number.
       pair: where it runs.
+      rank: what workers are told of how early it goes.
       grant_by: decode has to answer the RESERVE by then.
       allowed: positions below this decode was told it may produce.
       local_tokens: decode computes the prompt if no more than these have no KV there.
@@ -55,6 +58,7 @@ class Attempt:
 
     key: AttemptKey
     pair: Pair
+    rank: int
     grant_by: float
     allowed: int
     local_tokens: int = 0
@@ -196,7 +200,7 @@ class Sequence:
             self.suspicion.is_on_probation,
             self.suspicion.is_of_prompt,
             self.chain,
-            service_class=self.request.claim.service_class,
+            band=Band(self.request.claim.service_class),
         )
 
     @property

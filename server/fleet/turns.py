@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from triolet.service_class import Band
+
 from . import ends
 from .dispatch import Route, choose_route, is_model_gone
 from .forking import fork_route
@@ -81,7 +83,8 @@ class Turns:
     def _turn_of(self, sequence: Sequence, now: float) -> Route | ends.End | None:
         """Return where one may go that is first, or how it ends; None if it has to wait."""
         own = sequence.request.claim.service_class
-        need = sequence.need._replace(kept_share=self._kept_share(own, now))
+        kept_share, band = self._kept_share(own, now), Band(own, self._line.is_beyond(sequence))
+        need = sequence.need._replace(kept_share=kept_share, band=band)
         route = fork_route(sequence, now) or self._route(need, now)
         if route is not None:
             return self._recovery.objection(sequence.request.prompt_ids, now) or route

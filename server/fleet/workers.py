@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from transport.frames import Load
 from transport.liveness import PeerMonitor, PeerState
-from triolet.service_class import ServiceClass
+from triolet.service_class import DEFAULT_BAND
 
 from .breaker import Breaker
 from .prefixes import PrefixIndex
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from triolet.config import LinkConfig
     from triolet.config_recovery import RecoveryConfig
     from triolet.ids import AttemptKey, PeerId, Role
+    from triolet.service_class import Band
 
 
 @dataclass(slots=True)
@@ -34,7 +35,7 @@ class Share:
       is_asked: the worker was told of the attempt. Prefill is not before decode has granted it.
       is_granted: decode has leased the blocks, so its heartbeats from now on count them.
       is_on_probation: its request may be what workers fail by.
-      service_class: its request's.
+      band: what is computed before it, and after it.
     """
 
     num_blocks: int = 0
@@ -42,7 +43,7 @@ class Share:
     is_asked: bool = False
     is_granted: bool = False
     is_on_probation: bool = False
-    service_class: ServiceClass = ServiceClass.DEFAULT
+    band: Band = DEFAULT_BAND
 
 
 class Worker:
@@ -168,14 +169,14 @@ class Worker:
         num_blocks: int = 0,
         num_tokens: int = 0,
         is_on_probation: bool = False,
-        service_class: ServiceClass = ServiceClass.DEFAULT,
+        band: Band = DEFAULT_BAND,
     ) -> None:
         """Count an attempt that is about to be sent there."""
         self.shares[key] = Share(
             num_blocks,
             num_tokens,
             is_on_probation=is_on_probation,
-            service_class=service_class,
+            band=band,
         )
         self.available_blocks -= num_blocks
         self.breaker.begin(key)

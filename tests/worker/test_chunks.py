@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from prefill.attempt import Attempt
 from triolet.ids import AttemptKey, PeerId, Role
 from triolet.sampling import SamplingParams
-from triolet.service_class import CLASS_STEP, Claim, ServiceClass, class_of
+from triolet.service_class import (
+    CLASS_STEP,
+    SHARE_STEP,
+    Band,
+    Claim,
+    ServiceClass,
+    band_of,
+    class_of,
+)
 from worker.chunks import (
     LOWER_SHARE,
     MAX_OVERTAKES,
@@ -168,6 +176,14 @@ def test_a_class_goes_before_a_lower_one_however_long_that_waits() -> None:
     assert tokens_of(plan, long) == BUDGET - 8 - BUDGET // LOWER_SHARE
 
 
+def test_in_a_class_who_is_beyond_its_share_is_computed_later() -> None:
+    flood = attempt(1, 40, SHARE_STEP + 100, is_started=True)
+    quiet = attempt(2, 200, 100, is_started=True)
+    plan = ChunkScheduler().plan([flood, quiet], BUDGET, MANY_BLOCKS)
+    assert tokens_of(plan, flood) == BUDGET // LOWER_SHARE
+    assert tokens_of(plan, quiet) == BUDGET - BUDGET // LOWER_SHARE
+
+
 def test_a_lower_class_takes_no_blocks_that_a_higher_one_needs() -> None:
     batch, default = attempt(1, 40, 2 * CLASS_STEP), attempt(2, 40)
     plan = ChunkScheduler().plan([batch, default], BUDGET, default.num_needed_blocks)
@@ -184,11 +200,13 @@ def test_a_lower_class_has_its_blocks_in_the_end() -> None:
     assert scheduler.plan([batch, attempt(10_000, 4)], BUDGET, 1) == []
 
 
-def test_what_workers_are_told_says_the_class() -> None:
+def test_what_workers_are_told_says_the_class_and_whose_share_is_exceeded() -> None:
     for service_class in ServiceClass:
         for own in (-100, 0, 100):
-            rank = Claim(service_class=service_class).priority(own)
-            assert class_of(rank) is service_class
+            for is_beyond in (False, True):
+                rank = Claim(service_class=service_class).priority(own, is_beyond=is_beyond)
+                assert class_of(rank) is service_class
+                assert band_of(rank) == Band(service_class, is_beyond)
     assert class_of(-(10**9)) is ServiceClass.CRITICAL
     assert class_of(10**9) is ServiceClass.BATCH
 

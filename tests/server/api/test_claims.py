@@ -71,9 +71,9 @@ async def test_a_line_of_a_batch_claims_for_its_owner_and_stands_behind() -> Non
             assert (await ask(app, "127.0.0.1", path, line, "r", "alice")).status == 200
         requests = [one.request for one in server.fleet.generations] + server.fleet.inputs
     assert [one.claim for one in requests] == [Claim("alice", service_class=ServiceClass.BATCH)] * 3
-    assert min(one.rank for one in requests) > Claim(service_class=ServiceClass.SHEDDABLE).priority(
-        100
-    )
+    assert min(one.claim.priority(one.priority) for one in requests) > Claim(
+        service_class=ServiceClass.SHEDDABLE
+    ).priority(100)
 
 
 async def test_without_tenants_nobody_claims_anything() -> None:

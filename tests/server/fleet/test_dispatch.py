@@ -14,7 +14,7 @@ from triolet.config_queue import QueueConfig
 from triolet.config_recovery import RecoveryConfig
 from triolet.errors import RequestError
 from triolet.ids import AttemptKey
-from triolet.service_class import Claim, ServiceClass
+from triolet.service_class import Band, Claim, ServiceClass
 
 from .fakes import BLOCK_SIZE, FakeDecode, FakePrefill, make_request, server_config
 from .test_fair_queue import place
@@ -158,13 +158,13 @@ def test_a_long_prompt_on_a_prefill_worker_holds_up_none_that_overtakes_it_there
     world = world_of(FakePrefill(prompt_tokens_per_s=40.0, token_credit=10_000), FakeDecode())
     need = TEN._replace(backlog_s=0.25, overtaken_s=2.0)
     batch = ServiceClass.BATCH
-    world.workers[0].reserve(KEY, num_tokens=100, service_class=batch)
+    world.workers[0].reserve(KEY, num_tokens=100, band=Band(batch))
     assert chosen(world, need) is not None
     long = need._replace(prompt_tokens=200)
     assert chosen(world, long) is not None
-    assert chosen(world, long._replace(service_class=batch)) is None
+    assert chosen(world, long._replace(band=Band(batch))) is None
     world.workers[0].reserve(
-        KEY._replace(attempt=2), num_tokens=100, service_class=ServiceClass.CRITICAL
+        KEY._replace(attempt=2), num_tokens=100, band=Band(ServiceClass.CRITICAL)
     )
     assert chosen(world, need) is None  # that is before it whatever its length
     world.workers[0].computed(KEY._replace(attempt=2))

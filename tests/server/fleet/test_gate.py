@@ -234,6 +234,16 @@ def test_a_guard_that_refuses_is_felt_however_little_is_owed() -> None:
     assert guard.limit_tokens > 1200.0
 
 
+def test_the_guard_has_room_for_who_asks_for_less_than_its_share() -> None:
+    guard = Guard(GuardConfig(), SloConfig(), 0.0)
+    guard.limit_tokens = 1024.0
+    guard.took(D, 1000)
+    assert not guard.admits(D, 100)
+    assert guard.admits(D, 100, is_modest=True)
+    guard.took(D, 1000)
+    assert not guard.admits(D, 100, is_modest=True)
+
+
 def test_what_batches_are_owed_is_no_measure_of_the_guard() -> None:
     guard = Guard(GuardConfig(), SloConfig(), 0.0)
     guard.took(ServiceClass.BATCH, 100_000)

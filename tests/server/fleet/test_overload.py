@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.fleet.brownout import Brownout
+from server.fleet.brownout import Brownout, Level
 from server.fleet.promises import Promises
 from triolet.config_overload import (
     AdmissionConfig,
@@ -168,6 +168,16 @@ def test_no_level_flickers_whatever_the_pressure(pressures: list[tuple[float, fl
             assert now - changed_at >= least_s - 1e-9
             changed_at, level = now, int(ladder.level)
         assert int(ladder.level) == level
+
+
+def test_long_prompts_of_who_asks_for_little_are_not_what_is_too_much() -> None:
+    ladder = Brownout(BrownoutConfig(), 0.0)
+    long = BrownoutConfig().long_prompt_tokens + 1
+    ladder.level = Level.CAP_DEFAULT
+    assert ladder.refuses(C.DEFAULT, long)
+    assert not ladder.refuses(C.DEFAULT, long, is_modest=True)
+    ladder.level = Level.CRITICAL_ONLY
+    assert ladder.refuses(C.DEFAULT, 1, is_modest=True)
 
 
 def test_without_brownout_nothing_is_ever_given_up() -> None:
