@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if shutil.which("redis-server") is None:
         console.print("error: there is no redis-server here", style="red")
         return 2
-    with _redis() as url:
+    with redis_server() as url:
         rows = [
             trio.run(_time_store, "memory", "", options.requests),
             trio.run(_time_store, "redis", url, options.requests),
@@ -93,7 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _redis() -> Iterator[str]:
+def redis_server() -> Iterator[str]:
+    """Run a redis-server that keeps nothing; its URL."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
