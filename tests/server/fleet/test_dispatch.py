@@ -9,6 +9,7 @@ from server.fleet.admission import FULL_RETRY_S, Limits, refuse_full, refuse_unf
 from server.fleet.dispatch import Need, choose_pair, streams_on
 from server.fleet.fair_queue import FairQueue
 from server.fleet.paths import BrokenPaths
+from transport.frames import Reserve
 from transport.liveness import PeerState
 from triolet.config_queue import QueueConfig
 from triolet.config_recovery import RecoveryConfig
@@ -156,7 +157,7 @@ def test_a_prefill_worker_is_given_no_more_ahead_than_its_pace_makes_of_the_time
 
 def test_a_long_prompt_on_a_prefill_worker_holds_up_none_that_overtakes_it_there() -> None:
     world = world_of(FakePrefill(prompt_tokens_per_s=40.0, token_credit=10_000), FakeDecode())
-    need = TEN._replace(backlog_s=0.25)
+    need = TEN._replace(backlog_s=0.25, overtaken_s=2.0)
     batch = ServiceClass.BATCH
     world.workers[0].reserve(KEY, num_tokens=100, service_class=batch)
     assert chosen(world, need) is not None
@@ -168,9 +169,17 @@ def test_a_long_prompt_on_a_prefill_worker_holds_up_none_that_overtakes_it_there
     )
     assert chosen(world, need) is None  # that is before it whatever its length
     world.workers[0].computed(KEY._replace(attempt=2))
-    world.workers[0].reserve(KEY._replace(attempt=3), num_tokens=100)
+    world.workers[0].reserve(KEY._replace(attempt=3), num_tokens=81)
     assert chosen(world, need) is not None
     assert chosen(world, long) is None
+
+
+def test_nobody_overtakes_what_is_done_soon() -> None:
+    world = world_of(FakePrefill(prompt_tokens_per_s=40.0, token_credit=10_000), FakeDecode())
+    world.workers[0].reserve(KEY, num_tokens=80)
+    need = TEN._replace(backlog_s=0.25, overtaken_s=2.0)
+    assert chosen(world, need) is None
+    assert chosen(world, need._replace(overtaken_s=1.9)) is not None
 
 
 @pytest.mark.parametrize(
@@ -301,5 +310,19 @@ def test_waiting_for_workers_to_start_says_nothing_of_their_pace() -> None:
     world.submit(make_request(99))
     for worker in world.workers:
         world.greet(worker)
+    world.settle()
+    world.check_idle()
+
+
+def test_decode_is_told_a_tenants_weight_and_of_its_own_priorities_nothing() -> None:
+    world = World()
+    claim = Claim("t", weight=4.0, service_class=ServiceClass.SHEDDABLE)
+    world.submit(make_request(1, priority=-100, claim=claim))
+    world.submit(make_request(2, priority=-100))
+    world.deliver()
+    told = {f.request_id: f for f in world.decode.received if isinstance(f, Reserve)}
+    tenants, nobodys = (told[number.to_bytes(16, "big")] for number in (1, 2))
+    assert (tenants.weight, tenants.priority) == (4.0, claim.priority(0))
+    assert (nobodys.weight, nobodys.priority) == (1.0, -100)
     world.settle()
     world.check_idle()
