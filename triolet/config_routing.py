@@ -52,6 +52,11 @@ class RoutingConfig:
     together; the rest waits here, where classes, tenants and deadlines decide who goes first. Some
     steps, so that a worker never waits for the next prompt."""
 
+    overtaken_s: float = 1.0 * SECONDS
+    """A prompt that computes for longer is no reason to keep shorter ones back: the worker computes
+    them beside it. Whatever is shorter is done in its turn, or those that come after it by their
+    tenants' shares would be before it."""
+
     def __post_init__(self) -> None:
         for name, value in (
             ("max_local_tokens", self.max_local_tokens),
@@ -60,6 +65,7 @@ class RoutingConfig:
             ("prefill_grace_s", self.prefill_grace_s),
             ("suspect_grace_s", self.suspect_grace_s),
             ("backlog_s", self.backlog_s),
+            ("overtaken_s", self.overtaken_s),
         ):
             if value < 0:
                 raise ConfigError(f"{name} is {value!r}; allowed: >= 0")

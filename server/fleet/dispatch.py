@@ -13,15 +13,16 @@ and pairs that lost one another, are the last choice: better than to wait.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from triolet.config_routing import LocalPrefill
 from triolet.ids import Role
 from triolet.service_class import ServiceClass
 
+from .backlog import is_within_pace
 from .breaker import ejected
 from .routing import DecodeRates, PrefillRates, Why, most_local_tokens
-from .workers import tokens_before
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,6 +57,7 @@ class Need(NamedTuple):
       chain: names the prompt's blocks; None if nobody is asked for them.
       kept_share: of each worker, which is kept for others.
       backlog_s: of computing that a prefill worker may have ahead; None for all of its credit.
+      overtaken_s: of computing beyond which a prompt does not count for shorter ones.
       service_class: the request's.
     """
 
@@ -68,6 +70,7 @@ class Need(NamedTuple):
     chain: PrefixChain | None = None
     kept_share: float = 0.0
     backlog_s: float | None = None
+    overtaken_s: float = math.inf
     service_class: ServiceClass = ServiceClass.DEFAULT
 
 
@@ -122,7 +125,7 @@ def choose_route(
       now: the time.
     """
     workers = tuple(workers)
-    need = need._replace(backlog_s=config.backlog_s)
+    need = need._replace(backlog_s=config.backlog_s, overtaken_s=config.overtaken_s)
     if config.local_prefill is LocalPrefill.OFF:
         return _over_prefill(workers, need, paths, Why.OFF, now)
     if config.local_prefill is LocalPrefill.ALWAYS:
@@ -355,22 +358,7 @@ def _has_token_credit(worker: Worker, need: Need) -> bool:
     if credit <= 0 or waiting == 0:
         return credit > 0
     tokens = counted_tokens(worker, need)
-    before = tokens_before(worker, tokens, need.service_class)
-    return before < _paced(worker, need) and waiting + tokens <= credit
-
-
-def _paced(worker: Worker, need: Need) -> float:
-    """Return the tokens of ours before a prompt below which a prefill worker is given it: by its
-    own pace, at least two of its steps, of which each server has the share that it has of the
-    credit. What it will overtake there is not before it."""
-    assert worker.capacity is not None, "only welcomed workers are asked"
-    assert worker.beat is not None, "nor those that have not said what they do"
-    rate = worker.beat.load.prompt_tokens_per_s
-    if need.backlog_s is None or rate <= 0.0:
-        return worker.beat.token_credit
-    share = worker.beat.token_credit / max(worker.capacity.max_waiting_tokens, 1)
-    ahead_s = max(need.backlog_s, 2 * worker.capacity.step_s)
-    return (1.0 - need.kept_share) * min(share, 1.0) * rate * ahead_s
+    return waiting + tokens <= credit and is_within_pace(worker, tokens, need)
 
 
 def blocks_needed(worker: Worker, need: Need) -> int:

@@ -217,11 +217,3 @@ class Worker:
         self.missing_since = now
         self.shares.clear()
         self.inputs.clear()
-
-
-def tokens_before(worker: Worker, num_tokens: int, service_class: ServiceClass) -> int:
-    """Return the tokens of this server that a worker computes before a prompt of so many: by class,
-    then the shortest first."""
-    own = (service_class, num_tokens)
-    shares = worker.shares.values()
-    return sum(s.num_tokens for s in shares if (s.service_class, s.num_tokens) <= own)

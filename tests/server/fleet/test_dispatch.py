@@ -156,7 +156,7 @@ def test_a_prefill_worker_is_given_no_more_ahead_than_its_pace_makes_of_the_time
 
 def test_a_long_prompt_on_a_prefill_worker_holds_up_none_that_overtakes_it_there() -> None:
     world = world_of(FakePrefill(prompt_tokens_per_s=40.0, token_credit=10_000), FakeDecode())
-    need = TEN._replace(backlog_s=0.25)
+    need = TEN._replace(backlog_s=0.25, overtaken_s=2.0)
     batch = ServiceClass.BATCH
     world.workers[0].reserve(KEY, num_tokens=100, service_class=batch)
     assert chosen(world, need) is not None
@@ -168,9 +168,17 @@ def test_a_long_prompt_on_a_prefill_worker_holds_up_none_that_overtakes_it_there
     )
     assert chosen(world, need) is None  # that is before it whatever its length
     world.workers[0].computed(KEY._replace(attempt=2))
-    world.workers[0].reserve(KEY._replace(attempt=3), num_tokens=100)
+    world.workers[0].reserve(KEY._replace(attempt=3), num_tokens=81)
     assert chosen(world, need) is not None
     assert chosen(world, long) is None
+
+
+def test_nobody_overtakes_what_is_done_soon() -> None:
+    world = world_of(FakePrefill(prompt_tokens_per_s=40.0, token_credit=10_000), FakeDecode())
+    world.workers[0].reserve(KEY, num_tokens=80)
+    need = TEN._replace(backlog_s=0.25, overtaken_s=2.0)
+    assert chosen(world, need) is None
+    assert chosen(world, need._replace(overtaken_s=1.9)) is not None
 
 
 @pytest.mark.parametrize(
