@@ -101,6 +101,7 @@ WorkerNameOption: TypeAlias = Annotated[
 RemoteClientsOption: TypeAlias = Annotated[
     bool, _http("--allow-remote-clients", help="Listen beyond this machine without tenants.")
 ]
+MaxConnectionsOption: TypeAlias = Annotated[int, _http(min=1, help="Client connections.")]
 PinOption: TypeAlias = Annotated[
     Pinning, _fleet(help="auto: give decode workers cores of their own, if one is left (Linux).")
 ]
@@ -340,9 +341,7 @@ def server_options(
     max_queued_requests: Annotated[
         int, _http(min=0, help="Requests that wait.")
     ] = _SERVER.max_queued_requests,
-    max_connections: Annotated[
-        int, _http(min=1, help="Client connections.")
-    ] = _SERVER.max_connections,
+    max_connections: MaxConnectionsOption = _SERVER.max_connections,
     local_prefill: LocalPrefillOption = _SERVER.routing.local_prefill,
     max_local_tokens: Annotated[
         int,

@@ -4,18 +4,18 @@ are right when workers die."""
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
-import httpx2
 import pytest
 import trio
 
 from loadtest.campaign.asks import draw_asks, lengthened
 from loadtest.campaign.disturbed import ask_under_faults
+from loadtest.campaign.limits import Taken, take_all
 from loadtest.campaign.processes import FleetLog
 from server.quotas.scripts import PREFIX
 from tests.server.quotas.redis_server import RedisServer, running_redis
@@ -26,7 +26,6 @@ from .tenants import (
     NAMED,
     OPERATOR,
     check_charges,
-    headers_of,
     key_of,
     usage_of,
     write_tenants,
@@ -43,12 +42,7 @@ pytestmark = pytest.mark.slow
 
 LIMIT: Final = 400.0
 """Tokens per minute."""
-QUESTION: Final = {"prompt": "Hi", "max_tokens": 2, "ignore_eos": True}
-COST: Final = 4
-"""Tokens of the question and its answer, which is what is reserved for it."""
 MOST_OFF: Final = 0.02
-CLIENTS: Final = 2
-"""Of each server."""
 LIMITED: Final = ("alice", "bob", "carol")
 PAYING: Final = ("dora", "emil")
 ASKS, LONGEST = 12, 240
@@ -93,63 +87,15 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
                 fleet.stop()
 
 
-@dataclass
-class Taken:
-    """What a tenant got of somebody who had all that it may have.
-
-    Attributes:
-      tokens: used.
-      limits: that answers named, of tokens per minute.
-      sent_at: when the first request was sent.
-      answered_at: when the first and the last answer came.
-      refused_at: when the last request was sent that was refused.
-    """
-
-    tokens: int = 0
-    limits: set[str] = field(default_factory=set)
-    sent_at: float = field(default_factory=time.monotonic)
-    answered_at: list[float] = field(default_factory=list)
-    refused_at: float = 0.0
-
-    def check(self, limit: float) -> None:
-        """Check that it is what the limit allows. A bucket is full in the beginning, and whoever is
-        refused finds less in it than one request takes; how fast anybody was does not matter."""
-        a_second = limit / 60
-        most = limit + a_second * (max(self.answered_at) - self.sent_at)
-        least = limit + a_second * (self.refused_at - min(self.answered_at)) - COST
-        assert (1 - MOST_OFF) * least <= self.tokens <= (1 + MOST_OFF) * most
+def taken_of(world: World, tenant: str) -> Taken:
+    """Return what a tenant gets of both servers."""
+    return trio.run(take_all, key_of(tenant), [fleet.url for fleet in world.fleets])
 
 
-async def take_all(tenant: str, fleets: Sequence[FleetProcess]) -> Taken:
-    """Ask until everybody who asks is refused."""
-    taken = Taken()
-
-    async def ask_on(client: httpx2.AsyncClient) -> None:
-        while True:
-            sent_at = time.monotonic()
-            answer = await client.post("/v1/completions", json=QUESTION)
-            taken.limits.add(answer.headers["x-ratelimit-limit-tokens"])
-            if answer.status_code == 429:
-                assert answer.json()["error"]["code"] == "rate_limit_exceeded"
-                taken.refused_at = max(taken.refused_at, sent_at)
-                return
-            assert answer.status_code == 200, answer.text
-            assert answer.json()["usage"]["total_tokens"] == COST
-            taken.tokens += COST
-            taken.answered_at.append(time.monotonic())
-
-    async def be_client(fleet: FleetProcess) -> None:
-        headers = headers_of(tenant)
-        async with httpx2.AsyncClient(
-            base_url=fleet.url, timeout=PATIENCE_S, headers=headers
-        ) as client:
-            await ask_on(client)
-
-    async with trio.open_nursery() as nursery:
-        for fleet in fleets:
-            for _ in range(CLIENTS):
-                nursery.start_soon(be_client, fleet)
-    return taken
+def check(taken: Taken, limit: float) -> None:
+    """Check that it is what a limit allows, and that answers named that limit."""
+    assert taken.share(limit) == pytest.approx(1, abs=MOST_OFF), taken
+    assert taken.shown_limits == {f"{limit:g}"}
 
 
 def wait_for_log(world: World, event: str, **fields: object) -> None:
@@ -190,17 +136,15 @@ def test_one_limit_for_both_and_a_part_for_each_while_redis_is_away(world: World
     )
     wait_for_limits(world, "shared")
 
-    alice = trio.run(take_all, "alice", world.fleets)
-    alice.check(LIMIT)
-    assert alice.limits == {"400"}
+    alice = taken_of(world, "alice")
+    check(alice, LIMIT)
     wait_for_accounts(world, "alice", alice.tokens)
 
     world.redis.stop()
     wait_for_limits(world, "local")
-    bob = [trio.run(take_all, "bob", [fleet]) for fleet in world.fleets]
+    bob = [trio.run(take_all, key_of("bob"), [fleet.url]) for fleet in world.fleets]
     for taken in bob:
-        taken.check(LIMIT / 2)
-        assert taken.limits == {"200"}
+        check(taken, LIMIT / 2)
     wait_for_log(world, "limits_are_local", part="1/2")
 
     world.redis.start()
@@ -215,9 +159,8 @@ def test_one_limit_for_both_and_a_part_for_each_while_redis_is_away(world: World
         assert usage["remaining"]["tokens"] <= LIMIT - used + refilled
         assert usage_of(fleet, "alice")["this_month"]["tokens"] == alice.tokens
 
-    carol = trio.run(take_all, "carol", world.fleets)
-    carol.check(LIMIT)
-    assert carol.limits == {"400"}
+    carol = taken_of(world, "carol")
+    check(carol, LIMIT)
     wait_for_accounts(world, "carol", carol.tokens)
 
 
