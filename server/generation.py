@@ -110,7 +110,7 @@ class GenerationRequest:
     @property
     def rank(self) -> int:
         """Where it stands among all tenants' requests: lower is earlier."""
-        return self.claim.priority(self.priority)
+        return self.claim.rank(self.priority)
 
 
 @dataclass(frozen=True, slots=True)

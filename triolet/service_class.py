@@ -28,7 +28,7 @@ class ServiceClass(IntEnum):
 
 
 def class_of(rank: int) -> ServiceClass:
-    """Return the class of what was told to workers (`Claim.priority`)."""
+    """Return the class of what was told to workers (`Claim.rank`)."""
     nearest = round(rank / CLASS_STEP) + ServiceClass.DEFAULT
     return ServiceClass(min(max(nearest, ServiceClass.CRITICAL), ServiceClass.BATCH))
 
@@ -54,8 +54,13 @@ class Claim:
     cache_share: float = 1.0
 
     def priority(self, own: int) -> int:
-        """Return what workers are told: lower is earlier, and the class stands above all."""
+        """Return one number for both: lower is earlier, and the class stands above all."""
         return (self.service_class - ServiceClass.DEFAULT) * CLASS_STEP + own
+
+    def rank(self, own: int) -> int:
+        """Return what workers are told: where there are tenants nothing but the class, because
+        workers compare everybody's, and what a client says of its own requests is for those."""
+        return self.priority(0 if self.tenant else own)
 
 
 DEFAULT_CLAIM: Final = Claim()
