@@ -8,7 +8,6 @@ request take; then refusals of a real server over HTTP. Exits with 1 if one of t
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +19,7 @@ from .admission_refusals import time_refusals
 from .admission_server import Form
 from .engines import BENCH
 from .machine import describe
-from .quotas import redis_server
+from .own_redis import is_installed, own_redis
 from .report import Ratio, Report
 
 if TYPE_CHECKING:
@@ -53,11 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(highlight=False)
     skipped: dict[str, str] = {}
     found = time_paths(options.waiting, options.requests)
-    if shutil.which("redis-server") is None:
+    if not is_installed():
         skipped["accounts in Redis"] = "there is no redis-server here"
     else:
-        with redis_server() as url:
-            form = Form(limits=url, cost=QUICK)
+        with own_redis() as redis:
+            form = Form(limits=redis.url, cost=QUICK)
             measure(Course(form, 0, options.requests), found.setdefault((0, REDIS), Found()))
     refusals = trio.run(time_refusals, options.refusals) if options.refusals else {}
     report = report_of(describe(1), found, refusals, skipped)
