@@ -394,9 +394,3 @@ def test_words_are_shown_as_soon_as_they_are_whole() -> None:
         "\nworld, ",
     ]
     assert wrap.finish() == "you"
-
-
-def test_usage_says_whose_parts_are_missing() -> None:
-    whole, part = ({"servers": {"counted": n, "all": 3}} for n in (3, 2))
-    assert words_for_missing([]) == words_for_missing([whole]) == ""
-    assert words_for_missing([whole, part]).startswith("The parts of 2 of 3 servers")
