@@ -194,7 +194,8 @@ class Batches:
             for row in self._connection.execute(
                 "SELECT lines.batch_id, number, custom_id, endpoint, body, owner, expires_at "
                 "FROM lines JOIN batches ON batches.id = lines.batch_id "
-                "WHERE lines.state = ? AND status = ? AND owner = ? ORDER BY expires_at, order_number, number LIMIT ?",
+                "WHERE lines.state = ? AND status = ? AND owner = ? "
+                "ORDER BY expires_at, order_number, number LIMIT ?",
                 (schema.WAITING, BatchState.IN_PROGRESS, owner, limit),
             )
         ]
