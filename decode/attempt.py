@@ -54,6 +54,7 @@ class Attempt:
         with the attempt whose fork it is.
       is_local: its prompt is computed here; nobody ships to it.
       keeper: for whom its KV is kept.
+      weight: of its tenant, beside others of the same class.
       constraint: what its completion has to be, None for anything.
     """
 
@@ -77,6 +78,7 @@ class Attempt:
     num_held_blocks: int = 0
     is_local: bool = False
     keeper: Keeper = ANYBODY
+    weight: float = 1.0
     constraint: Constraint | None = None
 
     @property

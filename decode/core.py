@@ -368,6 +368,7 @@ class DecodeCore:
             is_local=is_local,
             num_computed_tokens=num_held_tokens if is_local and origin is None else 0,
             keeper=Keeper(frame.tenant, frame.cache_share),
+            weight=frame.weight,
             constraint=self._engine.constrain(frame.sampling.grammar),
         )
         self.roster.add(attempt, now, frame.remaining_s)

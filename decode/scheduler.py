@@ -7,7 +7,10 @@ blocks.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
+
+from triolet.service_class import class_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -40,9 +43,35 @@ def needs_block(attempt: Attempt, block_size: int) -> bool:
 
 
 def choose_victim(attempts: Iterable[Attempt]) -> Attempt:
-    """Return who gives way: the least important, among these the youngest, which has the least
-    work to lose."""
-    return max(attempts, key=lambda attempt: (attempt.priority, attempt.order))
+    """Return who gives way: in the lowest class, of the tenant that holds most for its weight, the
+    least important, among these the youngest, which has the least work to lose.
+
+    Whoever is the only one of its tenant gives way to its elders alone. So the first of each tenant
+    gets on, and where there is one of each, the oldest: however much somebody needs, and whoever
+    comes meanwhile, it is not pushed out for ever.
+    """
+    attempts = tuple(attempts)
+    lowest = max(class_of(attempt.priority) for attempt in attempts)
+    rivals = [attempt for attempt in attempts if class_of(attempt.priority) is lowest]
+    by_tenant: defaultdict[bytes, list[Attempt]] = defaultdict(list)
+    for attempt in rivals:
+        by_tenant[attempt.keeper.tenant].append(attempt)
+    youngest = max(rivals, key=_by_age)
+    choices = [own for own in by_tenant.values() if len(own) > 1 or youngest in own]
+    chosen = choices[0] if len(choices) == 1 else max(choices, key=_load)
+    return max(chosen, key=lambda attempt: (attempt.priority, attempt.order))
+
+
+def _by_age(attempt: Attempt) -> int:
+    return attempt.order
+
+
+def _load(own: Sequence[Attempt]) -> tuple[float, int]:
+    """Return how much one tenant's attempts hold for its weight, as that was said last, and when
+    the youngest of them came. What they share counts once."""
+    youngest = max(own, key=_by_age)
+    num_blocks = len(set().union(*(attempt.block_table for attempt in own)))
+    return num_blocks / youngest.weight, youngest.order
 
 
 def plan_step(

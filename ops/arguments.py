@@ -106,6 +106,7 @@ def server_arguments(config: ServerConfig) -> list[str]:
     if config.tenants.file is not None:
         arguments += ["--tenants", config.tenants.file]
     arguments += ["--limits", config.tenants.quotas.limits]
+    arguments += ["--limits-timeout", str(config.tenants.quotas.call_timeout_s)]
     if config.tenants.quotas.spend_file is not None:
         arguments += ["--spend-file", config.tenants.quotas.spend_file]
     if config.listen_fd is not None:

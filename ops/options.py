@@ -24,17 +24,23 @@ from triolet.config import (
 from triolet.config_batches import BatchConfig
 from triolet.config_embedding import EmbeddingConfig
 from triolet.config_gpu import GpuConfig
-from triolet.config_quotas import AT, MEMORY, QuotaConfig
+from triolet.config_quotas import MEMORY
 from triolet.config_response_cache import ResponseCacheConfig
 from triolet.config_routing import LocalPrefill, RoutingConfig
 from triolet.config_siblings import LendingConfig, SiblingConfig
 from triolet.config_speculation import LOOKUP, NO_GUESSES, SpeculationConfig
-from triolet.config_tenants import TenantsConfig
 from triolet.config_wire import KvWire, MemorySharing, WireConfig
 from triolet.errors import ConfigError
 
 from .placement import Pinning
 from .quantities import parse_size, show_size
+from .tenant_options import (
+    LimitsOption,
+    LimitsTimeoutOption,
+    SpendFileOption,
+    TenantsOption,
+    tenants_config,
+)
 
 _T = TypeVar("_T")
 
@@ -95,21 +101,7 @@ WorkerNameOption: TypeAlias = Annotated[
 RemoteClientsOption: TypeAlias = Annotated[
     bool, _http("--allow-remote-clients", help="Listen beyond this machine without tenants.")
 ]
-TenantsOption: TypeAlias = Annotated[
-    Path | None, _http(help="File of tenants (see `triolet tenant`).", show_default="none")
-]
-LimitsOption: TypeAlias = Annotated[
-    str,
-    _http(
-        metavar="WHERE",
-        help="Where tenants' limits are counted: memory, redis://HOST[:PORT] that several servers "
-        "share, or @FILE with such a URL in it.",
-    ),
-]
-SpendFileOption: TypeAlias = Annotated[
-    Path | None,
-    _http(help="Keeps what tenants spent, with memory.", show_default="beside --tenants"),
-]
+MaxConnectionsOption: TypeAlias = Annotated[int, _http(min=1, help="Client connections.")]
 PinOption: TypeAlias = Annotated[
     Pinning, _fleet(help="auto: give decode workers cores of their own, if one is left (Linux).")
 ]
@@ -326,21 +318,13 @@ def link_options(
     )
 
 
-def _tenants_config(file: Path | None, limits: str, spend_file: Path | None) -> TenantsConfig:
-    """Return whose tenants they are, and who keeps the account of them."""
-    if limits.startswith(AT):
-        limits = f"{AT}{Path(limits[1:]).absolute()}"
-    spend = None if spend_file is None else str(spend_file.absolute())
-    quotas = QuotaConfig(limits, spend_file=spend)
-    return TenantsConfig(None if file is None else str(file.absolute()), quotas=quotas)
-
-
 def server_options(
     host: Annotated[str, _http(help="Address to listen on.")] = _SERVER.host,
     port: Annotated[int, _http(min=0, max=65_535, help="0 is any free one.")] = _SERVER.port,
     allow_remote_clients: RemoteClientsOption = _SERVER.allow_remote_clients,
     tenants: TenantsOption = None,
     limits: LimitsOption = MEMORY,
+    limits_timeout: LimitsTimeoutOption = _SERVER.tenants.quotas.call_timeout_s,
     spend_file: SpendFileOption = None,
     model_name: Annotated[
         str, _http(help="What clients call the model.", show_default="the directory's name")
@@ -357,9 +341,7 @@ def server_options(
     max_queued_requests: Annotated[
         int, _http(min=0, help="Requests that wait.")
     ] = _SERVER.max_queued_requests,
-    max_connections: Annotated[
-        int, _http(min=1, help="Client connections.")
-    ] = _SERVER.max_connections,
+    max_connections: MaxConnectionsOption = _SERVER.max_connections,
     local_prefill: LocalPrefillOption = _SERVER.routing.local_prefill,
     max_local_tokens: Annotated[
         int,
@@ -382,7 +364,7 @@ def server_options(
         host=host,
         port=port,
         allow_remote_clients=allow_remote_clients,
-        tenants=_tenants_config(tenants, limits, spend_file),
+        tenants=tenants_config(tenants, limits, limits_timeout, spend_file),
         token_window=token_window,
         stall_timeout_s=stall_timeout,
         drain_timeout_s=drain_timeout,

@@ -45,7 +45,7 @@ class EmbeddingRequest:
     @property
     def rank(self) -> int:
         """Where it stands among all tenants' requests: lower is earlier."""
-        return self.claim.priority(self.priority)
+        return self.claim.rank(self.priority)
 
 
 @dataclass(slots=True)

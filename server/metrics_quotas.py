@@ -65,12 +65,18 @@ class QuotaMetrics:
             "1 while limits hold for all servers that share them, 0 while each holds its part",
             registry=registry,
         )
+        self._servers = Gauge(
+            "triolet_quota_servers",
+            "Servers that share the limits, this one included, as far as it knows",
+            registry=registry,
+        )
 
     def watch(self, quotas: Quotas) -> None:
         """Read what is in flight, and how the store is, whenever the metrics are."""
         self._reservations.set_function(lambda: quotas.store.num_reserved)
         self._open_sequences.set_function(lambda: quotas.num_open)
         self._store_up.set_function(lambda: quotas.store.is_well)
+        self._servers.set_function(lambda: quotas.store.num_servers)
 
     def refused(self, limit: str) -> None:
         """A request met a limit."""

@@ -33,6 +33,8 @@ Tenant: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=8)]
 """For whom KV is kept: a digest of the tenant's name. Empty where there are no tenants."""
 Share: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1)]
 """Of some room; no keeper's is nothing."""
+Weight: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
+"""Of one tenant beside others."""
 Vector: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=4 * 65_536)]
 """Numbers as little-endian fp32; far more than any model's hidden states have."""
 Digest: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]

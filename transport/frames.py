@@ -30,6 +30,7 @@ from .fields import (
     Tenant,
     Text,
     Vector,
+    Weight,
 )
 from .fields import Part as Part
 from .load import CacheLoad as CacheLoad
@@ -143,6 +144,7 @@ class Reserve(AttemptFrame, frozen=True, array_like=True, tag=6):
     fork_of: AttemptRow | None = None
     tenant: Tenant = b""
     cache_share: Share = 1.0  # of the prefix cache, beside other tenants'
+    weight: Weight = 1.0  # of what its tenant holds beside others of the same class
 
 
 class Grant(AttemptFrame, frozen=True, array_like=True, tag=7):

@@ -72,6 +72,8 @@ class QuotaConfig:
                     f"--limits is {shown_url(self.limits)!r}; allowed: {MEMORY}, "
                     "redis://HOST[:PORT][/DB], rediss://…, unix:///PATH, or @FILE with one of these"
                 )
+        if not self.call_timeout_s > 0:
+            raise ConfigError(f"--limits-timeout is {self.call_timeout_s}; allowed: > 0")
         if self.servers < 1:
             raise ConfigError(f"servers is {self.servers}; allowed: >= 1")
 

@@ -31,7 +31,7 @@ class ServiceClass(IntEnum):
 
 
 def class_of(rank: int) -> ServiceClass:
-    """Return the class of what was told to workers (`Claim.priority`)."""
+    """Return the class of what was told to workers (`Claim.rank`)."""
     nearest = round(rank / CLASS_STEP) + ServiceClass.DEFAULT
     return ServiceClass(min(max(nearest, ServiceClass.CRITICAL), ServiceClass.BATCH))
 
@@ -42,7 +42,7 @@ class Band(NamedTuple):
 
     Attributes:
       service_class: the request's.
-      is_beyond: its tenant had more than its share when it was sent to workers.
+      is_beyond: its tenant asked for more than its share when it was sent to workers.
     """
 
     service_class: ServiceClass = ServiceClass.DEFAULT
@@ -53,7 +53,7 @@ DEFAULT_BAND: Final = Band()
 
 
 def band_of(rank: int) -> Band:
-    """Return the band of what was told to workers (`Claim.priority`)."""
+    """Return the band of what was told to workers (`Claim.rank`)."""
     service_class = class_of(rank)
     return Band(service_class, rank - _floor(service_class) > SHARE_STEP // 2)
 
@@ -78,14 +78,20 @@ class Claim:
     kv_share: float = 1.0
     cache_share: float = 1.0
 
-    def priority(self, own: int, *, is_beyond: bool = False) -> int:
-        """Return what workers are told: lower is earlier, and the class stands above all.
+    def priority(self, own: int) -> int:
+        """Return one number for both: lower is earlier, and the class stands above all."""
+        return _floor(self.service_class) + own
+
+    def rank(self, own: int, *, is_beyond: bool = False) -> int:
+        """Return what workers are told: where there are tenants nothing but the class and the
+        share, because workers compare everybody's, and what a client says of its own requests is
+        for those.
 
         Args:
           own: what the client said, -100 to 100.
-          is_beyond: its tenant has more than its share.
+          is_beyond: its tenant asks for more than its share.
         """
-        return _floor(self.service_class) + SHARE_STEP * is_beyond + own
+        return self.priority(0 if self.tenant else own) + SHARE_STEP * is_beyond
 
 
 def _floor(service_class: ServiceClass) -> int:

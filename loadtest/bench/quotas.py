@@ -1,20 +1,16 @@
 """`python -m loadtest.bench.quotas`: one limit over two servers' accounts, and what asking costs.
 
-Two processes share a redis-server that this program starts on loopback, and ask for more than a
-tenant may have for some seconds; what is admitted is compared with the limit. Before that, one
-process times a reservation and its settlement in either store. Knows the accounts; starts no fleet.
+One process times a reservation and its settlement in either store. Then two share a redis-server
+that this program starts on loopback, and ask for more than a tenant may have for some seconds; what
+is admitted is compared with the limit. The same with two whole servers (quotas_servers.py).
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
-import socket
 import subprocess
 import sys
-import tempfile
 import time
-from contextlib import contextmanager
 from itertools import count
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any, Final
@@ -29,10 +25,12 @@ from triolet.config_quotas import QuotaConfig
 
 from .engines import BENCH
 from .machine import describe
+from .own_redis import is_installed, own_redis
+from .quotas_servers import measure
 from .report import Ratio, Report
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from server.quotas.store import Store
 
@@ -44,7 +42,6 @@ PAUSE_S: Final = 0.01
 """Of each of a server's askers between two questions: together many times what is refilled, and
 more than a full bucket adds."""
 ADMITTED: Final = "admitted: "
-START_S: Final = 30.0
 
 
 class Unwatched:
@@ -65,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print and write; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=20.0, help="two servers ask for so long")
+    parser.add_argument("--whole", type=float, default=8.0, help="the same of two whole servers")
     parser.add_argument("--requests", type=int, default=3000, help="timed, of each store")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -73,47 +71,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.write(f"\n{ADMITTED}{admitted}\n")
         return 0
     console = Console(highlight=False)
-    if shutil.which("redis-server") is None:
+    if not is_installed():
         console.print("error: there is no redis-server here", style="red")
         return 2
-    with _redis() as url:
+    with own_redis() as redis:
         rows = [
             trio.run(_time_store, "memory", "", options.requests),
-            trio.run(_time_store, "redis", url, options.requests),
+            trio.run(_time_store, "redis", redis.url, options.requests),
         ]
-        admitted, limit, shares = _two_servers(url, options.seconds)
-    name = "admitted by two servers that share Redis / limit"
-    ratios = {name: Ratio(admitted / limit, 1 - MOST_OFF, 1 + MOST_OFF)}
+        admitted, limit, shares = _two_servers(redis.url, options.seconds)
+    with own_redis() as redis:
+        whole = measure(redis, options.whole)
+    found = {"admitted by two servers' accounts that share Redis / limit": admitted / limit}
+    found |= {
+        f"admitted by two whole servers, limits {row['limits']} / allowed": row["share"]
+        for row in whole
+    }
+    ratios = {name: Ratio(share, 1 - MOST_OFF, 1 + MOST_OFF) for name, share in found.items()}
     servers = [{"server": n, "admitted": share} for n, share in enumerate(shares)]
     plotted = (("store",), "p50_us")
-    report = Report("quotas", describe(1), rows, ratios, {}, plotted, {"two servers": servers})
+    more = {"two servers": servers, "two whole servers": whole}
+    report = Report("quotas", describe(1), rows, ratios, {}, plotted, more)
     report.show(console)
     report.write(BENCH)
     return 0 if all(ratio.is_met for ratio in ratios.values()) else 1
-
-
-@contextmanager
-def _redis() -> Iterator[str]:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder:
-        command = ["redis-server", "--bind", "127.0.0.1", "--port", str(port), "--dir", folder]
-        process = subprocess.Popen([*command, "--save", ""], stdout=subprocess.DEVNULL)
-        try:
-            give_up = time.monotonic() + START_S
-            while True:
-                try:
-                    socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                    break
-                except OSError:
-                    if time.monotonic() > give_up:
-                        raise
-                    time.sleep(0.02)
-            yield f"redis://127.0.0.1:{port}"
-        finally:
-            process.kill()
-            process.wait()
 
 
 def _two_servers(url: str, seconds: float) -> tuple[int, float, list[int]]:

@@ -35,12 +35,24 @@ class Ask:
       name: the id that the client gives it.
       surface: how it is asked.
       body: JSON of the HTTP request, or of the WebSocket message.
+      key: of the tenant who asks; empty for nobody's.
     """
 
     number: int
     name: str
     surface: Surface
     body: dict[str, Any]
+    key: str = ""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What HTTP is told of who asks."""
+        return {"x-request-id": self.name} | key_headers(self.key)
+
+
+def key_headers(key: str) -> dict[str, str]:
+    """Return the headers that show a key; none for none."""
+    return {"authorization": f"Bearer {key}"} if key else {}
 
 
 def draw_asks(count: int, seed: int) -> list[Ask]:

@@ -150,7 +150,7 @@ async def _try(url: str, story: Story, reader: AnswerReader) -> None:
 async def _post(connection: Connection, story: Story) -> HttpExchange:
     exchange = HttpExchange(connection)
     body = json.dumps(story.ask.body).encode()
-    headers = {"content-type": "application/json", "x-request-id": story.ask.name}
+    headers = {"content-type": "application/json"} | story.ask.headers
     story.sent_at = trio.current_time()
     status = await exchange.ask("POST", "/v1/chat/completions", headers, body)
     if status != 200:
@@ -174,7 +174,7 @@ async def _in_one_piece(connection: Connection, story: Story, reader: AnswerRead
 
 async def _over_websocket(connection: Connection, story: Story, reader: AnswerReader) -> None:
     socket = WebSocket(connection)
-    await socket.open("/v1/responses", {"x-request-id": story.ask.name})
+    await socket.open("/v1/responses", story.ask.headers)
     story.sent_at = trio.current_time()
     await socket.send_text(json.dumps(story.ask.body))
     while reader.answer is None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from .asks import key_headers
 from .client import ask_all
 from .exchange import ConnectionBrokenError, get
 from .injectors import inject
@@ -60,6 +61,7 @@ async def ask_under_faults(
     retries_broken: bool,
     last_moment: float = LAST_MOMENT,
     max_jitter_s: float = MAX_JITTER_S,
+    key: str = "",
 ) -> Disturbed:
     """Ask everything, and do these faults at random moments meanwhile, one after the other.
 
@@ -73,6 +75,7 @@ async def ask_under_faults(
       retries_broken: whether a broken connection is tried again; else it is a failure.
       last_moment: the share of answers after which no fault begins.
       max_jitter_s: between that answer and the fault.
+      key: of an operator, where there are tenants.
 
     Raises:
       HasNotHappenedError: a fault did not show, or the fleet did not get whole again.
@@ -95,7 +98,7 @@ async def ask_under_faults(
             await trio.sleep(rng.uniform(0, max_jitter_s))
             if num_ended < len(asks):
                 run.injected.append(await inject(log, fault, rng))
-                await wait_whole(url, log)
+                await wait_whole(url, log, key)
 
     began_at = trio.current_time()
     async with trio.open_nursery() as nursery:
@@ -105,8 +108,13 @@ async def ask_under_faults(
     return run
 
 
-async def wait_whole(url: str, log: FleetLog) -> None:
+async def wait_whole(url: str, log: FleetLog, key: str = "") -> None:
     """Wait until the server knows every worker that was ever started.
+
+    Args:
+      url: of the server.
+      log: of its fleet.
+      key: of an operator, where there are tenants.
 
     Raises:
       HasNotHappenedError: it does not.
@@ -116,14 +124,14 @@ async def wait_whole(url: str, log: FleetLog) -> None:
     with trio.move_on_after(WHOLE_TIMEOUT_S):
         while not wanted <= present:
             await trio.sleep(POLL_S)
-            present = await _workers_up(url)
+            present = await _workers_up(url, key)
         return
     raise HasNotHappenedError(f"workers that did not come back: {sorted(wanted - present)}")
 
 
-async def _workers_up(url: str) -> set[str]:
+async def _workers_up(url: str, key: str) -> set[str]:
     try:
-        _, body = await get(url, "/metrics")
+        _, body = await get(url, "/metrics", key_headers(key))
     except ConnectionBrokenError:
         return set()
     lines = [line for line in body.decode().splitlines() if line.startswith("triolet_worker_up{")]

@@ -6,6 +6,7 @@ a campaign can tell a server that died from an answer that failed.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import h11
@@ -20,6 +21,9 @@ from wsproto.events import (
     TextMessage,
 )
 from wsproto.utilities import ProtocolError as WsProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 RECEIVE_BYTES = 65536
 CONNECT_TIMEOUT_S = 60.0
@@ -210,9 +214,9 @@ class WebSocket:
         return event
 
 
-async def get(url: str, target: str) -> tuple[int, bytes]:
+async def get(url: str, target: str, headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:
     """Return status and body of a GET."""
     async with Connection(url) as connection:
         exchange = HttpExchange(connection)
-        status = await exchange.ask("GET", target, {})
+        status = await exchange.ask("GET", target, dict(headers or {}))
         return status, await exchange.body()

@@ -55,6 +55,7 @@ class RealShape:
       max_num_seqs: rows of a decode step.
       cost: of a step; None lets the demo model be computed.
       mechanisms: what of the server is switched on, by name.
+      server_options: more of them.
     """
 
     prefills: int = 1
@@ -62,6 +63,7 @@ class RealShape:
     max_num_seqs: int = 32
     cost: StepCost | None = COST
     mechanisms: str = EVERYTHING
+    server_options: tuple[str, ...] = ()
 
 
 class RealFleet:
@@ -146,6 +148,7 @@ def commands(shape: RealShape, directory: Path, port: int) -> dict[str, list[str
     server = [
         *(sys.executable, "-m", "loadtest.overload.switched_server", shape.mechanisms),
         *(SERVER, "--port", str(port)),
+        *shape.server_options,
         *belongs,
     ]
     started = {SERVER: server}

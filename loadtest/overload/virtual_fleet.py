@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
 
 import decode.worker
 import prefill.worker
+from server.charges import NO_CHARGES
 from server.fleet.fleet import Fleet
 from transport.memory_network import MemoryNetwork
 from transport.memory_pipe import Conditions
@@ -21,7 +22,7 @@ from triolet.config import EngineConfig, LinkConfig, ServerConfig, WorkerConfig
 from triolet.ids import Role
 from triolet.units import KIB, SECONDS
 
-from ..simulate.clock import ClockAlarm
+from ..simulate.clock import ClockAlarm, VirtualClock
 from ..simulate.faults import CALM
 from ..simulate.hosts import Host
 from ..simulate.text import NumberText
@@ -30,6 +31,9 @@ from .modelled import COST, ModelledDevice, ModelledEngine, StepCost
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from server.charges import Charges
+    from server.fleet.observer import FleetObserver
+    from server.fleet.relay import RelayText
     from worker.shell import Shell
 
 MODEL: Final = "modelled"
@@ -61,6 +65,20 @@ class FleetShape:
     )
 
 
+class Front(NamedTuple):
+    """What the server is to its fleet, where somebody runs more of it than the fleet.
+
+    Attributes:
+      text: the model's.
+      observer: told of what happens.
+      charges: told what each request used.
+    """
+
+    text: RelayText
+    observer: FleetObserver | None = None
+    charges: Charges = NO_CHARGES
+
+
 class _Calm(Conditions):
     """A network that loses nothing, in the simulator's own time."""
 
@@ -71,14 +89,21 @@ class _Calm(Conditions):
 class VirtualFleet:
     """One server, its workers.
 
+    Args:
+      shape: how large it is.
+      seed: of what is drawn at random.
+      front: of the server; None for one that is nothing but its fleet.
+
     Attributes:
       fleet: takes requests.
     """
 
-    def __init__(self, shape: FleetShape, seed: int) -> None:
+    def __init__(self, shape: FleetShape, seed: int, front: Front | None = None) -> None:
         self._shape = shape
         self._network = MemoryNetwork(seed)
-        self._network.conditions = _Calm(seed, CALM)
+        # Elsewhere, in time that passes by itself, links wait as Trio does.
+        if isinstance(trio.lowlevel.current_clock(), VirtualClock):
+            self._network.conditions = _Calm(seed, CALM)
         self._link = LinkConfig(kv_ring_bytes=1024 * KIB)
         self._host = Host(1)
         self._epochs = iter(range(1, 1_000_000))
@@ -93,8 +118,14 @@ class VirtualFleet:
             decode_addresses=tuple(map(_address, names[Role.DECODE])),
             link=self._link,
         )
+        text, observer, charges = front or Front(NumberText())
         self.fleet = Fleet(
-            config, NumberText(), self._network, draw_epoch=lambda: next(self._epochs)
+            config,
+            text,
+            self._network,
+            observer,
+            draw_epoch=lambda: next(self._epochs),
+            charges=charges,
         )
 
     async def start(self, nursery: trio.Nursery) -> None:
@@ -143,10 +174,13 @@ class VirtualFleet:
 
 
 @asynccontextmanager
-async def virtual_fleet(shape: FleetShape, seed: int) -> AsyncIterator[VirtualFleet]:
-    """Run a fleet. To be used inside `loadtest.simulate.deterministic.run`."""
+async def virtual_fleet(
+    shape: FleetShape, seed: int, front: Front | None = None
+) -> AsyncIterator[VirtualFleet]:
+    """Run a fleet. To be used inside `loadtest.simulate.deterministic.run`, or where the modelled
+    time of its devices may pass in truth."""
     async with trio.open_nursery() as nursery:
-        running = VirtualFleet(shape, seed)
+        running = VirtualFleet(shape, seed, front)
         await running.start(nursery)
         yield running
         nursery.cancel_scope.cancel()

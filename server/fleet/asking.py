@@ -37,6 +37,7 @@ def reserve_frame(
         fork_of=None if attempt.fork_of is None else AttemptRow(*attempt.fork_of),
         tenant=tenant_digest(sequence.request.claim),
         cache_share=sequence.request.claim.cache_share,
+        weight=sequence.request.claim.weight,
     )
 
 

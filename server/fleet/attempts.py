@@ -275,7 +275,7 @@ class Attempts:
         attempt = Attempt(
             key=key,
             pair=pair,
-            rank=request.claim.priority(request.priority, is_beyond=is_beyond),
+            rank=request.claim.rank(request.priority, is_beyond=is_beyond),
             grant_by=now + self._config.link.peer_timeout_s,
             allowed=sequence.allowed,
             local_tokens=route.local_tokens,

@@ -1,11 +1,14 @@
-"""Rows take turns, growth fits, and who gives way is the least important and youngest."""
+"""Rows take turns, growth fits, and who gives way is of the lowest class, of the tenant with most
+for its weight there, the youngest; but everybody gets to its end."""
 
 from __future__ import annotations
 
-from collections import Counter
+import random
+from collections import Counter, deque
 from itertools import count
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,8 +16,10 @@ from decode.assembly import Assembly
 from decode.attempt import Attempt
 from decode.scheduler import needs_block, plan_step
 from transport.window import TokenWindow
+from triolet.fair_lru import Keeper
 from triolet.ids import AttemptKey, PeerId, Role
 from triolet.sampling import SamplingParams
+from triolet.service_class import Claim, ServiceClass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,7 +30,14 @@ BLOCK_SIZE = 4
 
 
 def attempt(
-    order: int, *, num_tokens: int = 6, num_blocks: int = 2, priority: int = 0, last_turn: int = 0
+    order: int,
+    *,
+    num_tokens: int = 6,
+    num_blocks: int = 2,
+    priority: int = 0,
+    last_turn: int = 0,
+    tenant: str = "",
+    weight: float = 1.0,
 ) -> Attempt:
     """Return an attempt whose KV holds all but its last token."""
     return Attempt(
@@ -39,16 +51,20 @@ def attempt(
         order=order,
         window=TokenWindow(100),
         assembly=Assembly(first_block=0, num_blocks=1, num_tokens=1, bytes_per_block=1),
-        block_table=list(range(num_blocks)),
+        block_table=[order * 1000 + index for index in range(num_blocks)],
         output_ids=[1],
         num_computed_tokens=num_tokens - 1,
         last_turn=last_turn,
+        keeper=Keeper(tenant.encode()),
+        weight=weight,
     )
 
 
-def full(order: int, **more: int) -> Attempt:
+def full(order: int, *, priority: int = 0, tenant: str = "", weight: float = 1.0) -> Attempt:
     """Return an attempt whose next token needs another block."""
-    return attempt(order, num_tokens=9, num_blocks=2, **more)
+    return attempt(
+        order, num_tokens=9, num_blocks=2, priority=priority, tenant=tenant, weight=weight
+    )
 
 
 def plan_of(
@@ -100,6 +116,48 @@ def test_the_least_important_gives_way_first_then_the_youngest() -> None:
     plan = plan_of(holders, holders, free_blocks=0)
     assert plan.preempted == [young]
     assert plan.rows == plan.growing == [important, other]
+
+
+def test_a_flood_does_not_push_out_who_holds_less_for_its_weight() -> None:
+    flood = [full(order, tenant="flood") for order in range(3)]
+    heavy = [full(order, tenant="heavy", weight=4.0) for order in range(3, 8)]
+    plan = plan_of([*flood, *heavy], [*flood, *heavy], free_blocks=3)
+    # 6 blocks for a weight of 1, 10 for one of 4; then 4 and 2, and two blocks are back each time.
+    assert plan.preempted == [flood[2], flood[1]]
+    equal = [full(order, tenant="heavy") for order in range(3, 8)]
+    assert plan_of([*flood, *equal], flood, free_blocks=2).preempted == [equal[-1]]
+
+
+def test_among_those_with_equal_loads_the_youngest_gives_way() -> None:
+    holders = [full(order, tenant="ab"[order % 2]) for order in range(4)]
+    assert plan_of(holders, holders, free_blocks=3).preempted == [holders[3]]
+
+
+def test_a_lower_class_gives_way_before_what_anybody_holds_counts() -> None:
+    flood = [full(order, tenant="flood") for order in range(4)]
+    batch = Claim(service_class=ServiceClass.BATCH)
+    line = full(9, priority=batch.rank(-100), tenant="line", weight=100.0)
+    plan = plan_of([line, *flood], [line, *flood], free_blocks=3)
+    assert plan.preempted == [line]
+    own = full(10, priority=5, tenant="flood")
+    assert plan_of([own, *flood], flood, free_blocks=3).preempted == [own]
+
+
+def test_what_a_tenants_attempts_share_counts_once() -> None:
+    alike = [attempt(order, num_tokens=41, tenant="alike") for order in range(4)]
+    for one in alike:
+        one.block_table = [*range(1, 10), 1000 * one.order]
+    apart = [attempt(order, num_blocks=7, tenant="apart") for order in range(5, 7)]
+    plan = plan_of([*alike, *apart], alike, free_blocks=3)
+    assert plan.preempted == [apart[1]]  # 14 blocks; 13, although 40 are named
+
+
+def test_the_only_one_of_its_tenant_gives_way_to_elders_alone() -> None:
+    large = attempt(3, num_tokens=80, num_blocks=20, tenant="large")
+    elders = [full(order, tenant="small") for order in (1, 2)]
+    younger = full(4, tenant="small")
+    assert plan_of([large, *elders], elders, free_blocks=1).preempted == [large]
+    assert plan_of([large, *elders, younger], elders, free_blocks=1).preempted == [younger]
 
 
 def test_who_has_no_row_gives_way_too() -> None:
@@ -161,3 +219,46 @@ def test_growth_always_fits(
             ((a.priority, a.order) for a in holders if a not in plan.preempted), default=(-1, -1)
         )
         assert all((a.priority, a.order) > worst_kept for a in plan.preempted)
+
+
+def run_to_the_end(needs: Sequence[tuple[str, float, int]], pool_blocks: int) -> int:
+    """Run sequences in a pool that does not hold all of them, each until it has as many blocks as
+    it needs; return how often somebody was pushed out. Whoever was is first in the line again."""
+    orders = count()
+    line = deque(enumerate(needs))
+    running: dict[int, Attempt] = {}
+    num_preempted = 0
+    for _ in range(50 * sum(num_blocks for _, _, num_blocks in needs)):
+        free_blocks = pool_blocks - sum(len(a.block_table) for a in running.values())
+        # As decode admits: everybody there may grow at once.
+        while line and free_blocks > len(running):
+            number, (tenant, weight, _) = line.popleft()
+            running[number] = attempt(
+                next(orders), num_tokens=5, num_blocks=1, tenant=tenant, weight=weight
+            )
+            free_blocks -= 1
+        if not running:
+            return num_preempted
+        holders = list(running.values())
+        plan = plan_of(holders, holders, free_blocks, max_num_seqs=len(holders))
+        for number, one in tuple(running.items()):
+            if one in plan.preempted:
+                del running[number]
+                line.append((number, needs[number]))
+            else:
+                one.block_table.append(len(one.block_table) + 1000 * one.order)
+                one.num_computed_tokens += BLOCK_SIZE
+                if len(one.block_table) >= needs[number][2]:
+                    del running[number]
+        line = deque(sorted(line))
+        num_preempted += len(plan.preempted)
+    pytest.fail(f"{len(running)} run and {len(line)} wait for ever")
+
+
+@given(st.integers(0, 10_000))
+def test_everybody_gets_to_its_end_whoever_comes_meanwhile(seed: int) -> None:
+    rng = random.Random(seed)
+    pool_blocks = rng.randint(4, 30)
+    tenants = [(f"t{number}", rng.choice((0.5, 1.0, 4.0))) for number in range(rng.randint(1, 4))]
+    needs = [(*rng.choice(tenants), rng.randint(1, pool_blocks)) for _ in range(rng.randint(1, 20))]
+    run_to_the_end(needs, pool_blocks)

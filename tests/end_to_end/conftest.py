@@ -63,8 +63,9 @@ def start_fleet(tmp_path: Path) -> Iterator[Callable[..., FleetProcess]]:
     there after the test must come to rest."""
     started: list[FleetProcess] = []
 
-    def start(*options: str) -> FleetProcess:
-        fleet = FleetProcess(tmp_path / f"fleet-{len(started)}.log", *WATCHED, *options)
+    def start(*options: str, key: str = "") -> FleetProcess:
+        log = tmp_path / f"fleet-{len(started)}.log"
+        fleet = FleetProcess(log, *WATCHED, *options, key=key)
         started.append(fleet)
         fleet.wait_ready()
         return fleet

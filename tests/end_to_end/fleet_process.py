@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 import httpx2
 from msgspec.structs import replace
 
+from loadtest.campaign.asks import key_headers
 from ops.ports import bind_port
 from triolet.audit import FleetAudit
 from triolet.invariants import check_at_rest
@@ -76,9 +77,16 @@ def with_cached_threads(audit: FleetAudit) -> FleetAudit:
 
 
 class FleetProcess:
-    """One `triolet serve` with all its children."""
+    """One `triolet serve` with all its children.
 
-    def __init__(self, log_path: Path, *options: str) -> None:
+    Args:
+      log_path: what it writes goes there.
+      options: of the command.
+      key: of an operator, where there are tenants.
+    """
+
+    def __init__(self, log_path: Path, *options: str, key: str = "") -> None:
+        self._headers = key_headers(key)
         # Open for as long as the fleet is there, so that nobody else gets the port, not even while
         # the fleet is about to begin.
         self._kept = bind_port("127.0.0.1", 0)
@@ -94,7 +102,7 @@ class FleetProcess:
             stderr=self._log,
             start_new_session=True,
         )
-        self.client = httpx2.Client(base_url=self.url, timeout=PATIENCE_S)
+        self.client = self._new_client()
 
     def wait_ready(self) -> None:
         """Wait until requests are taken; show the log if that does not come."""
@@ -177,7 +185,8 @@ class FleetProcess:
 
     def audit(self) -> FleetAudit:
         """Ask the whole fleet for its accounts, on a connection that is gone afterwards."""
-        answer = httpx2.get(f"{self.url}/fleet/audit", timeout=PATIENCE_S).raise_for_status()
+        url = f"{self.url}/fleet/audit"
+        answer = httpx2.get(url, timeout=PATIENCE_S, headers=self._headers).raise_for_status()
         return FleetAudit.from_json(answer.content)
 
     def warm_up(self) -> FleetAudit:
@@ -211,7 +220,10 @@ class FleetProcess:
     def hang_up(self) -> None:
         """Close the connections that the client keeps alive."""
         self.client.close()
-        self.client = httpx2.Client(base_url=self.url, timeout=PATIENCE_S)
+        self.client = self._new_client()
+
+    def _new_client(self) -> httpx2.Client:
+        return httpx2.Client(base_url=self.url, timeout=PATIENCE_S, headers=self._headers)
 
     def wait_all_blocks_free(self, timeout_s: float = PATIENCE_S) -> None:
         """Wait until no block of any pool is leased."""

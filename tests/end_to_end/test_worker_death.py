@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -17,17 +18,21 @@ from loadtest.campaign.verdicts import SERVER_KILL, Verdict, judge
 from loadtest.soak import SERVE_OPTIONS, STALL_TIMEOUT_S
 
 from .conftest import PATIENT
+from .tenants import NAMED, OPERATOR, check_charges, key_of, write_tenants
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from loadtest.campaign.answers import Answer
     from loadtest.campaign.asks import Ask
+    from loadtest.campaign.client import Story
 
     from .fleet_process import FleetProcess
 
 pytestmark = pytest.mark.slow
 
+PAYING = ("alice", "bob")
 ASKS = 12
 CLIENTS = 12
 LONGEST = 480
@@ -43,15 +48,23 @@ def asks_of_all_lengths(seed: int) -> list[Ask]:
     return [lengthened(ask, LONGEST * n // ASKS) for n, ask in enumerate(asks, start=1)]
 
 
-async def answers_in_peace(fleet: FleetProcess, asks: list[Ask]) -> dict[int, Answer]:
-    await wait_whole(fleet.url, FleetLog(fleet.log_path))
+async def answers_in_peace(
+    fleet: FleetProcess, asks: list[Ask], told: list[Story], key: str = ""
+) -> dict[int, Answer]:
+    await wait_whole(fleet.url, FleetLog(fleet.log_path), key)
     stories = await ask_all(fleet.url, asks, CLIENTS, lambda _: None)
+    told += stories
     assert [story.failure for story in stories] == [None] * len(asks)
     return {story.ask.number: story.answer for story in stories if story.answer is not None}
 
 
 async def verdict_under(
-    fault: str, fleet: FleetProcess, asks: list[Ask], expected: dict[int, Answer]
+    fault: str,
+    fleet: FleetProcess,
+    asks: list[Ask],
+    expected: dict[int, Answer],
+    told: list[Story],
+    key: str = "",
 ) -> Verdict:
     """Ask the same again while one process dies."""
     log = FleetLog(fleet.log_path)
@@ -67,21 +80,28 @@ async def verdict_under(
         retries_broken=is_server,
         last_moment=LAST_MOMENT,
         max_jitter_s=MAX_JITTER_S,
+        key=key,
     )
     assert len(run.injected) == 1
+    told += run.stories
     verdict = Verdict("float32", fault, run.injected, len(asks))
     judge(verdict, run.stories, expected, log.entries())
     return verdict
 
 
 def test_one_process_after_the_other_is_killed_and_every_answer_stays_the_same(
-    start_fleet: Callable[..., FleetProcess],
+    start_fleet: Callable[..., FleetProcess], tmp_path: Path
 ) -> None:
-    fleet = start_fleet()
-    asks = asks_of_all_lengths(seed=5)
-    expected = trio.run(answers_in_peace, fleet, asks)
+    tenants = write_tenants(tmp_path / "tenants.toml", dict.fromkeys(PAYING, ""))
+    key = key_of(OPERATOR)
+    fleet = start_fleet("--tenants", str(tenants), *NAMED, key=key)
+    asks = [replace(ask, key=key_of(PAYING[ask.number % 2])) for ask in asks_of_all_lengths(seed=5)]
+    told: list[Story] = []
+    expected = trio.run(answers_in_peace, fleet, asks, told, key)
     for fault in ("decode-kill", "prefill-kill", SERVER_KILL):
-        verdict = trio.run(verdict_under, fault, fleet, asks, expected)
+        if fault == SERVER_KILL:  # whose account it forgets in part, and whose clients ask again
+            check_charges(fleet, PAYING, told)
+        verdict = trio.run(verdict_under, fault, fleet, asks, expected, told, key)
         assert verdict.failed == verdict.inexact == []
         # A prompt is computed within milliseconds: the death of prefill may miss them all.
         assert verdict.hit or fault == "prefill-kill"
@@ -91,9 +111,9 @@ def test_one_process_after_the_other_is_killed_and_every_answer_stays_the_same(
 def test_a_death_costs_each_stream_one_attempt(start_fleet: Callable[..., FleetProcess]) -> None:
     fleet = start_fleet(*PATIENT, "--decode", "2")
     asks = asks_of_all_lengths(seed=6)
-    expected = trio.run(answers_in_peace, fleet, asks)
+    expected = trio.run(answers_in_peace, fleet, asks, [])
 
-    verdict = trio.run(verdict_under, "decode-kill", fleet, asks, expected)
+    verdict = trio.run(verdict_under, "decode-kill", fleet, asks, expected, [])
 
     assert verdict.wrongs == []
     failed = {s.labels["cause"]: s.value for s in fleet.samples("triolet_attempts_failed_total")}

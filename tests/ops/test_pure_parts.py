@@ -180,7 +180,11 @@ def test_every_role_understands_the_links_that_its_supervisor_means() -> None:
             allow_remote_clients=True,
             tenants=TenantsConfig(
                 "/etc/triolet/tenants.toml",
-                quotas=QuotaConfig("@/etc/triolet/redis", spend_file="/var/lib/spend.sqlite3"),
+                quotas=QuotaConfig(
+                    "@/etc/triolet/redis",
+                    spend_file="/var/lib/spend.sqlite3",
+                    call_timeout_s=0.25,
+                ),
             ),
             token_window=3,
             stall_timeout_s=2.0,

@@ -3,6 +3,8 @@ which nothing died."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +12,7 @@ import trio
 
 from server.generation import GenerationRequest
 from triolet.sampling import SamplingParams
+from triolet.service_class import Claim
 
 from .house import House, Record, open_house, read_all
 from .story_engine import StoryEngine
@@ -234,12 +237,14 @@ async def test_prompts_go_to_decode_while_prefill_is_gone(
         await house.check_idle()
 
 
-@pytest.mark.parametrize("num_blocks", [70, 46])
+@pytest.mark.parametrize(("num_blocks", "num_tenants"), [(70, 1), (46, 1), (46, 3)])
 async def test_a_pool_that_is_smaller_than_all_of_them_together_preempts_and_never_jams(
-    num_blocks: int, expected: list[Record], autojump_clock: MockClock
+    num_blocks: int, num_tenants: int, expected: list[Record], autojump_clock: MockClock
 ) -> None:
+    tenants = [Claim(f"t{n}", weight=2.0**n) for n in range(num_tenants)]
     async with open_house(decodes=1, num_blocks=num_blocks) as house:
-        records = await read_all(house, requests())
+        theirs = zip(requests(), cycle(tenants), strict=False)
+        records = await read_all(house, [replace(one, claim=claim) for one, claim in theirs])
         assert house.seen.causes["preempted"]
         assert set(house.seen.causes) <= {"preempted", "refused_no_blocks", "refused_no_rows"}
         assert records == expected

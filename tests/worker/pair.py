@@ -202,6 +202,7 @@ class Pair:
         local_tokens: int = 0,
         fork_of: AttemptKey | None = None,
         keeper: Keeper = ANYBODY,
+        weight: float = 1.0,
         **sampling: object,
     ) -> AttemptKey:
         """Send RESERVE, and PREFILL if that is granted and decode does not compute the prompt."""
@@ -221,6 +222,7 @@ class Pair:
             fork_of=None if fork_of is None else AttemptRow(*fork_of),
             tenant=keeper.tenant,
             cache_share=keeper.share,
+            weight=weight,
         )
         self.to_worker(Role.DECODE, reserve)
         if self.heard[key].is_local:
@@ -228,15 +230,7 @@ class Pair:
         if self.heard[key].granted:
             held_blocks = self.heard[key].held_blocks
             shared = (params, priority, remaining_s, held_blocks)
-            frame = Prefill(
-                *key,
-                packed,
-                self.target,
-                *shared,
-                salt=salt,
-                tenant=keeper.tenant,
-                cache_share=keeper.share,
-            )
+            frame = Prefill(*key, packed, self.target, *shared, (), salt, *keeper)
             self.to_worker(Role.PREFILL, frame)
         else:
             self.live.discard(key)

@@ -204,7 +204,7 @@ def test_what_workers_are_told_says_the_class_and_whose_share_is_exceeded() -> N
     for service_class in ServiceClass:
         for own in (-100, 0, 100):
             for is_beyond in (False, True):
-                rank = Claim(service_class=service_class).priority(own, is_beyond=is_beyond)
+                rank = Claim(service_class=service_class).rank(own, is_beyond=is_beyond)
                 assert class_of(rank) is service_class
                 assert band_of(rank) == Band(service_class, is_beyond)
     assert class_of(-(10**9)) is ServiceClass.CRITICAL

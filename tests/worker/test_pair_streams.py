@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from transport.frames import (
-    EndReason,
-)
+from transport.frames import EndReason
+from triolet.fair_lru import Keeper
 from triolet.ids import Role
 
 from .fake_engine import VOCAB_SIZE, completion
@@ -100,4 +99,18 @@ def test_when_blocks_run_out_the_youngest_of_the_least_important_gives_way() -> 
     reasons = [pair.heard[key].ended[Role.DECODE].reason for key in keys]
     assert reasons == [EndReason.LENGTH, EndReason.LENGTH, EndReason.PREEMPTED]
     assert pair.decode.load().preemptions == 1
+    pair.check()
+
+
+def test_when_blocks_run_out_the_tenant_with_most_for_its_weight_gives_way() -> None:
+    pair = Pair(num_blocks=24, max_num_seqs=3)
+    many, few = Keeper(b"many"), Keeper(b"few")
+    wishes = ((many, 1.0), (many, 1.0), (few, 4.0))
+    keys = [
+        pair.ask(PROMPT[:12], max_tokens=30, keeper=keeper, weight=weight, seed=number)
+        for number, (keeper, weight) in enumerate(wishes)
+    ]
+    pair.run()
+    reasons = [pair.heard[key].ended[Role.DECODE].reason for key in keys]
+    assert reasons == [EndReason.LENGTH, EndReason.PREEMPTED, EndReason.LENGTH]
     pair.check()

@@ -9,6 +9,7 @@ from server.fleet.admission import FULL_RETRY_S, Limits, refuse_full, refuse_unf
 from server.fleet.dispatch import Need, choose_pair, streams_on
 from server.fleet.fair_queue import FairQueue
 from server.fleet.paths import BrokenPaths
+from transport.frames import Reserve
 from transport.liveness import PeerState
 from triolet.config_queue import QueueConfig
 from triolet.config_recovery import RecoveryConfig
@@ -309,5 +310,19 @@ def test_waiting_for_workers_to_start_says_nothing_of_their_pace() -> None:
     world.submit(make_request(99))
     for worker in world.workers:
         world.greet(worker)
+    world.settle()
+    world.check_idle()
+
+
+def test_decode_is_told_a_tenants_weight_and_of_its_own_priorities_nothing() -> None:
+    world = World()
+    claim = Claim("t", weight=4.0, service_class=ServiceClass.SHEDDABLE)
+    world.submit(make_request(1, priority=-100, claim=claim))
+    world.submit(make_request(2, priority=-100))
+    world.deliver()
+    told = {f.request_id: f for f in world.decode.received if isinstance(f, Reserve)}
+    tenants, nobodys = (told[number.to_bytes(16, "big")] for number in (1, 2))
+    assert (tenants.weight, tenants.priority) == (4.0, claim.priority(0))
+    assert (nobodys.weight, nobodys.priority) == (1.0, -100)
     world.settle()
     world.check_idle()

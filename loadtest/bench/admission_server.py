@@ -1,0 +1,293 @@
+"""A whole server in this process, but for its socket, over workers whose devices only take time.
+
+Its application, accounts of tenants, metrics and fleet are the product's own; requests come as ASGI
+has them, and so from the body's bytes on. Knows how the parts are put together, and how somebody
+gets into its queue; knows no times.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from server.api.app import build_app
+from server.api.claims import own_claim
+from server.api.live import DEPARTURE_KEY, Departure
+from server.api.ports import Services
+from server.generation import GenerationRequest
+from server.metrics import Metrics
+from server.quotas.opening import opened_quotas
+from server.quotas.quotas import Asked
+from server.tenancy import Tenancy, enter_tenant
+from server.text.grammars import Grammars
+from server.text.tokenizer import TextModel
+from triolet.api_keys import digest_of
+from triolet.config import ServerConfig
+from triolet.config_overload import (
+    AdmissionConfig,
+    BrownoutConfig,
+    GuardConfig,
+    OverloadConfig,
+    SloConfig,
+)
+from triolet.config_queue import QueueConfig
+from triolet.config_quotas import MEMORY, QuotaConfig
+from triolet.config_response_cache import ResponseCacheConfig
+from triolet.ids import new_request_id
+from triolet.sampling import SamplingParams
+from triolet.service_class import ServiceClass
+from triolet.tenants import ANONYMOUS, Plan, Tenant, TenantKey, Tenants
+from triolet.units import MIB
+
+from ..overload.modelled import COST, StepCost
+from ..overload.virtual_fleet import FleetShape, Front, virtual_fleet
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from server.fleet.fleet import Fleet
+
+MODEL: Final = "demo"
+PATH: Final = "/v1/completions"
+NUM_TENANTS: Final = 200
+PROMPT_TOKENS: Final = 100
+MAX_TOKENS: Final = 4
+FIRST_ID, LAST_ID = 256, 1000
+"""Ids that the model and the modelled devices know, special ones left out: no prompt begins like
+another one."""
+LONG_S: Final = 1e6
+"""Deadlines and promises of those who shall be taken, however many wait."""
+SHORT_SLO_S: Final = 2.0
+"""Of the sheddable class: beside a queue of any length it is refused."""
+MAX_QUEUED: Final = 100_000
+LARGE: Final = 1e12
+"""Limits that everybody has and nobody meets."""
+TIERS: Final = ("auto", "auto", "priority", "flex")
+OTHERS: Final = ("auto", "auto", "auto", "priority")
+"""What those ask for who fill the queue: sheddable requests would be refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Which server.
+
+    Attributes:
+      is_on: with tenants, quotas, fair queue, admission, brownout, guard and response cache; or
+        without any of them.
+      limits: who keeps the accounts.
+      cost: of its workers' steps.
+      seed: of what is drawn at random.
+    """
+
+    is_on: bool = True
+    limits: str = MEMORY
+    cost: StepCost = COST
+    seed: int = 0
+
+
+def config_of(form: Form) -> ServerConfig:
+    """Return the server's config."""
+    is_on = form.is_on
+    return ServerConfig(
+        model_dir=str(files("triolet") / "demo"),
+        model_name=MODEL,
+        prefill_addresses=(),
+        decode_addresses=(),
+        default_deadline_s=LONG_S,
+        max_queued_requests=MAX_QUEUED,
+        queue=QueueConfig(fair=is_on),
+        response_cache=ResponseCacheConfig(max_bytes=16 * MIB if is_on else 0),
+        overload=OverloadConfig(
+            slo=SloConfig(critical_s=LONG_S, default_s=LONG_S, sheddable_s=SHORT_SLO_S),
+            admission=AdmissionConfig(is_on=is_on),
+            brownout=BrownoutConfig(is_on=is_on),
+            guard=GuardConfig(is_on=is_on),
+        ),
+    )
+
+
+def key_of(number: int) -> str:
+    """Return a tenant's key: nobody listens where it would be let in."""
+    return f"key-of-tenant-{number}-for-this-benchmark-only"
+
+
+def tenants() -> Tenants:
+    """Return many tenants with all limits; every second one has limits of what it may run too."""
+    plans = {
+        name: Plan(
+            name,
+            weight=weight,
+            classes=(
+                ServiceClass.DEFAULT,
+                ServiceClass.CRITICAL,
+                ServiceClass.SHEDDABLE,
+                ServiceClass.BATCH,
+            ),
+            requests_per_minute=LARGE,
+            tokens_per_minute=LARGE,
+            max_concurrent=10**9,
+            max_context_tokens=400,
+            max_output_tokens=100,
+            max_running=max_running,
+            kv_share=kv_share,
+            budget=LARGE,
+        )
+        for name, weight, max_running, kv_share in (
+            ("free", 1.0, None, 1.0),
+            ("bounded", 3.0, 1000, 0.9),
+        )
+    }
+    all_tenants = (
+        Tenant(
+            f"tenant-{number}",
+            plans["bounded" if number % 2 else "free"],
+            keys=(TenantKey(digest_of(key_of(number))),),
+            secret=number.to_bytes(32, "big"),
+        )
+        for number in range(NUM_TENANTS)
+    )
+    return Tenants(all_tenants, plans, {})
+
+
+@dataclass
+class RunningServer:
+    """A server that takes requests.
+
+    Attributes:
+      form: of it.
+      services: its parts.
+      fleet: its workers.
+      app: takes requests.
+      statuses: of answers, in the order in which they came.
+    """
+
+    form: Form
+    services: Services
+    fleet: Fleet
+    app: Callable[..., Awaitable[None]]
+    statuses: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._numbers = random.Random(self.form.seed)
+
+    async def queue_other(self) -> None:
+        """Let somebody ask whom nobody times; what comes of it is not read.
+
+        Raises:
+          RequestError: it is refused.
+        """
+        tenant = self._anybody()
+        enter_tenant(tenant)
+        tier = self._numbers.choice(OTHERS)
+        request = GenerationRequest(
+            new_request_id(),
+            tuple(self._prompt()),
+            SamplingParams(max_tokens=MAX_TOKENS, temperature=0, ignore_eos=True),
+            LONG_S,
+            claim=own_claim(tier),
+            key=self._numbers.getrandbits(60),
+        )
+        asked = Asked(request.request_id, PROMPT_TOKENS, MAX_TOKENS)
+        with await self.services.quotas.reserve(tenant, [asked]):
+            self.fleet.submit(request)
+
+    async def ask(self) -> None:
+        """Let somebody ask over ASGI, and wait for the whole answer."""
+        fields = {
+            "model": MODEL,
+            "prompt": self._prompt(),
+            "max_tokens": MAX_TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+            "service_tier": self._numbers.choice(TIERS),
+        }
+        body = json.dumps(fields).encode()
+        events = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> dict[str, Any]:
+            if events:
+                return events.pop()
+            await trio.sleep_forever()
+            raise AssertionError("it sleeps for ever")
+
+        async def send(message: dict[str, Any]) -> None:
+            await trio.lowlevel.checkpoint()
+            if message["type"] == "http.response.start":
+                self.statuses.append(message["status"])
+
+        await self.app(self._scope(len(body)), receive, send)
+
+    def _scope(self, num_bytes: int) -> dict[str, Any]:
+        headers = {
+            "host": "127.0.0.1",
+            "content-type": "application/json",
+            "content-length": str(num_bytes),
+        }
+        if self.form.is_on:
+            headers["authorization"] = f"Bearer {key_of(self._number())}"
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": PATH,
+            "raw_path": PATH.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+            "client": ("127.0.0.1", 1),
+            "server": None,
+            "extensions": {},
+            "state": {DEPARTURE_KEY: Departure()},
+        }
+
+    def _prompt(self) -> list[int]:
+        return self._numbers.choices(range(FIRST_ID, LAST_ID), k=PROMPT_TOKENS)
+
+    def _number(self) -> int:
+        """Return somebody: a few tenants ask for most."""
+        return min(int(self._numbers.expovariate(8.0) * NUM_TENANTS), NUM_TENANTS - 1)
+
+    def _anybody(self) -> Tenant:
+        if not self.form.is_on:
+            return ANONYMOUS
+        return self.services.tenancy.tenant_named(f"tenant-{self._number()}")
+
+
+@asynccontextmanager
+async def running_server(form: Form) -> AsyncIterator[RunningServer]:
+    """Run a server; at its end nothing may be left of what was asked.
+
+    In virtual time if its accounts are in memory: `loadtest.simulate.deterministic.run`.
+    """
+    config = config_of(form)
+    text = TextModel.load(config.model_dir, tokenize_threads=1, tokenize_timeout_s=60.0)
+    metrics = Metrics(MODEL, config.metrics_compat)
+    tenancy = Tenancy(tenants() if form.is_on else None)
+    prices = partial(tenancy.prices_of, MODEL)
+    grammars = Grammars(
+        Path(config.model_dir) / "tokenizer.json", text.eos_token_ids, config.grammar
+    )
+    with opened_quotas(QuotaConfig(limits=form.limits), metrics.quotas, prices) as quotas:
+        shape = FleetShape(cost=form.cost, server=config)
+        front = Front(text, metrics, quotas)
+        async with virtual_fleet(shape, form.seed, front) as running, trio.open_nursery() as tasks:
+            services = Services(
+                config, running.fleet, text, metrics, grammars, tenancy=tenancy, quotas=quotas
+            )
+            await tasks.start(quotas.store.run)
+            server = RunningServer(form, services, running.fleet, build_app(services))
+            yield server
+            running.fleet.dismiss({tenant.name for tenant in tenancy.everybody})
+            running.fleet.check_accounting()
+            assert not quotas.num_open, "somebody is not charged"
+            tasks.cancel_scope.cancel()

@@ -1,0 +1,123 @@
+"""Takes of one or more servers all that a tenant may have of them, and compares it with its limit.
+
+The comparison holds however fast anybody is: a bucket is full in the beginning and refills all the
+time, and whoever is refused finds less in it than one request takes. Knows HTTP and clocks only.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import httpx2
+import trio
+
+from .asks import key_headers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+QUESTION: Final[dict[str, Any]] = {"prompt": "Hi", "max_tokens": 2, "ignore_eos": True}
+COST: Final = 4
+"""Tokens of the question and its answer with the demo model, which is what is reserved for it."""
+CLIENTS: Final = 2
+"""Of each server."""
+PAUSE_S: Final = 0.01
+"""After a refusal: short beside the time in which another request is refilled."""
+TIMEOUT_S: Final = 60.0
+
+
+class UnexpectedAnswerError(Exception):
+    """Neither an answer nor a limit that is met."""
+
+
+@dataclass
+class Taken:
+    """What a tenant got who asked for more than there is, and had found nothing left in the end.
+
+    Attributes:
+      tokens: used.
+      refusals: how often it was told to wait.
+      shown_limits: tokens per minute that answers named.
+      sent_at: when the first request was sent.
+      answered_at: when the first answer came, and the last.
+      refused_at: when the last request was sent that was refused.
+    """
+
+    tokens: int = 0
+    refusals: int = 0
+    shown_limits: set[str] = field(default_factory=set)
+    sent_at: float = field(default_factory=time.monotonic)
+    answered_at: tuple[float, float] = (0.0, 0.0)
+    refused_at: float = 0.0
+
+    def answered(self, tokens: int) -> None:
+        """Note an answer."""
+        now = time.monotonic()
+        self.answered_at = (self.answered_at[0] or now, now)
+        self.tokens += tokens
+
+    def allowed(self, limit: float) -> tuple[float, float]:
+        """Return how many tokens it must have got at least, and may have got at most.
+
+        Args:
+          limit: tokens per minute, of which none were taken before.
+        """
+        a_second = limit / 60
+        first, last = self.answered_at
+        return (
+            limit + a_second * (self.refused_at - first) - COST,
+            limit + a_second * (last - self.sent_at),
+        )
+
+    def share(self, limit: float) -> float:
+        """Return what it got of what it may have: 1 if it is within the bounds, which differ by
+        what nobody can know from outside."""
+        least, most = self.allowed(limit)
+        return self.tokens / min(max(self.tokens, least), most)
+
+
+async def take_all(key: str, urls: Sequence[str], seconds: float = 0.0) -> Taken:
+    """Ask all servers at once for so long, and then until everybody who asks is refused.
+
+    Args:
+      key: of the tenant.
+      urls: of the servers.
+      seconds: for which everybody asks again after a refusal.
+
+    Raises:
+      UnexpectedAnswerError: in a group: something else is wrong.
+    """
+    taken = Taken()
+    until = trio.current_time() + seconds
+
+    async def ask(url: str) -> None:
+        headers = key_headers(key)
+        async with httpx2.AsyncClient(
+            base_url=url, timeout=TIMEOUT_S, headers=headers, trust_env=False
+        ) as client:
+            while await _ask_once(client, taken) or trio.current_time() < until:
+                pass
+
+    async with trio.open_nursery() as nursery:
+        for url in urls:
+            for _ in range(CLIENTS):
+                nursery.start_soon(ask, url)
+    return taken
+
+
+async def _ask_once(client: httpx2.AsyncClient, taken: Taken) -> bool:
+    """Return whether there was an answer; wait a little if not."""
+    sent_at = time.monotonic()
+    answer = await client.post("/v1/completions", json=QUESTION)
+    taken.shown_limits.add(answer.headers.get("x-ratelimit-limit-tokens", "none"))
+    if answer.status_code == httpx2.codes.OK:
+        taken.answered(answer.json()["usage"]["total_tokens"])
+        return True
+    if answer.status_code != httpx2.codes.TOO_MANY_REQUESTS:
+        raise UnexpectedAnswerError(f"{answer.status_code}: {answer.text}")
+    taken.refusals += 1
+    taken.refused_at = max(taken.refused_at, sent_at)
+    await trio.sleep(PAUSE_S)
+    return False

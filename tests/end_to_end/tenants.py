@@ -1,0 +1,110 @@
+"""Tenants of fleets that tests start: their file, their keys, and what they are charged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from loadtest.campaign.asks import key_headers
+from triolet.api_keys import digest_of
+
+from .fleet_process import PATIENCE_S, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from loadtest.campaign.client import Story
+
+    from .fleet_process import FleetProcess
+
+OPERATOR: Final = "root"
+MODEL: Final = "served"
+NAMED: Final = ("--model-name", MODEL)
+"""Of a fleet, so that the file's prices are of what it serves."""
+
+
+def key_of(tenant: str) -> str:
+    """Return a tenant's key."""
+    return f"sk-triolet-{tenant}"
+
+
+def headers_of(tenant: str) -> dict[str, str]:
+    """Return the headers that show it."""
+    return key_headers(key_of(tenant))
+
+
+def write_tenants(path: Path, plans: Mapping[str, str]) -> Path:
+    """Write a file of tenants with a plan each, and of an operator without limits.
+
+    Args:
+      path: of the file.
+      plans: lines of TOML by tenant.
+    """
+    lines = [f'cache_secret = "{"0" * 64}"']
+    for name, plan in {**plans, OPERATOR: ""}.items():
+        lines += [f"[plans.{name}]", plan, f"[tenants.{name}]", f'plan = "{name}"']
+        lines += [f'keys = ["sha256:{digest_of(key_of(name))}"]']
+        lines += ['role = "operator"'] if name == OPERATOR else []
+    lines += [f"[prices.{MODEL}]", "prompt = 2.0", "cached_prompt = 0.5", "completion = 3.0"]
+    path.write_text("\n".join(lines) + "\n")
+    path.chmod(0o600)
+    return path
+
+
+def usage_of(fleet: FleetProcess, tenant: str) -> dict[str, Any]:
+    """Return what a tenant is told of its account."""
+    answer = fleet.client.get("/v1/usage", headers=headers_of(tenant)).raise_for_status()
+    usage: dict[str, Any] = answer.json()
+    return usage
+
+
+def tokens_told(stories: Iterable[Story]) -> Counter[str]:
+    """Return by key how many tokens its clients were told that they have used."""
+    told: Counter[str] = Counter()
+    for story in stories:
+        assert story.answer is not None, story.failure
+        told[story.ask.key] += story.answer.prompt_tokens + story.answer.completion_tokens
+    return told
+
+
+def check_charges(fleet: FleetProcess, tenants: Iterable[str], stories: Iterable[Story]) -> None:
+    """Check that tenants are charged what their clients were told, and that nothing is held.
+
+    Args:
+      fleet: whose server has answered all of it, and nothing else of theirs.
+      tenants: who asked.
+      stories: all that they asked.
+    """
+    stories = list(stories)
+    told = tokens_told(stories)
+    wanted = {tenant: told.pop(key_of(tenant)) for tenant in tenants}
+    assert not told
+
+    def charged() -> dict[str, int]:
+        return {tenant: usage_of(fleet, tenant)["this_month"]["tokens"] for tenant in wanted}
+
+    wait_until(lambda: charged() == wanted, PATIENCE_S, "everything is charged")
+    fleet.wait_at_rest()
+    assert charged() == wanted
+    accounts = {tenant: usage_of(fleet, tenant) for tenant in wanted}
+    assert {account["in_flight"] for account in accounts.values()} == {0}
+    assert fleet.metric("triolet_quota_reservations") == 0
+    assert fleet.metric("triolet_quota_open_sequences") == 0
+    for tenant, account in accounts.items():
+        counted = fleet.metric("triolet_tenant_cost_total", tenant=tenant)
+        assert counted == pytest.approx(account["this_month"]["spent"])
+        assert counted > 0
+    names = {story.ask.name for story in stories}
+
+    def ends() -> list[dict[str, Any]]:
+        logged = fleet.log_events("request_ended")
+        return [end for end in logged if end["client_request_id"] in names]
+
+    wait_until(lambda: len(ends()) >= len(stories), PATIENCE_S, "the log has every end")
+    spent = sum(account["this_month"]["spent"] for account in accounts.values())
+    assert sum(end["cost"] for end in ends()) == pytest.approx(spent)
+    used = sum(end["prompt_tokens"] + end["completion_tokens"] for end in ends())
+    assert used == sum(wanted.values())

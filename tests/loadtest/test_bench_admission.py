@@ -1,0 +1,122 @@
+"""The benchmark of admission times the product's own steps, and leaves nothing of itself behind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from loadtest.bench.admission import MOST_US, report_of
+from loadtest.bench.admission_path import OFF, OK, ON, REFUSED, Course, Found, measure
+from loadtest.bench.admission_refusals import FLOOD, LIMITED, OVERLOADED, TENANTS, ask_too_much
+from loadtest.bench.admission_refusals import tenants_file as refused_tenants
+from loadtest.bench.admission_server import Form
+from loadtest.bench.admission_stopwatch import SETTLED, STEPS, SUBMIT, SWEPT, TAKEN, Lap
+from server.api import app, completions, generate
+from server.fleet.attempts import Attempts
+from server.fleet.book import RequestBook
+from server.fleet.conductor import Conductor
+from server.quotas.opening import quotas_in_memory
+from server.tenancy import Tenancy
+from tests.server.support.fakes import FakeDoorkeeper, FakeFleet, FakeText, answer_hello
+from tests.server.support.surface import surface
+from triolet.errors import overloaded
+from triolet.tenants_form import read_tenants
+
+if TYPE_CHECKING:
+    from server.generation import GenerationRequest
+    from server.quotas.quotas import Quotas
+    from tests.server.support.fakes import FakeGeneration
+    from triolet.service_class import Claim
+
+OTHERS, REQUESTS = 150, 24
+
+
+def steps_of_the_product() -> list[object]:
+    steps = {
+        app: ("check_request",),
+        completions: ("read_fields", "check_fields", "refuse_early", "check_quota"),
+        generate: ("own_requests", "reserved", "submit_all"),
+        Attempts: ("dispatch",),
+        RequestBook: ("finish", "fail"),
+        Conductor: ("sweep",),
+    }
+    return [getattr(place, name) for place, names in steps.items() for name in names]
+
+
+@pytest.mark.slow
+def test_everybody_gets_a_place_or_a_refusal_and_every_step_is_timed() -> None:
+    before, found = steps_of_the_product(), {}
+    for name in (OFF, ON):
+        into = found[0, name] = Found()
+        measure(Course(Form(is_on=name == ON), OTHERS, REQUESTS), into)
+        assert len(into.accepted) + len(into.refused) == REQUESTS
+        assert all(set(STEPS) <= set(lap.steps) for lap in into.accepted)
+        for lap in into.accepted:
+            assert 0 < sum(lap.steps[step] for step in STEPS) <= lap.whole_ns
+        assert set(into.statuses) <= {OK, REFUSED}
+        assert into.statuses.count(REFUSED) == len(into.refused)
+        assert all(into.taken_ns[what] for what in (TAKEN, SETTLED, SWEPT))
+    # With a queue of seconds who was promised two of them is refused, unless nothing decides.
+    assert found[0, ON].refused
+    assert not any(SUBMIT in lap.steps for lap in found[0, ON].refused)
+    assert not found[0, OFF].refused
+    assert steps_of_the_product() == before
+    report = report_of({}, found, {OVERLOADED: [1e6, 2e6]}, {})
+    assert {row["what"] for row in report.rows} == {"a place", "a refusal", "more"}
+
+
+def test_a_way_that_takes_too_long_is_said() -> None:
+    def found(us: float) -> Found:
+        return Found(accepted=[Lap(0, round(1000 * us), {"parse": 0})] * 3)
+
+    for us, is_met in ((MOST_US - 1, True), (MOST_US + 1, False)):
+        report = report_of({}, {(0, OFF): found(5), (0, ON): found(us)}, {OVERLOADED: [49e6]}, {})
+        whole, refusal = report.ratios.values()
+        assert (whole.is_met, refusal.is_met) == (is_met, True)
+    (late,) = report_of({}, {}, {LIMITED: [51e6]}, {}).ratios.values()
+    assert not late.is_met
+
+
+class Choosy(FakeFleet):
+    """Refuses those who come too late, lets a flood wait, and charges whom it answers."""
+
+    def __init__(self, quotas: Quotas) -> None:
+        super().__init__(self.answer)
+        self.charges = quotas
+        self.doorkeeper = ChoosyDoorkeeper()
+
+    def submit(self, request: GenerationRequest) -> FakeGeneration:
+        self.charges.accepted(request.request_id)
+        return super().submit(request)
+
+    def answer(self, generation: FakeGeneration) -> None:
+        if generation.request.claim.tenant != FLOOD:
+            answer_hello(generation)
+
+
+class LargeText(FakeText):
+    vocab_size = 1000
+
+
+class ChoosyDoorkeeper(FakeDoorkeeper):
+    def refuse_early(
+        self, claim: Claim, request_id: bytes, key: int, deadline_s: float, now: float
+    ) -> None:
+        if claim.tenant == TENANTS[OVERLOADED]:
+            raise overloaded("too much", 1.0)
+
+
+@pytest.mark.slow
+async def test_only_refusals_of_the_kind_that_was_asked_for_are_timed() -> None:
+    tenancy = Tenancy(read_tenants(refused_tenants().encode(), "tenants.toml"))
+    quotas = quotas_in_memory()
+    fleet, text = Choosy(quotas), LargeText()
+    async with surface(fleet, tenancy=tenancy, quotas=quotas, text=text) as server:
+        taken_ns = await ask_too_much(server.port, 5, warm_s=0.0)
+    # The first one of its minute is taken on.
+    assert {status: len(taken) for status, taken in taken_ns.items()} == {
+        OVERLOADED: 5,
+        LIMITED: 4,
+    }
+    assert all(taken > 0 for taken in (*taken_ns[OVERLOADED], *taken_ns[LIMITED]))
