@@ -114,10 +114,9 @@ class FairQueue(Generic[T]):
         return entry is not None and not entry.is_running and entry.flow.is_skipped
 
     def is_beyond(self, item: T) -> bool:
-        """Return whether the tenant of one that waits asks for more than its share beside others,
-        so that theirs is computed before it."""
-        flow = self._entries[item].flow
-        return len(flow.line) > 1 and not flow.head_start
+        """Return whether the tenant of one that waits asks for more than it left unused, so that
+        whoever asks for less is computed before it: also who comes when it is alone now."""
+        return not self._entries[item].flow.head_start
 
     def add(self, item: T, place: Place) -> None:
         """Let somebody wait who is not here."""

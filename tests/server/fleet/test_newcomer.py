@@ -69,7 +69,7 @@ def test_alone_nobody_is_ahead_and_nobody_is_beyond_a_share_of_others() -> None:
     queue: FairQueue[str] = FairQueue(CONFIG)
     assert not is_modest(queue, Claim("a"))
     queue.add("a 0", place(Claim("a")))
-    assert turns_of(queue, 1) == [("a", False)]
+    assert turns_of(queue, 1) == [("a", True)]
     assert is_modest(queue, Claim("b"), 100)
     assert not is_modest(queue, Claim("b"), 101)
     assert is_modest(queue, Claim("b", weight=2.0), 200)
