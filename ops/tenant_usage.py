@@ -57,6 +57,17 @@ def show_usage(url: str, *, as_json: bool) -> None:
             _of(round(month["spent"], 6), limits["budget"]),
         )
     Console(highlight=False).print(table)
+    if missing := words_for_missing(rows):
+        typer.echo(missing)
+
+
+def words_for_missing(rows: Sequence[dict[str, Any]]) -> str:
+    """Return what to say of servers whose parts are not in the rows; nothing if there are none."""
+    counted = min((row["servers"]["counted"] for row in rows), default=0)
+    servers = max((row["servers"]["all"] for row in rows), default=0)
+    if counted >= servers:
+        return ""
+    return f"The parts of {counted} of {servers} servers: the others could not be asked."
 
 
 def _of(value: float | None, limit: float | None) -> str:

@@ -52,7 +52,7 @@ from .quota import rate_headers
 from .responses import count_input_tokens, create_response
 from .responses_socket import responses_socket
 from .static_files import read_static_files
-from .usage import FLEET_USAGE, fleet_usage, own_usage
+from .usage import FLEET_USAGE, OWN_USAGE, fleet_usage, own_usage, server_usage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -112,6 +112,7 @@ def _add_routes(app: CuredQuart, services: Services) -> None:
     add("GET", "/v1/models/<path:name>", show_model)
     add("GET", "/v1/usage", own_usage)
     add("GET", FLEET_USAGE, fleet_usage)
+    add("GET", OWN_USAGE, server_usage)
     add("POST", "/tokenize", tokenize)
     add("POST", "/detokenize", detokenize)
     for path in ("/health/live", "/ping"):

@@ -19,7 +19,7 @@ from ..tenancy import current_tenant
 from ..threads import in_thread
 from .errors import echo, http_error, too_large
 from .json_body import parse_object
-from .live import SCOPE_KEY, LiveRequest
+from .live import SCOPE_KEY, WITHIN_KEY, LiveRequest
 from .schemas import read_request
 
 if TYPE_CHECKING:
@@ -64,8 +64,12 @@ def deadline_s(config: ServerConfig, *, is_streamed: bool = True) -> float:
     """Return how long the request may take: what the client asks for, up to the default.
 
     Official clients say how long they wait for the next byte. Where that is the whole answer,
-    nobody is there any more afterwards; a stream is kept alive.
+    nobody is there any more afterwards; a stream is kept alive. A line of a batch has as long as
+    its batch.
     """
+    within_s: float | None = request.scope["state"].get(WITHIN_KEY)
+    if within_s is not None:
+        return within_s
     text = request.headers.get("x-request-timeout-ms")
     if text is None:
         hint = request.headers.get("x-stainless-read-timeout", "")

@@ -33,6 +33,10 @@ OWNER_KEY: Final = "triolet.owner"
 """Where such a request's scope holds whose it is: the tenant's name, for it has no key."""
 
 
+WITHIN_KEY: Final = "triolet.within"
+"""Where it holds in how many seconds it is to be done, however long others may take at most."""
+
+
 SHORTCUT_KEY: Final = "triolet.shortcut"
 """Where the scopes of a connection's requests hold its Shortcut, if the connection has one."""
 

@@ -115,6 +115,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "GET /v1/models/<path:name>": Operation("Show one model.", "Model"),
     "GET /v1/usage": Operation("What a tenant may use, and has used.", "TenantUsage"),
     "GET /fleet/usage": Operation("The same of all tenants, for operators.", "TenantUsageList"),
+    "GET /fleet/usage/own": Operation("The same of one server process.", "TenantUsageList"),
     "POST /tokenize": Operation("Turn text or messages into token ids.", "Tokens", TokenizeRequest),
     "POST /detokenize": Operation("Turn token ids into text.", "Text", DetokenizeRequest),
     "GET /health/live": Operation("Whether the process runs.", "Health"),

@@ -63,6 +63,7 @@ _TENANT_USAGE: Final = _object(
     in_flight=_COUNT,
     this_month=_object(tokens=_COUNT, spent={"type": "number"}),
     is_shared={"type": "boolean"},
+    servers=_object(counted=_COUNT, all=_COUNT),
 )
 
 RESULTS: Final[dict[str, Schema]] = {

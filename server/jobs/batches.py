@@ -180,8 +180,8 @@ class Batches:
                 self._begin(batch, now)
 
     def waiting(self, limit: int, resting: Collection[str] = ()) -> list[WaitingLine]:
-        """Return lines to run, so many of each owner's, of the oldest batches first; none of those
-        owners who rest."""
+        """Return lines to run, so many of each owner's, of the batches whose windows end first and
+        of these the oldest; none of those owners who rest."""
         owners = self._connection.execute(
             "SELECT owner FROM batches WHERE status = ? "
             f"AND owner NOT IN ({', '.join('?' * len(resting))}) "
@@ -192,9 +192,10 @@ class Batches:
             WaitingLine(*row)
             for (owner,) in owners
             for row in self._connection.execute(
-                "SELECT lines.batch_id, number, custom_id, endpoint, body, owner FROM lines "
-                "JOIN batches ON batches.id = lines.batch_id WHERE lines.state = ? AND status = ? "
-                "AND owner = ? ORDER BY order_number, number LIMIT ?",
+                "SELECT lines.batch_id, number, custom_id, endpoint, body, owner, expires_at "
+                "FROM lines JOIN batches ON batches.id = lines.batch_id "
+                "WHERE lines.state = ? AND status = ? AND owner = ? "
+                "ORDER BY expires_at, order_number, number LIMIT ?",
                 (schema.WAITING, BatchState.IN_PROGRESS, owner, limit),
             )
         ]

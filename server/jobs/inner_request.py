@@ -6,25 +6,27 @@ limits and bits; only its class is behind theirs. Knows ASGI; knows no batches.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import trio
 
 from triolet.units import MILLISECONDS
 
-from ..api.live import DEPARTURE_KEY, OWNER_KEY, Departure
+from ..api.live import DEPARTURE_KEY, OWNER_KEY, WITHIN_KEY, Departure
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 
 class InnerAnswer(NamedTuple):
-    """What came of it."""
+    """What came of it. `code` is an error's, empty where it has none."""
 
     status: int
     request_id: str
     body: bytes
     retry_after_s: float | None = None
+    code: str = ""
 
 
 async def ask(
@@ -34,6 +36,7 @@ async def ask(
     body: bytes,
     request_id: str,
     owner: str,
+    within_s: float,
 ) -> InnerAnswer:
     """POST JSON to the application, in this process.
 
@@ -44,6 +47,7 @@ async def ask(
       body: JSON.
       request_id: for the log, and for the answer.
       owner: the tenant whose request it is; empty where there are none.
+      within_s: how long it may take.
     """
     headers = {
         "host": host,
@@ -65,7 +69,7 @@ async def ask(
         "client": None,
         "server": None,
         "extensions": {},
-        "state": {DEPARTURE_KEY: Departure(), OWNER_KEY: owner},
+        "state": {DEPARTURE_KEY: Departure(), OWNER_KEY: owner, WITHIN_KEY: within_s},
     }
     events = [{"type": "http.request", "body": body, "more_body": False}]
     sent: list[dict[str, Any]] = []
@@ -81,11 +85,25 @@ async def ask(
         sent.append(message)
 
     await app(scope, receive, send)
+    return _answer(sent, request_id)
+
+
+def _answer(sent: list[dict[str, Any]], request_id: str) -> InnerAnswer:
+    """Return what the application's messages say."""
     start = next(message for message in sent if message["type"] == "http.response.start")
     parts = [cast("bytes", m.get("body", b"")) for m in sent if m["type"] == "http.response.body"]
-    return InnerAnswer(start["status"], request_id, b"".join(parts), _retry_after_s(start))
+    status, content = start["status"], b"".join(parts)
+    code = _error_code(content) if status >= 400 else ""
+    return InnerAnswer(status, request_id, content, _retry_after_s(start), code)
 
 
 def _retry_after_s(start: dict[str, Any]) -> float | None:
     milliseconds = dict(start["headers"]).get(b"retry-after-ms")
     return None if milliseconds is None else int(milliseconds) * MILLISECONDS
+
+
+def _error_code(content: bytes) -> str:
+    try:
+        return str(json.loads(content)["error"]["code"])
+    except (ValueError, LookupError, TypeError):
+        return ""

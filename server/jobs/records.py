@@ -63,6 +63,7 @@ class WaitingLine(NamedTuple):
       endpoint: where it goes.
       body: the request.
       owner: the tenant; empty where there are no tenants.
+      expires_at: when its batch's window ends, in seconds since 1970.
     """
 
     batch_id: str
@@ -71,6 +72,7 @@ class WaitingLine(NamedTuple):
     endpoint: str
     body: bytes
     owner: str
+    expires_at: int
 
 
 class FilePage(NamedTuple):

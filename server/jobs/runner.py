@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 LATER: Final = frozenset({408, 499, 503, 504})
 """Statuses after which the same request may well succeed."""
+OVERLOADED: Final = "overloaded"
+"""Code of errors that say that there is too much to do, and nothing of the request."""
+LEAST_WITHIN_S: Final = 1.0
+"""For which a line is asked at the end of its batch's window, which ends it by itself."""
 LIMIT_MET: Final = 429
 """Status of a request that met a limit of its tenant, which is no fault of the request's."""
 HOLD_POLL_S: Final = 0.02
@@ -150,7 +154,9 @@ class BatchRunner:
             self._storage.changed.set()
 
     async def _answer(self, line: WaitingLine) -> InnerAnswer:
-        """Ask until there is an answer that is not "later", or as often as may be."""
+        """Ask until there is an answer that is not "later", or as often as may be: as often as it
+        takes where the server has too much to do, for that says nothing of the line. Its batch's
+        window ends it."""
         own_id = line_id(line.batch_id, line.number)
         attempt = 0
         while True:
@@ -158,7 +164,14 @@ class BatchRunner:
             # The fleet knows no events.
             while trio.current_time() - since < self._hold_s():  # noqa: ASYNC110
                 await trio.sleep(HOLD_POLL_S)
-            answer = await ask(self._app, self._host, line.endpoint, line.body, own_id, line.owner)
+            within_s = max(line.expires_at - time_of_day(), LEAST_WITHIN_S)
+            answer = await ask(
+                self._app, self._host, line.endpoint, line.body, own_id, line.owner, within_s
+            )
+            if answer.code == OVERLOADED:
+                self._on_line("refused")
+                await trio.sleep(answer.retry_after_s or self._config.retry_s)
+                continue
             attempt += 1
             if answer.status not in LATER or attempt >= self._config.max_line_attempts:
                 return answer

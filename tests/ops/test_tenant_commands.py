@@ -12,6 +12,7 @@ import pytest
 
 from ops.cli import main
 from ops.tenant_edit import edited, rotate_keys
+from ops.tenant_usage import words_for_missing
 from triolet.api_keys import KEY_PREFIX, digest_of
 from triolet.errors import ConfigError
 from triolet.tenants import Tenant, TenantRole, Tenants
@@ -205,3 +206,9 @@ def test_tenants_are_listed_for_people_and_for_programs(
     assert run("show alice --json", path) == 0
     plan = json.loads(capsys.readouterr().out)["plan"]
     assert (plan["weight"], plan["classes"]) == (4.0, ["default", "sheddable", "batch"])
+
+
+def test_usage_says_whose_parts_are_missing() -> None:
+    whole, part = ({"servers": {"counted": n, "all": 3}} for n in (3, 2))
+    assert words_for_missing([]) == words_for_missing([whole]) == ""
+    assert words_for_missing([whole, part]).startswith("The parts of 2 of 3 servers")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 from contextlib import ExitStack, asynccontextmanager
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -19,15 +20,23 @@ from tests.server.support.surface import CONFIG
 from triolet.config_siblings import SiblingConfig
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
 NAMES = ("server-0", "server-1")
 
 
 @asynccontextmanager
-async def two_servers(folder: Path, ask_timeout_s: float = 30.0) -> AsyncIterator[list[Siblings]]:
-    """Run two surfaces that are reached by their own sockets only."""
+async def two_servers(
+    folder: Path, ask_timeout_s: float = 30.0, **more: Sequence[Any]
+) -> AsyncIterator[list[Siblings]]:
+    """Run two surfaces that are reached by their own sockets only.
+
+    Args:
+      folder: for their sockets.
+      ask_timeout_s: of both.
+      more: parts of their services, of each one.
+    """
     paths = tuple((name, str(folder / name)) for name in NAMES)
     asked = []
     async with trio.open_nursery() as nursery:
@@ -41,9 +50,11 @@ async def two_servers(folder: Path, ask_timeout_s: float = 30.0) -> AsyncIterato
                 fleet.status().queued = number + 1
                 metrics = Metrics("demo", "none")
                 siblings = Siblings(config)
+                parts = {part: of_each[number] for part, of_each in more.items()}
                 services = Services(
                     CONFIG, fleet, FakeText(), metrics, FakeGrammars(), siblings=siblings
                 )
+                services = replace(services, **parts)
                 metrics.watch(fleet.status, lambda: 0)
                 edge = Edge(build_app(services), CONFIG)
                 own = open_own_socket(config)

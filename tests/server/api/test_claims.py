@@ -68,8 +68,10 @@ async def test_a_line_of_a_batch_claims_for_its_owner_and_stands_behind() -> Non
         for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
             body: dict[str, Any] = {"input": "hi"} if "embed" in path else BODIES[path]
             line = json.dumps(body | {"priority": -100}).encode()
-            assert (await ask(app, "127.0.0.1", path, line, "r", "alice")).status == 200
+            told = await ask(app, "127.0.0.1", path, line, "r", "alice", within_s=86_400.0)
+            assert told.status == 200
         requests = [one.request for one in server.fleet.generations] + server.fleet.inputs
+    assert {one.deadline_s for one in requests} == {86_400.0}, "as long as its batch has"
     assert [one.claim for one in requests] == [Claim("alice", service_class=ServiceClass.BATCH)] * 3
     assert min(one.rank for one in requests) > Claim(service_class=ServiceClass.SHEDDABLE).priority(
         100

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +12,7 @@ import trio
 from server.api.live import OWNER_KEY
 from server.jobs.records import BatchRecord
 from server.jobs.runner import BatchRunner
-from server.jobs.states import BatchState
+from server.jobs.states import OPEN, BatchState
 from server.jobs.storage import Storage, time_of_day
 from triolet.config_batches import BatchConfig
 from triolet.errors import RequestError
@@ -63,6 +64,28 @@ async def begin(storage: Storage, owner: str = "", name: str = "1") -> None:
     await storage.run(storage.batches.advance, now)
 
 
+async def found(storage: Storage, batch_id: str = "batch_1") -> BatchRecord:
+    """Return a batch as it is."""
+    batch = await storage.run(storage.batches.get, batch_id)
+    assert batch is not None
+    return batch
+
+
+async def content(storage: Storage, file_id: str | None) -> list[dict[str, Any]]:
+    """Return the lines of a small file of results."""
+    assert file_id is not None
+    part = await storage.run(storage.files.content, file_id, 0)
+    assert part is not None
+    return [json.loads(line) for line in part.splitlines()]
+
+
+async def ended(storage: Storage, batch_id: str = "batch_1") -> BatchRecord:
+    """Return a batch once it has ended."""
+    while (batch := await found(storage, batch_id)).status in OPEN:  # noqa: ASYNC110
+        await trio.sleep(CONFIG.poll_s)
+    return batch
+
+
 @pytest.mark.slow
 async def test_a_full_disk_holds_a_batch_up_and_ends_nothing(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path), CONFIG, "one")
@@ -86,12 +109,7 @@ async def test_a_full_disk_holds_a_batch_up_and_ends_nothing(tmp_path: Path) -> 
                 await storage.run(storage.files.add, "", "f", "in", "batch", LONG.encode(), 0)
             assert refused.value.status == 503
             await storage.run(set_full, storage, is_full=False)
-            while True:
-                batch = await storage.run(storage.batches.get, "batch_1")
-                assert batch is not None
-                if batch.status is BatchState.COMPLETED:
-                    break
-                await trio.sleep(CONFIG.poll_s)
+            batch = await ended(storage)
             nursery.cancel_scope.cancel()
     assert outcomes.count("completed") == NUM_LINES
     assert batch.request_counts.completed == NUM_LINES
@@ -127,24 +145,16 @@ async def test_lines_of_a_tenant_at_its_limit_wait_and_hold_up_nobody(tmp_path: 
     await begin(storage, "busy", "1")
     await begin(storage, "other", "2")
 
-    async def ended(batch_id: str) -> BatchRecord:
-        while True:
-            batch = await storage.run(storage.batches.get, batch_id)
-            assert batch is not None
-            if batch.status is BatchState.COMPLETED:
-                return batch
-            await trio.sleep(CONFIG.poll_s)
-
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(
                 BatchRunner(storage, CONFIG, limited, "localhost", lambda: 0.0, outcomes.append).run
             )
-            other = await ended("batch_2")
+            other = await ended(storage, "batch_2")
             while limited.num_refused <= 2 * CONFIG.max_line_attempts:  # noqa: ASYNC110
                 await trio.sleep(CONFIG.poll_s)
             limited.is_limited = False
-            busy = await ended("batch_1")
+            busy = await ended(storage)
             nursery.cancel_scope.cancel()
     for batch in (busy, other):
         assert (batch.request_counts.completed, batch.request_counts.failed) == (NUM_LINES, 0)
@@ -191,4 +201,90 @@ async def test_who_came_first_leaves_places_to_others(tmp_path: Path) -> None:
             await are_two.wait()
             nursery.cancel_scope.cancel()
     assert sorted(owners) == ["first", "second"]
+    storage.close()
+
+
+@pytest.mark.slow
+async def test_a_line_that_is_refused_for_overload_comes_again_until_it_is_taken(
+    tmp_path: Path,
+) -> None:
+    storage, outcomes, num_refused = Storage(str(tmp_path), CONFIG, "one"), list[str](), 0
+
+    async def overloaded_app(
+        scope: dict[str, Any],
+        receive: Callable[[], Awaitable[dict[str, Any]]],
+        send: Callable[[dict[str, Any]], Awaitable[None]],
+    ) -> None:
+        nonlocal num_refused
+        await receive()
+        is_refused = num_refused <= 2 * CONFIG.max_line_attempts
+        num_refused += is_refused
+        headers = [(b"retry-after-ms", b"1")] if is_refused else []
+        status, code = (503, "overloaded") if is_refused else (200, "")
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        body = json.dumps({"error": {"code": code}}).encode()
+        await send({"type": "http.response.body", "body": body})
+
+    await begin(storage)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(
+                BatchRunner(
+                    storage, CONFIG, overloaded_app, "localhost", lambda: 0.0, outcomes.append
+                ).run
+            )
+            batch = await ended(storage)
+            nursery.cancel_scope.cancel()
+    assert batch.status is BatchState.COMPLETED
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (NUM_LINES, 0)
+    assert outcomes.count("refused") == num_refused > CONFIG.max_line_attempts
+    storage.close()
+
+
+@pytest.mark.slow
+async def test_a_batch_that_is_paused_until_its_window_ends_has_what_was_done(
+    tmp_path: Path,
+) -> None:
+    config = BatchConfig(concurrency=1, poll_s=0.01)
+    storage, num_asked, is_paused = Storage(str(tmp_path), config, "one"), 0, trio.Event()
+
+    async def pausing_app(
+        scope: dict[str, Any],
+        receive: Callable[[], Awaitable[dict[str, Any]]],
+        send: Callable[[dict[str, Any]], Awaitable[None]],
+    ) -> None:
+        nonlocal num_asked
+        await receive()
+        num_asked += 1
+        if num_asked == NUM_LINES // 2:
+            is_paused.set()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    def hold_s() -> float:
+        return math.inf if is_paused.is_set() else 0.0
+
+    def end_window(storage: Storage) -> None:
+        storage._connection.execute("UPDATE batches SET expires_at = ?", (int(time_of_day()),))
+
+    await begin(storage)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            runner = BatchRunner(storage, config, pausing_app, "localhost", hold_s, lambda _: None)
+            nursery.start_soon(runner.run)
+            await is_paused.wait()
+            while (await found(storage)).request_counts.completed < num_asked:  # noqa: ASYNC110
+                await trio.sleep(config.poll_s)
+            await storage.run(end_window, storage)
+            batch = await ended(storage)
+            while runner._running:  # noqa: ASYNC110
+                await trio.sleep(config.poll_s)
+            nursery.cancel_scope.cancel()
+    assert batch.status is BatchState.EXPIRED
+    assert num_asked == NUM_LINES // 2
+    counts = batch.request_counts
+    assert (counts.completed, counts.failed) == (num_asked, NUM_LINES - num_asked)
+    done, missed = [await content(storage, i) for i in (batch.output_file_id, batch.error_file_id)]
+    assert [told["custom_id"] for told in done] == ["c0", "c1", "c2"]
+    assert {told["error"]["code"] for told in missed} == {"batch_expired"}
     storage.close()

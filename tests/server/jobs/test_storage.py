@@ -160,6 +160,13 @@ def test_lines_of_older_batches_go_first(store: Store) -> None:
     assert ([one.id for one in page.items], page.has_more) == (["batch_b"], False)
 
 
+def test_lines_whose_window_ends_first_go_first(store: Store) -> None:
+    store.begin(1, "batch_long", expires_at=9_000)
+    store.begin(1, "batch_short", expires_at=5_000)
+    found = [(one.batch_id, one.expires_at) for one in store.batches.waiting(3)]
+    assert found == [("batch_short", 5_000), ("batch_long", 9_000)]
+
+
 @pytest.mark.parametrize(
     ("content", "codes"),
     [
