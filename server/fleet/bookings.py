@@ -56,19 +56,21 @@ class Bookings:
         self._tidy(now)
         last = int(now / SLOT_S) + self._num_slots
         slot = min(int((now + self.line_s(own, room_in_s, now)) / SLOT_S), last)
-        most_s, begin = FILL[own] * SLOT_S, None
-        while slot < last:
-            booked_s = self._booked.get(slot, 0.0)
-            part_s = min(most_s - booked_s, work_s)
-            if part_s > 0.0 or work_s <= 0.0:
-                begin = slot if begin is None else begin
-                self._booked[slot] = booked_s + part_s
-                work_s -= part_s
-                if work_s <= 0.0:
-                    break
+        while slot < last and self._room_s(own, slot) <= 0.0:
             slot += 1
+        begin = slot
+        while slot < last and work_s > 0.0:
+            part_s = min(self._room_s(own, slot), work_s)
+            if part_s > 0.0:
+                self._booked[slot] = self._booked.get(slot, 0.0) + part_s
+                work_s -= part_s
+            slot += work_s > 0.0
         self._line[own] = slot
-        return max((slot if begin is None else begin) * SLOT_S - now, room_in_s)
+        return max(begin * SLOT_S - now, room_in_s)
+
+    def _room_s(self, own: ServiceClass, slot: int) -> float:
+        """Return how much more a class may book of a slot."""
+        return FILL[own] * SLOT_S - self._booked.get(slot, 0.0)
 
     def _tidy(self, now: float) -> None:
         if now - self._tidied_at >= TIDY_S:
