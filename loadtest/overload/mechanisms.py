@@ -28,6 +28,8 @@ QUEUE, ADMISSION, BROWNOUT, GUARD = (
     f"without {name}" for name in ("fair queue", "admission", "brownout", "guard")
 )
 ALL: Final = (EVERYTHING, QUEUE, ADMISSION, BROWNOUT, GUARD, NOTHING)
+QUEUE_ALONE: Final = "fair queue alone"
+"""Nothing that refuses: for what is about order, and about nothing else."""
 
 SLO: Final = SloConfig(critical_s=SLO_S, default_s=SLO_S, sheddable_s=SLO_S)
 SHEDDABLE_MAX_TOKENS, DEFAULT_MAX_TOKENS, LONG_PROMPT_TOKENS = 16, 32, 200
@@ -40,9 +42,10 @@ def configured(config: ServerConfig, name: str) -> ServerConfig:
 
     Args:
       config: of whatever server.
-      name: one of `ALL`.
+      name: one of `ALL`, or `QUEUE_ALONE`.
     """
-    off = {QUEUE, ADMISSION, BROWNOUT, GUARD} if name == NOTHING else {name}
+    refusing = {ADMISSION, BROWNOUT, GUARD}
+    off = {NOTHING: {QUEUE, *refusing}, QUEUE_ALONE: refusing}.get(name, {name})
     overload = OverloadConfig(
         slo=SLO,
         admission=AdmissionConfig(is_on=ADMISSION not in off),
