@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 from rich.console import Console
 
-from .admission_path import OFF, ON, QUICK, Course, Found, measure, spread, step_rows, whole_row
+from .admission_path import OFF, ON, Course, Found, measure, spread, step_rows, whole_row
 from .admission_refusals import time_refusals
 from .admission_server import Form
 from .engines import BENCH
@@ -31,14 +31,17 @@ MOST_US: Final = 1000.0
 MOST_REFUSAL_MS: Final = 50.0
 ROUNDS: Final = 3
 """Of each two servers, one after the other: what the machine does besides meets both."""
-REDIS: Final = "on, Redis"
+REAL_OFF, REAL_ON, REDIS = "off, real time", "on, real time", "on, real time, Redis"
+WITHOUT: Final = {ON: OFF, REAL_ON: REAL_OFF}
+"""With what each server that decides is compared."""
 READING: Final = (
     "whole: from the key's check until the request has its place in the queue or its refusal, all "
-    "that is in between but for reading and parsing the body; p99 is what one in a hundred takes "
-    "longer than. 'more' is what the mechanisms add. steps: the same in its parts, then what no "
-    "single request waits for: beginning those who wait (of each, and where nobody could go), ends "
-    "with their charges and log line, sweeps. refusals: a real server, from a client's first byte "
-    "to the last of the answer."
+    "that is in between but for parsing the body and for looking who may leave the queue; p99 is "
+    "what one in a hundred takes longer than. 'more' is what the mechanisms add. Real time: one "
+    "request every 10 ms, with nothing in a processor's caches. steps: the same in its parts, then "
+    "what comes on top: looking for room when a request has come, beginning those who wait (of "
+    "each, and where nobody could go), ends with their charges and log line, sweeps. refusals: a "
+    "real server, from a client's first byte to the last of the answer."
 )
 
 
@@ -52,11 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(highlight=False)
     skipped: dict[str, str] = {}
     found = time_paths(options.waiting, options.requests)
+    time_in_real(found, options.requests)
     if not is_installed():
         skipped["accounts in Redis"] = "there is no redis-server here"
     else:
         with own_redis() as redis:
-            form = Form(limits=redis.url, cost=QUICK)
+            form = Form(limits=redis.url, is_real=True)
             measure(Course(form, 0, options.requests), found.setdefault((0, REDIS), Found()))
     refusals = trio.run(time_refusals, options.refusals) if options.refusals else {}
     report = report_of(describe(1), found, refusals, skipped)
@@ -80,6 +84,15 @@ def time_paths(
     return found
 
 
+def time_in_real(found: dict[tuple[int, str], Found], requests: int, rounds: int = ROUNDS) -> None:
+    """Add the same where nobody waits, one request every few milliseconds."""
+    for number in range(rounds):
+        for name in (REAL_OFF, REAL_ON):
+            form = Form(is_on=name == REAL_ON, is_real=True, seed=number)
+            into = found.setdefault((0, name), Found())
+            measure(Course(form, 0, -(-requests // rounds)), into)
+
+
 def report_of(
     machine: dict[str, Any],
     found: Mapping[tuple[int, str], Found],
@@ -93,24 +106,23 @@ def report_of(
     for (others, name), one in found.items():
         place = whole_row("a place", others, name, one.accepted)
         rows.append(place)
-        if name != OFF and one.refused:
+        if one.refused and name in WITHOUT:
             rows.append(whole_row("a refusal", others, name, one.refused))
         steps += step_rows(others, name, one)
-        if name == ON:
-            of_off = whole_row("", others, OFF, found[others, OFF].accepted)
+        if name in WITHOUT:
+            of_off = whole_row("", others, "", found[others, WITHOUT[name]].accepted)
             rows.append(
                 {
                     "what": "more",
                     "waiting": others,
-                    "mechanisms": "on - off",
+                    "mechanisms": f"{name} - off",
                     "times": 0,
                     "p50_us": place["p50_us"] - of_off["p50_us"],
                     "p99_us": place["p99_us"] - of_off["p99_us"],
                 }
             )
-            ratios[f"p99 of the whole way to a place, us, {others:,} waiting"] = Ratio(
-                place["p99_us"], ceiling=MOST_US
-            )
+            title = f"p99 of the whole way to a place, us, {others:,} waiting ({name})"
+            ratios[title] = Ratio(place["p99_us"], ceiling=MOST_US)
     said = [{"status": status, **_in_ms(taken)} for status, taken in refusals.items()]
     for row in said:
         name = f"p99 of a refusal over HTTP, ms, status {row['status']}"

@@ -1,8 +1,9 @@
 """What a request's way into the queue takes, with everything that decides on it and with nothing.
 
 One server after another in this process, in virtual time: between two requests all tasks wait, so
-that what is timed is what is computed for one of them. With accounts in Redis time passes as it
-does. Knows who comes and how often; the steps are admission_stopwatch's.
+that what is timed is what is computed for one of them. Or in real time, in which a processor that
+had nothing to do for a while has forgotten some of what it needs; with accounts in Redis there is
+no other. Knows who comes and how often; the steps are admission_stopwatch's.
 """
 
 from __future__ import annotations
@@ -19,13 +20,11 @@ import structlog
 import trio
 
 from server.main import GC_THRESHOLDS
-from triolet.config_quotas import MEMORY
 from triolet.units import MILLISECONDS
 
-from ..overload.modelled import StepCost
 from ..simulate.deterministic import run
 from .admission_server import Form, RunningServer, running_server
-from .admission_stopwatch import STEPS, Stopwatch
+from .admission_stopwatch import DISPATCH, STEPS, Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,7 +35,6 @@ GAP_S: Final = 0.25
 """Of virtual time between two requests: longer than a fleet with nothing else to do takes for one,
 so that where nobody else waits none of these wait for one another either."""
 REAL_GAP_S: Final = 10 * MILLISECONDS
-QUICK: Final = StepCost(1 * MILLISECONDS, 0.01 * MILLISECONDS, 0.01 * MILLISECONDS)
 """The same where the time has to pass."""
 CALM_S: Final = 2.0
 """After the queue was filled: workers have what they take, and their pace is known."""
@@ -65,7 +63,7 @@ class Course:
     @property
     def gap_s(self) -> float:
         """Between two requests."""
-        return GAP_S if self.form.limits == MEMORY else REAL_GAP_S
+        return REAL_GAP_S if self.form.is_real else GAP_S
 
 
 @dataclass(slots=True)
@@ -94,13 +92,13 @@ class Found:
 
 
 def measure(course: Course, into: Found) -> None:
-    """Run one server to its end, in virtual time where nobody else's clock is asked."""
+    """Run one server to its end."""
     with Stopwatch().running() as stopwatch, _as_a_server_does():
         main = partial(_go, course, stopwatch, into)
-        if course.form.limits == MEMORY:
-            run(main, course.form.seed)
-        else:
+        if course.form.is_real:
             trio.run(main)
+        else:
+            run(main, course.form.seed)
 
 
 async def _go(course: Course, stopwatch: Stopwatch, into: Found) -> None:
@@ -177,7 +175,8 @@ def whole_row(what: str, waiting: int, server: str, laps: Sequence[Lap]) -> dict
 def step_rows(waiting: int, server: str, found: Found) -> list[dict[str, Any]]:
     """Return a row for each step of those who got a place, and for what comes after it."""
     steps: dict[str, list[float]] = {
-        step: [lap.steps[step] for lap in found.accepted if step in lap.steps] for step in STEPS
+        step: [lap.steps[step] for lap in found.accepted if step in lap.steps]
+        for step in (*STEPS, DISPATCH)
     }
     return [
         {"step": step, "waiting": waiting, "mechanisms": server, **spread(taken)}

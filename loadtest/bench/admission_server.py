@@ -45,7 +45,7 @@ from triolet.ids import new_request_id
 from triolet.sampling import SamplingParams
 from triolet.service_class import ServiceClass
 from triolet.tenants import ANONYMOUS, Plan, Tenant, TenantKey, Tenants
-from triolet.units import MIB
+from triolet.units import MIB, MILLISECONDS
 
 from ..overload.modelled import COST, StepCost
 from ..overload.virtual_fleet import FleetShape, Front, virtual_fleet
@@ -65,6 +65,8 @@ FIRST_ID, LAST_ID = 256, 1000
 another one."""
 LONG_S: Final = 1e6
 """Deadlines and promises of those who shall be taken, however many wait."""
+QUICK: Final = StepCost(1 * MILLISECONDS, 0.01 * MILLISECONDS, 0.01 * MILLISECONDS)
+"""Of steps whose time has to pass."""
 SHORT_SLO_S: Final = 2.0
 """Of the sheddable class: beside a queue of any length it is refused."""
 MAX_QUEUED: Final = 100_000
@@ -83,14 +85,19 @@ class Form:
       is_on: with tenants, quotas, fair queue, admission, brownout, guard and response cache; or
         without any of them.
       limits: who keeps the accounts.
-      cost: of its workers' steps.
+      is_real: time passes by itself, as it has to where somebody else's clock is asked.
       seed: of what is drawn at random.
     """
 
     is_on: bool = True
     limits: str = MEMORY
-    cost: StepCost = COST
+    is_real: bool = False
     seed: int = 0
+
+    @property
+    def cost(self) -> StepCost:
+        """Of its workers' steps."""
+        return QUICK if self.is_real else COST
 
 
 def config_of(form: Form) -> ServerConfig:

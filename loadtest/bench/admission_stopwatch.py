@@ -21,9 +21,10 @@ from server.fleet.conductor import Conductor
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-KEY, PARSE, SUBMIT = "key", "parse", "submit"
+KEY, PARSE, SUBMIT, DISPATCH = "key", "parse", "submit", "dispatch, at once"
 STEPS: Final = (KEY, "fields", "early", "quota check", "request", "reserve", SUBMIT)
-"""In their order; `parse` comes after the first and is none of admission's."""
+"""In their order. `PARSE` comes after the first, `DISPATCH` within the last: whoever has come may
+have room on workers at once. Neither is a part of the way into the queue."""
 TAKEN, LOOKED, SETTLED, SWEPT = "dispatch, each taken", "dispatch, nobody", "settle", "sweep"
 
 
@@ -45,8 +46,10 @@ class Lap:
 
     @property
     def whole_ns(self) -> int:
-        """All of it but for reading the body, whatever stands between the steps included."""
-        return self.ended_ns - self.began_ns - self.steps.get(PARSE, 0)
+        """All of it, whatever stands between the steps included; but for reading the body, and for
+        looking who may leave the queue."""
+        others = self.steps.get(PARSE, 0) + self.steps.get(DISPATCH, 0)
+        return self.ended_ns - self.began_ns - others
 
 
 _LAP: Final[ContextVar[Lap | None]] = ContextVar("lap", default=None)
@@ -136,6 +139,8 @@ class Stopwatch:
         if lap is None or lap.ended_ns:
             return
         lap.steps[name] = now_ns - began_ns
+        if name == SUBMIT:
+            lap.steps[SUBMIT] -= lap.steps.get(DISPATCH, 0)
         if is_refused or name == SUBMIT:
             lap.ended_ns, lap.is_refused = now_ns, is_refused
             self.laps.append(lap)
@@ -155,6 +160,9 @@ class Stopwatch:
             before, began_ns = len(attempts.line), perf_counter_ns()
             dispatch(attempts, now)
             took_ns, taken = perf_counter_ns() - began_ns, before - len(attempts.line)
+            lap = _LAP.get()
+            if lap is not None and not lap.ended_ns:
+                lap.steps[DISPATCH] = took_ns
             if taken > 0:
                 self.taken_ns[TAKEN].append(took_ns / taken)
             elif before:
