@@ -64,8 +64,8 @@ class AdmissionConfig:
     taken on shall be in time."""
     return_share: float = 0.9
     """The same for a client that comes back when it was told to: the difference is kept for it."""
-    max_promises: int = 10_000
-    """Clients told when to come back whose coming is reckoned with: 2 MiB. Beyond, they are told
+    max_promises: int = 50_000
+    """Clients told when to come back whose coming is reckoned with: 15 MiB. Beyond, they are told
     as well, and find what they find."""
     headroom_share: float = 0.125
     """Of a worker's rows, blocks and waiting tokens, kept for the critical class while it is used:

@@ -10,12 +10,16 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from .arrivals import Arrival
+
+
+IN_A_ROW: Final = 3
+"""Windows with a normal median after which a fleet has recovered: one alone may be chance."""
 
 
 class Fate(StrEnum):
@@ -191,10 +195,10 @@ def recovery_s(
       window_s: medians are taken over those who came within so long.
 
     Returns:
-      Seconds to the end of the first window from which on every one is normal; None if none is.
-      Windows in which nobody was taken do not count as normal.
+      Seconds to the end of the first of `IN_A_ROW` windows that are normal; None if there are none.
+      Not the first from which on every one is: so few come in a window that now and then, surge or
+      no surge, one is not. Windows in which nobody was taken do not count as normal.
     """
-    medians: dict[int, float] = {}
     groups: defaultdict[int, list[float]] = defaultdict(list)
     windows = set()
     for outcome in outcomes:
@@ -204,14 +208,13 @@ def recovery_s(
         windows.add(number)
         if outcome.first_s is not None:
             groups[number].append(outcome.first_s)
-    for number in windows:
-        medians[number] = percentile(groups[number], 0.5) or math.inf
-    recovered: float | None = None
-    for number in sorted(windows, reverse=True):
-        if medians[number] > normal_s:
-            break
-        recovered = (number + 1) * window_s
-    return recovered
+    num_normal = 0
+    for number in sorted(windows):
+        is_normal = (percentile(groups[number], 0.5) or math.inf) <= normal_s
+        num_normal = num_normal + 1 if is_normal else 0
+        if num_normal == IN_A_ROW:
+            return (number + 2 - IN_A_ROW) * window_s
+    return None
 
 
 def percentile(values: Iterable[float], share: float) -> float | None:

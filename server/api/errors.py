@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_RETRY_AFTER_S = 120.0
-"""Above this the official clients do not retry at all."""
+"""Above this the official clients do not retry at all. What was promised for a time is said as it
+is: whoever came sooner would find no room."""
 RETRY_JITTER = 0.25
 """Share added at random, so that clients refused together do not come back together."""
 MAX_ECHO = 200
@@ -127,8 +128,9 @@ def error_headers(error: RequestError) -> dict[str, str]:
         return {"x-should-retry": "false"}
     if error.retry_after_s is None:
         return {}
-    jitter = 0.0 if error.is_spread else RETRY_JITTER * random.random()
-    wait_s = min(MAX_RETRY_AFTER_S, error.retry_after_s * (1 + jitter))
+    wait_s = error.retry_after_s
+    if not error.is_spread:
+        wait_s = min(MAX_RETRY_AFTER_S, wait_s * (1 + RETRY_JITTER * random.random()))
     return {
         "retry-after": str(max(1, math.ceil(wait_s))),
         "retry-after-ms": str(math.ceil(wait_s * 1000)),

@@ -77,6 +77,7 @@ class Forecast:
       idle_s: in which no worker could have taken anybody, before it came.
       is_owed: it has neither a first token nor an end.
       is_on_worker: it was dispatched.
+      is_promised: it came back when it was told to.
     """
 
     service_class: ServiceClass
@@ -89,6 +90,7 @@ class Forecast:
     idle_s: float = 0.0
     is_owed: bool = True
     is_on_worker: bool = False
+    is_promised: bool = False
 
     def of_sibling(self, due: float) -> Forecast:
         """Return what is expected of another one of the same request, which waits for its siblings
@@ -123,6 +125,7 @@ class Overload:
         self.idle_s = 0.0
         self._critical_until = now
         self._on_workers = [0] * len(ServiceClass)
+        self._returned = [0] * len(ServiceClass)  # prompt tokens of those that wait again
 
     def judge(self, ask: Ask, tokens_ahead: float, now: float) -> Forecast:
         """Return what is expected of a newcomer.
@@ -137,13 +140,16 @@ class Overload:
         """
         own = ask.claim.service_class
         slo_s = self._config.slo.of(own)
-        line_s = self.prediction.wait_s(own, tokens_ahead, now)
+        is_promised = self.promises.kept_by(ask.key, now) is not None
+        # Newcomers of higher classes have left room for whoever was told to come now.
+        counted = min(own, ServiceClass.DEFAULT) if is_promised else own
+        line_s = self.prediction.wait_s(counted, tokens_ahead, now)
         if self.brownout.refuses(own, ask.num_tokens, is_modest=ask.is_modest):
             raise self._refusal(ask, "brownout", self._room_s(own, slo_s, tokens_ahead, now), now)
-        wait_s = self._wait_s(own, line_s, now)
+        wait_s = self._wait_s(counted, line_s, now)
         is_idle = tokens_ahead <= 0 and not self._backlog(own)
         if self._config.admission.is_on and wait_s is not None and not is_idle:
-            self._refuse_late(ask, tokens_ahead, wait_s, now)
+            self._refuse_late(ask, wait_s, now, is_promised=is_promised)
         if not self.guard.admits(own, ask.all_tokens, is_modest=ask.is_modest):
             raise self._refusal(ask, "guard", self._room_s(own, slo_s, tokens_ahead, now), now)
         own_s = self.prediction.own_s(ask.num_tokens)
@@ -151,8 +157,16 @@ class Overload:
         if self._config.admission.is_on:
             limit_s = ask.deadline_s if slo_s is None else min(slo_s + own_s, ask.deadline_s)
             first_by = now + limit_s
-        ttft_s = None if wait_s is None else wait_s + own_s
-        return Forecast(own, ask.num_tokens, line_s, ttft_s, first_by, slo_s, idle_s=self.idle_s)
+        return Forecast(
+            own,
+            ask.num_tokens,
+            line_s if counted is own else None,
+            None if wait_s is None else wait_s + own_s,
+            first_by,
+            slo_s,
+            idle_s=self.idle_s,
+            is_promised=is_promised,
+        )
 
     def took(self, ask: Ask, forecast: Forecast, now: float) -> None:
         """Count a request that was taken on."""
@@ -160,6 +174,8 @@ class Overload:
         self.guard.took(own, forecast.num_tokens)
         self.prediction.arrived(own, forecast.num_tokens, now)
         self.promises.redeem(ask.key, now)
+        if forecast.is_promised:
+            self._returned[own] += forecast.num_tokens
         if own is ServiceClass.CRITICAL:
             self._critical_until = now + self._config.admission.headroom_memory_s
 
@@ -205,6 +221,8 @@ class Overload:
         self._on_workers[forecast.service_class] += forecast.num_tokens
         forecast.is_on_worker = True
         own = forecast.service_class
+        if forecast.is_promised:
+            self._returned[own] -= forecast.num_tokens
         forecast.computing_s = prediction.computing_s(own, self._backlog(own), now)
 
     def first_token(self, forecast: Forecast, ttft_s: float, resided_s: float, now: float) -> None:
@@ -235,6 +253,8 @@ class Overload:
             self.guard.gave(forecast.service_class, forecast.num_tokens)
             if forecast.is_on_worker:
                 self._on_workers[forecast.service_class] -= forecast.num_tokens
+            elif forecast.is_promised:
+                self._returned[forecast.service_class] -= forecast.num_tokens
 
     def kept_share(self, service_class: ServiceClass, now: float) -> float:
         """Return which share of each worker is not for this class at the moment."""
@@ -286,28 +306,36 @@ class Overload:
         if forecast.line_s is not None and not is_limited:
             self.prediction.waited(forecast.service_class, forecast.line_s, waited_s)
 
-    def _refuse_late(self, ask: Ask, tokens_ahead: float, wait_s: float, now: float) -> None:
+    def _refuse_late(self, ask: Ask, wait_s: float, now: float, *, is_promised: bool) -> None:
         config, prediction = self._config.admission, self.prediction
         own = ask.claim.service_class
         slo_s = self._config.slo.of(own)
-        is_returning = self.promises.kept_by(ask.key, now) is not None
-        share = config.return_share if is_returning else config.deadline_share
+        share = config.return_share if is_promised else config.deadline_share
         bound_s = share * (ask.deadline_s - prediction.own_s(ask.num_tokens))
         if slo_s is not None:
             bound_s = min(bound_s, share * slo_s)
-        rate = prediction.class_rate(own, now)
-        if not is_returning and rate is not None:
-            promised = self.promises.ahead_tokens(ask.claim, max(bound_s, 0.0), rate, now)
-            wait_s += prediction.corrected_s(own, promised / rate)
+        counted = min(own, ServiceClass.DEFAULT) if is_promised else own
+        rate = prediction.class_rate(counted, now)
+        if is_promised:
+            before = self.promises.above_tokens(ask.claim, wait_s, now)
+        else:
+            before = self.promises.ahead_tokens(ask.claim, max(bound_s, 0.0), now)
+            if own is not ServiceClass.CRITICAL:
+                before += sum(self._returned[own + 1 : ServiceClass.BATCH])
+        if rate is not None:
+            wait_s += before / rate
         if wait_s > bound_s:
-            reason = "returned" if is_returning else "deadline"
-            raise self._refusal(ask, reason, wait_s - bound_s, now, wait_s)
+            reason = "returned" if is_promised else "deadline"
+            # Half of what may wait goes first, or whoever comes back would meet a full line.
+            raise self._refusal(ask, reason, wait_s - bound_s / 2, now, wait_s)
 
     def _refusal(
         self, ask: Ask, reason: str, room_in_s: float, now: float, wait_s: float | None = None
     ) -> RequestError:
         own = ask.claim.service_class
-        rate = self.prediction.class_rate(own, now)
+        # Promises keep room before whoever comes later, of whatever class but the critical one.
+        counted = min(own, ServiceClass.DEFAULT)
+        rate = self.prediction.class_rate(counted, now)
         if rate is None:
             retry_s = UNKNOWN_RETRY_S
         else:
@@ -318,7 +346,7 @@ class Overload:
                 ask.claim,
                 max(ask.all_tokens, usual_tokens),
                 room_in_s=max(room_in_s, 0.0),
-                tokens_per_s=rate / self.prediction.bias[own],
+                tokens_per_s=rate,
                 draw=ask.draw,
                 now=now,
             )

@@ -34,6 +34,9 @@ OVERLOADED: Final = "overloaded"
 """Code of errors that say that there is too much to do, and nothing of the request."""
 LEAST_WITHIN_S: Final = 1.0
 """For which a line is asked at the end of its batch's window, which ends it by itself."""
+MOST_WAIT_S: Final = 120.0
+"""For which a refused line keeps its place here, whatever it was told: who asks too early is told
+the rest."""
 LIMIT_MET: Final = 429
 """Status of a request that met a limit of its tenant, which is no fault of the request's."""
 HOLD_POLL_S: Final = 0.02
@@ -170,7 +173,8 @@ class BatchRunner:
             )
             if answer.code == OVERLOADED:
                 self._on_line("refused")
-                await trio.sleep(answer.retry_after_s or self._config.retry_s)
+                wait_s = answer.retry_after_s or self._config.retry_s
+                await trio.sleep(min(wait_s, MOST_WAIT_S))
                 continue
             attempt += 1
             if answer.status not in LATER or attempt >= self._config.max_line_attempts:

@@ -98,18 +98,25 @@ def test_jains_index(shares: list[float], index: float) -> None:
     assert jain(shares) == pytest.approx(index)
 
 
-def test_a_fleet_has_recovered_when_every_later_second_is_normal() -> None:
+def test_a_fleet_has_recovered_after_three_normal_seconds_in_a_row() -> None:
     slow = [whole(at_s=10.0 + at / 2, first_s=3.0) for at in range(4)]
     good = [whole(at_s=12.0 + at / 2) for at in range(6)]
     hiccup = [whole(at_s=13.2, first_s=9.0), whole(at_s=13.4, first_s=9.0)]
+    later = [whole(at_s=15.5), whole(at_s=16.5)]
     assert recovery_s(slow + good, ended_s=10.0, normal_s=0.2) == 3.0
     assert recovery_s(slow + good + hiccup[:1], ended_s=10.0, normal_s=0.2) == 3.0
-    assert recovery_s(slow + good + [*hiccup, whole(13.5, 9.0)], 10.0, 0.2) == 5.0
+    assert recovery_s(slow + good + [*hiccup, whole(13.5, 9.0)], 10.0, 0.2) is None
+    assert recovery_s(slow + good + [*hiccup, whole(13.5, 9.0), *later], 10.0, 0.2) == 5.0
+    assert recovery_s(slow + good + [whole(at_s=15.5, first_s=9.0)], 10.0, 0.2) == 3.0
     assert recovery_s(slow, ended_s=10.0, normal_s=0.2) is None
 
 
 def test_a_second_in_which_nobody_was_taken_is_not_normal() -> None:
-    outcomes = [whole(at_s=10.0), refused(at_s=11.0), whole(at_s=12.0)]
+    outcomes = [
+        whole(at_s=10.0),
+        refused(at_s=11.0),
+        *(whole(at_s=at) for at in (12.0, 13.0, 14.0)),
+    ]
     assert recovery_s(outcomes, ended_s=10.0, normal_s=0.2) == 3.0
 
 

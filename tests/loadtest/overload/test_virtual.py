@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from loadtest.overload import plan
@@ -10,8 +12,10 @@ from loadtest.overload.curves import draw
 from loadtest.overload.goals import counted, ratios, row
 from loadtest.overload.lab import Result, in_virtual_time
 from loadtest.overload.mechanisms import ALL, EVERYTHING, NOTHING, configured
-from loadtest.overload.outcomes import Fate, figures
+from loadtest.overload.modelled import COST, StepCost
+from loadtest.overload.outcomes import Fate, figures, taken_at_return
 from loadtest.overload.virtual_fleet import FleetShape
+from loadtest.overload.virtual_run import VirtualLoad, drive
 
 CAPACITY = 7.25
 """Requests per second of the lab's fleet, as `make overload` finds them."""
@@ -48,6 +52,32 @@ def test_at_twice_the_load_admission_keeps_what_is_lost_without_it() -> None:
     picture = draw(panels([row(with_all), row(without)]))
     assert EVERYTHING in picture
     assert NOTHING in picture
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cost", "rows", "capacity"),
+    [(COST, 32, CAPACITY), (StepCost(0.010, 0.002, 0.0002), 6, 11.0)],
+    ids=["bound by prefill", "bound by rows"],
+)
+def test_who_comes_back_when_told_to_is_taken(cost: StepCost, rows: int, capacity: float) -> None:
+    shape = FleetShape(cost=cost, max_num_seqs=rows)
+    shape = replace(shape, server=configured(shape.server, EVERYTHING))
+    arrivals = plan.steady(capacity, 2.0, 20.0, seed=1)
+    course = drive(shape, VirtualLoad(arrivals, do_return=True))
+    assert sum(outcome.again is not None for outcome in course.outcomes) > 100
+    share = taken_at_return(course.outcomes)
+    assert share is not None
+    assert share >= 0.9
+    assert not course.left
+
+
+@pytest.mark.slow
+def test_a_fleet_is_back_to_normal_within_seconds_of_a_surge() -> None:
+    times = plan.Times(surge_s=10.0, calm_s=12.0)
+    with_all = [one for one in plan.surge(CAPACITY, times) if one.mechanisms == EVERYTHING]
+    results = in_virtual_time(with_all, num_processes=0)
+    assert all(ratio.is_met for ratio in ratios(results).values())
 
 
 @pytest.mark.slow

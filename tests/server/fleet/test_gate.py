@@ -267,7 +267,7 @@ def test_who_was_refused_unread_is_reckoned_with_like_the_usual_request() -> Non
         one.prediction.ended(1.0, 200)
     with pytest.raises(RequestError):
         one.judge(Ask(Claim(), 1, DEADLINE_S, 7, is_unread=True), 10_000.0, 1.0)
-    assert one.promises.ahead_tokens(Claim(), math.inf, 1e-6, 1.0) == pytest.approx(100.0, rel=0.01)
+    assert one.promises.ahead_tokens(Claim(), math.inf, 1.0) == pytest.approx(200.0, rel=0.01)
 
 
 def test_what_is_promised_is_counted_only_where_something_is() -> None:
@@ -283,14 +283,12 @@ def test_what_is_promised_is_counted_only_where_something_is() -> None:
             draw=0.5,
             now=0.0,
         )
-    # A share of one half is expected to come; nothing is worked off meanwhile.
-    assert promises.ahead_tokens(claims[0], math.inf, 1e-9, 0.0) == pytest.approx(0.5 * 360)
+    # All are expected to come until it is seen that some do not.
+    assert promises.ahead_tokens(claims[0], math.inf, 0.0) == pytest.approx(360)
     before = 160 * 0.1 / 0.7  # the most that the other one's weight gives it meanwhile
-    assert promises.ahead_tokens(claims[1], math.inf, 1e-9, 0.0) == pytest.approx(
-        0.5 * (160 + before)
-    )
+    assert promises.ahead_tokens(claims[1], math.inf, 0.0) == pytest.approx(160 + before)
     promises.forget(math.inf)
-    assert promises.ahead_tokens(claims[0], math.inf, 1e-9, 0.0) == 0.0
+    assert promises.ahead_tokens(claims[0], math.inf, 0.0) == 0.0
 
 
 def test_who_waits_in_vain_is_swept_when_its_first_token_is_too_late() -> None:

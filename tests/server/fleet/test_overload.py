@@ -206,4 +206,4 @@ def test_the_same_draw_gives_the_same_wait_and_who_comes_early_keeps_its_place()
     promises.redeem(2, due)
     promises.forget(1e6)
     assert len(promises) == 0
-    assert promises.ahead_tokens(claim, 30.0, 100.0, 0.0) == 0.0
+    assert promises.ahead_tokens(claim, 30.0, 0.0) == 0.0
