@@ -154,6 +154,9 @@ def _of_tenants(by_case: dict[str, Result]) -> dict[str, Ratio]:
         found["tenant b's p99 TTFT beside a flood, over alone"] = Ratio(
             beside / alone, ceiling=1.10
         )
+        found["tenant b's requests not answered beside a flood"] = Ratio(
+            _not_answered(by_case["b beside a"]), ceiling=0.01
+        )
     if "equal weights" in by_case:
         got = tokens_by_tenant(counted(by_case["equal weights"]))
         found["Jain's index at equal weights"] = Ratio(jain(list(got.values())), floor=0.95)
@@ -170,8 +173,12 @@ def _of_tenants(by_case: dict[str, Result]) -> dict[str, Ratio]:
 
 def _of_b(result: Result) -> float:
     outcomes = [o for o in counted(result) if o.arrival.tenant == "b"]
-    waited = [o.end_s if o.first_s is None else o.first_s for o in outcomes]
-    return percentile(waited, 0.99) or 0.0
+    return percentile([o.first_s for o in outcomes if o.first_s is not None], 0.99) or 0.0
+
+
+def _not_answered(result: Result) -> float:
+    outcomes = [o for o in counted(result) if o.arrival.tenant == "b"]
+    return sum(o.first_s is None for o in outcomes) / max(len(outcomes), 1)
 
 
 def _goodput(result: Result) -> float:

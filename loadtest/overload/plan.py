@@ -31,6 +31,8 @@ SURGE_LOAD: Final = 3.0
 WEIGHTS: Final = {"one": 1.0, "two": 2.0, "four": 4.0}
 EQUAL_LOADS: Final = {"half": 0.5, "same": 1.0, "double": 2.0, "fourfold": 4.0}
 """Of the capacity; each of the four is more than the quarter that it is owed."""
+QUIET_TIMES: Final = 5
+"""As long as others: of what a tenant asks for that asks for little, the p99 is of few."""
 TRACES: Final = (
     "azure2023_conv.csv",
     "mooncake_conversation.jsonl",
@@ -162,26 +164,25 @@ def tenants(capacity: float, times: Times) -> list[Experiment]:
     """Return tenants who ask for more than their share: beside one who asks for less, beside one
     another with equal weights, and with weights of 1, 2 and 4."""
     seconds = times.whole_s
-    half = _of_tenant("b", capacity / 4, seconds)
-    flood = _of_tenant("a", 5 * capacity, seconds)
+    long = times.warm_s + QUIET_TIMES * times.counted_s
+    half = _of_tenant("b", capacity / 4, long)
+    flood = _of_tenant("a", 5 * capacity, long)
     equal = [_of_tenant(name, load * capacity, seconds) for name, load in EQUAL_LOADS.items()]
     weighted = [_of_tenant(name, 2 * capacity, seconds) for name in WEIGHTS]
     claims = {name: Claim(name, weight=weight) for name, weight in WEIGHTS.items()}
 
-    def one(case: str, name: str, *streams: Sequence[Arrival]) -> Experiment:
+    def one(case: str, name: str, end_s: float, *streams: Sequence[Arrival]) -> Experiment:
         arrivals = merged(*streams)
-        load = len(arrivals) / seconds / capacity
-        return Experiment(
-            "tenants", case, name, arrivals, times.warm_s, seconds, load, claims=claims
-        )
+        load = len(arrivals) / end_s / capacity
+        return Experiment("tenants", case, name, arrivals, times.warm_s, end_s, load, claims=claims)
 
     return [
-        one("b alone", EVERYTHING, half),
-        one("b beside a", EVERYTHING, half, flood),
-        one("b beside a", NOTHING, half, flood),
-        one("equal weights", EVERYTHING, *equal),
-        one("equal weights", NOTHING, *equal),
-        one("weights 1:2:4", EVERYTHING, *weighted),
+        one("b alone", EVERYTHING, long, half),
+        one("b beside a", EVERYTHING, long, half, flood),
+        one("b beside a", NOTHING, long, half, flood),
+        one("equal weights", EVERYTHING, seconds, *equal),
+        one("equal weights", NOTHING, seconds, *equal),
+        one("weights 1:2:4", EVERYTHING, seconds, *weighted),
     ]
 
 
