@@ -18,6 +18,7 @@ from server.generation import (
     FinishReason,
     GenerationRequest,
 )
+from triolet.config_overload import SloConfig
 from triolet.errors import RequestError
 from triolet.service_class import DEFAULT_CLAIM, Claim
 from triolet.units import SECONDS
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from server.generation import Event
     from triolet.sampling import SamplingParams
 
+SLO: Final = SloConfig()
+"""The servers'."""
 DEADLINE_S: Final = 120 * SECONDS
 """Beyond every run: a request that ends by its deadline was stuck."""
 RETRY_S: Final = 1 * SECONDS
@@ -114,6 +117,7 @@ class Client:
         self._others = others
         self._text: list[str] = []
         self._expected = expected_ids(wish)
+        self._asked_at = 0.0
 
     def __str__(self) -> str:
         return f"client {self.wish.number} ({self.request_id.hex()[:8]})"
@@ -158,7 +162,7 @@ class Client:
                     self._report(f"{self} was refused: {error.code} {error.message}")
                 await trio.sleep(RETRY_S)
             else:
-                self.request_id = request_id
+                self.request_id, self._asked_at = request_id, trio.current_time()
                 return stream
 
     @property
@@ -224,12 +228,20 @@ class Client:
         if end.usage.completion_tokens != len(self._expected):
             self._report(f"{self} is to pay for {end.usage.completion_tokens} tokens")
 
+    def _is_late(self) -> bool:
+        """Return whether its first token may be past what its class is promised: what of that is
+        left depends on how slow the workers are found to be."""
+        slo_s = SLO.of(self.wish.claim.service_class)
+        waited_s = trio.current_time() - self._asked_at
+        return slo_s is not None and not self.token_ids and waited_s >= slo_s / 2
+
     def _check_failure(self, error: RequestError) -> None:
         is_fair = {
             "cancelled": self.left_at is not None,
             "request_timeout": self.wish.stalls_at is not None,
             "no_worker": True,
             "quarantined": True,
+            "overloaded": self._is_late(),
         }
         if not is_fair.get(error.code, False):
             self._report(f"{self} failed without reason: {error.code} {error.message}")
