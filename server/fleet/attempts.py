@@ -85,7 +85,7 @@ class Attempts:
         now: float,
     ) -> None:
         self.line: FairQueue[Sequence] = FairQueue(config.queue)
-        self.gate = Gate(config.overload, workers, self.line, observer.overload, now)
+        self.gate = Gate(config, workers, self.line, observer.overload, now)
         self.recovery = Recovery(config, workers, observer, now)
         self._config = config
         self._workers = workers

@@ -15,20 +15,21 @@ from triolet.service_class import ServiceClass
 
 from . import ends
 from .accounting import Outcome
+from .forecast import Ask
 from .newcomer import is_modest
-from .overload import Ask, Overload
+from .overload import Overload
 from .prediction import Capacity
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from triolet.config_overload import OverloadConfig
+    from triolet.config import ServerConfig
     from triolet.service_class import Claim
 
     from ..generation import GenerationRequest
     from .fair_queue import FairQueue
+    from .forecast import Forecast
     from .observer import OverloadObserver
-    from .overload import Forecast
     from .sequence import Sequence as RunningSequence
     from .workers import Worker
 
@@ -42,7 +43,7 @@ class Gate:
     """The gate of one server.
 
     Args:
-      config: of overload.
+      config: bounds, and which mechanisms are on.
       workers: every worker there is or will be.
       line: who waits for them.
       observer: told of refusals and levels.
@@ -54,13 +55,13 @@ class Gate:
 
     def __init__(
         self,
-        config: OverloadConfig,
+        config: ServerConfig,
         workers: tuple[Worker, ...],
         line: FairQueue[RunningSequence],
         observer: OverloadObserver,
         now: float,
     ) -> None:
-        self.overload = Overload(config, observer, now)
+        self.overload = Overload(config.overload, observer, now, config.routing.overtaken_s)
         self._workers = workers
         self._line = line
         self._swept_at = now

@@ -7,14 +7,16 @@ numbers are handed in.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+import math
+from typing import TYPE_CHECKING, Final
 
 from triolet.errors import overloaded
 from triolet.service_class import ServiceClass
 
 from .brownout import Brownout
+from .forecast import Forecast
 from .guard import Guard
+from .on_workers import OnWorkers, Prompt
 from .prediction import Prediction
 from .promises import Promises
 from .status import OverloadStatus
@@ -24,79 +26,13 @@ if TYPE_CHECKING:
 
     from triolet.config_overload import OverloadConfig
     from triolet.errors import RequestError
-    from triolet.service_class import Claim
 
+    from .forecast import Ask
     from .observer import OverloadObserver
     from .prediction import Capacity
 
 UNKNOWN_RETRY_S: Final = 1.0
 """When a refused client should come back where nothing is known of the pace."""
-
-
-class Ask(NamedTuple):
-    """What is decided upon.
-
-    Attributes:
-      claim: whose it is, and of which class.
-      num_tokens: of its prompt, or the least that it may have.
-      deadline_s: within which all of it has to be done.
-      key: names what it asks for, whoever asks again; 0 for nothing.
-      draw: between 0 and 1, at random.
-      together_tokens: of all prompts that come in one request with it; 0 if it comes alone.
-      is_unread: its prompt was not looked at yet.
-      is_modest: its tenant asks for less than its share, beside others.
-    """
-
-    claim: Claim
-    num_tokens: int
-    deadline_s: float
-    key: int = 0
-    draw: float = 0.5
-    together_tokens: int = 0
-    is_unread: bool = False
-    is_modest: bool = False
-
-    @property
-    def all_tokens(self) -> int:
-        """Prompt tokens that come if it is taken on."""
-        return max(self.num_tokens, self.together_tokens)
-
-
-@dataclass(slots=True)
-class Forecast:
-    """What was expected of a request that was taken on, to learn from.
-
-    Attributes:
-      service_class: whose deadline it has.
-      num_tokens: of its prompt.
-      line_s: predicted wait in the line, uncorrected; None if nothing was known.
-      ttft_s: predicted first token; None likewise.
-      first_token_by: after which its first token is worth nothing; None for never.
-      slo_s: of its class; None for none.
-      computing_s: what workers had to compute before its first token, at dispatch.
-      idle_s: in which no worker could have taken anybody, before it came.
-      is_owed: it has neither a first token nor an end.
-      is_on_worker: it was dispatched.
-      is_promised: it came back when it was told to.
-    """
-
-    service_class: ServiceClass
-    num_tokens: int
-    line_s: float | None
-    ttft_s: float | None
-    first_token_by: float | None
-    slo_s: float | None
-    computing_s: float = 0.0
-    idle_s: float = 0.0
-    is_owed: bool = True
-    is_on_worker: bool = False
-    is_promised: bool = False
-
-    def of_sibling(self, due: float) -> Forecast:
-        """Return what is expected of another one of the same request, which waits for its siblings
-        and is due with the answer: nothing is to be learnt from how long that is."""
-        by = None if self.first_token_by is None else due
-        return replace(self, line_s=None, ttft_s=None, first_token_by=by, slo_s=None)
 
 
 class Overload:
@@ -106,6 +42,7 @@ class Overload:
       config: bounds, and which mechanisms are on.
       observer: told of what happens.
       now: the time of the start.
+      overtaken_s: of computing; a prompt that takes longer is overtaken on workers.
 
     Attributes:
       prediction: of waits.
@@ -115,7 +52,13 @@ class Overload:
       idle_s: in which no worker could have taken anybody, in all.
     """
 
-    def __init__(self, config: OverloadConfig, observer: OverloadObserver, now: float) -> None:
+    def __init__(
+        self,
+        config: OverloadConfig,
+        observer: OverloadObserver,
+        now: float,
+        overtaken_s: float = math.inf,
+    ) -> None:
         self.prediction = Prediction(now)
         self.promises = Promises(config.admission.max_promises)
         self.brownout = Brownout(config.brownout, now)
@@ -124,7 +67,7 @@ class Overload:
         self._observer = observer
         self.idle_s = 0.0
         self._critical_until = now
-        self._on_workers = [0] * len(ServiceClass)
+        self._on_workers = OnWorkers(overtaken_s)
         self._returned = [0] * len(ServiceClass)  # prompt tokens of those that wait again
 
     def judge(self, ask: Ask, tokens_ahead: float, now: float) -> Forecast:
@@ -146,8 +89,8 @@ class Overload:
         line_s = self.prediction.wait_s(counted, tokens_ahead, now)
         if self.brownout.refuses(own, ask.num_tokens, is_modest=ask.is_modest):
             raise self._refusal(ask, "brownout", self._room_s(own, slo_s, tokens_ahead, now), now)
-        wait_s = self._wait_s(counted, line_s, now)
-        is_idle = tokens_ahead <= 0 and not self._backlog(own)
+        wait_s = self._wait_s(counted, line_s, now, ask.num_tokens)
+        is_idle = tokens_ahead <= 0 and not self._backlog(own, ask.num_tokens)
         if self._config.admission.is_on and wait_s is not None and not is_idle:
             self._refuse_late(ask, wait_s, now, is_promised=is_promised)
         if not self.guard.admits(own, ask.all_tokens, is_modest=ask.is_modest):
@@ -186,7 +129,7 @@ class Overload:
         own = forecast.service_class
         # A restart of workers is no overload: whoever waited for it is still to be served.
         now -= self.idle_s - forecast.idle_s
-        backlog = self._backlog(own)
+        backlog = self._backlog(own, forecast.num_tokens)
         if not backlog:
             return now > forecast.first_token_by
         # Its own prompt as it was reckoned with when it was taken on.
@@ -218,12 +161,14 @@ class Overload:
         if forecast.line_s is not None and not is_limited:
             prediction.waited(forecast.service_class, forecast.line_s, waited_s)
         prediction.running_tokens += forecast.num_tokens
-        self._on_workers[forecast.service_class] += forecast.num_tokens
-        forecast.is_on_worker = True
+        forecast.on_worker = self._prompt(forecast.service_class, forecast.num_tokens)
+        self._on_workers.add(forecast.on_worker)
         own = forecast.service_class
         if forecast.is_promised:
             self._returned[own] -= forecast.num_tokens
-        forecast.computing_s = prediction.computing_s(own, self._backlog(own), now)
+        forecast.computing_s = prediction.computing_s(
+            own, self._backlog(own, forecast.num_tokens), now
+        )
 
     def first_token(self, forecast: Forecast, ttft_s: float, resided_s: float, now: float) -> None:
         """Learn from a first token, `resided_s` after dispatch."""
@@ -241,7 +186,7 @@ class Overload:
     def ended(self, forecast: Forecast, held_s: float | None) -> None:
         """Count out a sequence; `held_s` is how long it had a row until its good end."""
         self._settle(forecast)
-        if forecast.is_on_worker:
+        if forecast.on_worker is not None:
             self.prediction.running_tokens -= forecast.num_tokens
             if held_s is not None:
                 self.prediction.ended(held_s, forecast.num_tokens)
@@ -251,8 +196,8 @@ class Overload:
         if forecast.is_owed:
             forecast.is_owed = False
             self.guard.gave(forecast.service_class, forecast.num_tokens)
-            if forecast.is_on_worker:
-                self._on_workers[forecast.service_class] -= forecast.num_tokens
+            if forecast.on_worker is not None:
+                self._on_workers.remove(forecast.on_worker)
             elif forecast.is_promised:
                 self._returned[forecast.service_class] -= forecast.num_tokens
 
@@ -368,17 +313,24 @@ class Overload:
         wait_s = self._wait_s(own, self.prediction.wait_s(own, tokens_ahead, now), now)
         return UNKNOWN_RETRY_S if wait_s is None else max(wait_s - (slo_s or 0.0) / 2, 1.0)
 
-    def _wait_s(self, own: ServiceClass, line_s: float | None, now: float) -> float | None:
-        """Return all that a first token waits for but its own prompt."""
+    def _wait_s(
+        self, own: ServiceClass, line_s: float | None, now: float, num_tokens: int = 1
+    ) -> float | None:
+        """Return all that the first token of such a prompt waits for but the prompt itself."""
         if line_s is None:
             return None
-        after_s = self.prediction.residence_s(own, self._backlog(own), now)
+        after_s = self.prediction.residence_s(own, self._backlog(own, num_tokens), now)
         return self.prediction.corrected_s(own, line_s) + after_s
 
-    def _backlog(self, own: ServiceClass) -> int:
-        """Return the prompt tokens on workers that are computed before a newcomer's: of its class
-        and those above, and of whatever else uses the workers."""
-        return self.prediction.capacity.foreign_tokens + sum(self._on_workers[: own + 1])
+    def _backlog(self, own: ServiceClass, num_tokens: int = 1) -> int:
+        """Return the prompt tokens on workers that are computed before a newcomer's, and those of
+        whatever else uses the workers."""
+        before = self._on_workers.before(self._prompt(own, num_tokens))
+        return self.prediction.capacity.foreign_tokens + before
+
+    def _prompt(self, own: ServiceClass, num_tokens: int) -> Prompt:
+        rate = self.prediction.capacity.fastest_tokens_per_s
+        return self._on_workers.prompt(own, num_tokens, rate)
 
     def _pressure(self, own: ServiceClass, tokens_ahead: float, now: float) -> float:
         if tokens_ahead <= 0 and not self._backlog(own):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ..generation import FinishReason, GenerationRequest
     from .dispatch import Pair
-    from .overload import Forecast
+    from .forecast import Forecast
     from .relay import Relay
     from .workers import Worker
 

@@ -14,8 +14,9 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
+from server.fleet.forecast import Ask
 from server.fleet.observer import SilentOverloadObserver
-from server.fleet.overload import Ask, Overload
+from server.fleet.overload import Overload
 from server.fleet.prediction import Capacity
 from triolet.errors import RequestError
 from triolet.service_class import Claim, ServiceClass

@@ -11,13 +11,15 @@ from server.embedding import EmbeddingRequest
 from server.fleet.brownout import Level
 from server.fleet.due import due_at
 from server.fleet.fair_queue import FairQueue
+from server.fleet.forecast import Ask
 from server.fleet.gate import Gate
 from server.fleet.guard import LEAST_SAMPLES, Guard
 from server.fleet.observer import SilentOverloadObserver
-from server.fleet.overload import Ask, Overload
+from server.fleet.overload import Overload
 from server.fleet.phases import Phase
 from server.fleet.prediction import Capacity
 from server.fleet.promises import Promises
+from triolet.config import ServerConfig
 from triolet.config_overload import (
     AdmissionConfig,
     BrownoutConfig,
@@ -56,7 +58,7 @@ class Scene:
         self.line: FairQueue[str] = FairQueue(QueueConfig())
         self.line.note_pools(10**6, rows)
         self.gate = Gate(
-            OverloadConfig(),
+            ServerConfig("", "tiny", (), ()),
             world.workers,
             self.line,  # type: ignore[arg-type]
             SilentOverloadObserver(),
@@ -95,6 +97,25 @@ def served(one: Overload, num_tokens: int, ttft_s: float, now: float) -> None:
     one.dispatched(forecast, 0.0, has_waited=False, now=now)
     one.first_token(forecast, ttft_s, ttft_s, now + ttft_s)
     one.ended(forecast, 1.0)
+
+
+def test_nobody_is_refused_for_a_long_prompt_that_it_overtakes() -> None:
+    config = OverloadConfig(SloConfig(10.0, 10.0, 10.0))
+    one = Overload(config, SilentOverloadObserver(), 0.0, overtaken_s=1.0)
+    one.sweep(Capacity(64, 100.0, 100.0), lambda _: 0.0, 0.0)
+    long = Ask(Claim(), 5000, DEADLINE_S)
+    forecast = one.judge(long, 0.0, 0.0)
+    one.took(long, forecast, 0.0)
+    one.dispatched(forecast, 0.0, has_waited=False, now=0.0)
+    short = one.judge(Ask(Claim(), 100, DEADLINE_S), 0.0, 0.0)
+    assert short.ttft_s == pytest.approx(1.0)
+    with pytest.raises(RequestError, match="too late"):
+        one.judge(Ask(Claim(), 101, DEADLINE_S), 0.0, 0.0)  # as long as to wait for its turn
+    lower = Claim(service_class=ServiceClass.SHEDDABLE)
+    with pytest.raises(RequestError, match="too late"):
+        one.judge(Ask(lower, 100, DEADLINE_S), 0.0, 0.0)
+    one.first_token(forecast, 50.0, 50.0, 50.0)
+    one.judge(Ask(lower, 100, DEADLINE_S), 0.0, 50.0)
 
 
 @pytest.mark.parametrize("max_running", [1, None])
