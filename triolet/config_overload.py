@@ -65,8 +65,9 @@ class AdmissionConfig:
     return_share: float = 0.9
     """The same for a client that comes back when it was told to: the difference is kept for it."""
     max_promises: int = 50_000
-    """Clients told when to come back whose coming is reckoned with: 15 MiB. Beyond, they are told
-    as well, and find what they find."""
+    """Clients told when to come back whose coming is reckoned with: 25 MiB, some more with a
+    thousand tenants. A tenant has at most as many as are left, so that one alone has half of them.
+    Beyond, clients are told as well, and find what they find."""
     headroom_share: float = 0.125
     """Of a worker's rows, blocks and waiting tokens, kept for the critical class while it is used:
     enough for what comes before the next row is free."""

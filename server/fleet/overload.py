@@ -18,7 +18,7 @@ from .forecast import Forecast
 from .guard import Guard
 from .on_workers import OnWorkers, Prompt
 from .prediction import Prediction
-from .promises import Promises
+from .promises import MOST_S, PATIENCE_S, Promises
 from .status import OverloadStatus
 
 if TYPE_CHECKING:
@@ -286,14 +286,18 @@ class Overload:
         else:
             # A prompt that nobody has looked at is as long as others are.
             usual_tokens = round(self.prediction.prompt_tokens) if ask.is_unread else 0
+            # What would be late with nobody before it can be taken on at no time.
+            own_s = self.prediction.own_s(max(ask.num_tokens, usual_tokens))
             retry_s = self.promises.promise(
-                ask.key,
+                ask.key if own_s < ask.deadline_s else 0,
                 ask.claim,
                 max(ask.all_tokens, usual_tokens),
                 room_in_s=max(room_in_s, 0.0),
                 tokens_per_s=rate,
                 draw=ask.draw,
                 now=now,
+                # Brownout may be over at any time, however many it refuses.
+                most_s=PATIENCE_S if reason == "brownout" else MOST_S,
             )
         self._observer.refused(reason, own)
         what = {

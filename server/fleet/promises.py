@@ -1,20 +1,23 @@
 """Who was told to come back, and when: a line outside the door, in which nobody has to stand.
 
-Pure. A refused client is told when there will be room for it: behind all who were told before. What
-was promised counts as load to whoever comes anew, so that there is room when they return; they are
-known again by what they ask for. How many do come is learnt, for a promise that nobody keeps would
-leave capacity idle. Knows no queue.
+Pure. A refused client is told when there will be room for it: behind what its tenant was promised
+before, and behind what others were as far as their shares go. What was promised counts as load to
+whoever comes anew, so that there is room when they return; they are known again by what they ask
+for. How many do come is learnt, for a promise that nobody keeps would leave capacity idle. Knows no
+queue.
 """
 
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from triolet.service_class import ServiceClass
 from triolet.units import MILLISECONDS, SECONDS
 
-from .bookings import SLOT_S, Bookings
+from .bookings import Bookings
+from .expected import Horizon
+from .promised import Promise, Promised
 
 if TYPE_CHECKING:
     from triolet.service_class import Claim
@@ -22,13 +25,15 @@ if TYPE_CHECKING:
 EARLY_S: Final = 50 * MILLISECONDS
 """Before it was told to a client is still in time: clocks and rounding."""
 GRACE_S: Final = 3 * SECONDS
-"""After it a client is waited for: `Retry-After` has whole seconds, and networks take their
+"""After it a client is still in time: `Retry-After` has whole seconds, and networks take their
 time."""
 TRUST: Final = 0.03
 """How far one client that comes, or does not, moves what is expected of the others."""
 FIRST_SHARE: Final = 1.0
 """Of those told who are expected, before anything is known: a burst is over before anybody can have
-come back from it, and that nobody does is learnt within a second of overload."""
+come back from it. That nobody does is learnt when the first of them are late by `GRACE_S`: within
+seconds of those who were told little, after minutes of those who were told more than
+`PATIENCE_S`."""
 LEAST_JITTER: Final = 0.8
 MOST_JITTER: Final = 1.3
 """Of the predicted time, what a client is told: those refused together do not come together."""
@@ -38,30 +43,15 @@ PATIENCE_S: Final = 120 * SECONDS
 """Official clients do not retry at all when told to wait longer; others do. So what is expected of
 those who were told less says nothing of those who were told more."""
 MOST_S: Final = 3600 * SECONDS
-"""Nobody is told more: what a line of this length is told makes no difference to anybody."""
-
-
-class Promise(NamedTuple):
-    """One client that was told to come back.
-
-    Attributes:
-      due: when.
-      claim: whose it is.
-      num_tokens: of its prompt, as far as was known.
-      is_far: it was told to wait for longer than most do.
-    """
-
-    due: float
-    claim: Claim
-    num_tokens: int
-    is_far: bool
+"""Nobody is told more, nor promised anything then."""
 
 
 class Promises:
     """All of one server.
 
     Args:
-      max_promises: that are remembered.
+      max_promises: that are remembered; a tenant may have as many as are left, so that there is
+        always room for another one's.
 
     Attributes:
       shown_shares: of those told who are expected to come: of those who were told to wait for at
@@ -73,9 +63,7 @@ class Promises:
         self._max_promises = max_promises
         self._by_key: dict[int, Promise] = {}
         self._bookings = Bookings(MOST_S)
-        self._slots: dict[int, list[list[float]]] = {}  # tokens: near and far, by class
-        self._tenants: dict[str, tuple[float, float]] = {}  # tokens, weight
-        self._tokens = self._weights = 0.0  # of all tenants
+        self._promised = Promised()
         self._forget_at: list[tuple[float, int]] = []  # a heap; what was redeemed is still in it
 
     def __len__(self) -> int:
@@ -106,17 +94,20 @@ class Promises:
         tokens_per_s: float,
         draw: float,
         now: float,
+        most_s: float = MOST_S,
     ) -> float:
-        """Return after how many seconds a refused client should come back, and remember that.
+        """Return after how many seconds a refused client should come back, and remember that. Room
+        is booked only for those who are remembered.
 
         Args:
-          key: names what it asks for; 0 for nothing that could be known again.
+          key: names what it asks for; 0 for nothing that could be known again, or taken on.
           claim: whose it is.
           num_tokens: of its prompt.
           room_in_s: when those who wait now will have made room for it.
           tokens_per_s: at which work is done that the critical class leaves.
           draw: between 0 and 1, at random.
           now: the time.
+          most_s: that it is told. Beyond, nothing is promised.
         """
         standing = self._by_key.get(key)
         if standing is not None and standing.due - now > EARLY_S:
@@ -127,11 +118,16 @@ class Promises:
         jitter = LEAST_JITTER + (MOST_JITTER - LEAST_JITTER) * draw
         work_s = num_tokens / max(tokens_per_s, 1e-3)
         own = claim.service_class
-        line_s = self._bookings.line_s(own, room_in_s, now)
-        is_far = jitter * line_s > PATIENCE_S
-        done_s = self._bookings.book(own, room_in_s, self.shown_shares[is_far] * work_s, now)
-        wait_s = min(max(jitter * (done_s + work_s), LEAST_S), MOST_S)
-        if key and len(self._by_key) < self._max_promises:
+        line_s = self._bookings.begin_s(own, room_in_s, now) - room_in_s
+        line_s *= self._promised.share_of_line(claim)
+        done_s = room_in_s + line_s + work_s
+        last_s = most_s / MOST_JITTER
+        wait_s = max(jitter * min(done_s, last_s), LEAST_S)
+        num_left = self._max_promises - len(self)
+        if key and done_s <= last_s and self._promised.number(claim.tenant) < num_left:
+            is_far = wait_s > PATIENCE_S
+            # Whoever is told less than the class's line is long still takes room from all of it.
+            self._bookings.book(own, room_in_s, self.shown_shares[is_far] * work_s, now)
             self._keep(key, Promise(now + wait_s, claim, num_tokens, is_far))
         return wait_s
 
@@ -147,16 +143,14 @@ class Promises:
           within_s: how long it may wait.
           now: the time.
         """
-        if not self._slots:
-            return 0.0
         own = claim.service_class
         least = own if own is ServiceClass.CRITICAL else max(own, ServiceClass.SHEDDABLE)
-        return self._share_before(claim) * self._due_tokens(least + 1, within_s, now)
+        return self._promised.ahead_tokens(claim, least + 1, self._horizon(within_s, now))
 
     def above_tokens(self, claim: Claim, within_s: float, now: float) -> float:
         """Return the tokens of higher classes that will be there within some seconds, because they
         are promised too: they go before one that was let in."""
-        return self._due_tokens(claim.service_class, within_s, now)
+        return self._promised.tokens(claim.service_class, self._horizon(within_s, now))
 
     def forget(self, now: float) -> None:
         """Drop promises to clients that did not come."""
@@ -167,60 +161,19 @@ class Promises:
                 self._learn(promise, 0.0)
                 self._drop(key, promise)
 
-    def _due_tokens(self, num_classes: int, within_s: float, now: float) -> float:
-        """Return the tokens of the highest classes that are expected within some seconds."""
-        slots = self._slots
-        first = int(now / SLOT_S)
-        last = first + within_s / SLOT_S
-        if last - first < len(slots):
-            found = [slots[slot] for slot in range(first, int(last) + 1) if slot in slots]
-        else:
-            found = [tokens for slot, tokens in slots.items() if first <= slot <= last]
-        return sum(
-            share * sum(tokens[:num_classes])
-            for slot in found
-            for share, tokens in zip(self.shown_shares, slot, strict=True)
-        )
+    def _horizon(self, within_s: float, now: float) -> Horizon:
+        """Return who will be there within some seconds. Nothing is kept for those that are late:
+        they find room all the same, and it would leave a twentieth of the capacity idle."""
+        return Horizon(now, now + within_s, self.shown_shares)
 
     def _keep(self, key: int, promise: Promise) -> None:
         self._by_key[key] = promise
         heapq.heappush(self._forget_at, (promise.due + GRACE_S, key))
-        slot = self._slots.setdefault(
-            int(promise.due / SLOT_S), [[0.0] * len(ServiceClass) for _ in self.shown_shares]
-        )
-        slot[promise.is_far][promise.claim.service_class] += promise.num_tokens
-        tokens, weight = self._tenants.get(promise.claim.tenant, (0.0, 0.0))
-        self._tenants[promise.claim.tenant] = (tokens + promise.num_tokens, promise.claim.weight)
-        self._tokens += promise.num_tokens
-        self._weights += promise.claim.weight - weight
+        self._promised.add(promise)
 
     def _drop(self, key: int, promise: Promise) -> None:
         del self._by_key[key]
-        number = int(promise.due / SLOT_S)
-        slot = self._slots[number]
-        slot[promise.is_far][promise.claim.service_class] -= promise.num_tokens
-        if not any(map(any, slot)):
-            del self._slots[number]
-        tenant = promise.claim.tenant
-        tokens, weight = self._tenants[tenant]
-        self._tokens -= promise.num_tokens
-        if tokens <= promise.num_tokens:
-            del self._tenants[tenant]
-            self._weights = self._weights - weight if self._tenants else 0.0
-        else:
-            self._tenants[tenant] = (tokens - promise.num_tokens, weight)
-
-    def _share_before(self, claim: Claim) -> float:
-        """Return which part of what is promised goes before a newcomer's tenant: all of it, unless
-        others were promised more than their weights give them beside it."""
-        own, weight = self._tenants.get(claim.tenant, (0.0, claim.weight))
-        others, weights = self._tokens - own, self._weights
-        if claim.tenant not in self._tenants:
-            weights += weight
-        if others <= 0.0:
-            return 1.0
-        before = min(others, own * (weights - weight) / weight)
-        return (own + before) / (own + others)
+        self._promised.remove(promise)
 
     def _learn(self, promise: Promise, came: float) -> None:
         believed = self.shown_shares[promise.is_far]

@@ -8,6 +8,7 @@ import pytest
 
 from loadtest.overload import plan
 from loadtest.overload.__main__ import panels
+from loadtest.overload.arrivals import merged
 from loadtest.overload.curves import draw
 from loadtest.overload.goals import counted, ratios, row
 from loadtest.overload.lab import Result, in_virtual_time
@@ -16,6 +17,7 @@ from loadtest.overload.modelled import COST, StepCost
 from loadtest.overload.outcomes import Fate, figures, taken_at_return
 from loadtest.overload.virtual_fleet import FleetShape
 from loadtest.overload.virtual_run import VirtualLoad, drive
+from triolet.service_class import ServiceClass
 
 CAPACITY = 7.25
 """Requests per second of the lab's fleet, as `make overload` finds them."""
@@ -70,6 +72,28 @@ def test_who_comes_back_when_told_to_is_taken(cost: StepCost, rows: int, capacit
     assert share is not None
     assert share >= 0.9
     assert not course.left
+
+
+@pytest.mark.slow
+def test_who_comes_back_when_told_to_is_taken_also_beside_a_flood() -> None:
+    shape = FleetShape()
+    shape = replace(shape, server=configured(shape.server, EVERYTHING))
+    streams = (
+        [replace(one, tenant=name) for one in plan.steady(load * CAPACITY, 1.0, 10.0, seed=6)]
+        for name, load in (("flood", 4.0), ("other", 1.0))
+    )
+    course = drive(shape, VirtualLoad(merged(*streams), do_return=True))
+    others = [outcome for outcome in course.outcomes if outcome.arrival.tenant == "other"]
+    assert sum(outcome.again is not None for outcome in others) > 10
+    share = taken_at_return(others)
+    assert share is not None
+    assert share >= 0.9
+    longest_s = dict.fromkeys(("flood", "other"), 0.0)
+    for outcome in course.outcomes:
+        name, wait_s = outcome.arrival.tenant, outcome.retry_after_s or 0.0
+        if outcome.arrival.service_class is ServiceClass.DEFAULT:
+            longest_s[name] = max(longest_s[name], wait_s)
+    assert longest_s["other"] <= 0.5 * longest_s["flood"]
 
 
 @pytest.mark.slow

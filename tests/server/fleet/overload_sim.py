@@ -7,6 +7,7 @@ are told to, or not. Everything that decides is production's; what computes is a
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections import Counter
 from dataclasses import dataclass, field
@@ -85,7 +86,7 @@ class FleetSim:
       rows: of decode.
       token_s: of an output token.
       comes_back: share of refused clients that return when they were told.
-      is_patient: nobody leaves at the deadline of his first token.
+      is_rounding: they wait for whole seconds, as `Retry-After` has them.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class FleetSim:
         rows: int = 32,
         token_s: float = 0.01,
         comes_back: float = 0.0,
+        is_rounding: bool = False,
     ) -> None:
         self.config = config
         self.report = Report()
@@ -108,6 +110,7 @@ class FleetSim:
         self._random = random.Random(seed)
         self._token_s = token_s
         self._comes_back = comes_back
+        self._is_rounding = is_rounding
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count(1)
         self._line: list[tuple[int, int, Client]] = []
@@ -184,7 +187,9 @@ class FleetSim:
             self.report.refused[client.service_class] += 1
             client.times_told += 1
             if self._random.random() < self._comes_back:
-                self.at(self.now + (error.retry_after_s or 0.0), partial(self._come, client))
+                wait_s = error.retry_after_s or 0.0
+                wait_s = math.ceil(wait_s) if self._is_rounding else wait_s
+                self.at(self.now + wait_s, partial(self._come, client))
             return
         self.report.returned_in += client.times_told > 0
         self.overload.took(ask, forecast, self.now)

@@ -32,9 +32,17 @@ SECONDS = 30.0
 C = ServiceClass
 
 
-def fleet(config: OverloadConfig, bound_by: str, comes_back: float = 0.0) -> FleetSim:
+def fleet(
+    config: OverloadConfig, bound_by: str, comes_back: float = 0.0, *, is_rounding: bool = False
+) -> FleetSim:
     rows, tokens_per_s = BOUND_BY[bound_by]
-    return FleetSim(config, rows=rows, tokens_per_s=tokens_per_s, comes_back=comes_back)
+    return FleetSim(
+        config,
+        rows=rows,
+        tokens_per_s=tokens_per_s,
+        comes_back=comes_back,
+        is_rounding=is_rounding,
+    )
 
 
 def goodput(config: OverloadConfig, bound_by: str, load: float) -> float:
@@ -79,8 +87,11 @@ def test_every_critical_request_is_in_time(bound_by: str) -> None:
 
 @pytest.mark.parametrize("bound_by", BOUND_BY)
 @pytest.mark.parametrize("comes_back", [0.5, 1.0])
-def test_clients_that_wait_as_told_are_let_in(bound_by: str, comes_back: float) -> None:
-    sim = fleet(ON, bound_by, comes_back)
+@pytest.mark.parametrize("is_rounding", [False, True])
+def test_clients_that_wait_as_told_are_let_in(
+    bound_by: str, comes_back: float, *, is_rounding: bool
+) -> None:
+    sim = fleet(ON, bound_by, comes_back, is_rounding=is_rounding)
     sim.offer(1.5, SECONDS)
     sim.run(SECONDS)
     report = sim.finish()
