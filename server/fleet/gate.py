@@ -6,6 +6,7 @@ of these; decides nothing itself.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 from transport.frames import EndReason
@@ -74,13 +75,14 @@ class Gate:
         """
         asks = [_ask(request) for request in requests]
         together = sum(ask.num_tokens for ask in asks)
+        sizes = [(len(request.prompt_ids), request.sampling.max_tokens) for request in requests]
         forecasts: list[Forecast] = []
         for request, one in zip(requests, asks, strict=True):
             due = now + request.deadline_s
             ahead = self._line.tokens_ahead(
                 request.claim, request.priority, due, one.num_tokens, request.sampling.max_tokens
             )
-            spares = is_modest(self._line, request.claim, together)
+            spares = is_modest(self._line, request.claim, sizes)
             ask = one._replace(together_tokens=together, is_modest=spares)
             forecast = self.overload.judge(ask, ahead, now)
             # One answer holds them all: it begins with the first, and the others may take as long.
@@ -103,13 +105,14 @@ class Gate:
             key,
             _draw(request_id),
             is_unread=True,
-            is_modest=self.is_modest(claim),
+            is_modest=self.is_modest(claim, LEAST_TOKENS),
         )
         self.overload.judge(ask, ahead, now)
 
-    def is_modest(self, claim: Claim) -> bool:
-        """Return whether a claim's tenant asks for less than its share, beside others."""
-        return is_modest(self._line, claim)
+    def is_modest(self, claim: Claim, prompt_tokens: int) -> bool:
+        """Return whether a claim's tenant asks for less than its share, beside others, and still
+        does with such a prompt."""
+        return is_modest(self._line, claim, [(prompt_tokens, math.inf)])
 
     def took(self, sequence: RunningSequence, forecast: Forecast, now: float) -> None:
         """Note a request that was taken on."""

@@ -183,7 +183,7 @@ class FakeDoorkeeper:
         if self.refuse_with is not None:
             raise self.refuse_with
 
-    def max_tokens(self, claim: Claim) -> int | None:
+    def max_tokens(self, claim: Claim, prompt_tokens: int) -> int | None:
         return self.cap
 
 
