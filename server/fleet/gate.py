@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from transport.frames import EndReason
-from triolet.errors import deadline_exceeded, overloaded
+from triolet.errors import crowded_out, deadline_exceeded
 from triolet.ids import Role
 from triolet.service_class import ServiceClass
 
@@ -133,7 +133,7 @@ class Gate:
             error = deadline_exceeded("its first token would come after the request's deadline")
         else:
             text = f"it waited {waited_s:.1f} s, and its first token would come too late"
-            error = overloaded(text, max(forecast.slo_s / 2, 1.0))
+            error = crowded_out(text, max(forecast.slo_s / 2, 1.0))
         return ends.End(error, Outcome.EXPIRED, EndReason.DEADLINE)
 
     def begun(self, sequence: RunningSequence, now: float) -> None:
