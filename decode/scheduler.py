@@ -8,14 +8,18 @@ blocks.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from triolet.service_class import class_of
+from triolet.service_class import class_of, own_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from .attempt import Attempt
+
+
+Load: TypeAlias = "tuple[float, int]"
+"""What a tenant holds for its weight, and when the youngest of it came."""
 
 
 class StepPlan(NamedTuple):
@@ -42,15 +46,19 @@ def needs_block(attempt: Attempt, block_size: int) -> bool:
     return attempt.num_computed_tokens >= len(attempt.block_table) * block_size
 
 
-def choose_victim(attempts: Iterable[Attempt]) -> Attempt:
+def choose_victim(attempts: Iterable[Attempt], loads: dict[bytes, Load] | None = None) -> Attempt:
     """Return who gives way: in the lowest class, of the tenant that holds most for its weight, the
-    least important, among these the youngest, which has the least work to lose.
+    least important to its client, among these the youngest, which has the least work to lose.
 
-    Whoever is the only one of its tenant gives way to its elders alone. So the first of each tenant
-    gets on, and where there is one of each, the oldest: however much somebody needs, and whoever
-    comes meanwhile, it is not pushed out for ever.
+    In its class, whoever is the only one of its tenant gives way to its elders alone. So the first
+    of each tenant gets on, and where there is one of each, the oldest: however much somebody needs,
+    and whoever comes meanwhile, it is not pushed out for ever.
+
+    Args:
+      attempts: all that hold blocks.
+      loads: what was found of tenants when victims were chosen for the same step.
     """
-    attempts = tuple(attempts)
+    attempts, loads = tuple(attempts), {} if loads is None else loads
     lowest = max(class_of(attempt.priority) for attempt in attempts)
     rivals = [attempt for attempt in attempts if class_of(attempt.priority) is lowest]
     by_tenant: defaultdict[bytes, list[Attempt]] = defaultdict(list)
@@ -58,15 +66,23 @@ def choose_victim(attempts: Iterable[Attempt]) -> Attempt:
         by_tenant[attempt.keeper.tenant].append(attempt)
     youngest = max(rivals, key=_by_age)
     choices = [own for own in by_tenant.values() if len(own) > 1 or youngest in own]
-    chosen = choices[0] if len(choices) == 1 else max(choices, key=_load)
-    return max(chosen, key=lambda attempt: (attempt.priority, attempt.order))
+    chosen = choices[0]
+    if len(choices) > 1:
+        for own in choices:
+            tenant = own[0].keeper.tenant
+            if tenant not in loads:
+                loads[tenant] = _load(own)
+        chosen = max(choices, key=lambda own: loads[own[0].keeper.tenant])
+    victim = max(chosen, key=lambda attempt: (own_of(attempt.priority), attempt.order))
+    loads.pop(victim.keeper.tenant, None)
+    return victim
 
 
 def _by_age(attempt: Attempt) -> int:
     return attempt.order
 
 
-def _load(own: Sequence[Attempt]) -> tuple[float, int]:
+def _load(own: Sequence[Attempt]) -> Load:
     """Return how much one tenant's attempts hold for its weight, as that was said last, and when
     the youngest of them came. What they share counts once."""
     youngest = max(own, key=_by_age)
@@ -103,8 +119,9 @@ def plan_step(
     growing = [attempt for attempt in rows if needs_block(attempt, block_size)]
     candidates = list(holders) if len(growing) > free_blocks else []
     preempted: list[Attempt] = []
+    loads: dict[bytes, Load] = {}
     while len(growing) > free_blocks + num_returned(preempted):
-        victim = choose_victim(candidates)
+        victim = choose_victim(candidates, loads)
         candidates.remove(victim)
         preempted.append(victim)
         rows = [attempt for attempt in rows if attempt is not victim]

@@ -64,6 +64,11 @@ class EmbeddingResult:
 class EmbeddingRun(Protocol):
     """All inputs of one client's request."""
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a worker was ever asked to compute one of them."""
+        ...
+
     async def vectors(self) -> Sequence[bytes]:
         """Wait for all of them; in the inputs' order.
 

@@ -192,6 +192,11 @@ class Generation(Protocol):
         """What was asked for."""
         ...
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a worker was ever asked to compute it."""
+        ...
+
     async def next_events(self) -> Sequence[Event]:
         """Wait for events, then return all there are (adjacent deltas already merged into one).
 

@@ -52,7 +52,7 @@ TOKEN_BUCKETS: Final = tuple(float(2**power) for power in range(18))
 COUNTERS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("requests_received", "Sequences submitted", ()),
     ("requests_accepted", "Sequences taken on", ()),
-    ("requests_rejected", "Sequences refused at once", ("code",)),
+    ("requests_rejected", "Sequences refused at once", ("code", "class")),
     ("requests", "Sequences by how they ended", ("outcome",)),
     ("prompts_routed", "Prompts by who computes them, and why", ("role", "why")),
     ("attempts_failed", "Attempts that another one followed", ("cause",)),
@@ -173,7 +173,8 @@ class Metrics:
     def request_rejected(self, code: str, claim: Claim = DEFAULT_CLAIM) -> None:
         """It was refused before anything was begun."""
         code = self._words["code"].bounded(code)
-        self._counters["requests_rejected"].labels(code).inc()
+        service_class = claim.service_class.name.lower()
+        self._counters["requests_rejected"].labels(code, service_class).inc()
         self.tenants.ended(claim, REJECTED, NO_USAGE)
 
     def request_accepted(self) -> None:

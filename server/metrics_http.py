@@ -39,7 +39,7 @@ class HttpMetrics:
         )
         self._batch_lines = Counter(
             "triolet_batch_lines",
-            "Lines of batches by how they ended, and refusals that they waited out",
+            "Lines of batches by how they ended, and what they waited out",
             ("outcome",),
             registry=registry,
         )

@@ -47,6 +47,11 @@ class SiblingAnswer:
         self.status = 0
         self.headers: dict[str, str] = {}
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything may have been spent on it: the sibling does not say."""
+        return True
+
     async def ask(self, target: str, headers: Sequence[tuple[str, str]], body: bytes) -> None:
         """POST, and wait for the head of the answer.
 

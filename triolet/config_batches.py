@@ -51,6 +51,10 @@ class BatchConfig:
     limited_retry_s: float = 60.0 * SECONDS
     """When lines of a tenant are tried again that has met a limit of which nobody knows when it
     will not be met any more, such as its budget."""
+    paused_s: float = 5.0 * SECONDS
+    """For which a line that has not begun stays in the queue while batches are paused. It holds
+    part of its tenant's limits there, of which the tenant's own requests may be in want; a
+    brownout that ends sooner costs it nothing."""
     retry_s: float = 1.0 * SECONDS
     """Before the second attempt; doubled for each further one."""
 

@@ -59,6 +59,8 @@ class RequestError(TrioletError):
       param: the request field at fault, or None.
       retry_after_s: seconds after which a retry makes sense, or None.
       is_spread: clients that are told so come at different times as it is; nothing is to be added.
+      is_crowded_out: there was no room for it beside what was here before. It may come again as
+        often as it likes: nothing is wrong, with it or with the server.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class RequestError(TrioletError):
         param: str | None = None,
         retry_after_s: float | None = None,
         is_spread: bool = False,
+        is_crowded_out: bool = False,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -78,6 +81,7 @@ class RequestError(TrioletError):
         self.param = param
         self.retry_after_s = retry_after_s
         self.is_spread = is_spread
+        self.is_crowded_out = is_crowded_out
 
 
 def invalid_request(
@@ -87,14 +91,20 @@ def invalid_request(
     return RequestError(message, status=400, code=code, param=param)
 
 
-def overloaded(message: str, retry_after_s: float, *, is_spread: bool = False) -> RequestError:
-    """Return the error for load beyond what the queue may hold: 503, retry later."""
+def overloaded(message: str, retry_after_s: float) -> RequestError:
+    """Return the error for load beyond what this process can bear: 503, retry later."""
+    return RequestError(message, status=503, code="overloaded", retry_after_s=retry_after_s)
+
+
+def crowded_out(message: str, retry_after_s: float, *, is_spread: bool = False) -> RequestError:
+    """Return the same error for who is refused because of what waits or runs already."""
     return RequestError(
         message,
         status=503,
         code="overloaded",
         retry_after_s=retry_after_s,
         is_spread=is_spread,
+        is_crowded_out=True,
     )
 
 

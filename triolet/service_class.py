@@ -58,6 +58,11 @@ def band_of(rank: int) -> Band:
     return Band(service_class, rank - _floor(service_class) > SHARE_STEP // 2)
 
 
+def own_of(rank: int) -> int:
+    """Return what was told to workers without the share: its class, and what its client said."""
+    return rank - SHARE_STEP * band_of(rank).is_beyond
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """Whose request it is, to the queue.

@@ -189,6 +189,8 @@ async def _on_error(services: Services, error: Exception) -> Response:
     if not has_request_context():
         # A refused handshake passes no `_finish`.
         headers["x-request-id"] = secrets.token_hex(16)
+    else:
+        live_request().is_crowded_out = shown.is_crowded_out
     services.metrics.http.error(shown.status)
     body = error_body(shown)
     if _is_of_messages():

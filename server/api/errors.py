@@ -94,6 +94,7 @@ def params_called(names: Mapping[str, str]) -> Iterator[None]:
             param=param,
             retry_after_s=error.retry_after_s,
             is_spread=error.is_spread,
+            is_crowded_out=error.is_crowded_out,
         ) from error
 
 

@@ -78,11 +78,20 @@ def _status(services: Services) -> dict[str, Any]:
         "ttft_error_s": status.overload.error_s,
         "counters": {name: sum(figures[name].values()) for name in GROWING},
         "queued_by_class": dict(status.queued_by_class),
-        "rejected_by_code": dict(figures["requests_rejected"]),
+        "rejected_by_code": _by_first(figures["requests_rejected"]),
         "latencies": {name: _histogram(figures[own]) for name, own in LATENCIES.items()},
         "workers": [_worker(worker) for worker in status.workers],
         "tenants": asdict(services.tenancy.report),
     }
+
+
+def _by_first(counts: Mapping[str, float]) -> dict[str, float]:
+    """Add up what differs in other labels than the first."""
+    total: dict[str, float] = {}
+    for labels, count in counts.items():
+        first = labels.partition(",")[0]
+        total[first] = total.get(first, 0.0) + count
+    return total
 
 
 def _histogram(buckets: Mapping[str, float]) -> dict[str, list[float]]:

@@ -152,7 +152,7 @@ def generation_requests(
             context,
             plan.param,
         )
-        max_tokens = capped(max_tokens, fields.min_tokens or 0, claim, services)
+        max_tokens = capped(max_tokens, fields.min_tokens or 0, len(prompt_ids), claim, services)
         params = sampling_params(
             fields,
             services.defaults,

@@ -61,6 +61,11 @@ class Departure:
 class Running(Protocol):
     """Something that a request began: a generation, or a run of inputs."""
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything may have been spent on it."""
+        ...
+
     def cancel(self, reason: CancelReason) -> None:
         """End it now. Idempotent."""
         ...
@@ -78,6 +83,7 @@ class LiveRequest:
       key: names what it asks for, whoever asks again; 0 before that is known.
       headers: that its response has to have.
       cache: what it says of the response cache, and what came of that.
+      is_crowded_out: it was refused, because of what waited or ran already.
     """
 
     def __init__(self, departure: Departure) -> None:
@@ -86,12 +92,18 @@ class LiveRequest:
         self.key = 0
         self.headers: dict[str, str] = {}
         self.cache: CacheAsk | None = None
+        self.is_crowded_out = False
         self._departure = departure
         self._running: list[Running] = []
 
     def hold(self, running: Running) -> None:
         """End this with the request."""
         self._running.append(running)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything may have been spent on it by workers."""
+        return any(running.has_begun for running in self._running)
 
     def __enter__(self) -> LiveRequest:
         return self

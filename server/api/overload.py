@@ -51,10 +51,12 @@ def own_ask_key() -> int:
     return live_request().key if has_request_context() else 0
 
 
-def capped(max_tokens: int, min_tokens: int, claim: Claim, services: Services) -> int:
+def capped(
+    max_tokens: int, min_tokens: int, prompt_tokens: int, claim: Claim, services: Services
+) -> int:
     """Return how many tokens an answer may have, of those asked for; the response says so."""
     doorkeeper = services.fleet.doorkeeper
-    cap = doorkeeper.max_tokens(claim)
+    cap = doorkeeper.max_tokens(claim, prompt_tokens)
     if cap is None or max_tokens <= max(cap, min_tokens):
         return max_tokens
     cap = max(cap, min_tokens)

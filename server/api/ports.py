@@ -183,7 +183,7 @@ class DoorkeeperPort(Protocol):
         """Raise the RequestError, 503, for what is refused whatever its prompt is."""
         ...
 
-    def max_tokens(self, claim: Claim) -> int | None:
+    def max_tokens(self, claim: Claim, prompt_tokens: int) -> int | None:
         """Return how many tokens an answer may have at the moment; None for no cap."""
         ...
 

@@ -200,6 +200,11 @@ class ResumingReader:
         self._answer = answer
 
     @property
+    def has_begun(self) -> bool:
+        """Whether anything may have been spent on it: it outlives its readers, begun or not."""
+        return True
+
+    @property
     def is_lost(self) -> bool:
         """Whether what it should read next is forgotten: it is far slower than another one."""
         return self.position < self._answer.transcript.first

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from triolet.errors import invalid_request, overloaded
+from triolet.errors import crowded_out, invalid_request
 from triolet.ids import Role
 from triolet.units import SECONDS
 
@@ -119,4 +119,4 @@ def refuse_full(
       RequestError: 503 with the seconds after which a retry makes sense.
     """
     if num_queued := crowd(line, claim, num_together, config.max_queued_requests):
-        raise overloaded(f"{num_queued} requests wait already", FULL_RETRY_S)
+        raise crowded_out(f"{num_queued} requests wait already", FULL_RETRY_S)

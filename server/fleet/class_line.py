@@ -149,8 +149,7 @@ class ClassLine(Generic[T]):
         entry.tag = flow.tag
         self.virtual_time = max(self.virtual_time, entry.tag)
         flow.charged += entry.cost / flow.weight
-        if flow.head_start:
-            flow.credit = max(flow.credit - entry.cost / flow.weight, 0.0)
+        flow.credit = max(flow.credit - entry.cost / flow.weight, 0.0)
         self.take_out(entry, is_charged=True)
         return True
 
@@ -184,8 +183,7 @@ class ClassLine(Generic[T]):
     def _changed(self, flow: Flow[T], *, is_head: bool) -> None:
         """Note when a flow's turn is, and count what waits there."""
         was = flow.head_start
-        is_ahead = len(self._flows) > 1 and flow.cost <= flow.credit * flow.weight
-        flow.head_start = self.head_start if is_ahead else 0.0
+        flow.head_start = self.head_start if flow.cost <= flow.credit * flow.weight else 0.0
         if is_head and flow.is_skipped:
             # Another one is first now, which may be small enough.
             flow.is_skipped = False
@@ -200,8 +198,9 @@ class ClassLine(Generic[T]):
                 heapify(self._turns)
 
     def _forget(self, flow: Flow[T]) -> None:
-        """Drop flows of which nothing is left, once the others have caught up with them, and all
-        once nobody is here any more: whoever had more than others took it from nobody."""
+        """Drop flows of which nothing is left, once the others are a head start beyond them: who is
+        forgotten has left so much unused. And all once nobody is here any more: whoever had more
+        than others took it from nobody."""
         if not self.num_waiting and not self.num_running:
             self._flows.clear()
             self._turns.clear()
@@ -212,10 +211,11 @@ class ClassLine(Generic[T]):
             flow.idle_note = flow.charged
             self._serial += 1
             heappush(self._idle, (flow.charged, self._serial, flow))
-        while self._idle and self._idle[0][0] <= self.virtual_time:
+        caught_up = self.virtual_time - self.head_start
+        while self._idle and self._idle[0][0] <= caught_up:
             noted, _, idle = heappop(self._idle)
             if idle.idle_note == noted:
                 idle.idle_note = None
-            is_idle = not idle and not idle.num_running and idle.charged <= self.virtual_time
+            is_idle = not idle and not idle.num_running and idle.charged <= caught_up
             if is_idle and self._flows.get(idle.tenant) is idle:
                 del self._flows[idle.tenant]

@@ -52,10 +52,10 @@ class Doorkeeper:
             self._book.reject(claim, error)
             raise
 
-    def max_tokens(self, claim: Claim) -> int | None:
-        """Return how many tokens an answer may have at the moment; None for no cap. A tenant that
-        asks for less than its share has none."""
-        if self._gate.is_modest(claim):
+    def max_tokens(self, claim: Claim, prompt_tokens: int) -> int | None:
+        """Return how many tokens the answer to such a prompt may have at the moment; None for no
+        cap. A tenant that asks for less than its share has none."""
+        if self._gate.is_modest(claim, prompt_tokens):
             return None
         return self._gate.overload.brownout.max_tokens(claim.service_class)
 

@@ -40,6 +40,11 @@ class FleetEmbeddingRun:
         self._inputs: Sequence[Input] = ()
         self._changed = trio.Event()
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a worker was ever asked to compute one of them."""
+        return any(one.num_attempts for one in self._inputs)
+
     def begin(self, requests: Sequence[EmbeddingRequest]) -> None:
         """Submit all inputs.
 

@@ -15,7 +15,7 @@ import structlog
 
 from transport.frames import Embed, Embedded, End, Ended, EndReason
 from transport.tokens import pack_tokens
-from triolet.errors import RequestError, draining, invalid_request, overloaded
+from triolet.errors import RequestError, crowded_out, draining, invalid_request
 from triolet.ids import AttemptKey, Role
 
 from ..charges import NO_CHARGES
@@ -261,7 +261,7 @@ class Embeddings:
         most = self._config.embedding.max_waiting_inputs
         for claim in {request.claim for request in requests}:
             if num_waiting := crowd(self.line, claim, len(requests), most):
-                raise overloaded(f"{num_waiting} inputs wait already", 1.0)
+                raise crowded_out(f"{num_waiting} inputs wait already", 1.0)
 
     def _accept(
         self, request: EmbeddingRequest, at: int, on_done: Callable[[], None], now: float

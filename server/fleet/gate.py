@@ -6,10 +6,11 @@ of these; decides nothing itself.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 from transport.frames import EndReason
-from triolet.errors import deadline_exceeded, overloaded
+from triolet.errors import crowded_out, deadline_exceeded
 from triolet.ids import Role
 from triolet.service_class import ServiceClass
 
@@ -74,13 +75,14 @@ class Gate:
         """
         asks = [_ask(request) for request in requests]
         together = sum(ask.num_tokens for ask in asks)
+        sizes = [(len(request.prompt_ids), request.sampling.max_tokens) for request in requests]
         forecasts: list[Forecast] = []
         for request, one in zip(requests, asks, strict=True):
             due = now + request.deadline_s
             ahead = self._line.tokens_ahead(
                 request.claim, request.priority, due, one.num_tokens, request.sampling.max_tokens
             )
-            spares = is_modest(self._line, request.claim, together)
+            spares = is_modest(self._line, request.claim, sizes)
             ask = one._replace(together_tokens=together, is_modest=spares)
             forecast = self.overload.judge(ask, ahead, now)
             # One answer holds them all: it begins with the first, and the others may take as long.
@@ -103,13 +105,14 @@ class Gate:
             key,
             _draw(request_id),
             is_unread=True,
-            is_modest=self.is_modest(claim),
+            is_modest=self.is_modest(claim, LEAST_TOKENS),
         )
         self.overload.judge(ask, ahead, now)
 
-    def is_modest(self, claim: Claim) -> bool:
-        """Return whether a claim's tenant asks for less than its share, beside others."""
-        return is_modest(self._line, claim)
+    def is_modest(self, claim: Claim, prompt_tokens: int) -> bool:
+        """Return whether a claim's tenant asks for less than its share, beside others, and still
+        does with such a prompt."""
+        return is_modest(self._line, claim, [(prompt_tokens, math.inf)])
 
     def took(self, sequence: RunningSequence, forecast: Forecast, now: float) -> None:
         """Note a request that was taken on."""
@@ -130,7 +133,7 @@ class Gate:
             error = deadline_exceeded("its first token would come after the request's deadline")
         else:
             text = f"it waited {waited_s:.1f} s, and its first token would come too late"
-            error = overloaded(text, max(forecast.slo_s / 2, 1.0))
+            error = crowded_out(text, max(forecast.slo_s / 2, 1.0))
         return ends.End(error, Outcome.EXPIRED, EndReason.DEADLINE)
 
     def begun(self, sequence: RunningSequence, now: float) -> None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from triolet.service_class import DEFAULT_CLAIM, Claim
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from triolet.config_queue import QueueConfig
 
     from .class_line import ClassLine
@@ -24,17 +26,21 @@ def heeded(config: QueueConfig, claim: Claim, own: int, due: float) -> tuple[Cla
     return DEFAULT_CLAIM, claim.priority(own), 0.0
 
 
-def is_modest(queue: FairQueue[Any], claim: Claim, tokens: int = 0) -> bool:
+def is_modest(queue: FairQueue[Any], claim: Claim, sizes: Iterable[tuple[int, float]]) -> bool:
     """Return whether a claim's tenant asks for so much less than its share, beside others, that
-    what gives way to them need not be its own.
+    what gives way to them need not be its own. Alone nobody does.
 
     Args:
       queue: of all that wait.
       claim: whose.
-      tokens: of a newcomer's prompt and completion, on top of what waits.
+      sizes: of newcomers, on top of what waits: prompt tokens, and the most of the completion.
     """
     claim, _, _ = heeded(queue.config, claim, 0, 0.0)
-    return head_start_of(queue.lines[claim.service_class], claim, tokens) > 0.0
+    line = queue.lines[claim.service_class]
+    has_others = len(line) > (line.find(claim.tenant) is not None)
+    completion_tokens = queue.holdings.completion_tokens(claim.tenant)
+    cost = sum(prompt + min(most, completion_tokens) for prompt, most in sizes)
+    return has_others and head_start_of(line, claim, cost) > 0.0
 
 
 def crowd(queue: FairQueue[Any], claim: Claim, count: int, most: int) -> int:
@@ -67,10 +73,9 @@ def tokens_ahead_in(line: ClassLine[Any], claim: Claim, own: int, due: float, co
 
 def head_start_of(line: ClassLine[Any], claim: Claim, cost: float) -> float:
     """Return by how much the turn of a newcomer would be earlier: by the head start, if its tenant
-    left so much unused that this covers all that would wait. Alone it is ahead of nobody."""
+    left so much unused that this covers all that would wait."""
     flow = line.find(claim.tenant)
     credit, waiting = float(line.head_start), 0
     if flow is not None:
         credit, waiting = flow.credit_at(line.virtual_time, line.head_start), flow.cost
-    has_others = len(line) > (flow is not None)
-    return line.head_start if has_others and waiting + cost <= credit * claim.weight else 0.0
+    return line.head_start if waiting + cost <= credit * claim.weight else 0.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from triolet.errors import overloaded
+from triolet.errors import crowded_out
 from triolet.service_class import ServiceClass
 
 from .brownout import Brownout
@@ -308,7 +308,7 @@ class Overload:
         }.get(
             reason, f"its first token would come too late, after {wait_s or 0.0:.1f} s of waiting"
         )
-        return overloaded(f"{what}; send it again when Retry-After says", retry_s, is_spread=True)
+        return crowded_out(f"{what}; send it again when Retry-After says", retry_s, is_spread=True)
 
     def _room_s(
         self, own: ServiceClass, slo_s: float | None, tokens_ahead: float, now: float

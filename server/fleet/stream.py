@@ -51,6 +51,11 @@ class Stream:
         """What was asked for."""
         return self._sequence.request
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a worker was ever asked to compute it."""
+        return self._sequence.is_begun
+
     async def next_events(self) -> Sequence[Event]:
         """Wait for events, then return all there are, or as many as are light enough.
 

@@ -69,7 +69,7 @@ class Turns:
                 turn = self._turn_of(sequence, now)
                 if turn is not None:
                     return sequence, turn
-                if self._waits_for_probation(sequence.need, now):
+                if self._waits_for_probation(self._need(sequence, now), now):
                     line.set_aside(sequence)
                     sequence = line.first()
                 elif line.lets_pass(sequence):
@@ -82,15 +82,19 @@ class Turns:
 
     def _turn_of(self, sequence: Sequence, now: float) -> Route | ends.End | None:
         """Return where one may go that is first, or how it ends; None if it has to wait."""
-        own = sequence.request.claim.service_class
-        kept_share, band = self._kept_share(own, now), Band(own, self._line.is_beyond(sequence))
-        need = sequence.need._replace(kept_share=kept_share, band=band)
+        need = self._need(sequence, now)
         route = fork_route(sequence, now) or self._route(need, now)
         if route is not None:
             return self._recovery.objection(sequence.request.prompt_ids, now) or route
         if is_model_gone(self._workers, need, self._routing):
             return ends.other_model()
         return None
+
+    def _need(self, sequence: Sequence, now: float) -> Need:
+        """Return what one that waits asks of workers now."""
+        own = sequence.request.claim.service_class
+        kept_share, band = self._kept_share(own, now), Band(own, self._line.is_beyond(sequence))
+        return sequence.need._replace(kept_share=kept_share, band=band)
 
     def _waits_for_probation(self, need: Need, now: float) -> bool:
         """Return whether there is room, but not for one that workers may have died of."""

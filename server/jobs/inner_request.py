@@ -6,104 +6,123 @@ limits and bits; only its class is behind theirs. Knows ASGI; knows no batches.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import trio
 
 from triolet.units import MILLISECONDS
 
-from ..api.live import DEPARTURE_KEY, OWNER_KEY, WITHIN_KEY, Departure
+from ..api.live import DEPARTURE_KEY, OWNER_KEY, SCOPE_KEY, WITHIN_KEY, Departure
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from ..api.live import LiveRequest
+
 
 class InnerAnswer(NamedTuple):
-    """What came of it. `code` is an error's, empty where it has none."""
+    """What came of it.
+
+    Attributes:
+      status: of HTTP.
+      request_id: that it had.
+      body: of the answer.
+      retry_after_s: after which it may be asked again; None if nothing was said.
+      is_crowded_out: it was refused, because of what waited or ran already.
+    """
 
     status: int
     request_id: str
     body: bytes
     retry_after_s: float | None = None
-    code: str = ""
+    is_crowded_out: bool = False
 
 
-async def ask(
-    app: Callable[..., Awaitable[None]],
-    host: str,
-    path: str,
-    body: bytes,
-    request_id: str,
-    owner: str,
-    within_s: float,
-) -> InnerAnswer:
-    """POST JSON to the application, in this process.
+class InnerRequest:
+    """A POST of JSON. It is asked once.
 
     Args:
-      app: of ASGI.
-      host: that it takes for its own.
+      host: that the application takes for its own.
       path: of the endpoint.
       body: JSON.
       request_id: for the log, and for the answer.
       owner: the tenant whose request it is; empty where there are none.
       within_s: how long it may take.
     """
-    headers = {
-        "host": host,
-        "content-type": "application/json",
-        "content-length": str(len(body)),
-        "x-request-id": request_id,
-    }
-    scope: dict[str, Any] = {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "root_path": "",
-        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
-        "client": None,
-        "server": None,
-        "extensions": {},
-        "state": {DEPARTURE_KEY: Departure(), OWNER_KEY: owner, WITHIN_KEY: within_s},
-    }
-    events = [{"type": "http.request", "body": body, "more_body": False}]
-    sent: list[dict[str, Any]] = []
 
-    async def receive() -> dict[str, Any]:
-        if events:
-            return events.pop()
-        await trio.sleep_forever()
-        raise AssertionError("it sleeps for ever")
+    def __init__(
+        self, host: str, path: str, body: bytes, request_id: str, owner: str, within_s: float
+    ) -> None:
+        self._request_id = request_id
+        self._body = body
+        self._state: dict[str, Any] = {
+            DEPARTURE_KEY: Departure(),
+            OWNER_KEY: owner,
+            WITHIN_KEY: within_s,
+        }
+        headers = {
+            "host": host,
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "x-request-id": request_id,
+        }
+        self._scope: dict[str, Any] = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+            "client": None,
+            "server": None,
+            "extensions": {},
+            "state": self._state,
+        }
 
-    async def send(message: dict[str, Any]) -> None:
-        await trio.lowlevel.checkpoint()
-        sent.append(message)
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything may have been spent on it by workers."""
+        return self._live is not None and self._live.has_begun
 
-    await app(scope, receive, send)
-    return _answer(sent, request_id)
+    async def ask(self, app: Callable[..., Awaitable[None]]) -> InnerAnswer:
+        """Ask an application of ASGI, in this process."""
+        events = [{"type": "http.request", "body": self._body, "more_body": False}]
+        sent: list[dict[str, Any]] = []
 
+        async def receive() -> dict[str, Any]:
+            if events:
+                return events.pop()
+            await trio.sleep_forever()
+            raise AssertionError("it sleeps for ever")
 
-def _answer(sent: list[dict[str, Any]], request_id: str) -> InnerAnswer:
-    """Return what the application's messages say."""
-    start = next(message for message in sent if message["type"] == "http.response.start")
-    parts = [cast("bytes", m.get("body", b"")) for m in sent if m["type"] == "http.response.body"]
-    status, content = start["status"], b"".join(parts)
-    code = _error_code(content) if status >= 400 else ""
-    return InnerAnswer(status, request_id, content, _retry_after_s(start), code)
+        async def send(message: dict[str, Any]) -> None:
+            await trio.lowlevel.checkpoint()
+            sent.append(message)
+
+        await app(self._scope, receive, send)
+        return self._answer(sent)
+
+    @property
+    def _live(self) -> LiveRequest | None:
+        """What the application holds of it, since it was asked."""
+        return cast("LiveRequest | None", self._state.get(SCOPE_KEY))
+
+    def _answer(self, sent: list[dict[str, Any]]) -> InnerAnswer:
+        """Return what the application's messages say."""
+        start = next(message for message in sent if message["type"] == "http.response.start")
+        bodies = [message for message in sent if message["type"] == "http.response.body"]
+        content = b"".join(cast("bytes", message.get("body", b"")) for message in bodies)
+        is_crowded_out = self._live is not None and self._live.is_crowded_out
+        retry_after_s = _retry_after_s(start)
+        return InnerAnswer(
+            start["status"], self._request_id, content, retry_after_s, is_crowded_out
+        )
 
 
 def _retry_after_s(start: dict[str, Any]) -> float | None:
     milliseconds = dict(start["headers"]).get(b"retry-after-ms")
     return None if milliseconds is None else int(milliseconds) * MILLISECONDS
-
-
-def _error_code(content: bytes) -> str:
-    try:
-        return str(json.loads(content)["error"]["code"])
-    except (ValueError, LookupError, TypeError):
-        return ""

@@ -6,6 +6,7 @@ several servers only the one that holds the lease runs anything.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -15,7 +16,7 @@ import trio
 from triolet.errors import RequestError
 
 from .batches import line_id
-from .inner_request import ask
+from .inner_request import InnerRequest
 from .lines import answer_line, error_line
 from .storage import time_of_day
 
@@ -30,13 +31,11 @@ if TYPE_CHECKING:
 
 LATER: Final = frozenset({408, 499, 503, 504})
 """Statuses after which the same request may well succeed."""
-OVERLOADED: Final = "overloaded"
-"""Code of errors that say that there is too much to do, and nothing of the request."""
 LEAST_WITHIN_S: Final = 1.0
 """For which a line is asked at the end of its batch's window, which ends it by itself."""
 MOST_WAIT_S: Final = 120.0
-"""For which a refused line keeps its place here, whatever it was told: who asks too early is told
-the rest."""
+"""For which a refused line rests at most, whatever it was told: who asks too early is told the
+rest, and others may have left."""
 LIMIT_MET: Final = 429
 """Status of a request that met a limit of its tenant, which is no fault of the request's."""
 HOLD_POLL_S: Final = 0.02
@@ -76,7 +75,8 @@ class BatchRunner:
         self._running: dict[tuple[str, int], trio.CancelScope] = {}
         self._num_running: Counter[str] = Counter()  # by owner
         self._lease_until = 0.0
-        self._resting: dict[str, float] = {}
+        self._resting: dict[str, float] = {}  # owners, until when
+        self._resting_lines: dict[tuple[str, int], float] = {}
 
     async def run(self) -> None:
         """Run batches until cancelled; what is not answered then is run by the next one."""
@@ -120,13 +120,16 @@ class BatchRunner:
         room = self._config.concurrency - len(self._running)
         if room <= 0:
             return
-        # Of one owner as many are under way as may be, so among twice as many there are others.
+        # Of one owner as many are under way as may be, so among twice as many there are others. And
+        # of an owner whose lines are all refused so many rest, and no more are tried.
         now = trio.current_time()
         self._resting = {owner: until for owner, until in self._resting.items() if until > now}
         lines = await self._storage.run(
             self._storage.batches.waiting, 2 * self._config.concurrency, tuple(self._resting)
         )
-        idle = [line for line in lines if (line.batch_id, line.number) not in self._running]
+        self._resting_lines = {n: until for n, until in self._resting_lines.items() if until > now}
+        busy = self._running.keys() | self._resting_lines
+        idle = [line for line in lines if (line.batch_id, line.number) not in busy]
         while idle and room > 0:
             # Whoever has fewest under way; of these whose batch is the oldest.
             line = min(idle, key=lambda one: self._num_running[one.owner])
@@ -140,11 +143,8 @@ class BatchRunner:
         try:
             with scope:
                 answer = await self._answer(line)
-                if answer.status == LIMIT_MET:
-                    # The line waits, and leaves its place to other tenants'.
-                    wait_s = answer.retry_after_s or self._config.limited_retry_s
-                    self._resting[line.owner] = trio.current_time() + wait_s
-                    self._on_line("limited")
+                if answer.status == LIMIT_MET or answer.is_crowded_out:
+                    self._rest(line, answer)
                     return
                 try:
                     await self._finish(line, answer)
@@ -156,30 +156,60 @@ class BatchRunner:
             self._num_running -= Counter((line.owner,))  # forgets whoever has none
             self._storage.changed.set()
 
+    def _rest(self, line: WaitingLine, answer: InnerAnswer) -> None:
+        """Let a line wait until it may be asked again, and leave its place to others. That says
+        nothing of the line, and is no attempt; the end of its batch's window ends it. A limit is
+        its whole tenant's."""
+        now = trio.current_time()
+        if answer.is_crowded_out:
+            wait_s = min(answer.retry_after_s or self._config.retry_s, MOST_WAIT_S)
+            self._resting_lines[line.batch_id, line.number] = now + wait_s
+            self._on_line("refused")
+        else:
+            self._resting[line.owner] = now + (answer.retry_after_s or self._config.limited_retry_s)
+            self._on_line("limited")
+
     async def _answer(self, line: WaitingLine) -> InnerAnswer:
-        """Ask until there is an answer that is not "later", or as often as may be: as often as it
-        takes where the server has too much to do, for that says nothing of the line. Its batch's
-        window ends it."""
-        own_id = line_id(line.batch_id, line.number)
+        """Ask until there is an answer that is not "later", or as often as may be."""
         attempt = 0
         while True:
             since = trio.current_time()
             # The fleet knows no events.
             while trio.current_time() - since < self._hold_s():  # noqa: ASYNC110
                 await trio.sleep(HOLD_POLL_S)
-            within_s = max(line.expires_at - time_of_day(), LEAST_WITHIN_S)
-            answer = await ask(
-                self._app, self._host, line.endpoint, line.body, own_id, line.owner, within_s
-            )
-            if answer.code == OVERLOADED:
-                self._on_line("refused")
-                wait_s = answer.retry_after_s or self._config.retry_s
-                await trio.sleep(min(wait_s, MOST_WAIT_S))
+            answer = await self._ask(line)
+            if answer is None:
+                self._on_line("taken_back")
                 continue
             attempt += 1
-            if answer.status not in LATER or attempt >= self._config.max_line_attempts:
+            is_later = answer.status in LATER and not answer.is_crowded_out
+            if not is_later or attempt >= self._config.max_line_attempts:
                 return answer
             await trio.sleep(self._config.retry_s * 2 ** (attempt - 1))
+
+    async def _ask(self, line: WaitingLine) -> InnerAnswer | None:
+        """Ask once; None if the line was taken back."""
+        within_s = max(line.expires_at - time_of_day(), LEAST_WITHIN_S)
+        own_id = line_id(line.batch_id, line.number)
+        request = InnerRequest(self._host, line.endpoint, line.body, own_id, line.owner, within_s)
+        answer: InnerAnswer | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._take_back, request, nursery.cancel_scope)
+            answer = await request.ask(self._app)
+            nursery.cancel_scope.cancel()
+        return answer
+
+    async def _take_back(self, request: InnerRequest, scope: trio.CancelScope) -> None:
+        """Cancel what has not begun once its class has been paused for a while. Where it waits it
+        keeps what it has reserved of its tenant's limits, and the pause may take hours."""
+        paused_at = math.inf
+        while not request.has_begun:
+            now = trio.current_time()
+            paused_at = min(paused_at, now) if math.isinf(self._hold_s()) else math.inf
+            if now - paused_at >= self._config.paused_s:
+                scope.cancel()
+                return
+            await trio.sleep(self._config.poll_s)
 
     async def _finish(self, line: WaitingLine, answer: InnerAnswer) -> None:
         own_id = line_id(line.batch_id, line.number)

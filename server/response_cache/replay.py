@@ -74,6 +74,11 @@ class Recording:
         """What was asked for."""
         return self._inner.request
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a worker was ever asked to compute it."""
+        return self._inner.has_begun
+
     async def next_events(self) -> Sequence[Event]:
         """Wait for events, then return all there are."""
         return self._noted(await self._inner.next_events())
@@ -132,6 +137,11 @@ class Replay:
     def request(self) -> GenerationRequest:
         """What was asked for."""
         return self._request
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a worker was ever asked to compute it: nobody is."""
+        return False
 
     async def next_events(self) -> Sequence[Event]:
         """Return the next events.

@@ -19,7 +19,7 @@ from transport.window import TokenWindow
 from triolet.fair_lru import Keeper
 from triolet.ids import AttemptKey, PeerId, Role
 from triolet.sampling import SamplingParams
-from triolet.service_class import Claim, ServiceClass
+from triolet.service_class import SHARE_STEP, Claim, ServiceClass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -221,20 +221,32 @@ def test_growth_always_fits(
         assert all((a.priority, a.order) > worst_kept for a in plan.preempted)
 
 
+NEWCOMERS = 5
+"""Times those who are there at first, who come in all."""
+
+
 def run_to_the_end(needs: Sequence[tuple[str, float, int]], pool_blocks: int) -> int:
     """Run sequences in a pool that does not hold all of them, each until it has as many blocks as
-    it needs; return how often somebody was pushed out. Whoever was is first in the line again."""
+    it needs; return how often somebody was pushed out. Whoever was is first in the line again. As
+    one ends, a small one of the same tenant comes, within its tenant's share; others are beyond."""
     orders = count()
+    needs = list(needs)
+    num_first = len(needs)
     line = deque(enumerate(needs))
     running: dict[int, Attempt] = {}
     num_preempted = 0
-    for _ in range(50 * sum(num_blocks for _, _, num_blocks in needs)):
+    for _ in range(200 * sum(num_blocks for _, _, num_blocks in needs)):
         free_blocks = pool_blocks - sum(len(a.block_table) for a in running.values())
         # As decode admits: everybody there may grow at once.
         while line and free_blocks > len(running):
             number, (tenant, weight, _) = line.popleft()
             running[number] = attempt(
-                next(orders), num_tokens=5, num_blocks=1, tenant=tenant, weight=weight
+                next(orders),
+                num_tokens=5,
+                num_blocks=1,
+                priority=SHARE_STEP * (number < num_first),
+                tenant=tenant,
+                weight=weight,
             )
             free_blocks -= 1
         if not running:
@@ -250,6 +262,10 @@ def run_to_the_end(needs: Sequence[tuple[str, float, int]], pool_blocks: int) ->
                 one.num_computed_tokens += BLOCK_SIZE
                 if len(one.block_table) >= needs[number][2]:
                     del running[number]
+                    if len(needs) < NEWCOMERS * num_first:
+                        tenant, weight, _ = needs[number]
+                        line.append((len(needs), (tenant, weight, 2)))
+                        needs.append((tenant, weight, 2))
         line = deque(sorted(line))
         num_preempted += len(plan.preempted)
     pytest.fail(f"{len(running)} run and {len(line)} wait for ever")

@@ -114,3 +114,10 @@ def test_an_alert_says_what_is_wrong_and_where_to_read_on(rule: dict[str, Any]) 
 def test_every_rule_has_a_name_of_its_own() -> None:
     names = [rule.get("alert") or rule["record"] for rule in RULES]
     assert len(set(names)) == len(names)
+
+
+def test_no_alert_counts_lines_of_batches_that_come_again() -> None:
+    refusals = re.findall(r"triolet_requests_rejected_total\{([^}]*)\}", str(RULES))
+    assert refusals
+    assert all('class!="batch"' in labels for labels in refusals)
+    assert str(RULES).count("triolet_requests_rejected_total") == len(refusals)

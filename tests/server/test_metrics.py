@@ -92,7 +92,7 @@ def test_refusals_and_losses_are_counted_by_cause(metrics: Metrics) -> None:
     metrics.worker_lost("decode-0", "silent")
     metrics.worker_refused("decode-0", "another model")
     assert {
-        'triolet_requests_rejected_total{code="overloaded"} 1.0',
+        'triolet_requests_rejected_total{class="default",code="overloaded"} 1.0',
         'triolet_attempts_failed_total{cause="peer_lost"} 1.0',
         "triolet_workers_joined_total 1.0",
         'triolet_workers_lost_total{cause="silent"} 1.0',
@@ -147,7 +147,8 @@ def test_a_label_never_has_more_words_than_its_bound(metrics: Metrics) -> None:
         metrics.request_rejected(f"code-{number}")
     series = [line for line in lines(metrics) if line.startswith("triolet_requests_rejected_total")]
     assert len(series) == MAX_WORDS + 1
-    assert f'triolet_requests_rejected_total{{code="other"}} {9.0 * MAX_WORDS}' in series
+    labels = 'class="default",code="other"'
+    assert f"triolet_requests_rejected_total{{{labels}}} {9.0 * MAX_WORDS}" in series
 
 
 def test_a_worker_that_has_said_nothing_has_no_pool(metrics: Metrics) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 
 from server.api.app import build_app
-from server.jobs.inner_request import ask
+from server.jobs.inner_request import InnerRequest
 from tests.server.support.surface import surface
 from tests.server.support.tenants import tenancy_of
 from tests.server.support.websocket import open_socket
@@ -68,8 +68,8 @@ async def test_a_line_of_a_batch_claims_for_its_owner_and_stands_behind() -> Non
         for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
             body: dict[str, Any] = {"input": "hi"} if "embed" in path else BODIES[path]
             line = json.dumps(body | {"priority": -100}).encode()
-            told = await ask(app, "127.0.0.1", path, line, "r", "alice", within_s=86_400.0)
-            assert told.status == 200
+            request = InnerRequest("127.0.0.1", path, line, "r", "alice", within_s=86_400.0)
+            assert (await request.ask(app)).status == 200
         requests = [one.request for one in server.fleet.generations] + server.fleet.inputs
     assert {one.deadline_s for one in requests} == {86_400.0}, "as long as its batch has"
     assert [one.claim for one in requests] == [Claim("alice", service_class=ServiceClass.BATCH)] * 3

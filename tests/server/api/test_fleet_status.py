@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from tests.server.support.surface import surface
+from triolet.service_class import Claim, ServiceClass
 
 
 async def test_it_tells_workers_blocks_and_what_was_counted() -> None:
@@ -22,6 +23,17 @@ async def test_it_tells_workers_blocks_and_what_was_counted() -> None:
     assert (status["queued_by_class"], status["rejected_by_code"]) == ({}, {})
     for worker in status["workers"]:
         assert set(worker["blocks"]) == {"used", "cached", "free", "all"}
+
+
+async def test_refusals_are_told_by_code_whatever_their_class() -> None:
+    async with surface() as server:
+        for service_class in (ServiceClass.DEFAULT, ServiceClass.BATCH):
+            claim = Claim(service_class=service_class)
+            server.services.metrics.request_rejected("overloaded", claim)
+        server.services.metrics.request_rejected("no_worker")
+        status = (await server.request("GET", "/fleet/status")).json
+    assert status["rejected_by_code"] == {"overloaded": 2, "no_worker": 1}
+    assert status["counters"]["requests_rejected"] == 3
 
 
 @pytest.mark.parametrize("path", ["/fleet/status", "/fleet/status/own"])

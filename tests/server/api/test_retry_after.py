@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from server.api.errors import MAX_RETRY_AFTER_S, RETRY_JITTER, error_headers
-from triolet.errors import overloaded
+from triolet.errors import crowded_out, overloaded
 
 
 def test_a_promised_time_is_said_as_it_is_however_far() -> None:
-    headers = error_headers(overloaded("full", 300.25, is_spread=True))
+    headers = error_headers(crowded_out("full", 300.25, is_spread=True))
     assert headers == {"retry-after": "301", "retry-after-ms": "300250"}
 
 

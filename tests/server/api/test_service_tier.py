@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 
 from server.api.app import build_app
-from server.jobs.inner_request import ask
+from server.jobs.inner_request import InnerRequest
 from server.quotas.memory_store import MemoryStore
 from server.quotas.opening import UncountedQuotas
 from server.quotas.quotas import Quotas
@@ -102,11 +102,13 @@ async def test_a_batch_needs_its_class_in_the_plan_and_has_no_other() -> None:
     line = json.dumps(CHAT | {"service_tier": "priority"}).encode()
     path = "/v1/chat/completions"
     async with surface(tenancy=tenancy(basic)) as server:
-        answer = await ask(build_app(server.services), "127.0.0.1", path, line, "r", "alice", 60.0)
+        line_request = InnerRequest("127.0.0.1", path, line, "r", "alice", 60.0)
+        answer = await line_request.ask(build_app(server.services))
         assert (answer.status, json.loads(answer.body)["service_tier"]) == (200, "batch")
         assert [one.service_class for one in claims(server)] == [ServiceClass.BATCH]
     async with surface(tenancy=tenancy()) as server:
-        answer = await ask(build_app(server.services), "127.0.0.1", path, line, "r", "alice", 60.0)
+        line_request = InnerRequest("127.0.0.1", path, line, "r", "alice", 60.0)
+        answer = await line_request.ask(build_app(server.services))
         assert answer.status == 403
         assert claims(server) == []
         answer2 = await server.post("/v1/batches", {}, headers=HEADERS)

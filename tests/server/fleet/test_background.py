@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import math
 
+from server.embedding import EmbeddingRequest
+from server.fleet.embedding_run import begin_embeddings
+from server.fleet.stream import Stream
 from triolet.config_batches import BACKGROUND_HOLD_S
+from triolet.pooling import VectorForm
 from triolet.service_class import Claim, ServiceClass
 
 from .fakes import make_request
@@ -41,3 +45,20 @@ def test_while_batches_are_paused_none_begins() -> None:
     assert background.hold_s() == math.inf
     line.pause(())
     assert background.hold_s() == 0.0
+
+
+async def test_what_waits_in_a_paused_class_has_not_begun() -> None:
+    world = World()
+    claim = Claim(service_class=ServiceClass.BATCH)
+    for queue in world.conductor.queues:
+        queue.pause({ServiceClass.BATCH})
+    sequence = world.submit(make_request(1, claim=claim)).sequence
+    stream = Stream(sequence, lambda _: None, lambda *_: None, lambda _: None)
+    asked = EmbeddingRequest(bytes(16), (1, 2), VectorForm(), 600.0, claim=claim)
+    run = begin_embeddings(world.conductor, world.config, world.collect, [asked])
+    world.deliver()
+    assert (stream.has_begun, run.has_begun) == (False, False)
+    world.sweep(1.0)  # there is no brownout
+    world.settle()
+    assert (stream.has_begun, run.has_begun) == (True, True), "also when it is over"
+    world.check_idle()

@@ -322,7 +322,7 @@ def test_decode_is_told_a_tenants_weight_and_of_its_own_priorities_nothing() -> 
     world.deliver()
     told = {f.request_id: f for f in world.decode.received if isinstance(f, Reserve)}
     tenants, nobodys = (told[number.to_bytes(16, "big")] for number in (1, 2))
-    assert (tenants.weight, tenants.priority) == (4.0, claim.rank(0, is_beyond=True))
-    assert (nobodys.weight, nobodys.priority) == (1.0, Claim().rank(-100, is_beyond=True))
+    assert (tenants.weight, tenants.priority) == (4.0, claim.priority(0))
+    assert (nobodys.weight, nobodys.priority) == (1.0, -100)
     world.settle()
     world.check_idle()

@@ -213,8 +213,9 @@ def test_too_many_or_too_long_is_refused_whole() -> None:
     world.prefill.token_credit = 4
     world.greet(world.worker(world.prefill))
     kept = submit(world, [request(n) for n in range(3)])
-    with pytest.raises(RequestError, match="wait already"):
+    with pytest.raises(RequestError, match="wait already") as refusal:
         submit(world, [request(10 + n) for n in range(3)])
+    assert refusal.value.is_crowded_out
     with pytest.raises(RequestError, match="input 1 has 5000 tokens"):
         submit(world, [request(20), request(21, "x" * 5000)])
     world.settle()

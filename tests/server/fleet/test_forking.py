@@ -155,8 +155,9 @@ def test_all_are_taken_or_none() -> None:
     world.beat(world.worker(world.decode))
     world.deliver()
     world.submit_together(choices(2))
-    with pytest.raises(RequestError, match="wait already"):
+    with pytest.raises(RequestError, match="wait already") as refusal:
         world.submit_together(choices(4, first=10))
+    assert refusal.value.is_crowded_out
     assert world.conductor.num_queued == 2
     assert world.conductor.accounting.rejected["overloaded"] == 4
     world.submit_together(choices(2, first=20))

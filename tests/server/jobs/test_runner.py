@@ -205,43 +205,6 @@ async def test_who_came_first_leaves_places_to_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_a_line_that_is_refused_for_overload_comes_again_until_it_is_taken(
-    tmp_path: Path,
-) -> None:
-    storage, outcomes, num_refused = Storage(str(tmp_path), CONFIG, "one"), list[str](), 0
-
-    async def overloaded_app(
-        scope: dict[str, Any],
-        receive: Callable[[], Awaitable[dict[str, Any]]],
-        send: Callable[[dict[str, Any]], Awaitable[None]],
-    ) -> None:
-        nonlocal num_refused
-        await receive()
-        is_refused = num_refused <= 2 * CONFIG.max_line_attempts
-        num_refused += is_refused
-        headers = [(b"retry-after-ms", b"1")] if is_refused else []
-        status, code = (503, "overloaded") if is_refused else (200, "")
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        body = json.dumps({"error": {"code": code}}).encode()
-        await send({"type": "http.response.body", "body": body})
-
-    await begin(storage)
-    with trio.fail_after(PATIENCE_S):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(
-                BatchRunner(
-                    storage, CONFIG, overloaded_app, "localhost", lambda: 0.0, outcomes.append
-                ).run
-            )
-            batch = await ended(storage)
-            nursery.cancel_scope.cancel()
-    assert batch.status is BatchState.COMPLETED
-    assert (batch.request_counts.completed, batch.request_counts.failed) == (NUM_LINES, 0)
-    assert outcomes.count("refused") == num_refused > CONFIG.max_line_attempts
-    storage.close()
-
-
-@pytest.mark.slow
 async def test_a_batch_that_is_paused_until_its_window_ends_has_what_was_done(
     tmp_path: Path,
 ) -> None:

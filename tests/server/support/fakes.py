@@ -85,6 +85,11 @@ class FakeGeneration:
         return Usage(len(self._request.prompt_ids), self._num_tokens)
 
     @property
+    def has_begun(self) -> bool:
+        """Whether something was pushed."""
+        return bool(self._num_tokens)
+
+    @property
     def num_unread(self) -> int:
         """Events that the reader has not taken."""
         return len(self._events)
@@ -183,7 +188,7 @@ class FakeDoorkeeper:
         if self.refuse_with is not None:
             raise self.refuse_with
 
-    def max_tokens(self, claim: Claim) -> int | None:
+    def max_tokens(self, claim: Claim, prompt_tokens: int) -> int | None:
         return self.cap
 
 
@@ -212,6 +217,8 @@ def answer_hello(generation: FakeGeneration) -> None:
 
 class FakeRun:
     """Vectors that are there at once."""
+
+    has_begun = True
 
     def __init__(self, count: int) -> None:
         self._count = count

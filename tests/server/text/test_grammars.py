@@ -86,6 +86,7 @@ async def test_more_than_may_wait_are_refused_at_once() -> None:
         with pytest.raises(RequestError) as caught:
             await grammars.check(BAD, "guided_regex")
         assert (caught.value.status, words) == (503, ["overloaded"])
+        assert not caught.value.is_crowded_out, "a process that hangs looks the same"
         nursery.cancel_scope.cancel()
 
 

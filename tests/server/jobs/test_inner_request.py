@@ -1,0 +1,57 @@
+"""What a line's request knows of itself, through the whole application."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+import pytest
+import trio
+
+from server.api.app import build_app
+from server.generation import CancelReason
+from server.jobs.inner_request import InnerRequest
+from tests.server.support.fakes import FakeFleet, by_hand
+from tests.server.support.surface import PATIENCE_S, surface
+from triolet.errors import crowded_out, overloaded
+
+if TYPE_CHECKING:
+    from triolet.errors import RequestError
+
+PATH: Final = "/v1/completions"
+BODY: Final = json.dumps({"prompt": "hi"}).encode()
+
+
+def request() -> InnerRequest:
+    return InnerRequest("127.0.0.1", PATH, BODY, "line", "", 3600.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_crowded_out"),
+    [(crowded_out("full", 2.0), True), (overloaded("dead", 2.0), False)],
+)
+async def test_who_is_crowded_out_is_told_from_who_met_a_fault(
+    error: RequestError, is_crowded_out: bool
+) -> None:
+    async with surface() as server:
+        server.fleet.refuse_with = error
+        answer = await request().ask(build_app(server.services))
+    assert (answer.status, answer.is_crowded_out) == (503, is_crowded_out)
+    assert answer.retry_after_s is not None
+    assert json.loads(answer.body)["error"]["code"] == "overloaded"
+
+
+async def test_it_knows_whether_it_has_begun_and_ends_what_it_holds_when_it_is_taken_back() -> None:
+    async with surface(FakeFleet(by_hand)) as server:
+        line = request()
+        assert not line.has_begun
+        with trio.fail_after(PATIENCE_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(line.ask, build_app(server.services))
+                generation = await server.fleet.nth(0)
+                await trio.testing.wait_all_tasks_blocked()
+                assert not line.has_begun
+                generation.say("Hello")
+                assert line.has_begun
+                nursery.cancel_scope.cancel()
+        assert generation.cancelled == [CancelReason.CLIENT_GONE]

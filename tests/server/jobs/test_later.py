@@ -1,0 +1,183 @@
+"""Lines of batches that are told "later": they come again, and keep nobody else waiting."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from server.api.live import DEPARTURE_KEY, OWNER_KEY, SCOPE_KEY, LiveRequest
+from server.generation import CancelReason
+from server.jobs.runner import BatchRunner
+from server.jobs.states import BatchState
+from server.jobs.storage import Storage
+from triolet.config_batches import BatchConfig
+
+from .test_runner import CONFIG, NUM_LINES, PATIENCE_S, begin, ended
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from server.jobs.records import BatchRecord
+
+
+class CrowdedApp:
+    """Answers with 503 for as long as it is to.
+
+    Args:
+      is_refused: asked about each request, by its owner and how many were refused before.
+      retry_after_ms: said with it.
+      is_crowded_out: by admission, and not for a fault.
+    """
+
+    def __init__(
+        self,
+        is_refused: Callable[[str, int], bool],
+        retry_after_ms: int = 1,
+        *,
+        is_crowded_out: bool = True,
+    ) -> None:
+        self.num_refused = 0
+        self._is_refused = is_refused
+        self._headers = [(b"retry-after-ms", str(retry_after_ms).encode())]
+        self._is_crowded_out = is_crowded_out
+
+    async def __call__(
+        self,
+        scope: dict[str, Any],
+        receive: Callable[[], Awaitable[dict[str, Any]]],
+        send: Callable[[dict[str, Any]], Awaitable[None]],
+    ) -> None:
+        """Answer."""
+        state = scope["state"]
+        live = state[SCOPE_KEY] = LiveRequest(state[DEPARTURE_KEY])
+        await receive()
+        is_refused = self._is_refused(state[OWNER_KEY], self.num_refused)
+        self.num_refused += is_refused
+        live.is_crowded_out = is_refused and self._is_crowded_out
+        status, headers = (503, self._headers) if is_refused else (200, [])
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+
+async def run_until_ended(
+    runner: BatchRunner, storage: Storage, batch_id: str = "batch_1"
+) -> BatchRecord:
+    """Run until a batch has ended."""
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(runner.run)
+            batch = await ended(storage, batch_id)
+            nursery.cancel_scope.cancel()
+    return batch
+
+
+@pytest.mark.slow
+async def test_a_line_that_is_crowded_out_comes_again_until_it_is_taken(tmp_path: Path) -> None:
+    storage, outcomes = Storage(str(tmp_path), CONFIG, "one"), list[str]()
+    app = CrowdedApp(lambda _, before: before <= 2 * CONFIG.max_line_attempts)
+    await begin(storage)
+    runner = BatchRunner(storage, CONFIG, app, "localhost", lambda: 0.0, outcomes.append)
+    batch = await run_until_ended(runner, storage)
+    assert batch.status is BatchState.COMPLETED
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (NUM_LINES, 0)
+    assert outcomes.count("refused") == app.num_refused > CONFIG.max_line_attempts
+    storage.close()
+
+
+@pytest.mark.slow
+async def test_a_fault_is_not_waited_out_although_it_says_later(tmp_path: Path) -> None:
+    config = BatchConfig(concurrency=2, poll_s=0.01, retry_s=0.01, max_line_attempts=2)
+    storage, outcomes = Storage(str(tmp_path), config, "one"), list[str]()
+    app = CrowdedApp(lambda *_: True, is_crowded_out=False)
+    await begin(storage)
+    runner = BatchRunner(storage, config, app, "localhost", lambda: 0.0, outcomes.append)
+    batch = await run_until_ended(runner, storage)
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (0, NUM_LINES)
+    assert outcomes == ["failed"] * NUM_LINES
+    assert app.num_refused == config.max_line_attempts * NUM_LINES
+    storage.close()
+
+
+@pytest.mark.slow
+async def test_lines_that_are_crowded_out_leave_their_places_to_others(tmp_path: Path) -> None:
+    storage, outcomes = Storage(str(tmp_path), CONFIG, "one"), list[str]()
+    app = CrowdedApp(lambda owner, _: owner == "busy", retry_after_ms=3_600_000)
+    await begin(storage, "busy", "1")
+    await begin(storage, "other", "2")
+    runner = BatchRunner(storage, CONFIG, app, "localhost", lambda: 0.0, outcomes.append)
+    other = await run_until_ended(runner, storage, "batch_2")
+    assert (other.request_counts.completed, other.request_counts.failed) == (NUM_LINES, 0)
+    assert 0 < app.num_refused <= 2 * CONFIG.concurrency, "each once, and not all of them"
+    assert outcomes.count("refused") == app.num_refused
+    storage.close()
+
+
+class HeldThing:
+    """What a line began."""
+
+    def __init__(self, *, has_begun: bool) -> None:
+        self.has_begun = has_begun
+        self.is_cancelled = False
+
+    def cancel(self, reason: CancelReason) -> None:
+        """Note it."""
+        assert reason is CancelReason.CLIENT_GONE
+        self.is_cancelled = True
+
+
+@pytest.mark.slow
+async def test_what_has_not_begun_is_taken_back_while_batches_are_paused(tmp_path: Path) -> None:
+    config = BatchConfig(concurrency=2, poll_s=0.01, paused_s=0.05)
+    storage, outcomes = Storage(str(tmp_path), config, "one"), list[str]()
+    is_paused, may_end, is_taken_back = False, trio.Event(), trio.Event()
+    things: list[HeldThing] = []
+
+    async def waiting_app(
+        scope: dict[str, Any],
+        receive: Callable[[], Awaitable[dict[str, Any]]],
+        send: Callable[[dict[str, Any]], Awaitable[None]],
+    ) -> None:
+        nonlocal is_paused
+        await receive()
+        state = scope["state"]
+        with LiveRequest(state[DEPARTURE_KEY]) as live:
+            state[SCOPE_KEY] = live
+            # One of the first two is computed when the pause comes, the other one waits.
+            thing = HeldThing(has_begun=len(things) != 1)
+            things.append(thing)
+            live.hold(thing)
+            if len(things) == 2:
+                is_paused = True
+            await may_end.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    def note(outcome: str) -> None:
+        outcomes.append(outcome)
+        if outcome == "taken_back":
+            is_taken_back.set()
+
+    def hold_s() -> float:
+        return math.inf if is_paused else 0.0
+
+    await begin(storage)
+    runner = BatchRunner(storage, config, waiting_app, "localhost", hold_s, note)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(runner.run)
+            await is_taken_back.wait()
+            assert [thing.is_cancelled for thing in things] == [False, True]
+            await trio.sleep(3 * config.paused_s)
+            assert outcomes == ["taken_back"], "what a worker computes goes on"
+            assert len(things) == 2, "nothing is asked while batches are paused"
+            is_paused = False
+            may_end.set()
+            batch = await ended(storage)
+            nursery.cancel_scope.cancel()
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (NUM_LINES, 0)
+    assert outcomes == ["taken_back"] + ["completed"] * NUM_LINES
+    storage.close()
