@@ -34,6 +34,9 @@ FIRST_SHARE: Final = 1.0
 come back from it. That nobody does is learnt when the first of them are late by `GRACE_S`: within
 seconds of those who were told little, after minutes of those who were told more than
 `PATIENCE_S`."""
+SLACK: Final = 64
+"""Notes of promises that have had their use are thrown away once they are more than this, and more
+than those that stand: one told an hour ago would otherwise be noted for an hour."""
 LEAST_JITTER: Final = 0.8
 MOST_JITTER: Final = 1.3
 """Of the predicted time, what a client is told: those refused together do not come together."""
@@ -68,6 +71,11 @@ class Promises:
 
     def __len__(self) -> int:
         return len(self._by_key)
+
+    @property
+    def num_notes(self) -> int:
+        """Of times at which promises are forgotten, past ones included."""
+        return len(self._forget_at)
 
     def kept_by(self, key: int, now: float) -> Promise | None:
         """Return the promise to a client that comes when it was told to; None for any other."""
@@ -168,8 +176,11 @@ class Promises:
 
     def _keep(self, key: int, promise: Promise) -> None:
         self._by_key[key] = promise
-        heapq.heappush(self._forget_at, (promise.due + GRACE_S, key))
         self._promised.add(promise)
+        heapq.heappush(self._forget_at, (promise.due + GRACE_S, key))
+        if len(self._forget_at) > 2 * len(self._by_key) + SLACK:
+            self._forget_at = [(one.due + GRACE_S, name) for name, one in self._by_key.items()]
+            heapq.heapify(self._forget_at)
 
     def _drop(self, key: int, promise: Promise) -> None:
         del self._by_key[key]

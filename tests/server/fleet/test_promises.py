@@ -9,7 +9,7 @@ from server.fleet.forecast import Ask
 from server.fleet.observer import SilentOverloadObserver
 from server.fleet.overload import Overload
 from server.fleet.prediction import Capacity
-from server.fleet.promises import GRACE_S, MOST_S, PATIENCE_S, Promises
+from server.fleet.promises import GRACE_S, MOST_S, PATIENCE_S, SLACK, Promises
 from triolet.config_overload import AdmissionConfig, OverloadConfig, SloConfig
 from triolet.errors import RequestError
 from triolet.service_class import Claim, ServiceClass
@@ -128,6 +128,20 @@ def test_beyond_the_most_that_is_told_nothing_is_promised() -> None:
     # Nor do they all come at once.
     assert len(set(told[-11:])) == 11
     assert door.told(ONE) <= PATIENCE_S
+
+
+def test_promises_that_had_their_use_leave_nothing_behind() -> None:
+    promises = Promises(1000)
+    for key in range(1, 2000):
+        promises.promise(
+            key, ONE, 50, room_in_s=900.0, tokens_per_s=RATE, draw=DRAW, now=float(key)
+        )
+        promises.redeem(key, float(key))
+        assert len(promises) == 0
+        assert promises.num_notes <= SLACK + 2
+    promises.promise(5000, ONE, 50, room_in_s=1.0, tokens_per_s=RATE, draw=DRAW, now=2000.0)
+    promises.forget(4000.0)
+    assert (len(promises), promises.num_notes) == (0, 0)
 
 
 def test_what_a_tenant_was_promised_is_before_its_newcomers_and_before_others_by_its_share() -> (
