@@ -24,9 +24,9 @@ pytestmark = pytest.mark.slow
 STREAMS = 6
 NUM_TOKENS = 600
 """They shall not have been said before the server can be stopped, however fast the model is."""
-LEASES = ("--peer-timeout", "3.5", "--progress-timeout", "6", "--lease-ttl", "4")
+LEASES = ("--peer-timeout", "5.5", "--progress-timeout", "8", "--lease-ttl", "6")
 """Longer than a busy machine makes a worker stand still, for which it would rightly be blamed."""
-STOPPED_S = 5.0
+STOPPED_S = 7.0
 """Longer than leases last."""
 
 
