@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 START_S: Final = 30.0
+STOP_S: Final = 10.0
 POLL_S: Final = 0.02
 
 
@@ -58,10 +59,14 @@ class OwnRedis:
                 return
 
     def stop(self) -> None:
-        """End it. Idempotent."""
+        """End it, by force if it takes longer than `STOP_S`. Idempotent."""
         if self._process is not None:
             self._process.terminate()
-            self._process.wait()
+            try:
+                self._process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait(STOP_S)
             self._process = None
 
 
