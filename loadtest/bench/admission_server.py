@@ -23,6 +23,7 @@ from server.api.claims import own_claim
 from server.api.live import DEPARTURE_KEY, Departure
 from server.api.ports import Services
 from server.generation import GenerationRequest
+from server.jobs.inner_request import receiving
 from server.metrics import Metrics
 from server.quotas.opening import opened_quotas
 from server.quotas.quotas import Asked
@@ -217,20 +218,13 @@ class RunningServer:
             "service_tier": self._numbers.choice(TIERS),
         }
         body = json.dumps(fields).encode()
-        events = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def receive() -> dict[str, Any]:
-            if events:
-                return events.pop()
-            await trio.sleep_forever()
-            raise AssertionError("it sleeps for ever")
 
         async def send(message: dict[str, Any]) -> None:
             await trio.lowlevel.checkpoint()
             if message["type"] == "http.response.start":
                 self.statuses.append(message["status"])
 
-        await self.app(self._scope(len(body)), receive, send)
+        await self.app(self._scope(len(body)), receiving(body), send)
 
     def _scope(self, num_bytes: int) -> dict[str, Any]:
         headers = {

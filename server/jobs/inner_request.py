@@ -38,6 +38,19 @@ class InnerAnswer(NamedTuple):
     is_crowded_out: bool = False
 
 
+def receiving(body: bytes) -> Callable[[], Awaitable[dict[str, Any]]]:
+    """Return where an application of ASGI receives a body in one part, from who never leaves."""
+    events = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        if events:
+            return events.pop()
+        await trio.sleep_forever()
+        raise AssertionError("it sleeps for ever")
+
+    return receive
+
+
 class InnerRequest:
     """A POST of JSON. It is asked once.
 
@@ -90,20 +103,13 @@ class InnerRequest:
 
     async def ask(self, app: Callable[..., Awaitable[None]]) -> InnerAnswer:
         """Ask an application of ASGI, in this process."""
-        events = [{"type": "http.request", "body": self._body, "more_body": False}]
         sent: list[dict[str, Any]] = []
-
-        async def receive() -> dict[str, Any]:
-            if events:
-                return events.pop()
-            await trio.sleep_forever()
-            raise AssertionError("it sleeps for ever")
 
         async def send(message: dict[str, Any]) -> None:
             await trio.lowlevel.checkpoint()
             sent.append(message)
 
-        await app(self._scope, receive, send)
+        await app(self._scope, receiving(self._body), send)
         return self._answer(sent)
 
     @property
