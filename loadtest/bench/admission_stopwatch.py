@@ -110,29 +110,27 @@ class Stopwatch:
 
     def _plain(self, name: str, step: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **more: Any) -> Any:  # noqa: ANN401
-            began_ns = perf_counter_ns()
-            try:
-                result = step(*args, **more)
-            except Exception:
-                self._note(name, began_ns, is_refused=True)
-                raise
-            self._note(name, began_ns)
-            return result
+            with self._timing(name):
+                return step(*args, **more)
 
         return timed
 
     def _async(self, name: str, step: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
         async def timed(*args: Any, **more: Any) -> Any:  # noqa: ANN401
-            began_ns = perf_counter_ns()
-            try:
-                result = await step(*args, **more)
-            except Exception:
-                self._note(name, began_ns, is_refused=True)
-                raise
-            self._note(name, began_ns)
-            return result
+            with self._timing(name):
+                return await step(*args, **more)
 
         return timed
+
+    @contextmanager
+    def _timing(self, name: str) -> Iterator[None]:
+        began_ns = perf_counter_ns()
+        try:
+            yield
+        except Exception:
+            self._note(name, began_ns, is_refused=True)
+            raise
+        self._note(name, began_ns)
 
     def _note(self, name: str, began_ns: int, *, is_refused: bool = False) -> None:
         now_ns, lap = perf_counter_ns(), _LAP.get()
