@@ -6,9 +6,9 @@ Reads the tree as text and syntax; imports nothing of it.
 from __future__ import annotations
 
 import ast
-import statistics
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -27,11 +27,21 @@ ROOMS = (
     "loadtest",
 )
 
-MAX_FILE_LINES = 400
-MAX_MEDIAN_FILE_LINES = 160
+MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
-MAX_ATTRIBUTES = 15
+MAX_ATTRIBUTES = 20
 MAX_METHODS = 20
+MAX_FOLDER_FILES = 25
+
+# Folders above the cap today, with their size: they may shrink, never grow.
+LARGE_FOLDERS = {
+    "loadtest/bench": 56,
+    "loadtest/simulate": 26,
+    "ops": 49,
+    "server/api": 70,
+    "server/fleet": 57,
+    "triolet": 34,
+}
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "triolet": frozenset(),
@@ -116,8 +126,16 @@ def test_files_are_short() -> None:
     lines = {p: len(p.read_text(encoding="utf-8").splitlines()) for p in sources(*ROOMS, "tests")}
     too_long = {shown(p): n for p, n in lines.items() if n > MAX_FILE_LINES}
     assert not too_long
-    of_package = [n for p, n in lines.items() if "tests" not in p.parts and p.name != "__init__.py"]
-    assert statistics.median(of_package) <= MAX_MEDIAN_FILE_LINES
+
+
+def test_folders_are_small() -> None:
+    sizes = Counter(shown(path.parent) for path in sources(*ROOMS) if path.name != "__init__.py")
+    too_large = {
+        folder: count
+        for folder, count in sizes.items()
+        if count > LARGE_FOLDERS.get(folder, MAX_FOLDER_FILES)
+    }
+    assert not too_large
 
 
 def test_functions_are_short() -> None:
