@@ -37,11 +37,16 @@ install: $(VENV)/.installed  ## create .venv and install Triolet into it
 
 install-dev: $(VENV)/.installed-dev
 
+# Programs that tests use beside Python's: their tests are skipped, with a reason, where they are missing.
+SYSTEM_PACKAGES := chromium redis-server
+MISSING_PACKAGES = $(strip $(foreach name,$(SYSTEM_PACKAGES),$(if $(shell command -v $(name)),,$(name))))
+
 system-deps:
-	@command -v chromium >/dev/null 2>&1 || command -v apt-get >/dev/null 2>&1 || \
-	  { echo "chromium is missing: the page's tests will be skipped" >&2; exit 0; }; \
-	command -v chromium >/dev/null 2>&1 || [ "$$(id -u)" != 0 ] || \
-	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; }
+	@[ -z "$(MISSING_PACKAGES)" ] || \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
+	    mkdir -p build && apt-get update -qq && \
+	    DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq $(MISSING_PACKAGES) >build/apt.log; \
+	  else echo "missing: $(MISSING_PACKAGES); tests that need them will be skipped" >&2; fi
 
 serve: install  ## serve the demo model (PORT=8000, ARGS="--prefill 2 …")
 	@$(BIN)/triolet serve --port $(PORT) $(ARGS)
