@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import structlog
 
 from triolet.errors import ConfigError, overloaded
+from triolet.private_files import make_private_database, take_private_folder
 
 from .schema import SCHEMA, SCHEMA_VERSION
 
@@ -41,7 +42,8 @@ def open_database(directory: str) -> sqlite3.Connection:
     """
     folder = Path(directory)
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        take_private_folder(folder, FILE_NAME)
+        make_private_database(folder / FILE_NAME)
         connection = sqlite3.connect(
             folder / FILE_NAME, timeout=BUSY_S, isolation_level=None, check_same_thread=False
         )
