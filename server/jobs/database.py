@@ -8,6 +8,7 @@ in it, and every result is written in the transaction that checks that lease.
 from __future__ import annotations
 
 import errno
+import shutil
 import sqlite3
 import time
 from contextlib import contextmanager
@@ -84,6 +85,13 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
             time.sleep(BUSY_POLL_S)
         else:
             return
+
+
+def free_bytes(connection: sqlite3.Connection, directory: str) -> int:
+    """Return how much may still be written: on the disk, and into pages of deleted files."""
+    (num_pages,) = connection.execute("PRAGMA freelist_count").fetchone()
+    (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
+    return shutil.disk_usage(directory).free + int(num_pages * page_bytes)
 
 
 class FailureLog:

@@ -5,7 +5,6 @@ Knows Trio's threads; knows no SQL.
 
 from __future__ import annotations
 
-import shutil
 import time
 from functools import partial
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
@@ -14,7 +13,7 @@ import trio
 
 from ..threads import in_thread
 from .batches import Batches
-from .database import FailureLog, open_database, stored
+from .database import FailureLog, free_bytes, open_database, stored
 from .files import Files
 
 if TYPE_CHECKING:
@@ -70,12 +69,12 @@ class Storage:
         return await in_thread(partial(stored, work, self._failures), self._writer)
 
     async def free_bytes(self) -> int:
-        """Return what this user may still write on the disk with the database.
+        """Return how much the database may still take: of its disk, and of its own free pages.
 
         Raises:
           RequestError: 503, nobody knows.
         """
-        return (await self.run(shutil.disk_usage, self._directory)).free
+        return await self.run(free_bytes, self._connection, self._directory)
 
     def close(self) -> None:
         """Close the database. Nobody may be calling."""

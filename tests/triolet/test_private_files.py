@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import stat
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from triolet.errors import ConfigError
 from triolet.private_files import keep_private
 
 if TYPE_CHECKING:
+    import sqlite3
     from collections.abc import Iterator
 
 MONTH = "2026-01"

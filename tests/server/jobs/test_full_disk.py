@@ -125,9 +125,7 @@ class World:
             for n in range(NUM_LINES)
         ]
         now, storage = int(time_of_day()), self.storage
-        await storage.run(
-            storage.files.add, OWNER, "file-1", "in", "batch", b"\n".join(lines), now
-        )
+        await storage.run(storage.files.add, OWNER, "file-1", "in", "batch", b"\n".join(lines), now)
         batch = BatchRecord(
             *("batch_1", BatchState.VALIDATING, "/v1/completions", "file-1", "24h"),
             *(now, now + 3600),
