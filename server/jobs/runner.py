@@ -118,7 +118,7 @@ class BatchRunner:
         await self._drop_unwanted()
         free, least = await self._storage.free_bytes(), self._config.min_free_bytes
         if free < least:
-            self._pause(f"the disk has {free} bytes left; lines begin when it has {least}")
+            self._pause("the disk has too little room left", free_bytes=free, min_free_bytes=least)
             return
         if not self._num_held:  # nothing was refused meanwhile
             self._go_on()
@@ -130,10 +130,10 @@ class BatchRunner:
             log.info("batches_resumed", was=self._storage.paused)
             self._storage.paused = None
 
-    def _pause(self, reason: str) -> None:
-        """Say once why no line begins."""
+    def _pause(self, reason: str, **figures: int) -> None:
+        """Say once why no line begins; the figures are for the log, the reason for tenants too."""
         if self._storage.paused is None:
-            log.error("batches_paused", reason=reason, answers_held=self._num_held)
+            log.error("batches_paused", reason=reason, **figures)
         self._storage.paused = reason
 
     async def _holds_lease(self) -> bool:
