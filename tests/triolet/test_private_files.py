@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -73,6 +75,17 @@ def test_whatever_a_process_makes_after_its_start_is_private(mask: int, tmp_path
         (tmp_path / "folder").mkdir()
         (tmp_path / "folder" / "file").touch()
         assert_private(tmp_path / "folder")
+
+
+@pytest.mark.slow
+def test_a_role_started_by_itself_makes_private_files(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; from pathlib import Path; from ops.role_process import run_role\n"
+        "os.umask(0)\n"
+        "run_role('server', 'server', 'error', None, lambda: Path(sys.argv[1]).touch())"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "file")], check=True)
+    assert_private(tmp_path)
 
 
 def test_wide_files_of_an_earlier_release_are_tightened_with_their_content(tmp_path: Path) -> None:
