@@ -146,7 +146,9 @@ def unwritable(kind: str) -> Iterator[int]:
             yield writable
 
 
-FILLING_UP = """import resource
+FILLING_UP = """import resource, sys
+from ops.log_stream import LogStream
+another = LogStream(sys.stderr)  # as of another process
 def let_files_have(num_bytes):
     most = resource.RLIM_INFINITY if num_bytes is None else num_bytes
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
@@ -154,6 +156,7 @@ for turn in range(3):
     let_files_have(3_000 + 9_000 * turn)
     for i in range(50): log.info('x' * 200, i=i)
     let_files_have(None)
+    another.write('{"event": "of another"}\\n')
     log.info('room', text='y' * 200)
 """
 
@@ -165,7 +168,8 @@ def test_a_disk_that_fills_up_tears_no_line_and_what_is_missing_is_counted(
     with (tmp_path / "log").open(mode) as stderr:
         subprocess.run([sys.executable, "-c", SETUP + FILLING_UP], stderr=stderr, check=True)
     entries = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
-    assert [entry["event"] for entry in entries].count("room") == 3
+    events = [entry["event"] for entry in entries]
+    assert (events.count("room"), events.count("of another")) == (3, 3)
     gaps = [entry["lines"] for entry in entries if entry["event"] == "log_lines_dropped"]
     assert len(gaps) == 3
     assert len([entry for entry in entries if "i" in entry]) + sum(gaps) == 3 * 50
