@@ -20,6 +20,7 @@ from triolet.config_overload import OverloadConfig  # noqa: TC001 (typer, too)
 from triolet.config_routing import LocalPrefill
 from triolet.config_speculation import SpeculationConfig  # noqa: TC001 (typer, too)
 from triolet.errors import ConfigError
+from triolet.private_files import keep_private
 
 from .exit_codes import EXIT_BAD_INPUT, EXIT_FAILED, CommandFailed
 from .key_commands import keys_app
@@ -140,6 +141,7 @@ def serve(
     from .serve import serve as serve_fleet
 
     level = log_level or default_level()
+    keep_private()
     configure_logs(level, "supervisor")
     serve_fleet(
         FleetPlan(

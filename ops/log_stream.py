@@ -32,48 +32,69 @@ PIECE_BYTES: Final = 4096
 class LogStream:
     """A text stream that drops what cannot be written now, and says how much that was.
 
+    Every line that a reader finds is whole. What a full disk has taken of a line is cut off again;
+    where that cannot be done, as on a socket, its rest is written before anything else.
+
     Args:
       out: has a file descriptor.
     """
 
     def __init__(self, out: IO[str]) -> None:
-        self._write, descriptor = _never_waiting(out.fileno())
+        self._write, self._descriptor = _never_waiting(out.fileno())
+        self._is_file = stat.S_ISREG(os.fstat(self._descriptor).st_mode)
         self._ready = select.poll()
-        self._ready.register(descriptor, select.POLLOUT)
+        self._ready.register(self._descriptor, select.POLLOUT)
         self._num_dropped = 0
-        self._is_cut = False
+        self._rest = b""  # of a line whose beginning is out
         self._patient_at = 0.0
 
     def write(self, line: str) -> int:
         """Write one line with its end, or drop it."""
+        self._rest = self._left_of(self._rest)
+        if self._rest:
+            self._num_dropped += 1
+            return len(line)
         text = line
         if self._num_dropped:
             gap = {"event": "log_lines_dropped", "level": "warning", "lines": self._num_dropped}
             text = f"{json.dumps(gap)}\n{line}"
-        if self._is_cut:
-            text = f"\n{text}"  # begins at its beginning
         data = text.encode("utf-8", "backslashreplace")
-        for start in range(0, len(data), PIECE_BYTES):
-            if not self._put(data[start : start + PIECE_BYTES]):
-                self._is_cut = self._is_cut or start > 0
-                self._num_dropped += 1
-                break
+        left = self._left_of(data)
+        if len(left) == len(data):
+            self._num_dropped += 1
         else:
-            self._num_dropped, self._is_cut = 0, False
+            self._num_dropped, self._rest = 0, left
         return len(line)
 
     def flush(self) -> None:
         """Nothing is held back."""
 
-    def _put(self, piece: bytes) -> bool:
+    def _left_of(self, data: bytes) -> bytes:
+        """Write what can be written now; return the rest, which is all of it if none was."""
+        # A file takes a line by one write, between which and the next other processes have theirs.
+        most = len(data) if self._is_file else PIECE_BYTES
+        while data:
+            piece = data[:most]
+            try:
+                num_written = self._write(piece) if self._is_ready() else 0
+            except OSError:
+                break  # full, as disk or as pipe, or its reader is gone: nobody can be told
+            if num_written < len(piece):
+                return data if self._take_back(num_written) else data[num_written:]
+            data = data[num_written:]
+        return data
+
+    def _take_back(self, num_bytes: int) -> bool:
+        """Cut the last bytes off a file, if nothing has been written behind them."""
+        if not (self._is_file and num_bytes):
+            return False
         try:
-            if not self._is_ready():
+            end = os.lseek(self._descriptor, 0, os.SEEK_CUR)
+            if os.fstat(self._descriptor).st_size != end:
                 return False
-            num_written = self._write(piece)
-        except OSError:
-            return False  # full, as disk or as pipe, or its reader is gone: nobody can be told
-        if num_written < len(piece):
-            self._is_cut = True
+            os.ftruncate(self._descriptor, end - num_bytes)
+            os.lseek(self._descriptor, end - num_bytes, os.SEEK_SET)
+        except OSError:  # a file that can only grow, say
             return False
         return True
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from triolet.errors import ConfigError
+from triolet.private_files import keep_private
 from triolet.status import Failed, report
 
 from .exit_codes import EXIT_BAD_INPUT
@@ -43,6 +44,7 @@ def run_role(
       ConfigError: it cannot work as it was set.
       typer.Exit: the same, where a supervisor tells it.
     """
+    keep_private()
     configure_logs(log_level, process)
     show_name(f"triolet {role}")
     spin_briefly()

@@ -25,8 +25,8 @@ import structlog
 import trio
 
 from transport.zmq_network import ZmqNetwork
-from triolet.allocator import return_large_blocks
 from triolet.errors import ConfigError
+from triolet.process import return_large_blocks
 from triolet.status import SUCCESSOR_SIGNAL, ServerReady, report
 from triolet.units import MIB
 

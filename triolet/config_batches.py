@@ -57,6 +57,13 @@ class BatchConfig:
     brownout that ends sooner costs it nothing."""
     retry_s: float = 1.0 * SECONDS
     """Before the second attempt; doubled for each further one."""
+    min_free_bytes: int = 64 * MIB
+    """On the disk with the database: below it no line begins. The lines under way and the renewals
+    of the lease have room to be written then, and other writers of that disk some time."""
+    max_held_retry_s: float = 5.0 * SECONDS
+    """How often at least it is tried to write an answer that the database has refused, from
+    `retry_s` on. Until then it is held in memory, with the place of its line, so that never more
+    than `concurrency` are."""
 
     def most_of(self, owner: str, most: int) -> int:
         """Return what one owner may have of a bound."""

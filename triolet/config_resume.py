@@ -27,8 +27,8 @@ class ResumeConfig:
     owner_share: float = 0.25
     """Of these: the most that one tenant may have."""
     max_kept: int = 4096
-    """Answers in all; finished ones give way, the oldest first."""
+    """Answers in all; beyond it the oldest finished one of the tenant with the most gives way."""
     max_kept_bytes: int = 64 * MIB
-    """Of all finished ones together; the same."""
+    """Of all finished ones together; beyond it the oldest of the tenant with the most bytes."""
     sweep_s: float = 1 * SECONDS
     """How often it is looked whether a time is over."""

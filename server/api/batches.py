@@ -89,14 +89,14 @@ async def create_batch(services: Services) -> Response:
     )
     await storage.run(storage.batches.add, owner_of_request(), record)
     storage.changed.set()
-    return json_response(batch_document(record))
+    return json_response(batch_document(record, storage.paused))
 
 
 async def list_batches(services: Services) -> Response:
     """Return batches, newest first."""
     storage = storage_of(services)
     page = await storage.run(storage.batches.page, owner_of_request(), *page_arguments())
-    items = [batch_document(one) for one in page.items]
+    items = [batch_document(one, storage.paused) for one in page.items]
     return json_response(page_document(page, items))
 
 
@@ -106,7 +106,7 @@ async def show_batch(services: Services, batch_id: str) -> Response:
     record = await storage.run(storage.batches.get, checked_id(batch_id), owner_of_request())
     if record is None:
         raise missing(batch_id)
-    return json_response(batch_document(record))
+    return json_response(batch_document(record, storage.paused))
 
 
 async def cancel_batch(services: Services, batch_id: str) -> Response:
@@ -118,4 +118,4 @@ async def cancel_batch(services: Services, batch_id: str) -> Response:
     if record is None:
         raise missing(batch_id)
     storage.changed.set()
-    return json_response(batch_document(record))
+    return json_response(batch_document(record, storage.paused))

@@ -1,11 +1,12 @@
 """Answers that their clients may come back to, by name, and when each of them is forgotten.
 
-Knows times, bounds and names; knows no HTTP and no form of answer. A name is what its client chose,
-within a scope that is its own.
+When room runs out, the owner with the most bytes, or with the most answers, loses its oldest
+finished answer: no tenant pushes out the answers of one that holds less.
 """
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from typing import TYPE_CHECKING, NamedTuple
 
 import trio
@@ -13,7 +14,6 @@ import trio
 from triolet.errors import RequestError
 
 from ..generation import CancelReason
-from ..tenancy import current_tenant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,10 +28,13 @@ class Name(NamedTuple):
     """What an answer is found by.
 
     Attributes:
+      owner: the tenant that pays with its own answers when room runs out; empty where there are no
+        tenants, and all clients share one room then.
       scope: whose name it is; another client's are others.
       text: the client's word, or an id of ours.
     """
 
+    owner: str
     scope: bytes
     text: str
 
@@ -92,10 +95,10 @@ class KeptAnswers:
           RequestError: refused; nothing was begun or forgotten.
         """
         live = [other for other, one in self._answers.items() if one.ended_at is None]
-        num_own = sum(other.scope == name.scope for other in live)
+        num_own = sum(other.owner == name.owner for other in live)
         most = self._config.max_live
         # Without tenants there is nobody to share with.
-        most_own = max(1, int(most * self._config.owner_share)) if current_tenant().name else most
+        most_own = max(1, int(most * self._config.owner_share)) if name.owner else most
         if len(live) >= most or num_own >= most_own:
             raise RequestError(
                 f"{len(live)} resumable answers are under way, {num_own} of them yours",
@@ -163,10 +166,36 @@ class KeptAnswers:
         }
 
     def _make_room(self) -> None:
-        finished = [n for n, answer in self._answers.items() if answer.ended_at is not None]
-        num_bytes = sum(self._answers[name].transcript.num_bytes for name in finished)
-        for name in finished:
-            is_small = num_bytes <= self._config.max_kept_bytes
-            if is_small and len(self._answers) <= self._config.max_kept:
-                return
-            num_bytes -= self._answers.pop(name).transcript.num_bytes
+        """Forget finished answers until the rest fits."""
+        self._evict(dict.fromkeys(self._answers, 1), self._config.max_kept)
+        sizes = {
+            name: answer.transcript.num_bytes
+            for name, answer in self._answers.items()
+            if answer.ended_at is not None
+        }
+        self._evict(sizes, self._config.max_kept_bytes)
+
+    def _evict(self, weights: dict[Name, int], most: int) -> None:
+        """Forget finished answers until all weights add up to no more than `most`.
+
+        The owner with the most weight loses its oldest finished one each time, so that an owner
+        with less than its equal part loses nothing.
+        """
+        total = sum(weights.values())
+        if total <= most:
+            return
+        held: Counter[str] = Counter()
+        finished: dict[str, deque[Name]] = {}
+        for name, weight in weights.items():
+            held[name.owner] += weight
+            if self._answers[name].ended_at is not None:
+                finished.setdefault(name.owner, deque()).append(name)
+        while total > most and finished:
+            owner = max(finished, key=held.__getitem__)
+            name = finished[owner].popleft()
+            if not finished[owner]:
+                del finished[owner]
+            held[owner] -= weights[name]
+            total -= weights[name]
+            del self._answers[name]
+            self._count("evicted")

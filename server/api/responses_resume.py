@@ -35,7 +35,8 @@ def own_name(response_id: str) -> Name:
 
     An id has 128 random bits, so that where there are no tenants, to know it is to own it.
     """
-    return Name(f"responses {current_tenant().name}".encode(), response_id)
+    tenant = current_tenant().name
+    return Name(tenant, f"responses {tenant}".encode(), response_id)
 
 
 class ResponseScript:

@@ -228,7 +228,7 @@ def _name_of(key: str) -> Name:
     keys = (request.headers.get(name, "") for name in ("authorization", "x-api-key"))
     who = f"tenant {tenant}" if tenant else "\0".join(keys)
     scope = blake2b(who.encode(), digest_size=16).digest()
-    return Name(scope, key)
+    return Name(tenant, scope, key)
 
 
 class ResumableBody(StreamBody):

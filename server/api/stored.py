@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from quart import request
 
+from ..jobs.states import OPEN
 from ..tenancy import current_tenant
 from .errors import echo, http_error
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from .ports import Services
 
 _ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+PAUSED: Final = "batches_paused"
 MAX_PAGE: Final = 100
 DEFAULT_PAGE: Final = 20
 
@@ -73,11 +75,19 @@ def file_document(record: FileRecord) -> dict[str, Any]:
     return {**asdict(record), "object": "file", "status": "processed"}
 
 
-def batch_document(record: BatchRecord) -> dict[str, Any]:
-    """Return a batch in the API's form."""
+def batch_document(record: BatchRecord, paused: str | None = None) -> dict[str, Any]:
+    """Return a batch in the API's form.
+
+    Args:
+      record: of the batch.
+      paused: why no line begins on this server now; shown as an error of a batch that is open.
+    """
     document = {**asdict(record), "object": "batch", "finalizing_at": record.completed_at}
-    if record.errors is not None:
-        document["errors"] = {"object": "list", "data": record.errors}
+    errors = record.errors
+    if paused is not None and record.status in OPEN:
+        errors = [{"code": PAUSED, "message": f"paused: {paused}", "param": None, "line": None}]
+    if errors is not None:
+        document["errors"] = {"object": "list", "data": errors}
     return document
 
 

@@ -7,6 +7,8 @@ in it, and every result is written in the transaction that checks that lease.
 
 from __future__ import annotations
 
+import errno
+import shutil
 import sqlite3
 import time
 from contextlib import contextmanager
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import structlog
 
 from triolet.errors import ConfigError, overloaded
+from triolet.private_files import make_private_database, take_private_folder
 
 from .schema import SCHEMA, SCHEMA_VERSION
 
@@ -28,6 +31,8 @@ FILE_NAME: Final = "batches.sqlite3"
 BUSY_S: Final = 10.0
 """How long a transaction waits for another process's: theirs take milliseconds."""
 BUSY_POLL_S: Final = 0.01
+LOG_AGAIN_S: Final = 60.0
+"""After which an error that lasts is logged anew."""
 LATER_S: Final = 5.0
 """When to ask again after the database failed."""
 T = TypeVar("T")
@@ -41,7 +46,8 @@ def open_database(directory: str) -> sqlite3.Connection:
     """
     folder = Path(directory)
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        take_private_folder(folder, FILE_NAME)
+        make_private_database(folder / FILE_NAME)
         connection = sqlite3.connect(
             folder / FILE_NAME, timeout=BUSY_S, isolation_level=None, check_same_thread=False
         )
@@ -81,7 +87,29 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
             return
 
 
-def stored(work: Callable[[], T]) -> T:
+def free_bytes(connection: sqlite3.Connection, directory: str) -> int:
+    """Return how much may still be written: on the disk, and into pages of deleted files."""
+    (num_pages,) = connection.execute("PRAGMA freelist_count").fetchone()
+    (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
+    return shutil.disk_usage(directory).free + int(num_pages * page_bytes)
+
+
+class FailureLog:
+    """Logs that the database fails: each error once, and again after a while, not at each try."""
+
+    def __init__(self) -> None:
+        self._error = ""
+        self._again_at = 0.0
+
+    def note(self, error: Exception) -> None:
+        """Log an error that is news."""
+        text, now = f"{type(error).__name__}: {error}", time.monotonic()
+        if text != self._error or now >= self._again_at:
+            log.error("database_failed", error=text)
+            self._error, self._again_at = text, now + LOG_AGAIN_S
+
+
+def stored(work: Callable[[], T], failures: FailureLog) -> T:
     """Do something with the database and return what it returns.
 
     Raises:
@@ -89,9 +117,17 @@ def stored(work: Callable[[], T]) -> T:
     """
     try:
         return work()
-    except sqlite3.Error as error:
-        log.exception("database_failed")
-        raise overloaded("files and batches cannot be stored just now", LATER_S) from error
+    except (sqlite3.Error, OSError) as error:
+        failures.note(error)
+        why = ": the disk is full" if _is_full(error) else ""
+        message = f"files and batches cannot be stored just now{why}"
+        raise overloaded(message, LATER_S) from error
+
+
+def _is_full(error: Exception) -> bool:
+    if isinstance(error, sqlite3.Error):
+        return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager

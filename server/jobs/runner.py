@@ -1,7 +1,9 @@
 """Runs the lines of batches: a few at a time, behind everybody else, from wherever they stand.
 
 Knows Trio, the storage and the application's inner door; what counts as done the storage says. Of
-several servers only the one that holds the lease runs anything.
+several servers only the one that holds the lease runs anything. An answer that the database refuses
+is held until it takes it, and meanwhile no line begins: a full disk pauses batches, and no line is
+computed again for it.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+import structlog
 import trio
 
 from triolet.errors import RequestError
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from .inner_request import InnerAnswer
     from .records import WaitingLine
     from .storage import Storage
+
+log = structlog.get_logger(__name__)
 
 LATER: Final = frozenset({408, 499, 503, 504})
 """Statuses after which the same request may well succeed."""
@@ -77,6 +82,7 @@ class BatchRunner:
         self._lease_until = 0.0
         self._resting: dict[str, float] = {}  # owners, until when
         self._resting_lines: dict[tuple[str, int], float] = {}
+        self._num_held = 0  # answers that wait for room
 
     async def run(self) -> None:
         """Run batches until cancelled; what is not answered then is run by the next one."""
@@ -86,8 +92,9 @@ class BatchRunner:
                     self._storage.changed = trio.Event()
                     try:
                         await self._look(nursery)
-                    except RequestError:
-                        # Logged where it happened; others hold the lease when ours is over.
+                    except RequestError as error:
+                        # Others hold the lease when ours is over.
+                        self._pause(error.message)
                         await trio.sleep(self._config.poll_s)
                     with trio.move_on_after(self._config.poll_s):
                         await self._storage.changed.wait()
@@ -101,12 +108,33 @@ class BatchRunner:
         Raises:
           RequestError: the database fails.
         """
-        if await self._holds_lease():
-            await self._storage.run(self._storage.batches.advance, int(time_of_day()))
-            await self._drop_unwanted()
-            await self._begin(nursery)
-        else:
+        if not await self._holds_lease():
             self._drop_all()
+            self._go_on()
+            return
+        if self._num_held:
+            return  # these first: a batch that ended before them would end without them
+        await self._storage.run(self._storage.batches.advance, int(time_of_day()))
+        await self._drop_unwanted()
+        free, least = await self._storage.free_bytes(), self._config.min_free_bytes
+        if free < least:
+            self._pause("the disk has too little room left", free_bytes=free, min_free_bytes=least)
+            return
+        if not self._num_held:  # nothing was refused meanwhile
+            self._go_on()
+            await self._begin(nursery)
+
+    def _go_on(self) -> None:
+        """Say once that lines begin again."""
+        if self._storage.paused is not None:
+            log.info("batches_resumed", was=self._storage.paused)
+            self._storage.paused = None
+
+    def _pause(self, reason: str, **figures: int) -> None:
+        """Say once why no line begins; the figures are for the log, the reason for tenants too."""
+        if self._storage.paused is None:
+            log.error("batches_paused", reason=reason, **figures)
+        self._storage.paused = reason
 
     async def _holds_lease(self) -> bool:
         now = time_of_day()
@@ -128,6 +156,8 @@ class BatchRunner:
             self._storage.batches.waiting, 2 * self._config.concurrency, tuple(self._resting)
         )
         self._resting_lines = {n: until for n, until in self._resting_lines.items() if until > now}
+        if self._num_held:
+            return
         busy = self._running.keys() | self._resting_lines
         idle = [line for line in lines if (line.batch_id, line.number) not in busy]
         while idle and room > 0:
@@ -146,11 +176,7 @@ class BatchRunner:
                 if answer.status == LIMIT_MET or answer.is_crowded_out:
                     self._rest(line, answer)
                     return
-                try:
-                    await self._finish(line, answer)
-                except RequestError:  # it is run again, when there may be room for its result
-                    self._on_line("dropped")
-                    await trio.sleep(self._config.retry_s)
+                await self._keep(line, answer)
         finally:
             del self._running[line.batch_id, line.number]
             self._num_running -= Counter((line.owner,))  # forgets whoever has none
@@ -210,6 +236,33 @@ class BatchRunner:
                 scope.cancel()
                 return
             await trio.sleep(self._config.poll_s)
+
+    async def _keep(self, line: WaitingLine, answer: InnerAnswer) -> None:
+        """Write an answer down. While the database refuses it, hold it and its line's place until
+        its batch's window ends: it was computed and charged, and shall not be again."""
+        if await self._is_written(line, answer):
+            return
+        self._on_line("held")
+        self._num_held += 1
+        wait_s = self._config.retry_s
+        try:
+            while time_of_day() < line.expires_at:
+                await trio.sleep(wait_s)
+                if await self._is_written(line, answer):
+                    return
+                wait_s = min(2 * wait_s, self._config.max_held_retry_s)
+        finally:
+            self._num_held -= 1
+        self._on_line("dropped")
+
+    async def _is_written(self, line: WaitingLine, answer: InnerAnswer) -> bool:
+        """Return whether the database has taken an answer, or wants it no more."""
+        try:
+            await self._finish(line, answer)
+        except RequestError as error:
+            self._pause(error.message)
+            return False
+        return True
 
     async def _finish(self, line: WaitingLine, answer: InnerAnswer) -> None:
         own_id = line_id(line.batch_id, line.number)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from triolet.errors import ConfigError
+from triolet.private_files import make_private_database, make_private_folder
 from triolet.units import SECONDS
 
 if TYPE_CHECKING:
@@ -53,7 +54,9 @@ class SpendFile:
 
     def __init__(self, path: str) -> None:
         try:
-            Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # The folder is the operator's, of any mode: it often holds the tenants' file and more.
+            make_private_folder(Path(path).parent)
+            make_private_database(Path(path))
             self._connection = sqlite3.connect(
                 path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
             )

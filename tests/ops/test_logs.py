@@ -146,6 +146,64 @@ def unwritable(kind: str) -> Iterator[int]:
             yield writable
 
 
+FILLING_UP = """import resource, sys
+from ops.log_stream import LogStream
+another = LogStream(sys.stderr)  # as of another process
+def let_files_have(num_bytes):
+    most = resource.RLIM_INFINITY if num_bytes is None else num_bytes
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+for turn in range(3):
+    let_files_have(3_000 + 9_000 * turn)
+    for i in range(50): log.info('x' * 200, i=i)
+    let_files_have(None)
+    another.write('{"event": "of another"}\\n')
+    log.info('room', text='y' * 200)
+"""
+
+
+@pytest.mark.parametrize("mode", ["wb", "ab"])
+def test_a_disk_that_fills_up_tears_no_line_and_what_is_missing_is_counted(
+    mode: str, tmp_path: Path
+) -> None:
+    with (tmp_path / "log").open(mode) as stderr:
+        subprocess.run([sys.executable, "-c", SETUP + FILLING_UP], stderr=stderr, check=True)
+    entries = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    events = [entry["event"] for entry in entries]
+    assert (events.count("room"), events.count("of another")) == (3, 3)
+    gaps = [entry["lines"] for entry in entries if entry["event"] == "log_lines_dropped"]
+    assert len(gaps) == 3
+    assert len([entry for entry in entries if "i" in entry]) + sum(gaps) == 3 * 50
+
+
+READ_LATE = """import json, socket, sys
+from ops.log_stream import LogStream
+ours, theirs = socket.socketpair()
+ours.setblocking(False)
+def everything_there():
+    parts = []
+    try:
+        while part := ours.recv(65536):
+            parts.append(part)
+    except BlockingIOError:
+        return b''.join(parts)
+stream = LogStream(theirs.makefile('w'))
+for i in range(200):
+    stream.write(json.dumps({'i': i, 'text': 'x' * 70_000}) + '\\n')
+first = everything_there()
+assert not first.endswith(b'\\n'), 'every line is whole already'
+stream.write(json.dumps({'i': 200}) + '\\n')
+sys.stdout.buffer.write(first + everything_there())
+"""
+
+
+def test_a_line_that_a_socket_took_in_part_is_completed_before_the_next() -> None:
+    shown = subprocess.run([sys.executable, "-c", READ_LATE], capture_output=True, check=True)
+    entries = [json.loads(line) for line in shown.stdout.splitlines()]
+    gap, last = entries[-2:]
+    assert last == {"i": 200}
+    assert gap["lines"] == 200 - (len(entries) - 2)
+
+
 def fill(descriptor: int) -> None:
     """Write until nothing more goes in; whoever inherits it may wait for ever."""
     os.set_blocking(descriptor, False)

@@ -34,6 +34,7 @@ _HEAD_GUARD: Final = "server/edge/head_guard.py"
 _JSON: Final = "server/api/json_body.py"
 _KEYS: Final = "security/test_keys.py"
 _TENANCY: Final = "server/test_tenancy.py"
+_PRIVATE: Final = "triolet/test_private_files.py"
 _HEADS: Final = (
     "server/edge/test_head_guard.py::test_heads_that_two_parsers_could_read_differently_are_refused"
 )
@@ -242,4 +243,32 @@ MUTANTS: Final = (
            "            while True:\n"
            "                connections.start_soon(self._serve, await listeners[0].accept())\n",
            "server/test_main.py::test_it_lives_through_a_time_without_files_and_accepts_again"),
+    Mutant("A36", "server/api/kept_answers.py", "owner = max(finished, key=held.__getitem__)",
+           "owner = next(iter(finished))",
+           "server/api/test_resuming.py::test_a_tenant_with_many_answers_pushes_out_its_own_only"),
+    Mutant("A37", "server/quotas/spend_file.py", "make_private_database(Path(path))", "pass",
+           f"{_PRIVATE}::test_databases_and_what_lies_beside_them_are_private"),
+    Mutant("A37", "server/jobs/database.py", "make_private_database(folder / FILE_NAME)", "pass",
+           f"{_PRIVATE}::test_databases_and_what_lies_beside_them_are_private"),
+    Mutant("A37", "triolet/private_files.py", "os.umask(_OTHERS)", "pass",
+           f"{_PRIVATE}::test_whatever_a_process_makes_after_its_start_is_private"),
+    Mutant("A37", "ops/role_process.py", "    keep_private()\n", "",
+           f"{_PRIVATE}::test_a_role_started_by_itself_makes_private_files"),
+    Mutant("A37", "ops/cli.py", "    keep_private()\n", "",
+           "end_to_end/test_stored_things.py::test_no_file_of_a_fleet_is_for_others"),
+    Mutant("A37", "triolet/private_files.py", "path.chmod(mode & ~_OTHERS)", "pass",
+           f"{_PRIVATE}::test_wide_files_of_an_earlier_release_are_tightened_with_their_content"),
+    Mutant("A37", "triolet/private_files.py",
+           "if any(not path.name.startswith(file_name) for path in folder.iterdir()):",
+           "if mode < 0:",
+           f"{_PRIVATE}::"
+           "test_a_wide_folder_of_the_database_alone_is_tightened_and_another_is_refused"),
+    Mutant("A37", "ops/log_stream.py", "if not (self._is_file and num_bytes):",
+           "if num_bytes or self._is_file:",
+           "ops/test_logs.py::"
+           "test_a_disk_that_fills_up_tears_no_line_and_what_is_missing_is_counted"),
+    Mutant("A37", "ops/log_stream.py", "self._num_dropped, self._rest = 0, left",
+           'self._num_dropped, self._rest = 0, b""',
+           "ops/test_logs.py::"
+           "test_a_line_that_a_socket_took_in_part_is_completed_before_the_next"),
 )  # fmt: skip

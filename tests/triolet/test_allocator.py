@@ -12,8 +12,7 @@ from triolet.units import MIB
 
 LEAVE_HOLES = """
 import sys
-from triolet.allocator import return_large_blocks
-from triolet.process import process_facts
+from triolet.process import process_facts, return_large_blocks
 
 if sys.argv[1] == "returned":
     assert return_large_blocks(1 << 20)

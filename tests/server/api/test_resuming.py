@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trio.testing import MockClock
 
     from tests.server.support.fakes import FakeGeneration
-    from tests.server.support.surface import RawClient, Surface
+    from tests.server.support.surface import Answer, RawClient, Surface
 
 CHAT = "/v1/chat/completions"
 ASK = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
@@ -335,3 +335,30 @@ async def test_at_most_so_many_are_under_way() -> None:
         for client, generation in zip(clients, server.fleet.generations, strict=True):
             generation.finish()
             await client.until(b"[DONE]")
+
+
+@pytest.mark.parametrize(
+    "config", [ResumeConfig(max_kept_bytes=4_000), ResumeConfig(max_kept=4)], ids=["bytes", "count"]
+)
+async def test_a_tenant_with_many_answers_pushes_out_its_own_only(config: ResumeConfig) -> None:
+    tenancy = tenancy_of(alice="a", bob="b")
+    async with surface(tenancy=tenancy, resume=config) as server:
+
+        async def answer_of(tenant_key: str, key: str) -> Answer:
+            headers = {"idempotency-key": key, "x-api-key": tenant_key}
+            answer = await server.post(CHAT, WHOLE, headers=headers)
+            assert answer.status == 200
+            return answer
+
+        first = await answer_of("a", "k")
+        assert len(first.body) < config.max_kept_bytes / 2, "less than an equal part"
+        for number in range(40):
+            await answer_of("b", f"k{number}")
+        num_begun = len(server.fleet.generations)
+        again = await answer_of("a", "k")
+        assert again.headers["idempotency-replayed"] == "true"
+        assert again.body == first.body
+        assert len(server.fleet.generations) == num_begun
+        assert len(server.services.kept) < 20
+        newest = await answer_of("b", "k39")
+        assert newest.headers["idempotency-replayed"] == "true", "the oldest ones gave way"

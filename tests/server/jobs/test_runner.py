@@ -94,7 +94,7 @@ async def test_a_full_disk_holds_a_batch_up_and_ends_nothing(tmp_path: Path) -> 
 
     def note(outcome: str) -> None:
         outcomes.append(outcome)
-        if outcome == "dropped":
+        if outcome == "held":
             has_failed.set()
 
     await begin(storage)
