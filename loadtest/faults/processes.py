@@ -133,6 +133,13 @@ class RoleProcess:
         if not is_killed or await trio.Path(f"/proc/{self.pid}").exists():
             raise FaultNotInjectedError(f"{self.name} was not killed")
 
+    async def expect_exit(self, code: int) -> None:
+        """Wait until it leaves by itself, and prove that it leaves with this code."""
+        self._was_killed = True  # by the fault: its end is no finding
+        ended = await self.wait_ended()
+        if ended != code:
+            raise FaultNotInjectedError(f"{self.name} left with {ended}, not with {code}")
+
     async def terminate(self) -> None:
         """End it for good: politely, then not."""
         if self._process is None:
