@@ -177,7 +177,13 @@ def _told(option: str, text: str | None, kind: type[_T]) -> _T | None:
 
 
 def engine_options(
-    dtype: Annotated[Dtype, _compute(help="Weights, activations and KV.")] = _ENGINE.dtype,
+    dtype: Annotated[
+        Dtype | None,
+        _compute(
+            help="Weights, activations and KV.",
+            show_default="float32; on a GPU the checkpoint's own",
+        ),
+    ] = _ENGINE.dtype,
     weights: Annotated[
         WeightFormat, _compute(help="Kept as dtype, or rounded to int8 (native only).")
     ] = _ENGINE.weights,

@@ -23,7 +23,7 @@ from .arguments import (
     speculation_arguments,
 )
 from .overload_options import front_arguments
-from .placement import Pinning, own_cores, placed
+from .placement import VISIBLE_GPUS, Pinning, own_cores, own_gpus, placed
 from .process_spec import ProcessSpec
 
 if TYPE_CHECKING:
@@ -145,6 +145,7 @@ def plan_processes(
     supervisor_pid: int,
     cores: Sequence[int],
     doors: Sequence[Door],
+    gpus: Sequence[str] = (),
 ) -> tuple[list[ProcessSpec], list[ProcessSpec]]:
     """Return what to start, and what stands in during restarts.
 
@@ -155,9 +156,14 @@ def plan_processes(
       supervisor_pid: whose end ends them all.
       cores: numbers of the CPU cores that this machine gives us.
       doors: what each server accepts on, its processes one after the other.
+      gpus: of this machine, as CUDA_VISIBLE_DEVICES names them.
+
+    Raises:
+      ConfigError: the device is a GPU that is not there.
     """
     threads = plan.engine.threads or max(1, len(cores) // len(plan.workers))
-    engine = replace(plan.engine, threads=threads)
+    device, own_gpu = _own_gpus(plan, gpus)
+    engine = replace(plan.engine, threads=threads, device=device)
     common = [*link_arguments(plan.link), "--log-level", plan.log_level]
     common += ["--supervisor-pid", str(supervisor_pid)]
     every = [*plan.workers, *plan.spares]
@@ -191,7 +197,10 @@ def plan_processes(
             arguments += speculation_arguments(plan.speculation)
         arguments += [*_of_every_worker(plan, engine), *lending_arguments(loans.get(name)), *common]
         argv = (*command, role.value, str(plan.model_dir), *arguments)
-        return ProcessSpec(name, role, argv, _environment(threads))
+        environment = _environment(threads)
+        if name in own_gpu:
+            environment[VISIBLE_GPUS] = own_gpu[name]
+        return ProcessSpec(name, role, argv, environment)
 
     specs = [server_spec(*each) for each in zip(plan.server_names, doors, strict=True)]
     specs += [worker_spec(*worker) for worker in plan.workers]
@@ -206,6 +215,14 @@ def _pinned(plan: FleetPlan, threads: int, cores: Sequence[int]) -> dict[str, tu
         return {}
     decode_names = [name for role, name in plan.workers if role is Role.DECODE]
     return own_cores(decode_names, threads, cores)
+
+
+def _own_gpus(plan: FleetPlan, gpus: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """Return the device as workers see it, and the GPU of each. A stand-in has that of the worker
+    that it stands in for."""
+    device, own = own_gpus(plan.engine.device, [name for _, name in plan.workers], gpus)
+    of_role = {role: own[name] for role, name in plan.workers if name in own}
+    return device, own | {name: of_role[role] for role, name in plan.spares if role in of_role}
 
 
 def _of_every_worker(plan: FleetPlan, engine: EngineConfig) -> list[str]:
