@@ -147,8 +147,14 @@ def check_torch() -> list[Finding]:
         torch_row,
         Finding("GPU", Status.OK, f"{names}, CUDA {cuda}"),
         check_driver(driver, cuda),
-        *check_triton(Path(sysconfig.get_path("include"))),
+        *check_triton(_header_directory()),
     ]
+
+
+def _header_directory() -> Path:
+    """Return where Triton looks for Python.h: as it does, not below /usr/local on Debian."""
+    scheme = sysconfig.get_default_scheme()
+    return Path(sysconfig.get_path("include", scheme.replace("posix_local", "posix_prefix")))
 
 
 _DRIVER_FILE: Final = Path("/proc/driver/nvidia/version")

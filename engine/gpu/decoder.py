@@ -81,6 +81,14 @@ class Decoder:
 
     def launch(self, rows: Sequence[StepRow]) -> Callable[[], list[Sampled | None]]:
         """Begin a step; return what waits for its tokens."""
+        try:
+            return self._launch(rows)
+        except Exception:
+            # Out of memory, say. What the device was not told must be told with the next step.
+            self._rows.forget_tables()
+            raise
+
+    def _launch(self, rows: Sequence[StepRow]) -> Callable[[], list[Sampled | None]]:
         arrangement = self._rows.arrange(rows)
         self._state.take(
             self._fields.send(arrangement.fields), self._patches.send(arrangement.patches)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from tests.engine.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.engine.driver import (
@@ -18,15 +19,13 @@ from tests.engine.driver import (
 )
 from triolet.config import EngineConfig
 from triolet.config_gpu import GpuConfig
+from triolet.errors import CapacityError
 from triolet.sampling import SamplingParams
 
 from .fused import fused_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import torch
-
 
 PROMPTS = [[(7 * i + n) % VOCAB_SIZE for i in range(n)] for n in (1, 5, 18)]
 PLAIN = SamplingParams(temperature=0.0)
@@ -64,6 +63,29 @@ def test_steps_launched_ahead_give_the_same_tokens(
     launched_ahead(engine, sequences[:2], params, 3)
     launched_ahead(engine, sequences, params, 6)
     assert [ids(one.results) for one in sequences] == expected
+
+
+@pytest.mark.slow
+def test_a_step_that_finds_no_memory_leaves_the_next_one_exact(
+    device: torch.device, checkpoint: Callable[[str], Checkpoint]
+) -> None:
+    written = checkpoint("qwen3")
+    engine = fused_engine(written.path, device, CONFIG)
+    sequence = Running(engine, "again", PROMPTS[1], 3)
+    prefill(engine, sequence, PLAIN, 512)
+    decoder = engine.runner._decoder
+    assert decoder is not None
+    send = decoder._patches.send
+
+    def fail(array: object) -> torch.Tensor:
+        decoder._patches.send = send  # type: ignore[method-assign]
+        raise torch.OutOfMemoryError("no memory for the copy")
+
+    decoder._patches.send = fail  # type: ignore[method-assign,assignment]
+    with pytest.raises(CapacityError):
+        decode(engine, [sequence], PLAIN, 3)
+    decode(engine, [sequence], PLAIN, 3)
+    assert ids(sequence.results) == written.greedy(PROMPTS[1], 3)
 
 
 @pytest.mark.slow
