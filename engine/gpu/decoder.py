@@ -71,6 +71,11 @@ class Decoder:
         """From now on launch by this what `compute` would."""
         self._replay = replay
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether all steps have one size, so that all go through the same kernels."""
+        return len(self.sizes) == 1
+
     def takes(self, rows: Sequence[StepRow]) -> bool:
         """Return whether a step can be launched here."""
         return len(rows) <= self.sizes[-1] and all(row.is_decode for row in rows)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from engine.batch import SampleSpec, StepRow
 from tests.engine.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.engine.driver import (
     Running,
@@ -122,3 +123,39 @@ def test_a_row_has_the_same_bits_whoever_else_is_in_a_fixed_batch(
         prefill(engine, sequence, params, 512)
     decode(engine, together, params, 3)
     assert together[1].results[1:] == alone[1:]
+
+
+@pytest.mark.slow
+def test_chunks_and_guesses_change_no_bit_of_a_row_in_a_fixed_batch(
+    device: torch.device, checkpoint: Callable[[str], Checkpoint]
+) -> None:
+    config = EngineConfig(backend="triton", max_num_seqs=2, gpu=GpuConfig(fixed_batch=True))
+    params = SamplingParams(temperature=0.0, logprobs=0)
+    engine = fused_engine(checkpoint("qwen3").path, device, config)
+    [alone] = generate(engine, PROMPTS[1:2], 3, params)
+    beside = Running(engine, "beside", PROMPTS[1], 3)
+    prefill(engine, beside, params, 512)
+    chunk = StepRow(PROMPTS[2], 0, engine.ledger.lease("chunk", 2))
+    decoder = engine.runner._decoder
+    assert decoder is not None
+    sizes = []
+
+    def compute(size: int) -> None:
+        sizes.append(size)
+        decoder.compute(size)
+
+    decoder.replay_with(compute)
+    # The next token as a guess beside the one that it follows, and a chunk: three rows and more.
+    rows = [
+        StepRow(
+            [one.token_id],
+            len(PROMPTS[1]) + n,
+            beside.blocks,
+            SampleSpec(params, n + 1),
+            is_decode=True,
+        )
+        for n, one in enumerate(alone[:2])
+    ]
+    [_, first, second] = engine.runner.step([chunk, *rows])
+    assert [first, second] == alone[1:]
+    assert sizes == [2]
