@@ -110,13 +110,7 @@ def load_engine(
     on_progress("kv_pool", 0.0)
     pool = KVPool(layout, num_blocks, device, config.gpu.pinned_bytes)
     runner = build_runner(
-        backend,
-        model_config,
-        checkpoint,
-        pool,
-        config,
-        max_model_len,
-        on_progress,
+        backend, model_config, checkpoint, pool, config, max_model_len, on_progress
     )
     ledger = BlockLedger(num_blocks, poison=pool if config.poison_freed_blocks else None)
     on_progress("warm_up", 0.0)

@@ -58,6 +58,7 @@ class FleetPlan:
       worker_drain_timeout_s: how long a worker that is restarted may let its sequences finish.
       speculation: how decode workers guess ahead.
       pin: whether decode workers get cores of their own.
+      gpus: of this machine, as CUDA_VISIBLE_DEVICES names them.
     """
 
     model_dir: Path
@@ -71,6 +72,7 @@ class FleetPlan:
     worker_drain_timeout_s: float = _WORKER.drain_timeout_s
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     pin: Pinning = Pinning.OFF
+    gpus: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         least_prefill = int(self.server.routing.local_prefill is LocalPrefill.OFF)
@@ -145,7 +147,6 @@ def plan_processes(
     supervisor_pid: int,
     cores: Sequence[int],
     doors: Sequence[Door],
-    gpus: Sequence[str] = (),
 ) -> tuple[list[ProcessSpec], list[ProcessSpec]]:
     """Return what to start, and what stands in during restarts.
 
@@ -156,13 +157,9 @@ def plan_processes(
       supervisor_pid: whose end ends them all.
       cores: numbers of the CPU cores that this machine gives us.
       doors: what each server accepts on, its processes one after the other.
-      gpus: of this machine, as CUDA_VISIBLE_DEVICES names them.
-
-    Raises:
-      ConfigError: the device is a GPU that is not there.
     """
     threads = plan.engine.threads or max(1, len(cores) // len(plan.workers))
-    device, own_gpu = _own_gpus(plan, gpus)
+    device, own_gpu = _own_gpus(plan)
     engine = replace(plan.engine, threads=threads, device=device)
     common = [*link_arguments(plan.link), "--log-level", plan.log_level]
     common += ["--supervisor-pid", str(supervisor_pid)]
@@ -197,10 +194,7 @@ def plan_processes(
             arguments += speculation_arguments(plan.speculation)
         arguments += [*_of_every_worker(plan, engine), *lending_arguments(loans.get(name)), *common]
         argv = (*command, role.value, str(plan.model_dir), *arguments)
-        environment = _environment(threads)
-        if name in own_gpu:
-            environment[VISIBLE_GPUS] = own_gpu[name]
-        return ProcessSpec(name, role, argv, environment)
+        return ProcessSpec(name, role, argv, _environment(threads, own_gpu.get(name)))
 
     specs = [server_spec(*each) for each in zip(plan.server_names, doors, strict=True)]
     specs += [worker_spec(*worker) for worker in plan.workers]
@@ -217,10 +211,14 @@ def _pinned(plan: FleetPlan, threads: int, cores: Sequence[int]) -> dict[str, tu
     return own_cores(decode_names, threads, cores)
 
 
-def _own_gpus(plan: FleetPlan, gpus: Sequence[str]) -> tuple[str, dict[str, str]]:
+def _own_gpus(plan: FleetPlan) -> tuple[str, dict[str, str]]:
     """Return the device as workers see it, and the GPU of each. A stand-in has that of the worker
-    that it stands in for."""
-    device, own = own_gpus(plan.engine.device, [name for _, name in plan.workers], gpus)
+    that it stands in for.
+
+    Raises:
+      ConfigError: the device is a GPU that is not there.
+    """
+    device, own = own_gpus(plan.engine.device, [name for _, name in plan.workers], plan.gpus)
     of_role = {role: own[name] for role, name in plan.workers if name in own}
     return device, own | {name: of_role[role] for role, name in plan.spares if role in of_role}
 
@@ -249,10 +247,11 @@ def _loans(
     return {name: LendingConfig(path, place, num_workers) for name, place in places.items()}
 
 
-def _environment(threads: int) -> dict[str, str]:
-    """Return what keeps the native libraries of a process to its share of the cores; they read it
-    when they are loaded, which is before any option of ours is."""
-    return {
+def _environment(threads: int, gpu: str | None = None) -> dict[str, str]:
+    """Return what keeps the native libraries of a process to its share of the cores and to its
+    GPU; they read it when they are loaded, which is before any option of ours is."""
+    own_gpu = {} if gpu is None else {VISIBLE_GPUS: gpu}
+    return own_gpu | {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "RAYON_NUM_THREADS": str(threads),

@@ -67,7 +67,7 @@ def serve(plan: FleetPlan) -> None:
             held.enter_context(one)
         directory = held.enter_context(private_directory(parent_directory()))
         port: int = bound[0].getsockname()[1]
-        plan = replace(plan, server=replace(plan.server, port=port))
+        plan = replace(plan, server=replace(plan.server, port=port), gpus=available_gpus())
         doors = [Door(one.fileno()) for one in bound]
         own_paths: list[Path] = []
         if plan.servers > 1:
@@ -77,13 +77,7 @@ def serve(plan: FleetPlan) -> None:
                 door._replace(own_fd=one.fileno()) for door, one in zip(doors, own, strict=True)
             ]
         specs, spares = plan_processes(
-            plan,
-            command_line(),
-            directory,
-            os.getpid(),
-            available_cores(),
-            doors,
-            available_gpus(),
+            plan, command_line(), directory, os.getpid(), available_cores(), doors
         )
         view, on_log = choose_view(plan)
         supervisor = Supervisor(

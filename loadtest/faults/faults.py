@@ -232,7 +232,7 @@ def poison(role: str) -> Injector:
         worker = fleet.processes[_name(role, hold)]
         worker.order("poison 1")
         await hold.let_go()
-        await worker.expect_exit(EXIT_DEVICE_LOST)
+        await worker.wait_ended(EXIT_DEVICE_LOST)
         yield
 
     return inject

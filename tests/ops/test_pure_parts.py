@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import typer
@@ -54,9 +53,6 @@ from triolet.config_wire import KvWire, MemorySharing, WireConfig
 from triolet.errors import ConfigError
 from triolet.ids import Role
 from triolet.units import GIB, KIB, MIB
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 SERVER = ServerConfig(model_dir="", model_name="", prefill_addresses=(), decode_addresses=())
 
@@ -400,9 +396,10 @@ def test_words_are_shown_as_soon_as_they_are_whole() -> None:
     assert wrap.finish() == "you"
 
 
-def gpus_of(fleet: FleetPlan, gpus: Sequence[str]) -> dict[str, tuple[str | None, str]]:
+def gpus_of(fleet: FleetPlan, gpus: tuple[str, ...]) -> dict[str, tuple[str | None, str]]:
     """Return the GPU that each worker sees, and the device that it is told."""
-    specs, spares = plan_processes(fleet, ("t",), Path("/x"), 1, range(8), [Door(7)], gpus)
+    fleet = replace(fleet, gpus=gpus)
+    specs, spares = plan_processes(fleet, ("t",), Path("/x"), 1, range(8), [Door(7)])
     return {
         spec.name: (spec.env.get(VISIBLE_GPUS), spec.argv[spec.argv.index("--device") + 1])
         for spec in (*specs, *spares)
