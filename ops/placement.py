@@ -75,9 +75,7 @@ def gpu_names(visible: str | None, num_files: int) -> tuple[str, ...]:
     return tuple(name for part in visible.split(",") if (name := part.strip()))
 
 
-def own_gpus(
-    device: str, workers: Sequence[str], gpus: Sequence[str]
-) -> tuple[str, dict[str, str]]:
+def own_gpus(device: str, workers: Sequence[str], gpus: Sequence[str]) -> dict[str, str]:
     """Give each worker one GPU, the only one that it then sees.
 
     Args:
@@ -86,18 +84,18 @@ def own_gpus(
       gpus: what this machine has; none known leaves every worker as it is.
 
     Returns:
-      The device as the workers see it, and each worker's GPU.
+      Each worker's GPU; nothing where they are left as they are.
 
     Raises:
       ConfigError: the device is a GPU that is not there.
     """
     kind, _, number = device.partition(":")
     if kind != GPU or not gpus:
-        return device, {}
+        return {}
     if not number:
-        return GPU, {name: gpus[place % len(gpus)] for place, name in enumerate(workers)}
+        return {name: gpus[place % len(gpus)] for place, name in enumerate(workers)}
     if not number.isdecimal() or int(number) >= len(gpus):
         raise ConfigError(
             f"device is {device!r}; allowed: cpu, cuda, cuda:0 to cuda:{len(gpus) - 1}"
         )
-    return GPU, dict.fromkeys(workers, gpus[int(number)])
+    return dict.fromkeys(workers, gpus[int(number)])

@@ -23,7 +23,7 @@ from .arguments import (
     speculation_arguments,
 )
 from .overload_options import front_arguments
-from .placement import VISIBLE_GPUS, Pinning, own_cores, own_gpus, placed
+from .placement import GPU, VISIBLE_GPUS, Pinning, own_cores, own_gpus, placed
 from .process_spec import ProcessSpec
 
 if TYPE_CHECKING:
@@ -113,6 +113,23 @@ class FleetPlan:
         return [*self.server_names, *(name for _, name in self.workers)]
 
     @property
+    def own_gpus(self) -> dict[str, str]:
+        """The one GPU of each worker, where GPUs are dealt out. A stand-in has that of the worker
+        that it stands in for.
+
+        Raises:
+          ConfigError: the device is a GPU that is not there.
+        """
+        own = own_gpus(self.engine.device, [name for _, name in self.workers], self.gpus)
+        of_role = {role: own[name] for role, name in self.workers if name in own}
+        return own | {name: of_role[role] for role, name in self.spares if role in of_role}
+
+    @property
+    def worker_device(self) -> str:
+        """The device as each worker sees it: of its one GPU the number is 0."""
+        return GPU if self.own_gpus else self.engine.device
+
+    @property
     def served_name(self) -> str:
         """What clients call the model."""
         return self.server.model_name or self.model_dir.name
@@ -159,8 +176,7 @@ def plan_processes(
       doors: what each server accepts on, its processes one after the other.
     """
     threads = plan.engine.threads or max(1, len(cores) // len(plan.workers))
-    device, own_gpu = _own_gpus(plan)
-    engine = replace(plan.engine, threads=threads, device=device)
+    engine = replace(plan.engine, threads=threads, device=plan.worker_device)
     common = [*link_arguments(plan.link), "--log-level", plan.log_level]
     common += ["--supervisor-pid", str(supervisor_pid)]
     every = [*plan.workers, *plan.spares]
@@ -194,7 +210,7 @@ def plan_processes(
             arguments += speculation_arguments(plan.speculation)
         arguments += [*_of_every_worker(plan, engine), *lending_arguments(loans.get(name)), *common]
         argv = (*command, role.value, str(plan.model_dir), *arguments)
-        return ProcessSpec(name, role, argv, _environment(threads, own_gpu.get(name)))
+        return ProcessSpec(name, role, argv, _environment(threads, plan.own_gpus.get(name)))
 
     specs = [server_spec(*each) for each in zip(plan.server_names, doors, strict=True)]
     specs += [worker_spec(*worker) for worker in plan.workers]
@@ -209,18 +225,6 @@ def _pinned(plan: FleetPlan, threads: int, cores: Sequence[int]) -> dict[str, tu
         return {}
     decode_names = [name for role, name in plan.workers if role is Role.DECODE]
     return own_cores(decode_names, threads, cores)
-
-
-def _own_gpus(plan: FleetPlan) -> tuple[str, dict[str, str]]:
-    """Return the device as workers see it, and the GPU of each. A stand-in has that of the worker
-    that it stands in for.
-
-    Raises:
-      ConfigError: the device is a GPU that is not there.
-    """
-    device, own = own_gpus(plan.engine.device, [name for _, name in plan.workers], plan.gpus)
-    of_role = {role: own[name] for role, name in plan.workers if name in own}
-    return device, own | {name: of_role[role] for role, name in plan.spares if role in of_role}
 
 
 def _of_every_worker(plan: FleetPlan, engine: EngineConfig) -> list[str]:

@@ -438,4 +438,4 @@ def test_gpus_are_those_that_the_environment_leaves() -> None:
     assert gpu_names(None, 3) == ("0", "1", "2")
     assert gpu_names("3, GPU-a,", 8) == ("3", "GPU-a")
     assert gpu_names("", 8) == ()
-    assert own_gpus("mps", ["a"], ("0",)) == ("mps", {})
+    assert own_gpus("mps", ["a"], ("0",)) == {}
