@@ -148,6 +148,7 @@ def check_torch() -> list[Finding]:
         Finding("GPU", Status.OK, f"{names}, CUDA {cuda}"),
         check_driver(driver, cuda),
         *check_triton(_header_directory()),
+        *check_flash(),
     ]
 
 
@@ -162,6 +163,8 @@ _DRIVER_VERSION: Final = re.compile(r"\b(\d{3,})\.\d+(?:\.\d+)?\b")
 OLDEST_DRIVERS: Final = {12: 525, 13: 580}
 """Major version of CUDA to that of the oldest driver that runs it, by NVIDIA's release notes."""
 TRITON_REQUIREMENT: Final = "triton>=3.6"
+FLASH_VERSION: Final = "2.8.3"
+"""Later ones wait for the GPU in each decode call."""
 
 
 def driver_version(file: Path = _DRIVER_FILE) -> str | None:
@@ -210,6 +213,18 @@ def check_triton(include: Path) -> list[Finding]:
         remedy = f"Triton's launchers need it: install {package} (Fedora: python3-devel)"
         findings.append(Finding("Python.h", Status.WARN, f"not in {include}", remedy))
     return findings
+
+
+def check_flash() -> list[Finding]:
+    """Look at flash-attn where it is installed: nobody needs it beside Triton."""
+    try:
+        found = version("flash-attn")
+    except PackageNotFoundError:
+        return []
+    if found.startswith(FLASH_VERSION):
+        return [Finding("flash-attn", Status.OK, f"{found}: --backend flash --block-size 256")]
+    detail = f"{found}, wanted {FLASH_VERSION}: others cannot be captured in a CUDA graph"
+    return [Finding("flash-attn", Status.WARN, detail, "pip install 'triolet[flash]'")]
 
 
 def _check_triton_package() -> Finding:

@@ -16,6 +16,7 @@ import trio
 
 from engine.batch import LayerWatch
 from transport.link import PeerBusy, PeerGone
+from triolet.errors import DeviceWedged
 from triolet.process import process_facts
 
 if TYPE_CHECKING:
@@ -178,6 +179,8 @@ class Shell:
             self._step_began_at = trio.current_time()
             try:
                 results = await self._run_step(rows)
+            except DeviceWedged:  # cancelled, and the step still runs: nothing can be asked of it
+                raise
             except Exception as error:
                 log.exception("step_failed", rows=len(rows))
                 await self._check_device()

@@ -22,6 +22,7 @@ import torch
 
 from .arena import Arena
 from .copy_streams import CopyStream, copy_stream
+from .host_copies import Mark
 from .host_memory import HostMemory, cuda_host_memory
 
 if TYPE_CHECKING:
@@ -57,6 +58,10 @@ class Staging:
         self._arena = Arena(num_units)
         self._out = make_stream(blocks.device)
         self._in = make_stream(blocks.device)
+        # The pool itself may still be about to be zeroed by the stream that made it.
+        made = Mark(blocks.device)
+        for stream in (self._out, self._in):
+            stream.wait_for(made)
         self._arriving: deque[tuple[CopyMark, int, int]] = deque()
         self._last_write: CopyMark | None = None
         self._host_memory: HostMemory | None = None

@@ -131,6 +131,7 @@ def time_shipping(engine: Engine) -> tuple[float, float]:
     times = [0.0, 0.0]
     try:
         pool.blocks[table[0]].normal_()
+        pool.finish_writes()
         for first in range(0, num_blocks, chunk):
             blocks = table[first : first + chunk]
             began_at = perf_counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from importlib.metadata import PackageNotFoundError
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,7 @@ from ops.check_machine import (
     available_memory_bytes,
     check_cpu,
     check_driver,
+    check_flash,
     check_kernels,
     check_memory,
     check_open_files,
@@ -109,6 +111,22 @@ def test_triton_is_recommended_where_it_is_missing(
     assert "pip install 'triolet[gpu]'" in old.remedy
     versions["triton"] = "3.6.0"
     assert triton_findings(tmp_path)["Triton"].status is Status.OK
+
+
+def test_flash_attn_is_judged_only_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"flash-attn": "2.8.3.post1"}
+
+    def version(name: str) -> str:
+        if name not in found:
+            raise PackageNotFoundError(name)
+        return found[name]
+
+    monkeypatch.setattr("ops.check_machine.version", version)
+    assert [finding.status for finding in check_flash()] == [Status.OK]
+    found["flash-attn"] = "2.8.4"
+    assert [finding.remedy for finding in check_flash()] == ["pip install 'triolet[flash]'"]
+    found.clear()
+    assert check_flash() == []
 
 
 @pytest.mark.parametrize(
