@@ -74,14 +74,10 @@ def main() -> int:
     arguments = parser.parse_args()
     sys.stdout.write("\t".join(COLUMNS) + "\n")
     too_large = []
-    seen = set()
     for head_dim, dtype in product(arguments.head_dims, arguments.dtypes):
         with DryGpu() as gpu:
             launch_all(head_dim, DTYPES[dtype])
-        for launch in gpu.launches.values():
-            if (launch.name, launch.key) in seen:
-                continue
-            seen.add((launch.name, launch.key))
+        for launch in gpu.launches:
             kernel = launch.compiled()
             facts = kernel.metadata
             copies = kernel.asm["ptx"].count("cp.async.c")

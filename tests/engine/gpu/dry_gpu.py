@@ -37,12 +37,10 @@ class Launch:
 
     Attributes:
       kernel: the JITFunction.
-      key: equal for launches that share a compiled kernel.
       details: Triton's own description.
     """
 
     kernel: Any
-    key: str
     details: dict[str, Any]
 
     @property
@@ -60,16 +58,28 @@ class Launch:
         return triton.compile(source, target=HOPPER, options=options)
 
 
+class NoKernel:
+    """What Triton finds in its cache when a kernel is launched again: it computes nothing."""
+
+    function = packed_metadata = None
+
+    def launch_metadata(self, *_: object) -> None:
+        """Describe nothing."""
+
+    def run(self, *_: object) -> None:
+        """Launch nothing."""
+
+
 class DryGpu:
-    """Takes launches down while its context is open. The driver stays: no machine without a GPU has
-    another one.
+    """Takes down what Triton would compile while its context is open. The driver stays: no machine
+    without a GPU has another one.
 
     Attributes:
-      launches: the first of each kernel and key.
+      launches: the first of each kernel and key in this process.
     """
 
     def __init__(self) -> None:
-        self.launches: dict[tuple[str, str], Launch] = {}
+        self.launches: list[Launch] = []
 
     def __enter__(self) -> Self:
         driver.set_active(DryDriver())
@@ -80,6 +90,8 @@ class DryGpu:
         knobs.runtime.jit_cache_hook = None
 
     def _take_down(self, **told: Any) -> bool:  # noqa: ANN401 - whatever Triton tells its hooks
-        launch = Launch(told["fn"].jit_function, told["key"], told["compile"])
-        self.launches.setdefault((launch.name, launch.key), launch)
+        launch = Launch(told["fn"].jit_function, told["compile"])
+        self.launches.append(launch)
+        cache = launch.kernel.device_caches[told["compile"]["device"]][0]
+        cache[told["key"]] = NoKernel()
         return True  # neither compile nor launch
