@@ -5,6 +5,7 @@ Knows which backends there are and what each can do; knows no kernel.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -60,7 +61,7 @@ def choose_backend(config: EngineConfig, model: ModelConfig, device_type: str) -
     allowed = ", ".join(sorted((AUTO_BACKEND, *ALL_TRAITS)))
     require(config.backend in ALL_TRAITS, "backend", config.backend, allowed)
     traits = ALL_TRAITS[config.backend]
-    traits.check(device_type, config.dtype, config.block_size, model.head_dim)
+    traits.check(device_type, config.chosen_dtype, config.block_size, model.head_dim)
     if config.backend == NATIVE.name and (reason := _why_not_native(config, model, device_type)):
         raise ConfigError(f"backend is 'native', but {reason}; use backend 'sdpa'")
     require(
@@ -75,7 +76,7 @@ def choose_backend(config: EngineConfig, model: ModelConfig, device_type: str) -
 def _why_not_native(config: EngineConfig, model: ModelConfig, device_type: str) -> str | None:
     """Return what keeps the kernels from computing a model, or None."""
     try:
-        NATIVE.check(device_type, config.dtype, config.block_size, model.head_dim)
+        NATIVE.check(device_type, config.chosen_dtype, config.block_size, model.head_dim)
     except ConfigError as error:
         return str(error)
     if model.hidden_size % _HIDDEN_SIZE_MULTIPLE:
@@ -128,7 +129,7 @@ def build_runner(
     pool: KVPool,
     config: EngineConfig,
     max_model_len: int,
-    on_progress: Callable[[float], None],
+    on_progress: Callable[[str, float], None],
 ) -> Runner:
     """Read the weights and return what computes steps with them.
 
@@ -139,23 +140,31 @@ def build_runner(
       pool: where its KV goes; gives the dtype and the device too.
       config: sizes of steps.
       max_model_len: positions that can occur.
-      on_progress: told the share of layers that are loaded.
+      on_progress: told (stage, share of it done): `weights`, and `graphs` where decode steps are
+        captured.
 
     Raises:
       ModelError: a tensor is missing, unknown or of another shape.
       ConfigError: the backend's package is not installed, or memory does not suffice.
     """
+    on_weights = partial(on_progress, "weights")
     if backend not in FUSED:
         model = build_model(
-            backend, config.weights, model_config, checkpoint, pool, max_model_len, on_progress
+            backend, config.weights, model_config, checkpoint, pool, max_model_len, on_weights
         )
         return Runner(model, config.block_size, pool)
     dtype, device = pool.layout.dtype, pool.blocks.device
-    weights = load_weights(model_config, checkpoint, dtype, device, on_progress)
+    weights = load_weights(model_config, checkpoint, dtype, device, on_weights)
     parts = build_parts(backend, model_config, weights, pool, config, max_model_len)
     if config.gpu.cuda_graphs and device.type == "cuda":
-        with torch.inference_mode():
-            capture(backend, parts.decoder)
+        try:
+            with torch.inference_mode():
+                capture(backend, parts.decoder, partial(on_progress, "graphs"))
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"kv_pool_bytes is {config.kv_pool_bytes} and leaves {device} no memory to capture "
+                "decode steps in: lower it, or max_num_seqs, or give --no-cuda-graphs"
+            ) from error
     return Runner(parts.model, config.block_size, pool, parts.decoder)
 
 

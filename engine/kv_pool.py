@@ -124,12 +124,8 @@ class KVPool:
             for place, block in zip(target, block_ids, strict=True):
                 place[:] = self._rows[block, begin:end]
             return into
-        if end - begin < self.bytes_per_block:
-            copied = self._flat()[:, begin:end].index_select(0, self._index(block_ids))
-            torch.from_numpy(target).copy_(copied)
-            return into
         assert self._staging is not None
-        self._staging.export_blocks(block_ids, target)
+        self._staging.export_blocks(block_ids, target, slice(begin, end))
         return into
 
     def import_blocks(
@@ -154,28 +150,32 @@ class KVPool:
             for block, place in zip(block_ids, received, strict=True):
                 self._rows[block, begin:end] = place
             return
-        if end - begin < self.bytes_per_block:
-            moved = torch.from_numpy(received.copy()).to(self.blocks.device)
-            self._flat()[:, begin:end].index_copy_(0, self._index(block_ids), moved)
-            return
         assert self._staging is not None
-        self._staging.import_blocks(block_ids, received)
+        self._staging.import_blocks(block_ids, received, slice(begin, end))
 
     def copy_block(self, source: int, target: int) -> None:
         """Overwrite a block that no running step reads with another one.
 
         What a running step writes into `source` meanwhile may or may not be copied.
         """
-        # Over the host, also on a GPU: ordered with the steps as every import is.
-        self.import_blocks([target], self.export_blocks([source]))
+        if self._rows is not None:
+            self._rows[target] = self._rows[source]
+            return
+        assert self._staging is not None
+        self._staging.copy_block(source, target)
 
     def pin(self, memory: memoryview) -> bool:
-        """Note that blocks will be exported into this memory again and again.
+        """Note that blocks will be exported into this memory again and again. Idempotent.
 
         Returns:
           Whether the device can write it at full speed.
         """
         return self._staging is None or self._staging.pin(memory)
+
+    def unpin(self, memory: memoryview) -> None:
+        """Undo `pin`; to be called before the memory is freed. Idempotent."""
+        if self._staging is not None:
+            self._staging.unpin(memory)
 
     def await_imports(self) -> None:
         """Let the steps that the calling thread launches next see all that was imported so far."""
@@ -186,6 +186,15 @@ class KVPool:
         """Return when the steps that the calling thread has launched are computed."""
         if self.blocks.is_cuda:
             torch.cuda.current_stream(self.blocks.device).synchronize()
+
+    def check_device(self) -> None:
+        """Return when the device has run everything that was launched on it, by any thread.
+
+        Raises:
+          RuntimeError: the device takes no more work in this process.
+        """
+        if self.blocks.is_cuda:
+            torch.cuda.synchronize(self.blocks.device)
 
     def _bytes_of(self, layers: range | None) -> tuple[int, int]:
         """Return where some layers begin and end in a block."""
@@ -198,12 +207,13 @@ class KVPool:
         """[num_blocks, bytes_per_block], the same memory."""
         return self.blocks.view(self.num_blocks, -1).view(torch.uint8)
 
-    def _index(self, block_ids: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(list(block_ids), device=self.blocks.device)
-
     def poison(self, block_ids: Sequence[int]) -> None:
         """Fill blocks with NaN, so that one read beyond a sequence's length spoils its answer."""
-        self.blocks[list(block_ids)] = float("nan")
+        if self._staging is not None:
+            # Behind the imports and before the next owner's: an own order would spoil those.
+            self._staging.fill(block_ids, float("nan"))
+        else:
+            self.blocks[list(block_ids)] = float("nan")
 
     def count_spoiled(self, block_ids: Sequence[int]) -> int:
         """Return how many of these blocks, once poisoned, hold anything else by now."""
@@ -212,6 +222,7 @@ class KVPool:
             expected = mark.view(-1).view(torch.uint8).numpy().tobytes()
             return sum(self._rows[block].tobytes() != expected for block in block_ids)
         spoiled = 0
+        self.await_imports()
         for start in range(0, len(block_ids), _SCANNED_BLOCKS):
             some = self.blocks[list(block_ids[start : start + _SCANNED_BLOCKS])]
             spoiled += int((~some.isnan()).flatten(1).any(dim=1).sum())

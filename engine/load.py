@@ -5,7 +5,7 @@ Knows the order of loading and how large the pool becomes; every complaint names
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
@@ -32,12 +32,13 @@ from .prefix_cache import PrefixCache
 from .weights import Checkpoint, weights_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from .runner import Runner
 
 TORCH_DTYPES: Final = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16}
+_NUM_WARM_UPS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,8 @@ def load_engine(
       model_dir: a Hugging Face directory.
       config: what to compute with.
       on_progress: told (stage, share of it done), on the thread that loads; stages are `config`,
-        `digest`, `kv_pool`, `weights`, `warm_up`, in this order.
+        `digest`, `kv_pool`, `weights`, `graphs` (where decode steps are captured), `warm_up`, in
+        this order.
 
     Raises:
       ModelError: the directory is broken or of an unsupported kind.
@@ -92,11 +94,12 @@ def load_engine(
     model_config = load_model_config(model_dir)
     eos_token_ids = load_eos_token_ids(model_dir)
     device = _device(config)
+    checkpoint = Checkpoint(model_dir)
+    config = replace(config, dtype=choose_dtype(config, checkpoint, device))
     backend = choose_backend(config, model_config, device.type)
     layout = _layout(config, model_config)
     num_blocks = config.kv_pool_bytes // layout.bytes_per_block
     max_model_len, reason = fit_model_len(config, model_config, num_blocks, layout.bytes_per_block)
-    checkpoint = Checkpoint(model_dir)
     on_progress("digest", 0.0)
     fingerprint = _fingerprint(
         weights_digest(checkpoint.files),
@@ -107,17 +110,11 @@ def load_engine(
     on_progress("kv_pool", 0.0)
     pool = KVPool(layout, num_blocks, device, config.gpu.pinned_bytes)
     runner = build_runner(
-        backend,
-        model_config,
-        checkpoint,
-        pool,
-        config,
-        max_model_len,
-        partial(on_progress, "weights"),
+        backend, model_config, checkpoint, pool, config, max_model_len, on_progress
     )
     ledger = BlockLedger(num_blocks, poison=pool if config.poison_freed_blocks else None)
     on_progress("warm_up", 0.0)
-    pace = _warm_up(runner, ledger, config, max_model_len)
+    pace = warm_up(runner, ledger, config, max_model_len, partial(on_progress, "warm_up"))
     on_progress("warm_up", 1.0)
     return Engine(
         runner,
@@ -178,7 +175,28 @@ def _device(config: EngineConfig) -> torch.device:
             f"device is {config.device!r}, but torch sees no NVIDIA GPU here; use device 'cpu', or "
             "install the driver and a CUDA build of torch"
         )
+    if device.type == "cuda":
+        return _bound(device)
     return device
+
+
+def _bound(device: torch.device) -> torch.device:
+    """Make a GPU the current one of the calling thread, which launches on no other from now on.
+
+    Triton launches on the current device, and events record there, whatever device their tensors
+    are on. It is a thread's own, and 0 in a new thread.
+    """
+    index, count = device.index or 0, torch.cuda.device_count()
+    require(index < count, "device", str(device), f"cuda:0 to cuda:{count - 1}")
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def choose_dtype(config: EngineConfig, checkpoint: Checkpoint, device: torch.device) -> Dtype:
+    """Return what to compute in. See EngineConfig.dtype."""
+    if config.dtype is None and device.type == "cuda" and checkpoint.dtype in {"BF16", "F16"}:
+        return Dtype.BFLOAT16
+    return config.chosen_dtype
 
 
 def _fingerprint(digest: str, config: EngineConfig, model: ModelConfig, who_computes: str) -> str:
@@ -189,7 +207,7 @@ def _fingerprint(digest: str, config: EngineConfig, model: ModelConfig, who_comp
     """
     shape = xxhash.xxh3_64(repr(model).encode()).hexdigest()  # norms, rotary scaling and so on
     return (
-        f"{digest}:{shape}:{config.dtype}:weights={config.weights}:layers={model.num_layers}"
+        f"{digest}:{shape}:{config.chosen_dtype}:weights={config.weights}:layers={model.num_layers}"
         f":kv_heads={model.num_kv_heads}:head_dim={model.head_dim}:block_size={config.block_size}"
         f":by={who_computes}"
         + (f":wire={config.kv_wire}" if config.kv_wire is not KvWire.EXACT else "")
@@ -202,7 +220,7 @@ def _layout(config: EngineConfig, model: ModelConfig) -> KVLayout:
         config.block_size,
         model.num_kv_heads,
         model.head_dim,
-        TORCH_DTYPES[config.dtype],
+        TORCH_DTYPES[config.chosen_dtype],
     )
 
 
@@ -228,9 +246,26 @@ def _prefix_cache(
     )
 
 
-def _warm_up(runner: Runner, ledger: BlockLedger, config: EngineConfig, max_model_len: int) -> Pace:
-    """Run a prompt twice and a token, so that the first request does not pay for first calls; time
-    the second prompt.
+def warm_up(
+    runner: Runner,
+    ledger: BlockLedger,
+    config: EngineConfig,
+    max_model_len: int,
+    on_progress: Callable[[float], None],
+) -> Pace:
+    """Run a step of every kind: alone, mixed, sampled by the device and by the host. Kernels are
+    compiled and loaded by the first step that needs them, which takes seconds: no request is to
+    wait for that, and no heartbeat to miss it.
+
+    Args:
+      runner: computes steps.
+      ledger: of its pool, empty.
+      config: sizes of steps.
+      max_model_len: the longest sequence.
+      on_progress: told the share of steps that are done.
+
+    Returns:
+      The pace, measured in the second prompt.
 
     Raises:
       ConfigError: the pool leaves no memory to compute in.
@@ -242,12 +277,14 @@ def _warm_up(runner: Runner, ledger: BlockLedger, config: EngineConfig, max_mode
     prompt = StepRow([0] * num_prompt, 0, blocks, SampleSpec(greedy, 0))
     try:
         runner.step([prompt])
+        on_progress(1 / _NUM_WARM_UPS)
         began_at = perf_counter()
         runner.step([prompt])
         elapsed_s = perf_counter() - began_at
         if num_tokens > num_prompt:
-            spec = SampleSpec(greedy, 1)
-            runner.step([StepRow([0], num_prompt, blocks, spec, is_decode=True)])
+            for number, rows in enumerate(_decode_steps(num_prompt, blocks, config), start=2):
+                on_progress(number / _NUM_WARM_UPS)
+                runner.step(rows)
     except CapacityError as error:
         raise ConfigError(
             f"kv_pool_bytes is {config.kv_pool_bytes} and leaves {config.device} no memory to "
@@ -256,3 +293,20 @@ def _warm_up(runner: Runner, ledger: BlockLedger, config: EngineConfig, max_mode
     finally:
         ledger.release("warm-up")
     return pace_of(num_prompt, elapsed_s, config)
+
+
+def _decode_steps(
+    num_prompt: int, blocks: list[int], config: EngineConfig
+) -> Iterator[list[StepRow]]:
+    """Yield steps with a row that decodes: plain, sampled by the host, beside a prompt's chunk."""
+    chunk = StepRow([0] * min(num_prompt, config.prompt_chunk_tokens), 0, blocks)
+    plain = SamplingParams(temperature=0.0)
+    for params, others in (
+        (plain, []),
+        (SamplingParams(temperature=1.0, top_p=0.9), []),
+        (plain, [chunk]),
+    ):
+        yield [
+            StepRow([0], num_prompt, blocks, SampleSpec(params, 1), is_decode=True),
+            *others,
+        ]

@@ -121,13 +121,39 @@ class Runner:
         decoder = self._decoder
         was_decoding, self._is_decoding = self._is_decoding, False
         if decoder is None or not decoder.takes(rows):
-            results = self._step(self._told(rows), watch)
+            told = self._told(rows)
+            if decoder is not None and decoder.is_fixed:
+                results = self._step_apart(decoder, told, watch)
+            else:
+                results = self._step(told, watch)
             return lambda: results
         if not was_decoding:
             rows = self._told(rows)
             decoder.forget_places()
         self._is_decoding = True
         return cache(decoder.launch(rows))
+
+    def _step_apart(
+        self, decoder: Decoder, rows: Sequence[StepRow], watch: LayerWatch | None
+    ) -> list[Sampled | None]:
+        """Compute decode rows in batches of the one size, then the chunks beside them: together
+        they would be another number of rows, which has other bits. Rows of one sequence stay in
+        order, so that each finds the KV of the one before it."""
+        results: list[Sampled | None] = [None] * len(rows)
+        decoding = [index for index, row in enumerate(rows) if row.is_decode]
+        chunks = [index for index, row in enumerate(rows) if not row.is_decode]
+        size = decoder.sizes[-1]
+        for start in range(0, len(decoding), size):
+            batch = decoding[start : start + size]
+            decoder.forget_places()
+            computed = decoder.launch([rows[index] for index in batch])()
+            for index, sampled in zip(batch, computed, strict=True):
+                results[index] = sampled
+        if chunks:
+            computed = self._step([rows[index] for index in chunks], watch)
+            for index, sampled in zip(chunks, computed, strict=True):
+                results[index] = sampled
+        return results
 
     def _told(self, rows: Sequence[StepRow]) -> Sequence[StepRow]:
         """Wait for the tokens of rows that follow others."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import re
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
@@ -69,6 +70,12 @@ class Checkpoint:
     def names(self) -> set[str]:
         """Return all tensors' names."""
         return set(self._file_of)
+
+    @property
+    def dtype(self) -> str:
+        """What most of its tensors are stored in, as safetensors calls it: F32, BF16, F16 …"""
+        stored = Counter(f.get_slice(name).get_dtype() for name, f in self._file_of.items())
+        return str(stored.most_common(1)[0][0]) if stored else "F32"
 
     def read(self, name: str, shape: tuple[int, ...], into: Tensor) -> None:
         """Copy one tensor, converted to the dtype of where it goes.

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 def engine_arguments(config: EngineConfig) -> list[str]:
     """Return the options of a worker."""
     arguments = [
-        *("--dtype", config.dtype.value),
         *("--weights", config.weights.value),
         *("--backend", config.backend),
         *("--device", config.device),
@@ -34,6 +33,8 @@ def engine_arguments(config: EngineConfig) -> list[str]:
         *("--embedding-batch", str(config.embedding.max_batch_tokens)),
         *("--embedding-wait", str(config.embedding.max_wait_s)),
     ]
+    if config.dtype is not None:
+        arguments += ["--dtype", config.dtype.value]
     if config.max_model_len is not None:
         arguments += ["--max-model-len", str(config.max_model_len)]
     if config.threads is not None:

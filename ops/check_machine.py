@@ -9,6 +9,7 @@ import re
 import resource
 import shutil
 import sys
+import sysconfig
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -118,7 +119,8 @@ def check_torch() -> list[Finding]:
     cuda = torch.version.cuda
     detail = f"{torch.__version__}, {torch.get_num_threads()} threads by default"
     torch_row = Finding("torch", Status.OK, detail)
-    has_driver = shutil.which("nvidia-smi") is not None
+    driver = driver_version()
+    has_driver = driver is not None or shutil.which("nvidia-smi") is not None
     if not torch.cuda.is_available():
         if has_driver and cuda is None:
             return [
@@ -127,7 +129,7 @@ def check_torch() -> list[Finding]:
                     "GPU",
                     Status.WARN,
                     "there is a driver, but torch is the CPU build",
-                    "install torch for CUDA: pip install 'torch>=2.11'",
+                    "install torch for CUDA: pip install 'torch>=2.11' without constraints.txt",
                 ),
             ]
         if has_driver:
@@ -135,23 +137,102 @@ def check_torch() -> list[Finding]:
             return [
                 torch_row,
                 Finding("GPU", Status.WARN, f"torch (CUDA {cuda}) cannot use it", remedy),
+                check_driver(driver, cuda),
             ]
         return [torch_row, Finding("GPU", Status.OK, "none; the CPU computes")]
     names = ", ".join(
         torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())
     )
-    return [torch_row, Finding("GPU", Status.OK, f"{names}, CUDA {cuda}"), _check_flash()]
+    return [
+        torch_row,
+        Finding("GPU", Status.OK, f"{names}, CUDA {cuda}"),
+        check_driver(driver, cuda),
+        *check_triton(_header_directory()),
+        *check_flash(),
+    ]
 
 
-def _check_flash() -> Finding:
-    if importlib.util.find_spec("flash_attn") is None:
-        return Finding(
-            "flash-attn",
-            Status.WARN,
-            "not installed; sdpa computes attention",
-            "pip install 'triolet[gpu]', then --backend flash --block-size 256",
+def _header_directory() -> Path:
+    """Return where Triton looks for Python.h: as it does, not below /usr/local on Debian."""
+    scheme = sysconfig.get_default_scheme()
+    return Path(sysconfig.get_path("include", scheme.replace("posix_local", "posix_prefix")))
+
+
+_DRIVER_FILE: Final = Path("/proc/driver/nvidia/version")
+_DRIVER_VERSION: Final = re.compile(r"\b(\d{3,})\.\d+(?:\.\d+)?\b")
+OLDEST_DRIVERS: Final = {12: 525, 13: 580}
+"""Major version of CUDA to that of the oldest driver that runs it, by NVIDIA's release notes."""
+TRITON_REQUIREMENT: Final = "triton>=3.6"
+FLASH_VERSION: Final = "2.8.3"
+"""Later ones wait for the GPU in each decode call."""
+
+
+def driver_version(file: Path = _DRIVER_FILE) -> str | None:
+    """Return the version of the NVIDIA driver that is loaded, None if none is."""
+    if not file.exists():
+        return None
+    match = _DRIVER_VERSION.search(file.read_text(encoding="utf-8", errors="replace"))
+    return match[0] if match else None
+
+
+def check_driver(driver: str | None, cuda: str | None) -> Finding:
+    """Compare the driver with the CUDA version that torch was built for."""
+    subject = "NVIDIA driver"
+    if driver is None:
+        return Finding(subject, Status.OK, "its version is not told here")
+    oldest = OLDEST_DRIVERS.get(int((cuda or "0").partition(".")[0]), 0)
+    if int(driver.partition(".")[0]) < oldest:
+        remedy = f"install driver {oldest} or newer, or torch for an older CUDA"
+        return Finding(subject, Status.WARN, f"{driver}, too old for CUDA {cuda}", remedy)
+    return Finding(subject, Status.OK, driver)
+
+
+def check_triton(include: Path) -> list[Finding]:
+    """Look at the package and at what it needs to build the launcher of each kernel.
+
+    Args:
+      include: where this Python keeps its headers.
+    """
+    findings = [_check_triton_package()]
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is not None and shutil.which(compiler) is not None:
+        findings.append(Finding("C compiler", Status.OK, compiler))
+    else:
+        findings.append(
+            Finding(
+                "C compiler",
+                Status.WARN,
+                "none found" if compiler is None else f"CC is {compiler}, which does not run",
+                "Triton builds a launcher for each kernel: install gcc or clang, or set CC",
+            )
         )
-    return Finding("flash-attn", Status.OK, version("flash-attn"))
+    if (include / "Python.h").exists():
+        findings.append(Finding("Python.h", Status.OK, str(include)))
+    else:
+        package = f"python{sys.version_info[0]}.{sys.version_info[1]}-dev"
+        remedy = f"Triton's launchers need it: install {package} (Fedora: python3-devel)"
+        findings.append(Finding("Python.h", Status.WARN, f"not in {include}", remedy))
+    return findings
+
+
+def check_flash() -> list[Finding]:
+    """Look at flash-attn where it is installed: nobody needs it beside Triton."""
+    try:
+        found = version("flash-attn")
+    except PackageNotFoundError:
+        return []
+    if found.startswith(FLASH_VERSION):
+        return [Finding("flash-attn", Status.OK, f"{found}: --backend flash --block-size 256")]
+    detail = f"{found}, wanted {FLASH_VERSION}: others cannot be captured in a CUDA graph"
+    return [Finding("flash-attn", Status.WARN, detail, "pip install 'triolet[flash]'")]
+
+
+def _check_triton_package() -> Finding:
+    problem = package_problem(TRITON_REQUIREMENT, version)
+    if problem is not None:
+        remedy = "pip install 'triolet[gpu]', then --device cuda --backend triton"
+        return Finding("Triton", Status.WARN, f"{problem}; sdpa computes attention", remedy)
+    return Finding("Triton", Status.OK, f"{version('triton')}: serve with --backend triton")
 
 
 KERNELS: Final = {

@@ -105,6 +105,12 @@ MaxConnectionsOption: TypeAlias = Annotated[int, _http(min=1, help="Client conne
 PinOption: TypeAlias = Annotated[
     Pinning, _fleet(help="auto: give decode workers cores of their own, if one is left (Linux).")
 ]
+DtypeOption: TypeAlias = Annotated[
+    Dtype | None,
+    _compute(
+        help="Weights, activations and KV.", show_default="float32; on a GPU the checkpoint's own"
+    ),
+]
 ThreadsOption: TypeAlias = Annotated[
     int | None,
     _compute(help="CPU threads of each worker.", show_default="cores divided among local workers"),
@@ -177,7 +183,7 @@ def _told(option: str, text: str | None, kind: type[_T]) -> _T | None:
 
 
 def engine_options(
-    dtype: Annotated[Dtype, _compute(help="Weights, activations and KV.")] = _ENGINE.dtype,
+    dtype: DtypeOption = _ENGINE.dtype,
     weights: Annotated[
         WeightFormat, _compute(help="Kept as dtype, or rounded to int8 (native only).")
     ] = _ENGINE.weights,

@@ -23,7 +23,7 @@ from .arguments import (
     speculation_arguments,
 )
 from .overload_options import front_arguments
-from .placement import Pinning, own_cores, placed
+from .placement import GPU, VISIBLE_GPUS, Pinning, own_cores, own_gpus, placed
 from .process_spec import ProcessSpec
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class FleetPlan:
       worker_drain_timeout_s: how long a worker that is restarted may let its sequences finish.
       speculation: how decode workers guess ahead.
       pin: whether decode workers get cores of their own.
+      gpus: of this machine, as CUDA_VISIBLE_DEVICES names them.
     """
 
     model_dir: Path
@@ -71,6 +72,7 @@ class FleetPlan:
     worker_drain_timeout_s: float = _WORKER.drain_timeout_s
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     pin: Pinning = Pinning.OFF
+    gpus: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         least_prefill = int(self.server.routing.local_prefill is LocalPrefill.OFF)
@@ -109,6 +111,23 @@ class FleetPlan:
     def process_names(self) -> list[str]:
         """Every process that the plan needs, the servers first."""
         return [*self.server_names, *(name for _, name in self.workers)]
+
+    @property
+    def own_gpus(self) -> dict[str, str]:
+        """The one GPU of each worker, where GPUs are dealt out. A stand-in has that of the worker
+        that it stands in for.
+
+        Raises:
+          ConfigError: the device is a GPU that is not there.
+        """
+        own = own_gpus(self.engine.device, [name for _, name in self.workers], self.gpus)
+        of_role = {role: own[name] for role, name in self.workers if name in own}
+        return own | {name: of_role[role] for role, name in self.spares if role in of_role}
+
+    @property
+    def worker_device(self) -> str:
+        """The device as each worker sees it: of its one GPU the number is 0."""
+        return GPU if self.own_gpus else self.engine.device
 
     @property
     def served_name(self) -> str:
@@ -157,7 +176,7 @@ def plan_processes(
       doors: what each server accepts on, its processes one after the other.
     """
     threads = plan.engine.threads or max(1, len(cores) // len(plan.workers))
-    engine = replace(plan.engine, threads=threads)
+    engine = replace(plan.engine, threads=threads, device=plan.worker_device)
     common = [*link_arguments(plan.link), "--log-level", plan.log_level]
     common += ["--supervisor-pid", str(supervisor_pid)]
     every = [*plan.workers, *plan.spares]
@@ -191,7 +210,7 @@ def plan_processes(
             arguments += speculation_arguments(plan.speculation)
         arguments += [*_of_every_worker(plan, engine), *lending_arguments(loans.get(name)), *common]
         argv = (*command, role.value, str(plan.model_dir), *arguments)
-        return ProcessSpec(name, role, argv, _environment(threads))
+        return ProcessSpec(name, role, argv, _environment(threads, plan.own_gpus.get(name)))
 
     specs = [server_spec(*each) for each in zip(plan.server_names, doors, strict=True)]
     specs += [worker_spec(*worker) for worker in plan.workers]
@@ -232,10 +251,11 @@ def _loans(
     return {name: LendingConfig(path, place, num_workers) for name, place in places.items()}
 
 
-def _environment(threads: int) -> dict[str, str]:
-    """Return what keeps the native libraries of a process to its share of the cores; they read it
-    when they are loaded, which is before any option of ours is."""
-    return {
+def _environment(threads: int, gpu: str | None = None) -> dict[str, str]:
+    """Return what keeps the native libraries of a process to its share of the cores and to its
+    GPU; they read it when they are loaded, which is before any option of ours is."""
+    own_gpu = {} if gpu is None else {VISIBLE_GPUS: gpu}
+    return own_gpu | {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "RAYON_NUM_THREADS": str(threads),

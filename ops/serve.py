@@ -22,7 +22,7 @@ from triolet.errors import ConfigError
 
 from .exit_codes import EXIT_FAILED, CommandFailed
 from .json_view import JsonView
-from .placement import Pinning
+from .placement import VISIBLE_GPUS, Pinning, gpu_names
 from .plan import Door, door_path, plan_processes
 from .ports import base_url, bind_door, bind_ports
 from .private_directory import parent_directory, private_directory
@@ -67,7 +67,7 @@ def serve(plan: FleetPlan) -> None:
             held.enter_context(one)
         directory = held.enter_context(private_directory(parent_directory()))
         port: int = bound[0].getsockname()[1]
-        plan = replace(plan, server=replace(plan.server, port=port))
+        plan = replace(plan, server=replace(plan.server, port=port), gpus=available_gpus())
         doors = [Door(one.fileno()) for one in bound]
         own_paths: list[Path] = []
         if plan.servers > 1:
@@ -131,6 +131,12 @@ def available_cores() -> list[int]:
     if sys.platform == "linux":
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
+
+
+def available_gpus() -> tuple[str, ...]:
+    """Return the NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    files = [path for path in Path("/dev").glob("nvidia*") if path.name[6:].isdecimal()]
+    return gpu_names(os.environ.get(VISIBLE_GPUS), len(files))
 
 
 async def run_fleet(

@@ -5,7 +5,7 @@ Knows how the parts are put together; decides nothing.
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 import structlog
@@ -70,7 +70,9 @@ async def serve(
                 max_frame_bytes=config.link.max_control_frame_bytes,
             )
         ) as control,
+        ExitStack() as stack,
     ):
+        stack.callback(engine.unpin, ring.memory)
         if not engine.pin(ring.memory):
             log.warning("ring_not_pinned", bytes=len(ring.memory))
         core = _make_core(engine, identity, config, ring.memory)

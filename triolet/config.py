@@ -165,7 +165,10 @@ AUTO_BACKEND: Final = "auto"
 class EngineConfig:
     """What a worker computes with."""
 
-    dtype: Dtype = Dtype.FLOAT32
+    dtype: Dtype | None = None
+    """None takes float32 on a CPU, where it is exact and costs memory alone, and on a GPU the
+    checkpoint's own, because products in float32 do without tensor cores; float16 becomes
+    bfloat16."""
     weights: WeightFormat = WeightFormat.DTYPE
     """`int8`: rounded when they are loaded, each output by a scale of its own: half of bfloat16's
     memory, which decode of few sequences waits for. Logits are then off by up to 6 % of their
@@ -216,6 +219,11 @@ class EngineConfig:
     block, and an audit reads the whole pool."""
     close_timeout_s: float = 5.0 * SECONDS
     """How long leaving waits for the running step; longer than any step but a wedged one."""
+
+    @property
+    def chosen_dtype(self) -> Dtype:
+        """`dtype`, or float32 where none was chosen."""
+        return self.dtype or Dtype.FLOAT32
 
     def __post_init__(self) -> None:
         require(self.block_size >= 1, "block_size", self.block_size, ">= 1")

@@ -91,6 +91,15 @@ class EnginePort(Protocol):
         thread how far it is."""
         ...
 
+    def check_device(self) -> None:
+        """Return when the device has run everything that was launched on it; on its thread.
+
+        Raises:
+          Exception: the device takes no more work from this process, as after an illegal access
+            in a CUDA kernel: every later call fails, and only a new process helps.
+        """
+        ...
+
     def export_blocks(
         self,
         block_ids: Sequence[int],
@@ -104,6 +113,10 @@ class EnginePort(Protocol):
     def pin(self, memory: memoryview) -> bool:
         """Note that blocks will be exported into this memory again and again; return whether the
         device can write it at full speed."""
+        ...
+
+    def unpin(self, memory: memoryview) -> None:
+        """Undo `pin`, before the memory is freed. Idempotent."""
         ...
 
     def copy_block(self, source: int, target: int) -> None:

@@ -129,7 +129,7 @@ def _ready(config: WorkerConfig, loaded: Engine) -> WorkerReady:
     return WorkerReady(
         name=config.name,
         parameters=num_parameters(loaded.model_config),
-        dtype=config.engine.dtype,
+        dtype=str(loaded.pool.layout.dtype).removeprefix("torch."),
         device=config.engine.device,
         num_blocks=loaded.ledger.total_blocks,
         block_size=config.engine.block_size,

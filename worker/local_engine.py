@@ -106,6 +106,10 @@ class LocalEngine:
         if self._cores is not None:
             self._cores.rest()
 
+    def check_device(self) -> None:
+        """Return when the device has run everything that was launched on it."""
+        self._loaded.pool.check_device()
+
     def export_blocks(
         self,
         block_ids: Sequence[int],
@@ -118,6 +122,10 @@ class LocalEngine:
     def pin(self, memory: memoryview) -> bool:
         """Note that blocks will be exported into this memory again and again."""
         return self._loaded.pool.pin(memory)
+
+    def unpin(self, memory: memoryview) -> None:
+        """Undo `pin`, before the memory is freed."""
+        self._loaded.pool.unpin(memory)
 
     def copy_block(self, source: int, target: int) -> None:
         """Overwrite a block that no running step reads with another one."""

@@ -16,6 +16,7 @@ import trio
 
 from engine.batch import LayerWatch
 from transport.link import PeerBusy, PeerGone
+from triolet.errors import DeviceWedged
 from triolet.process import process_facts
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ Ts = TypeVarTuple("Ts")
 
 EXIT_WEDGED: Final = 70
 """Exit code of a worker whose device does not come back; BSD's "internal software error"."""
+EXIT_DEVICE_LOST: Final = 71
+"""Exit code of a worker whose device takes no more work; BSD's "system error"."""
 
 
 class Device(Protocol):
@@ -78,7 +81,8 @@ class Shell:
       layers: told how far a step is whose KV leaves while it runs.
 
     Attributes:
-      exit_process: leaves at once with a code, whatever still runs; for a device that is wedged.
+      exit_process: leaves at once with a code, whatever still runs; for a device that is wedged or
+        lost.
     """
 
     def __init__(
@@ -175,8 +179,11 @@ class Shell:
             self._step_began_at = trio.current_time()
             try:
                 results = await self._run_step(rows)
+            except DeviceWedged:  # cancelled, and the step still runs: nothing can be asked of it
+                raise
             except Exception as error:
                 log.exception("step_failed", rows=len(rows))
+                await self._check_device()
                 message = f"the device step failed: {type(error).__name__}"
                 self._core.stepper.fail(message, trio.current_time())
             else:
@@ -184,6 +191,22 @@ class Shell:
                 self._core.stepper.complete(results, trio.current_time())
             self._step_began_at = None
             self.settle(trio.current_time())
+
+    async def _check_device(self) -> None:
+        """Return once the device has run what a failed step left on it; leave if it never will.
+
+        A CUDA error that the driver cannot contain fails every later call of this process. Its
+        attempts go on exactly on other workers, and the supervisor starts a new process.
+        """
+        try:
+            await self._device.run(self._engine.check_device)
+        except Exception:
+            log.exception(
+                "device_lost",
+                remedy="the supervisor starts a new process; if it repeats, see the driver's log",
+            )
+            self.exit_process(EXIT_DEVICE_LOST)
+            raise
 
     async def _run_step(self, rows: list[StepRow]) -> list[Sampled | None]:
         if self._layers is None or self._layers.num_layer_groups == 1:

@@ -38,10 +38,24 @@ TRAITS: Final = BackendTraits(
     is_capturable=True,
 )
 
-DECODE_SPLITS: Final = 8
-"""Parts into which the kernel cuts each sequence of a decode step. Left to itself it chooses by the
-size of the batch, and a row's last bits would depend on its neighbours; with a number of our own
-they depend on the row's length alone. Eight keep a GPU busy from a handful of rows on."""
+SPLIT_TOKENS: Final = 512
+"""Tokens of one split while there are few splits: below it combining them costs more than sharing
+the work gains."""
+MAX_SPLITS: Final = 32
+"""Bounds the memory of unfinished sums, splits * rows * query heads * head_dim fp32 numbers; longer
+contexts get longer splits. The kernel takes 128 at most."""
+MIN_CHUNK_LEN: Final = 2
+"""Least `max_seqlen_q` that the kernel for chunks is told; an upper bound is all that it needs. At
+1 it changes over to a decode kernel whose number of splits follows from the size of the batch."""
+
+
+def splits_for(max_model_len: int) -> int:
+    """Return into how many splits the kernel cuts the block table of a decode step.
+
+    The kernel cuts the width of the table, not the length of a row: with one number of splits and
+    one width for every step a row's bits depend on its own sequence alone.
+    """
+    return min(MAX_SPLITS, -(-max_model_len // SPLIT_TOKENS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +88,24 @@ class FlashAttention(PagedAttention):
 
     Args:
       pool: the worker's KV.
+      max_model_len: the longest sequence; fixes the splits and the width of block tables.
 
     Raises:
       ConfigError: flash-attn is not installed.
     """
 
-    def __init__(self, pool: KVPool) -> None:
+    def __init__(self, pool: KVPool, max_model_len: int) -> None:
         super().__init__(pool)
         try:
             self._kernels: Any = import_module("flash_attn")
         except ImportError as error:
             raise ConfigError(
                 f"backend is 'flash', but flash-attn cannot be imported ({error}); install the "
-                "extra `gpu` (pip install 'triolet[gpu]'), or use backend 'triton' or 'sdpa'"
+                "extra `flash` (pip install 'triolet[flash]'), or use backend 'triton' or 'sdpa'"
             ) from error
         self._scale = 1.0 / math.sqrt(pool.layout.head_dim)
+        self._num_splits = splits_for(max_model_len)
+        self._max_blocks = -(-max_model_len // pool.layout.block_size)
         self._decode: _DeviceGroup | None = None
         self._prefill: _DeviceGroup | None = None
         self._rows: tuple[Tensor, Tensor] | None = None
@@ -96,7 +113,8 @@ class FlashAttention(PagedAttention):
     def plan_rows(self, step: FlatStep) -> None:
         """See PagedAttention."""
         device = self._pool.device
-        decode, prefill = group_rows(step, is_decode=True), group_rows(step, is_decode=False)
+        decode = group_rows(step, is_decode=True, width=self._max_blocks)
+        prefill = group_rows(step, is_decode=False)
         self._rows = None
         self._decode = _DeviceGroup.of(decode, device) if decode else None
         self._prefill = _DeviceGroup.of(prefill, device) if prefill else None
@@ -122,7 +140,7 @@ class FlashAttention(PagedAttention):
                 value_cache,
                 cu_seqlens_q=group.query_start_loc,
                 cu_seqlens_k=group.key_start_loc,
-                max_seqlen_q=group.max_query_len,
+                max_seqlen_q=max(MIN_CHUNK_LEN, group.max_query_len),
                 max_seqlen_k=group.max_seq_len,
                 softmax_scale=self._scale,
                 causal=True,
@@ -141,6 +159,6 @@ class FlashAttention(PagedAttention):
             block_table=block_table,
             softmax_scale=self._scale,
             causal=True,
-            num_splits=DECODE_SPLITS,
+            num_splits=self._num_splits,
         )
         return attended.squeeze(1)

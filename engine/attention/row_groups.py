@@ -65,18 +65,27 @@ class RowGroup:
         return np.array(tiles, dtype=np.int32)
 
 
-def group_rows(step: FlatStep, is_decode: bool) -> RowGroup | None:
-    """Lay out a step's decode rows, or its prompt rows; None if there are none."""
+def group_rows(step: FlatStep, is_decode: bool, width: int | None = None) -> RowGroup | None:
+    """Lay out a step's decode rows, or its prompt rows; None if there are none.
+
+    Args:
+      step: the rows.
+      is_decode: which of them.
+      width: of the block table, in blocks; None for that of the longest row.
+    """
     rows = [index for index, decodes in enumerate(step.is_decode) if decodes is is_decode]
     if not rows:
         return None
     starts = step.query_start_loc
     lengths = [starts[row + 1] - starts[row] for row in rows]
     seq_lens = [step.seq_lens[row] for row in rows]
-    width = max(len(step.block_tables[row]) for row in rows)
+    if width is None:
+        width = max(len(step.block_tables[row]) for row in rows)
     block_table = np.full((len(rows), width), SCRATCH_BLOCK, dtype=np.int32)
     for index, row in enumerate(rows):
-        block_table[index, : len(step.block_tables[row])] = step.block_tables[row]
+        # A lease may hold more blocks than its sequence can fill: those are never read.
+        held = step.block_tables[row][:width]
+        block_table[index, : len(held)] = held
     return RowGroup(
         tokens=np.concatenate([np.arange(starts[row], starts[row + 1]) for row in rows]),
         block_table=block_table,

@@ -134,8 +134,7 @@ class TritonAttention(PagedAttention):
 
         The interpreter knows no arithmetic in bf16, so there its operands are widened.
         """
-        is_interpreted = not self._pool.is_cuda
-        is_float32 = is_interpreted or self._layout.dtype is torch.float32
+        is_float32 = self._kernels.IS_INTERPRETED or self._layout.dtype is torch.float32
         language = self._kernels.tl
         return "ieee", language.float32 if is_float32 else language.bfloat16
 

@@ -12,6 +12,8 @@ Source: FlashAttention's online softmax (Dao et al. 2022) and Flash-Decoding's s
 
 from __future__ import annotations
 
+from typing import Final
+
 import triton
 import triton.language as tl
 
@@ -61,7 +63,9 @@ def attend_tile(
     return new_largest, total, weighted * shrink[:, None] + product
 
 
-@triton.jit
+# Block tables are as wide as the longest row of a step. Triton would compile one kernel for a width
+# of 1, one for multiples of 16 and one for all others, seconds each, while requests wait.
+@triton.jit(do_not_specialize=["table_stride"])
 def decode_splits_kernel(
     query: tl.tensor,
     keys: tl.tensor,
@@ -158,7 +162,7 @@ def combine_splits_kernel(
     tl.store(output + target, (weighted / total).to(output.dtype.element_ty), mask=is_dim)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def prefill_kernel(
     query: tl.tensor,
     keys: tl.tensor,
@@ -216,3 +220,7 @@ def prefill_kernel(
         )  # fmt: skip
     attended = (weighted / total[:, None]).to(output.dtype.element_ty)
     tl.store(output + cells, attended, mask=is_query)
+
+
+IS_INTERPRETED: Final = not isinstance(prefill_kernel, triton.JITFunction)
+"""Whether kernels run in Triton's interpreter, on the CPU."""

@@ -11,6 +11,8 @@ from ..attention.registry import backend_traits, create_attention
 from .buckets import bucket_sizes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from triolet.config import EngineConfig
 
     from ..kv_pool import KVPool
@@ -62,9 +64,9 @@ def build_parts(
     return GpuParts(model, Decoder(transformer, pool, sizes, max_model_len))
 
 
-def capture(backend: str, decoder: Decoder) -> None:
+def capture(backend: str, decoder: Decoder, on_progress: Callable[[float], None]) -> None:
     """Replay decode steps from CUDA graphs from now on, if the backend can be captured."""
     if backend_traits(backend).is_capturable:
         from .graphs import StepGraphs
 
-        decoder.replay_with(StepGraphs(decoder.compute, decoder.sizes).replay)
+        decoder.replay_with(StepGraphs(decoder.compute, decoder.sizes, on_progress).replay)

@@ -67,6 +67,11 @@ class DecodeRows:
         """Note that the next step follows one that was not arranged here."""
         self._places = []
 
+    def forget_tables(self) -> None:
+        """Note that the device may not have taken the last arrangement: tell it everything anew."""
+        self._tables = [[] for _ in self._tables]
+        self._places = []
+
     def arrange(self, rows: Sequence[StepRow]) -> Arrangement:
         """Place the rows of a step.
 

@@ -71,6 +71,11 @@ class Decoder:
         """From now on launch by this what `compute` would."""
         self._replay = replay
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether all steps have one size, so that all go through the same kernels."""
+        return len(self.sizes) == 1
+
     def takes(self, rows: Sequence[StepRow]) -> bool:
         """Return whether a step can be launched here."""
         return len(rows) <= self.sizes[-1] and all(row.is_decode for row in rows)
@@ -81,6 +86,14 @@ class Decoder:
 
     def launch(self, rows: Sequence[StepRow]) -> Callable[[], list[Sampled | None]]:
         """Begin a step; return what waits for its tokens."""
+        try:
+            return self._launch(rows)
+        except Exception:
+            # Out of memory, say. What the device was not told must be told with the next step.
+            self._rows.forget_tables()
+            raise
+
+    def _launch(self, rows: Sequence[StepRow]) -> Callable[[], list[Sampled | None]]:
         arrangement = self._rows.arrange(rows)
         self._state.take(
             self._fields.send(arrangement.fields), self._patches.send(arrangement.patches)

@@ -24,9 +24,15 @@ class StepGraphs:
       compute: launches a step of some size; reads and writes the same tensors each time.
       sizes: of the steps to capture. The largest comes first: what it allocates serves all
         others, which share its memory because only one runs at a time.
+      on_progress: told the share of sizes that are captured: each may wait for a compiler.
     """
 
-    def __init__(self, compute: Callable[[int], None], sizes: Sequence[int]) -> None:
+    def __init__(
+        self,
+        compute: Callable[[int], None],
+        sizes: Sequence[int],
+        on_progress: Callable[[float], None],
+    ) -> None:
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         memory = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream()
@@ -40,6 +46,7 @@ class StepGraphs:
             with torch.cuda.graph(graph, pool=memory, stream=stream):
                 compute(size)
             self._graphs[size] = graph
+            on_progress(len(self._graphs) / len(sizes))
         torch.cuda.synchronize()
 
     def replay(self, size: int) -> None:

@@ -29,15 +29,26 @@ class Mark:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._event: torch.cuda.Event | None = None
         if device.type == "cuda":
             self._event = torch.cuda.Event()
-            self._event.record()
+            self._event.record(torch.cuda.current_stream(device))
 
     def wait(self) -> None:
         """Return when the device has come to it. Python's lock is released meanwhile."""
         if self._event is not None:
             self._event.synchronize()
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the device has come to it. Does not wait."""
+        return self._event is None or self._event.query()
+
+    def hold_back(self) -> None:
+        """Let what the calling thread launches next wait for it on the device."""
+        if self._event is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._event)
 
 
 class Upload:

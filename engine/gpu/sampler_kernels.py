@@ -48,7 +48,8 @@ def philox_uniform(seed: tl.tensor, position: tl.tensor) -> tl.tensor:
     return (c0 >> 11).to(tl.float64) * (1.0 / 9007199254740992.0)
 
 
-@triton.jit
+# The number of rows changes from step to step: one kernel for all of them.
+@triton.jit(do_not_specialize=["count"])
 def uniform_kernel(
     seeds: tl.tensor, positions: tl.tensor, numbers: tl.tensor, count: int, block: tl.constexpr
 ) -> None:

@@ -1,31 +1,38 @@
 """How KV leaves and enters a GPU's pool: by way of pinned host memory, on streams of its own.
 
 Copies run beside the steps and wait for none that they have nothing to do with. A block is one
-contiguous piece, so a copy of it is one call and needs no kernel.
+contiguous piece, and so are neighbouring layers of it: a copy is one call and needs no kernel.
 
-Who may copy what, and when: an exported block is final, so the step that wrote it has returned and
-no later one writes it; the copy out is waited for, since its bytes are shipped next. An imported
-block belongs to a lease that has no row yet; steps that are launched later wait for the copy on the
-device (`await_imports`), the host does not. All copies in go through one stream, so blocks that
-changed hands meanwhile are written in the order in which they were leased.
+Order of copies and steps:
+- Exported bytes are final: the step that wrote them has returned and no later one writes them. An
+  export is waited for, since its bytes are shipped next. An import or a copy of the same block may
+  still be queued, so an export waits for all writes queued before it.
+- A written block belongs to a lease that has no row yet. Steps launched later wait on the device
+  (`await_imports`); the host does not wait.
+- All writes (imports, copies between blocks, fills) go through one stream, so that blocks which
+  changed hands meanwhile are written in the order in which they were leased.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from .arena import Arena
+from .copy_streams import CopyStream, copy_stream
+from .host_copies import Mark
+from .host_memory import HostMemory, cuda_host_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    import numpy as np
     import numpy.typing as npt
     from torch import Tensor
+
+    from .copy_streams import CopyMark
 
 
 class Staging:
@@ -34,53 +41,89 @@ class Staging:
     Args:
       blocks: the pool on the device, [num_blocks, …].
       num_units: blocks that may be on their way in, at least one.
+      make_stream: returns a stream of copies to and from a device.
     """
 
-    def __init__(self, blocks: Tensor, num_units: int) -> None:
+    def __init__(
+        self,
+        blocks: Tensor,
+        num_units: int,
+        make_stream: Callable[[torch.device], CopyStream] = copy_stream,
+    ) -> None:
+        self._blocks = blocks
         self._pool = blocks.view(len(blocks), -1).view(torch.uint8)
-        self._device = blocks.device
-        is_cuda = blocks.is_cuda
         self._pinned = torch.empty(
-            num_units, self._pool.shape[1], dtype=torch.uint8, pin_memory=is_cuda
+            num_units, self._pool.shape[1], dtype=torch.uint8, pin_memory=blocks.is_cuda
         )
         self._arena = Arena(num_units)
-        self._out = torch.cuda.Stream(self._device) if is_cuda else None
-        self._in = torch.cuda.Stream(self._device) if is_cuda else None
-        self._arriving: deque[tuple[torch.cuda.Event | None, int, int]] = deque()
-        self._last_import: torch.cuda.Event | None = None
+        self._out = make_stream(blocks.device)
+        self._in = make_stream(blocks.device)
+        # The pool itself may still be about to be zeroed by the stream that made it.
+        made = Mark(blocks.device)
+        for stream in (self._out, self._in):
+            stream.wait_for(made)
+        self._arriving: deque[tuple[CopyMark, int, int]] = deque()
+        self._last_write: CopyMark | None = None
+        self._host_memory: HostMemory | None = None
         self.unpinned_copies = 0
 
     def pin(self, memory: memoryview) -> bool:
         """Lock memory into which blocks will be exported, so that the device writes it by itself.
 
+        Idempotent. Undone by `unpin`, which must come before the memory is freed.
+
         Returns:
           Whether that was possible; if not, copies into it are slower.
         """
-        if self._out is None:
+        if not self._blocks.is_cuda:
             return True
-        with torch.cuda.device(self._device):
-            address = np.frombuffer(memory, dtype=np.uint8).ctypes.data
-            return not int(torch.cuda.cudart().cudaHostRegister(address, len(memory), 0))
+        with torch.cuda.device(self._blocks.device):
+            if self._host_memory is None:
+                self._host_memory = cuda_host_memory()
+            return self._host_memory.pin(memory)
 
-    def export_blocks(self, block_ids: Sequence[int], target: npt.NDArray[np.uint8]) -> None:
+    def unpin(self, memory: memoryview) -> None:
+        """Undo `pin`. Idempotent."""
+        if self._host_memory is not None:
+            with torch.cuda.device(self._blocks.device):
+                self._host_memory.unpin(memory)
+
+    def export_blocks(
+        self,
+        block_ids: Sequence[int],
+        target: npt.NDArray[np.uint8],
+        part: slice = slice(None),
+    ) -> None:
         """Copy some blocks out and wait for it.
 
         Args:
           block_ids: which.
-          target: [len(block_ids), bytes per block]; fastest where it is pinned.
+          target: [len(block_ids), bytes of the part]; fastest where it is pinned.
+          part: bytes of each block.
         """
-        with _on(self._out):
-            for place, block in zip(torch.from_numpy(target), block_ids, strict=True):
-                place.copy_(self._pool[block], non_blocking=True)
-        if self._out is not None:
-            self._out.synchronize()
+        places = torch.from_numpy(target)
 
-    def import_blocks(self, block_ids: Sequence[int], payload: npt.NDArray[np.uint8]) -> None:
+        def copy() -> None:
+            for place, block in zip(places, block_ids, strict=True):
+                place.copy_(self._pool[block, part], non_blocking=True)
+
+        if self._last_write is not None:
+            self._out.wait_for(self._last_write)
+        self._out.queue(copy)
+        self._out.synchronize()
+
+    def import_blocks(
+        self,
+        block_ids: Sequence[int],
+        payload: npt.NDArray[np.uint8],
+        part: slice = slice(None),
+    ) -> None:
         """Overwrite some blocks; steps launched from now on see it once they `await_imports`.
 
         Args:
           block_ids: which.
-          payload: [len(block_ids), bytes per block]; may be reused at once.
+          payload: [len(block_ids), bytes of the part]; may be reused at once.
+          part: bytes of each block.
         """
         self._reclaim()
         count = len(block_ids)
@@ -89,34 +132,46 @@ class Staging:
             self.unpinned_copies += 1
             source = torch.from_numpy(payload.copy())
         else:
-            source = self._pinned[first : first + count]
+            source = self._pinned[first : first + count, : payload.shape[1]]
             source.numpy()[:] = payload
-        with _on(self._in):
+
+        def copy() -> None:
             for index, block in enumerate(block_ids):
-                self._pool[block].copy_(source[index], non_blocking=True)
-        event = None
-        if self._in is not None:
-            event = torch.cuda.Event()
-            event.record(self._in)
-        self._last_import = event
+                self._pool[block, part].copy_(source[index], non_blocking=True)
+
+        mark = self._write(copy)
         if first is not None:
-            self._arriving.append((event, first, count))
+            self._arriving.append((mark, first, count))
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Overwrite a block with another one; visible as an import is."""
+        self._write(lambda: self._pool[target].copy_(self._pool[source], non_blocking=True))
+
+    def fill(self, block_ids: Sequence[int], value: float) -> None:
+        """Fill blocks with one number; visible as an import is."""
+
+        def fill() -> None:
+            for block in block_ids:
+                self._blocks[block].fill_(value)
+
+        self._write(fill)
 
     def await_imports(self) -> None:
-        """Let what the calling thread launches next wait for all that was imported so far."""
-        event = self._last_import
-        if event is not None:
-            torch.cuda.current_stream(self._device).wait_event(event)
+        """Let what the calling thread launches next wait for all that was written so far."""
+        mark = self._last_write
+        if mark is not None:
+            mark.hold_back()
+
+    def _write(self, work: Callable[[], object]) -> CopyMark:
+        self._in.queue(work)
+        self._last_write = mark = self._in.record()
+        return mark
 
     def _reclaim(self) -> None:
         """Take back the memory of copies that have arrived."""
         while self._arriving:
-            event, first, count = self._arriving[0]
-            if event is not None and not event.query():
+            mark, first, count = self._arriving[0]
+            if not mark.is_reached:
                 return
             self._arriving.popleft()
             self._arena.give(first, count)
-
-
-def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
-    return nullcontext() if stream is None else torch.cuda.stream(stream)

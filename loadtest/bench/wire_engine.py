@@ -90,6 +90,10 @@ class StoredEngine:
         """Choose the same token for every row that asks for one."""
         return [None if row.sample is None else Sampled(TOKEN) for row in rows]
 
+    def check_device(self) -> None:
+        """Return when the device is idle."""
+        self.pool.check_device()
+
     def export_blocks(
         self,
         block_ids: Sequence[int],
@@ -102,6 +106,10 @@ class StoredEngine:
     def pin(self, memory: memoryview) -> bool:
         """Note that blocks will be exported into this memory again and again."""
         return self.pool.pin(memory)
+
+    def unpin(self, memory: memoryview) -> None:
+        """Undo `pin`."""
+        self.pool.unpin(memory)
 
     def copy_block(self, source: int, target: int) -> None:
         """Overwrite one block with another."""

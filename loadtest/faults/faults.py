@@ -29,6 +29,7 @@ from transport.frames import (
     Tokens,
     Welcome,
 )
+from worker.shell import EXIT_DEVICE_LOST
 
 from .client import READ_BYTES, Surface
 from .fleet import SERVER, WORKERS, FleetUnwellError
@@ -219,6 +220,20 @@ def gate(role: str, order: str, for_s: float) -> Injector:
 
             nursery.start_soon(open_later)
             yield
+
+    return inject
+
+
+def poison(role: str) -> Injector:
+    """A step that raises and leaves a device that takes no more work: the process has to leave."""
+
+    @asynccontextmanager
+    async def inject(fleet: Fleet, hold: Hold) -> AsyncIterator[None]:
+        worker = fleet.processes[_name(role, hold)]
+        worker.order("poison 1")
+        await hold.let_go()
+        await worker.wait_ended(EXIT_DEVICE_LOST)
+        yield
 
     return inject
 

@@ -281,6 +281,16 @@ def _inside() -> Iterator[Cell]:
         )
         yield Cell(
             phase,
+            "poisoned device",
+            faults.poison(role),
+            Outcome.EXACT,
+            question,
+            Release.NEVER,
+            Bound.NONE,
+            hold=hold,
+        )
+        yield Cell(
+            phase,
             "wedged device",
             faults.gate(role, "hold 1", faults.WEDGE_S),
             Outcome.EXACT,

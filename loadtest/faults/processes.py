@@ -120,10 +120,22 @@ class RoleProcess:
         """Return the first log line since the page began that is wanted."""
         return await self.lines.wait_for(wants)
 
-    async def wait_ended(self) -> int:
-        """Return the exit code once the process is gone."""
+    async def wait_ended(self, wanted: int | None = None) -> int:
+        """Return the exit code once the process is gone.
+
+        Args:
+          wanted: the code with which a fault lets it leave by itself.
+
+        Raises:
+          FaultNotInjectedError: it left with another one.
+        """
+        if wanted is not None:
+            self._was_killed = True
         with trio.fail_after(EXIT_DEADLINE_S):
-            return await self._wait()
+            code = await self._wait()
+        if wanted not in (None, code):
+            raise FaultNotInjectedError(f"{self.name} left with {code}, not with {wanted}")
+        return code
 
     async def kill(self) -> None:
         """SIGKILL, and prove that no such process is there any more."""

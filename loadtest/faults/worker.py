@@ -6,6 +6,8 @@ come from inside. The product itself has no such switch.
 
   hold N    the step after the next N waits for `go`
   raise N   the step after the next N raises
+  poison N  the same, and the device takes no more work from then on, as after an error in a CUDA
+            kernel: steps raise, and so does waiting for the device
   go        whatever waits goes on, and nothing is armed any more
 """
 
@@ -38,6 +40,7 @@ class StepGate:
         self._changed = threading.Condition()
         self._armed = ""
         self._skip = 0
+        self._is_poisoned = False
 
     def obey(self, order: str) -> None:
         """Take an order."""
@@ -49,6 +52,7 @@ class StepGate:
 
     def pass_step(self, num_rows: int) -> None:
         """Let a step pass, hold it, or raise in its place."""
+        self.check_device()
         with self._changed:
             if not self._armed:
                 return
@@ -57,11 +61,17 @@ class StepGate:
                 return
             fault = self._armed
             _say("step_reached", fault=fault, rows=num_rows)
-            if fault == "raise":
+            if fault in {"raise", "poison"}:
                 self._armed = ""
+                self._is_poisoned = fault == "poison"
                 raise InjectedFaultError("injected")
             self._changed.wait_for(lambda: not self._armed)
             _say("step_released")
+
+    def check_device(self) -> None:
+        """Raise if the device is poisoned: the error of one kernel is that of every later call."""
+        if self._is_poisoned:
+            raise InjectedFaultError("an illegal memory access was encountered (injected)")
 
 
 class GatedEngine(LocalEngine):
@@ -75,6 +85,11 @@ class GatedEngine(LocalEngine):
         """Compute one step, once the gate lets it."""
         self.gate.pass_step(len(rows))
         return super().step(rows, watch)
+
+    def check_device(self) -> None:
+        """Wait for the device, which may be poisoned."""
+        self.gate.check_device()
+        super().check_device()
 
 
 def _say(event: str, **fields: object) -> None:

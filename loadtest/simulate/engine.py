@@ -195,6 +195,9 @@ class SimulatedEngine:
         self._check_owned(rows)
         return [self._compute(row) for row in rows]
 
+    def check_device(self) -> None:
+        """Do nothing: the simulated device always takes more work."""
+
     def export_blocks(
         self,
         block_ids: Sequence[int],
@@ -216,6 +219,9 @@ class SimulatedEngine:
     def pin(self, memory: memoryview) -> bool:
         """Do nothing: there is no device."""
         return True
+
+    def unpin(self, memory: memoryview) -> None:
+        """Do nothing: there is no device."""
 
     def copy_block(self, source: int, target: int) -> None:
         """Overwrite one block with another."""

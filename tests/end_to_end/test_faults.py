@@ -1,4 +1,4 @@
-"""A dozen cells of the fault matrix; `make faults` runs all of them."""
+"""Some cells of the fault matrix; `make faults` runs all of them."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ CELLS = (
     "TRANSFER: one chunk corrupt",
     "DECODING: every frame twice",
     "DECODING: exception in a step",
+    "DECODING: poisoned device",
+    "PREFILLING: poisoned device",
     "TRANSFER: partition prefill-decode",
     "DECODING: decode SIGSTOP long",
     "DECODING: decode SIGKILL",

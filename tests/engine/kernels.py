@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.attention.flash import DECODE_SPLITS
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -19,7 +17,7 @@ def attention_of_one(query: Tensor, keys: Tensor, values: Tensor, scale: float) 
     values = values.double().repeat_interleave(group, dim=1)
     scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * scale
     offset = keys.shape[0] - query.shape[0]
-    hidden = torch.ones(scores.shape[1:], dtype=torch.bool).triu(offset + 1)
+    hidden = torch.ones(scores.shape[1:], dtype=torch.bool, device=scores.device).triu(offset + 1)
     weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
     return torch.einsum("hqk,khd->qhd", weights, values).to(query.dtype)
 
@@ -30,7 +28,15 @@ def paged(cache: Tensor, block_table: Tensor, seq_len: int) -> Tensor:
 
 
 class FakeFlashAttn:
-    """Stands in for the package `flash_attn`; strict about what the real one is strict about."""
+    """Stands in for the package `flash_attn`; strict about what the real one is strict about.
+
+    Attributes:
+      decode_cuts: of each call of the decode kernel the tokens of a split, from which the order of
+        its sums follows: the width of the table by the number of splits.
+    """
+
+    def __init__(self) -> None:
+        self.decode_cuts: list[float] = []
 
     @staticmethod
     def _check(cache: Tensor, *index_tensors: Tensor) -> None:
@@ -52,7 +58,8 @@ class FakeFlashAttn:
     ) -> Tensor:
         self._check(k_cache, cache_seqlens, block_table)
         assert causal
-        assert num_splits == DECODE_SPLITS
+        assert 1 <= num_splits <= 128, "0 leaves the number to the size of the batch"
+        self.decode_cuts.append(block_table.shape[1] * k_cache.shape[1] / num_splits)
         assert q.shape[:2] == (len(cache_seqlens), 1)
         rows = [
             attention_of_one(
@@ -81,7 +88,8 @@ class FakeFlashAttn:
     ) -> Tensor:
         self._check(k, cu_seqlens_q, cu_seqlens_k, block_table)
         assert causal
-        assert max_seqlen_q == int(cu_seqlens_q.diff().max())
+        assert max_seqlen_q > 1, "the real one would change over to its decode kernel"
+        assert max_seqlen_q >= int(cu_seqlens_q.diff().max())
         assert max_seqlen_k == int(cu_seqlens_k.diff().max())
         rows = [
             attention_of_one(

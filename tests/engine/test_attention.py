@@ -80,7 +80,7 @@ def test_flash_hands_its_kernels_what_they_expect(monkeypatch: pytest.MonkeyPatc
     layout = KVLayout(2, 256, NUM_KV_HEADS, HEAD_DIM, torch.float32)
     pool = KVPool(layout, 300, CPU)
     pool.blocks.normal_()
-    backend = FlashAttention(pool)
+    backend = FlashAttention(pool, MAX_LEN)
     step = mixed_step(256)
     run(backend, pool, step)
     decode_only = flatten(
@@ -89,6 +89,51 @@ def test_flash_hands_its_kernels_what_they_expect(monkeypatch: pytest.MonkeyPatc
     run(backend, pool, decode_only)
     prefill_only = flatten([StepRow([1] * 6, 299, [5, 9])], 256)
     run(backend, pool, prefill_only)
+
+
+def test_flash_cuts_a_decode_row_alike_whatever_else_is_in_the_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    package = FakeFlashAttn()
+    monkeypatch.setitem(sys.modules, "flash_attn", package)
+    pool = KVPool(KVLayout(2, 256, NUM_KV_HEADS, HEAD_DIM, torch.float32), 300, CPU)
+    backend = create_attention("flash", pool, NUM_HEADS, MAX_LEN)
+    assert isinstance(backend, FlashAttention)
+    row = StepRow([0], 90, [3], is_decode=True)
+    longer = StepRow([0], 700, [5, 6, 7], is_decode=True)
+    chunk = StepRow([0] * 8, 0, [9])
+    for rows in ([row], [row, longer], [row, chunk], [longer, row, chunk]):
+        run(backend, pool, flatten(rows, 256))
+    # A step of decode rows alone reads the table that stays on the device: as wide as any.
+    table = torch.zeros(1, -(-MAX_LEN // 256), dtype=torch.int32)
+    backend.plan_decode(table, torch.ones(1, dtype=torch.int32))
+    backend.attend_stored(0, torch.randn(1, NUM_HEADS, HEAD_DIM))
+    assert len(set(package.decode_cuts)) == 1
+
+
+def test_a_chunk_of_one_token_goes_through_the_kernel_of_all_chunks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn", FakeFlashAttn())
+    pool = KVPool(KVLayout(2, 256, NUM_KV_HEADS, HEAD_DIM, torch.float32), 300, CPU)
+    pool.blocks.normal_()
+    backend = create_attention("flash", pool, NUM_HEADS, MAX_LEN)
+    assert isinstance(backend, FlashAttention)
+    run(backend, pool, flatten([StepRow([0], 40, [3])], 256))
+
+
+@pytest.mark.parametrize(
+    ("max_model_len", "splits"), [(100, 1), (4_096, 8), (16_384, 32), (131_072, 32)]
+)
+def test_splits_of_flash_follow_from_the_longest_sequence(max_model_len: int, splits: int) -> None:
+    assert flash.splits_for(max_model_len) == splits
+
+
+def test_the_reference_computes_where_its_inputs_are() -> None:
+    """The device `meta` mixes with no other, as a GPU does not."""
+    query = torch.empty(3, 4, 8, device="meta")
+    keys = torch.empty(5, 2, 8, device="meta")
+    assert attention_of_one(query, keys, keys, 1.0).device.type == "meta"
 
 
 def test_flash_parts_the_rows_by_kernel() -> None:
@@ -116,7 +161,7 @@ def test_flash_parts_the_rows_by_kernel() -> None:
 )
 def test_flash_without_its_package_says_what_to_do() -> None:
     pool = KVPool(KVLayout(1, 256, 1, 8, torch.bfloat16), 2, CPU)
-    with pytest.raises(ConfigError, match=r"install the extra `gpu` .* or use backend 'tri"):
+    with pytest.raises(ConfigError, match=r"install the extra `flash` .* or use backend 'tri"):
         create_attention("flash", pool, 1, 256)
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import platform
 import shutil
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from engine.load import load_engine
+from engine.device_thread import DeviceThread
+from engine.load import choose_dtype, load_engine
 from engine.native.builds import BUILDS
 from engine.native.library import load_build, load_library
+from engine.weights import Checkpoint as WeightFiles
 from triolet.config import Dtype, EngineConfig, WeightFormat
 from triolet.errors import ConfigError
 from triolet.units import KIB, MIB
@@ -96,6 +100,54 @@ def test_a_gpu_that_is_not_there_is_named(checkpoint: Callable[[str], Checkpoint
     assert "torch sees no NVIDIA GPU here; use device 'cpu'" in refused(
         checkpoint("llama").path, device="cuda"
     )
+
+
+async def test_a_gpu_is_the_current_one_of_the_thread_that_computes(
+    checkpoint: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound = []
+
+    def set_device(index: int) -> None:
+        bound.append((index, threading.current_thread().name))
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", set_device)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+
+    def refuse(layout: object, num_blocks: int, device: torch.device, pinned_bytes: int) -> None:
+        raise ConfigError(f"no pool on {device}")
+
+    monkeypatch.setattr("engine.load.KVPool", refuse)
+    path = checkpoint("llama").path
+    async with DeviceThread(max_waiting=1, num_threads=None, close_timeout_s=5.0) as device:
+        for name in ("cuda:1", "cuda"):
+            config = EngineConfig(device=name, kv_pool_bytes=1 * MIB)
+            with pytest.raises(ConfigError, match=f"no pool on cuda:{int(name == 'cuda:1')}"):
+                await device.run(load_engine, path, config, lambda *_: None)
+        with pytest.raises(ConfigError, match="device is 'cuda:2'; allowed: cuda:0 to cuda:1"):
+            await device.run(load_engine, path, EngineConfig(device="cuda:2"), lambda *_: None)
+    assert bound == [(1, "device"), (0, "device")]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "stored", "device", "dtype"),
+    [
+        (None, torch.bfloat16, "cpu", Dtype.FLOAT32),
+        (None, torch.bfloat16, "cuda", Dtype.BFLOAT16),
+        (None, torch.float16, "cuda", Dtype.BFLOAT16),
+        (None, torch.float32, "cuda", Dtype.FLOAT32),
+        (Dtype.FLOAT32, torch.bfloat16, "cuda", Dtype.FLOAT32),
+        (Dtype.BFLOAT16, torch.float32, "cpu", Dtype.BFLOAT16),
+    ],
+)
+def test_a_gpu_computes_in_the_dtype_of_the_checkpoint(
+    tmp_path: Path, chosen: Dtype | None, stored: torch.dtype, device: str, dtype: Dtype
+) -> None:
+    tensors = {"a": torch.zeros(2, dtype=stored), "b": torch.zeros(2, dtype=stored)}
+    save_file(tensors | {"bias": torch.zeros(1)}, tmp_path / "model.safetensors")
+    weights = WeightFiles(tmp_path)
+    assert choose_dtype(EngineConfig(dtype=chosen), weights, torch.device(device)) is dtype
 
 
 def test_fingerprints_tell_apart_what_must_not_exchange_kv(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
+from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,9 +33,6 @@ from triolet.config_gpu import GpuConfig
 from triolet.sampling import SamplingParams
 from triolet.units import MIB
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no NVIDIA GPU here"),
@@ -40,6 +40,7 @@ pytestmark = [
 needs_flash_attn = pytest.mark.skipif(
     importlib.util.find_spec("flash_attn") is None, reason="flash-attn is not installed"
 )
+ROOT = Path(__file__).parents[2]
 PROMPTS = [[(7 * i + n) % VOCAB_SIZE for i in range(n)] for n in (1, 16, 17, 300)]
 
 
@@ -79,7 +80,9 @@ def test_fp32_on_the_gpu_gives_the_tokens_of_transformers(
     tmp_path: Path, backend: str, family: str
 ) -> None:
     checkpoint = write_checkpoint(tmp_path / family, family)
-    config = EngineConfig(device="cuda", backend=backend, kv_pool_bytes=16 * MIB)
+    config = EngineConfig(
+        device="cuda", dtype=Dtype.FLOAT32, backend=backend, kv_pool_bytes=16 * MIB
+    )
     engine = load_engine(checkpoint.path, config, lambda *_: None)
     expected = [checkpoint.greedy(prompt, 32) for prompt in PROMPTS]
     assert [ids(results) for results in generate(engine, PROMPTS, 32, chunk=64)] == expected
@@ -164,6 +167,80 @@ def test_blocks_travel_between_two_pools_bit_for_bit(tmp_path: Path, backend: st
     received.results.extend(sent.results)
     decode(target, [received], GREEDY, 16)
     assert received.results == expected
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_no_kernel_is_compiled_while_requests_wait(tmp_path: Path, graphs: bool) -> None:
+    knobs = import_module("triton").knobs
+    path = write_checkpoint(tmp_path / "qwen3", "qwen3").path
+    config = fused_config("triton", GpuConfig(cuda_graphs=graphs))
+    engine = load_engine(path, config, lambda *_: None)
+    late = []
+    knobs.runtime.jit_cache_hook = lambda **told: late.append(told["repr"])
+    try:
+        generate(engine, PROMPTS, 24, chunk=64)
+        sequence = Running(engine, "mixed", PROMPTS[3], 4)
+        prefill(engine, sequence, GREEDY, 64)
+        row = StepRow([1], 300, sequence.blocks, is_decode=True)
+        for count in (1, 9, 64):
+            blocks = engine.ledger.lease(count, -(-count // 16))
+            engine.runner.step([row, StepRow([1] * count, 0, blocks)])
+    finally:
+        knobs.runtime.jit_cache_hook = None
+    assert late == []
+
+
+@needs_flash_attn
+def test_flash_gives_a_row_the_same_bits_beside_a_longer_one() -> None:
+    torch.manual_seed(7)
+    gpu = torch.device("cuda")
+    pool = KVPool(KVLayout(2, 256, 2, 64, torch.bfloat16), 40, gpu)
+    pool.blocks.normal_()
+    attention = create_attention("flash", pool, 8, 8192)
+    row = StepRow([0], 700, [3, 9, 1], is_decode=True)
+    longer = StepRow([0], 7000, list(range(10, 38)), is_decode=True)
+    outputs = []
+    for rows in ([row], [row, longer]):
+        step = flatten(rows, 256)
+        torch.manual_seed(8)
+        inputs = [torch.randn(1, n, 64, dtype=torch.bfloat16, device=gpu) for n in (8, 2, 2)]
+        attention.plan(step)
+        stacked = [tensor.expand(len(step.token_ids), -1, -1).contiguous() for tensor in inputs]
+        outputs.append(attention.attend(1, *stacked)[0])
+    assert torch.equal(*outputs)
+
+
+POISON = """
+import torch
+from engine.kv_pool import KVLayout, KVPool
+pool = KVPool(KVLayout(1, 16, 1, 8, torch.float32), 4, torch.device("cuda"))
+pool.check_device()
+torch._assert_async(torch.zeros(1, device="cuda"))
+try:
+    pool.check_device()
+except RuntimeError:
+    print("lost")
+"""
+
+
+def test_a_poisoned_context_is_noticed() -> None:
+    command = [sys.executable, "-c", POISON]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert finished.stdout == "lost\n", finished.stderr
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch sees one NVIDIA GPU here")
+def test_the_second_gpu_gives_the_tokens_of_the_first(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "qwen3", "qwen3").path
+    first, second = (
+        generate(
+            load_engine(path, replace(fused_config("triton"), device=device), lambda *_: None),
+            PROMPTS,
+            16,
+        )
+        for device in ("cuda:0", "cuda:1")
+    )
+    assert first == second
 
 
 def test_a_write_into_a_poisoned_block_on_the_gpu_shows() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from importlib.metadata import PackageNotFoundError
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,11 +13,15 @@ from rich.console import Console
 from ops.check_machine import (
     available_memory_bytes,
     check_cpu,
+    check_driver,
+    check_flash,
     check_kernels,
     check_memory,
     check_open_files,
     check_packages,
     check_python,
+    check_triton,
+    driver_version,
 )
 from ops.cli import main
 from ops.doctor import show
@@ -72,3 +77,80 @@ def test_kernels_are_missed_only_where_they_could_run(monkeypatch: pytest.Monkey
         "importlib.util.find_spec", lambda name: name if name.endswith("_avx2") else None
     )
     assert (check_kernels(flags).status, check_kernels(flags).detail) == (Status.OK, "avx2")
+
+
+def triton_findings(include: Path) -> dict[str, Finding]:
+    return {finding.subject: finding for finding in check_triton(include)}
+
+
+def test_triton_needs_a_compiler_and_pythons_headers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    bare = triton_findings(tmp_path)
+    assert (bare["C compiler"].status, bare["Python.h"].status) == (Status.WARN, Status.WARN)
+    assert "install gcc or clang" in bare["C compiler"].remedy
+    assert "-dev" in bare["Python.h"].remedy
+    (tmp_path / "Python.h").touch()
+    (tmp_path / "clang").touch(mode=0o755)
+    found = triton_findings(tmp_path)
+    assert (found["C compiler"].status, found["Python.h"].status) == (Status.OK, Status.OK)
+    assert found["C compiler"].detail == str(tmp_path / "clang")
+    monkeypatch.setenv("CC", "icc")
+    assert "CC is icc" in triton_findings(tmp_path)["C compiler"].detail
+
+
+def test_triton_is_recommended_where_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = {"triton": "3.5.1"}
+    monkeypatch.setattr("ops.check_machine.version", versions.__getitem__)
+    old = triton_findings(tmp_path)["Triton"]
+    assert (old.status, "wanted >=3.6" in old.detail) == (Status.WARN, True)
+    assert "pip install 'triolet[gpu]'" in old.remedy
+    versions["triton"] = "3.6.0"
+    assert triton_findings(tmp_path)["Triton"].status is Status.OK
+
+
+def test_flash_attn_is_judged_only_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"flash-attn": "2.8.3.post1"}
+
+    def version(name: str) -> str:
+        if name not in found:
+            raise PackageNotFoundError(name)
+        return found[name]
+
+    monkeypatch.setattr("ops.check_machine.version", version)
+    assert [finding.status for finding in check_flash()] == [Status.OK]
+    found["flash-attn"] = "2.8.4"
+    assert [finding.remedy for finding in check_flash()] == ["pip install 'triolet[flash]'"]
+    found.clear()
+    assert check_flash() == []
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "status"),
+    [
+        ("580.65.06", "13.0", Status.OK),
+        ("570.124.06", "13.0", Status.WARN),
+        ("570.124.06", "12.8", Status.OK),
+        ("470.82.01", "12.1", Status.WARN),
+        (None, "13.0", Status.OK),
+    ],
+)
+def test_a_driver_is_held_against_the_cuda_of_torch(
+    driver: str | None, cuda: str, status: Status
+) -> None:
+    finding = check_driver(driver, cuda)
+    assert finding.status is status
+    assert bool(finding.remedy) is (status is Status.WARN)
+
+
+def test_the_drivers_version_is_read_from_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "version"
+    assert driver_version(file) is None
+    file.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed Feb 26 2025\n")
+    assert driver_version(file) == "570.124.06"
+    file.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release\n")
+    assert driver_version(file) == "580.65.06"

@@ -29,7 +29,7 @@ from ops.options import (
     speculation_options,
 )
 from ops.overload_options import overload_arguments, overload_options
-from ops.placement import Pinning, own_cores
+from ops.placement import VISIBLE_GPUS, Pinning, gpu_names, own_cores, own_gpus
 from ops.plain_text import one_line, printable
 from ops.plan import Door, FleetPlan, plan_processes
 from ops.quantities import parse_size, show_count, show_size
@@ -394,3 +394,48 @@ def test_words_are_shown_as_soon_as_they_are_whole() -> None:
         "\nworld, ",
     ]
     assert wrap.finish() == "you"
+
+
+def gpus_of(fleet: FleetPlan, gpus: tuple[str, ...]) -> dict[str, tuple[str | None, str]]:
+    """Return the GPU that each worker sees, and the device that it is told."""
+    fleet = replace(fleet, gpus=gpus)
+    specs, spares = plan_processes(fleet, ("t",), Path("/x"), 1, range(8), [Door(7)])
+    return {
+        spec.name: (spec.env.get(VISIBLE_GPUS), spec.argv[spec.argv.index("--device") + 1])
+        for spec in (*specs, *spares)
+        if spec.role is not Role.SERVER
+    }
+
+
+def on_gpu(fleet: FleetPlan, device: str) -> FleetPlan:
+    return replace(fleet, engine=replace(fleet.engine, device=device))
+
+
+def test_workers_are_spread_over_the_gpus() -> None:
+    assert gpus_of(on_gpu(plan(1, 3), "cuda"), ("2", "GPU-a")) == {
+        "prefill-0": ("2", "cuda"),
+        "prefill-spare": ("2", "cuda"),
+        "decode-0": ("GPU-a", "cuda"),
+        "decode-1": ("2", "cuda"),
+        "decode-2": ("GPU-a", "cuda"),
+    }
+
+
+def test_a_gpu_that_is_named_is_the_only_one_that_workers_see() -> None:
+    seen = gpus_of(on_gpu(plan(1, 2), "cuda:1"), ("0", "1"))
+    assert set(seen.values()) == {("1", "cuda")}
+    with pytest.raises(ConfigError, match=r"device is 'cuda:2'; allowed: .* cuda:0 to cuda:1"):
+        gpus_of(on_gpu(plan(1, 1), "cuda:2"), ("0", "1"))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:3"])
+def test_where_no_gpu_is_known_workers_are_left_as_they_are(device: str) -> None:
+    gpus = ("0",) if device == "cpu" else ()
+    assert set(gpus_of(on_gpu(plan(1, 1), device), gpus).values()) == {(None, device)}
+
+
+def test_gpus_are_those_that_the_environment_leaves() -> None:
+    assert gpu_names(None, 3) == ("0", "1", "2")
+    assert gpu_names("3, GPU-a,", 8) == ("3", "GPU-a")
+    assert gpu_names("", 8) == ()
+    assert own_gpus("mps", ["a"], ("0",)) == {}

@@ -75,6 +75,7 @@ class FakeEngine:
         self.speedup = 1.0
         self.num_rests = 0
         self.fail_next_step = False
+        self.is_device_lost = False
         self._pool = [bytearray(_POISON * block_size) for _ in range(num_blocks + 1)]
         self.ledger = BlockLedger(num_blocks + 1, poison=self)
         host: HostTier[Node] = HostTier(host_blocks * self.bytes_per_block, self.bytes_per_block)
@@ -118,6 +119,11 @@ class FakeEngine:
             self._pool_hidden(row)
         return [None if row.sample is None else self._sample(row, row.sample) for row in rows]
 
+    def check_device(self) -> None:
+        """Raise if it was told that its device is lost."""
+        if self.is_device_lost:
+            raise RuntimeError("the fake device was told to be lost")
+
     def export_blocks(
         self,
         block_ids: Sequence[int],
@@ -139,6 +145,9 @@ class FakeEngine:
     def pin(self, memory: memoryview) -> bool:
         """Do nothing: there is no device."""
         return True
+
+    def unpin(self, memory: memoryview) -> None:
+        """Do nothing: there is no device."""
 
     def copy_block(self, source: int, target: int) -> None:
         """Overwrite one block with another."""

@@ -17,7 +17,7 @@ from triolet.errors import ConfigError
 from triolet.ids import Role
 from triolet.sampling import SamplingParams
 from worker.reception import SHUT_DOWN
-from worker.shell import EXIT_WEDGED
+from worker.shell import EXIT_DEVICE_LOST, EXIT_WEDGED
 
 from .fake_engine import FakeEngine, completion
 from .fleet import (
@@ -285,6 +285,29 @@ async def test_a_device_that_never_returns_ends_the_process(autojump_clock: Mock
             assert codes == []
             await trio.sleep(0.2)
     assert codes == [EXIT_WEDGED]
+
+
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+async def test_a_failed_step_that_loses_the_device_ends_the_process(
+    role: Role, autojump_clock: MockClock
+) -> None:
+    codes: list[int] = []
+
+    class Left(Exception):
+        """Stands for the end of the process."""
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        raise Left
+
+    with pytest.RaisesGroup(Left, flatten_subgroups=True):
+        async with open_fleet() as fleet:
+            fleet.shells[role].exit_process = leave
+            fleet.engines[role].fail_next_step = True
+            fleet.engines[role].is_device_lost = True
+            await fleet.client.start(PROMPT, params())
+            await trio.sleep(1.0)
+    assert codes == [EXIT_DEVICE_LOST]
 
 
 async def test_decode_without_a_kv_address_is_a_config_error(autojump_clock: MockClock) -> None:

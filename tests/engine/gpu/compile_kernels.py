@@ -1,93 +1,95 @@
 """`python -m tests.engine.gpu.compile_kernels`: compile every kernel for an H100, on any machine.
 
-The interpreter runs what the compiler refuses (a variable that changes its shape in a loop, say),
-so both are needed. In a process of its own, because there nothing is interpreted.
+What is compiled is what runs: the engine launches its kernels on a GPU that computes nothing
+(dry_gpu.py), and types, divisibility, warps and stages are those of the launches. The interpreter
+runs what the compiler refuses (a variable that changes its shape in a loop, say), so both are
+needed. In a process of its own, because there nothing is interpreted.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
-from typing import Any
+from itertools import product
+from typing import Final
 
-import triton
-import triton.language as tl
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+import torch
 
-from engine.gpu import attention_kernels, layer_kernels, sampler_kernels
+from engine.attention.triton import TritonAttention
+from engine.batch import StepRow, flatten
+from engine.gpu.layer_kernels import add_norm, rotate_store, silu_mul
+from engine.gpu.sampler_kernels import choose
+from engine.kv_pool import KVLayout, KVPool
+from engine.layers import RMSNorm
 
-HOPPER = GPUTarget("cuda", 90, 32)
-SHARED_BYTES = 227 * 1024
+from .dry_gpu import DryGpu
+
+SHARED_BYTES: Final = 227 * 1024
 """What one program may use on an H100."""
-HEADS: dict[str, Any] = {
-    "num_kv_heads": 8,
-    "group": 7,
-    "head_dim": 128,
-    "padded_dim": 128,
-    "block_size": 16,
-    "tile": 64,
-    "precision": "ieee",
-    "operand": tl.bfloat16,
-}
-SPLITS = {"split_tokens": 256, "max_splits": 32}
-SAMPLER = {"tile": 4096, "padded_tiles": 32}
-INTEGERS = ("tables", "seq_lens", "tokens", "tiles", "best")
-LONGS = ("positions", "slots", "seeds", "chosen")
-DOUBLES = ("numbers", "temperatures", "min_ps", "masses")
-FLOATS = ("partial", "weights", "cosines", "sines", "logits", "maxima")
-SCALARS = {"scale": "fp32", "eps": "fp32"}
-KERNELS: list[tuple[Any, dict[str, Any]]] = [
-    (attention_kernels.decode_splits_kernel, {**HEADS, **SPLITS, "padded_group": 16}),
-    (
-        attention_kernels.combine_splits_kernel,
-        {**SPLITS, "num_heads": 56, "head_dim": 128, "padded_dim": 128},
-    ),
-    (attention_kernels.prefill_kernel, {**HEADS, "padded_group": 8, "tile_tokens": 8}),
-    (layer_kernels.add_norm_kernel, {"size": 4096, "block": 4096, "adds": True}),
-    (layer_kernels.silu_mul_kernel, {"size": 14_336, "block": 1024}),
-    (
-        layer_kernels.rotate_store_kernel,
-        {
-            "num_heads": 32,
-            "num_kv_heads": 8,
-            "half": 64,
-            "padded_half": 64,
-            "block_size": 16,
-            "norms": True,
-        },
-    ),
-    (sampler_kernels.uniform_kernel, {"block": 64}),
-    (sampler_kernels.best_kernel, {"tile": 4096}),
-    (sampler_kernels.mass_kernel, SAMPLER),
-    (sampler_kernels.pick_kernel, SAMPLER),
-]
-POINTERS = {
-    **dict.fromkeys(INTEGERS, "*i32"),
-    **dict.fromkeys(LONGS, "*i64"),
-    **dict.fromkeys(DOUBLES, "*fp64"),
-    **dict.fromkeys(FLOATS, "*fp32"),
-}
-PLAIN = ("_stride", "_size", "num_tiles", "count")
+HEAD_DIMS: Final = (64, 128, 256)
+DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+NUM_KV_HEADS: Final = 8
+GROUP: Final = 7
+BLOCK_SIZE: Final = 16
+MAX_MODEL_LEN: Final = 8_192
+VOCAB_SIZE: Final = 128_256
+HIDDEN_SIZE: Final = 4_096
+INTERMEDIATE_SIZE: Final = 14_336
+COLUMNS: Final = ("kernel", "head_dim", "dtype", "warps", "stages", "shared", "cp.async")
 
 
-def type_of(name: str) -> str:
-    """Return the type of an argument of that name: bf16 tensors are what is left."""
-    if name in SCALARS or name.endswith(PLAIN):
-        return SCALARS.get(name, "i32")
-    return POINTERS.get(name, "*bf16")
+def launch_all(head_dim: int, dtype: torch.dtype) -> None:
+    """Launch what a layer and the sampler launch, with and without optional parts."""
+    layout = KVLayout(1, BLOCK_SIZE, NUM_KV_HEADS, head_dim, dtype)
+    pool = KVPool(layout, 8, torch.device("cpu"))
+    num_heads = GROUP * NUM_KV_HEADS
+    attention = TritonAttention(pool, num_heads, MAX_MODEL_LEN)
+    step = flatten(
+        [StepRow([0], 20, [1, 2], is_decode=True), StepRow([0] * 30, 0, [3, 4])], BLOCK_SIZE
+    )
+    tokens = len(step.token_ids)
+    attention.plan_rows(step)
+    attention.attend_stored(0, torch.empty(tokens, num_heads, head_dim, dtype=dtype))
+    norm = RMSNorm(torch.empty(HIDDEN_SIZE, dtype=dtype), 1e-6)
+    hidden = torch.empty(2, tokens, HIDDEN_SIZE, dtype=dtype)
+    for delta in (None, hidden[1]):
+        add_norm(delta, hidden[0], norm)
+    silu_mul(torch.empty(tokens, 2 * INTERMEDIATE_SIZE, dtype=dtype))
+    of_head = RMSNorm(torch.empty(head_dim, dtype=dtype), 1e-6)
+    angles = torch.empty(2, MAX_MODEL_LEN, head_dim // 2).unbind(0)
+    places = torch.zeros(2, tokens, dtype=torch.int64)
+    heads = torch.empty(tokens, num_heads + 2 * NUM_KV_HEADS, head_dim, dtype=dtype)
+    for norms in (None, (of_head, of_head)):
+        rotate_store(heads, (angles[0], angles[1]), *places, norms, pool.blocks[:, 0])
+    numbers = torch.zeros(2, 4, dtype=torch.float64)
+    seeds = torch.zeros(2, 4, dtype=torch.int64)
+    choose(torch.empty(4, VOCAB_SIZE), *numbers, *seeds)
 
 
-def main() -> None:
-    """Compile all, and say how much shared memory each takes."""
-    for kernel, constants in KERNELS:
-        signature = {
-            name: "constexpr" if name in constants else type_of(name) for name in kernel.arg_names
-        }
-        values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-        compiled = triton.compile(ASTSource(kernel, signature, values), target=HOPPER)
-        assert compiled.metadata.shared <= SHARED_BYTES, kernel.__name__
-        sys.stdout.write(f"{kernel.__name__} {compiled.metadata.shared}\n")
+def main() -> int:
+    """Compile all, print a table, and say which kernels do not fit."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--head-dims", nargs="+", type=int, default=HEAD_DIMS)
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
+    arguments = parser.parse_args()
+    sys.stdout.write("\t".join(COLUMNS) + "\n")
+    too_large = []
+    for head_dim, dtype in product(arguments.head_dims, arguments.dtypes):
+        with DryGpu() as gpu:
+            launch_all(head_dim, DTYPES[dtype])
+        for launch in gpu.launches:
+            kernel = launch.compiled()
+            facts = kernel.metadata
+            copies = kernel.asm["ptx"].count("cp.async.c")
+            row = (launch.name, head_dim, dtype, facts.num_warps, facts.num_stages, facts.shared)
+            sys.stdout.write("\t".join(map(str, (*row, copies))) + "\n")
+            sys.stdout.flush()
+            if facts.shared > SHARED_BYTES:
+                too_large.append(launch.name)
+    if too_large:
+        sys.stderr.write(f"more than {SHARED_BYTES} bytes of shared memory: {too_large}\n")
+    return 1 if too_large else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

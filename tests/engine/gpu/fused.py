@@ -33,7 +33,7 @@ def fused_engine(path: Path, device: torch.device, config: EngineConfig) -> Engi
         config.block_size,
         model_config.num_kv_heads,
         model_config.head_dim,
-        TORCH_DTYPES[config.dtype],
+        TORCH_DTYPES[config.chosen_dtype],
     )
     pool = KVPool(layout, NUM_BLOCKS, device)
     ledger = BlockLedger(NUM_BLOCKS)
@@ -44,7 +44,7 @@ def fused_engine(path: Path, device: torch.device, config: EngineConfig) -> Engi
         pool,
         config,
         MAX_MODEL_LEN,
-        lambda share: None,
+        lambda stage, share: None,
     )
     return Engine(
         runner,

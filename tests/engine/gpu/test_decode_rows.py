@@ -104,6 +104,14 @@ def test_a_row_that_goes_on_is_told_only_what_is_new() -> None:
     assert third.patches.T.tolist() == [[0, 2, 7]]
 
 
+def test_what_a_failed_step_has_not_told_is_told_with_the_next() -> None:
+    rows = DecodeRows((2, 4), BLOCK_SIZE)
+    row = StepRow([1], 6, [5, 9], is_decode=True)
+    told = rows.arrange([row]).patches.T.tolist()
+    rows.forget_tables()
+    assert rows.arrange([row]).patches.T.tolist() == told
+
+
 def test_what_decides_a_token_travels_bit_for_bit() -> None:
     params = SamplingParams(temperature=0.7, min_p=0.05, seed=2**62 + 3)
     row = StepRow([1], 6, [5, 9], SampleSpec(params, 12), is_decode=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
+from engine.batch import SampleSpec, StepRow
 from tests.engine.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.engine.driver import (
     Running,
@@ -18,15 +20,13 @@ from tests.engine.driver import (
 )
 from triolet.config import EngineConfig
 from triolet.config_gpu import GpuConfig
+from triolet.errors import CapacityError
 from triolet.sampling import SamplingParams
 
 from .fused import fused_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import torch
-
 
 PROMPTS = [[(7 * i + n) % VOCAB_SIZE for i in range(n)] for n in (1, 5, 18)]
 PLAIN = SamplingParams(temperature=0.0)
@@ -67,6 +67,29 @@ def test_steps_launched_ahead_give_the_same_tokens(
 
 
 @pytest.mark.slow
+def test_a_step_that_finds_no_memory_leaves_the_next_one_exact(
+    device: torch.device, checkpoint: Callable[[str], Checkpoint]
+) -> None:
+    written = checkpoint("qwen3")
+    engine = fused_engine(written.path, device, CONFIG)
+    sequence = Running(engine, "again", PROMPTS[1], 3)
+    prefill(engine, sequence, PLAIN, 512)
+    decoder = engine.runner._decoder
+    assert decoder is not None
+    send = decoder._patches.send
+
+    def fail(array: object) -> torch.Tensor:
+        decoder._patches.send = send  # type: ignore[method-assign]
+        raise torch.OutOfMemoryError("no memory for the copy")
+
+    decoder._patches.send = fail  # type: ignore[method-assign,assignment]
+    with pytest.raises(CapacityError):
+        decode(engine, [sequence], PLAIN, 3)
+    decode(engine, [sequence], PLAIN, 3)
+    assert ids(sequence.results) == written.greedy(PROMPTS[1], 3)
+
+
+@pytest.mark.slow
 def test_rows_that_ask_for_more_are_sampled_by_the_host(
     device: torch.device, checkpoint: Callable[[str], Checkpoint]
 ) -> None:
@@ -100,3 +123,39 @@ def test_a_row_has_the_same_bits_whoever_else_is_in_a_fixed_batch(
         prefill(engine, sequence, params, 512)
     decode(engine, together, params, 3)
     assert together[1].results[1:] == alone[1:]
+
+
+@pytest.mark.slow
+def test_chunks_and_guesses_change_no_bit_of_a_row_in_a_fixed_batch(
+    device: torch.device, checkpoint: Callable[[str], Checkpoint]
+) -> None:
+    config = EngineConfig(backend="triton", max_num_seqs=2, gpu=GpuConfig(fixed_batch=True))
+    params = SamplingParams(temperature=0.0, logprobs=0)
+    engine = fused_engine(checkpoint("qwen3").path, device, config)
+    [alone] = generate(engine, PROMPTS[1:2], 3, params)
+    beside = Running(engine, "beside", PROMPTS[1], 3)
+    prefill(engine, beside, params, 512)
+    chunk = StepRow(PROMPTS[2], 0, engine.ledger.lease("chunk", 2))
+    decoder = engine.runner._decoder
+    assert decoder is not None
+    sizes = []
+
+    def compute(size: int) -> None:
+        sizes.append(size)
+        decoder.compute(size)
+
+    decoder.replay_with(compute)
+    # The next token as a guess beside the one that it follows, and a chunk: three rows and more.
+    rows = [
+        StepRow(
+            [one.token_id],
+            len(PROMPTS[1]) + n,
+            beside.blocks,
+            SampleSpec(params, n + 1),
+            is_decode=True,
+        )
+        for n, one in enumerate(alone[:2])
+    ]
+    [_, first, second] = engine.runner.step([chunk, *rows])
+    assert [first, second] == alone[1:]
+    assert sizes == [2]
