@@ -74,7 +74,10 @@ class Engine:
 
 
 def load_engine(
-    model_dir: Path, config: EngineConfig, on_progress: Callable[[str, float], None]
+    model_dir: Path,
+    config: EngineConfig,
+    on_progress: Callable[[str, float], None],
+    open_checkpoint: Callable[[Path], Checkpoint] = Checkpoint,
 ) -> Engine:
     """Load a model. Blocking; to be run on the device thread.
 
@@ -83,6 +86,8 @@ def load_engine(
       config: what to compute with.
       on_progress: told (stage, share of it done), on the thread that loads; stages are `config`,
         `digest`, `kv_pool`, `weights`, `warm_up`, in this order.
+      open_checkpoint: opens the directory's weights; benchmarks pass one that fills tensors with
+        random numbers on the device.
 
     Raises:
       ModelError: the directory is broken or of an unsupported kind.
@@ -96,7 +101,7 @@ def load_engine(
     layout = _layout(config, model_config)
     num_blocks = config.kv_pool_bytes // layout.bytes_per_block
     max_model_len, reason = fit_model_len(config, model_config, num_blocks, layout.bytes_per_block)
-    checkpoint = Checkpoint(model_dir)
+    checkpoint = open_checkpoint(model_dir)
     on_progress("digest", 0.0)
     fingerprint = _fingerprint(
         weights_digest(checkpoint.files),
