@@ -18,7 +18,8 @@ import sys
 import sysconfig
 import threading
 from collections import deque
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
@@ -37,7 +38,7 @@ from .gpu_pack import (
     pack,
     read_manifest,
 )
-from .gpu_stages import INSTALL_S, PART_S, PARTS, STAGES, STOP_S, Stage, refusal
+from .gpu_stages import INSTALL_S, PART_S, PARTS, REHEARSAL_FACTOR, STAGES, STOP_S, Stage, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,6 +51,10 @@ MAX_LOG_BYTES: Final = 8 * 2**20
 PROBE_S: Final = 120.0
 """Importing torch for the first time on a machine that has just started reads several GB."""
 POLL_S: Final = 0.2
+LAST_WORDS_S: Final = 2.0
+"""To read what a stopped stage has written; a process that it left behind may hold its pipe."""
+MAX_UNREAD_LINES: Final = 1000
+"""Of a stage; one that writes faster than they are kept waits."""
 FIGURE: Final = "figure "
 PROBE: Final = """
 import json, torch, triton
@@ -185,7 +190,7 @@ def _run_stage(
     """Run a stage in a process group of its own until it ends or its time does."""
     began_at = monotonic()
     last: deque[str] = deque(maxlen=LAST_LINES)
-    lines: queue.Queue[str | None] = queue.Queue(maxsize=1000)
+    lines: queue.Queue[str | None] = queue.Queue(MAX_UNREAD_LINES)
     results.log(f"=== {stage.name}: {' '.join(command)}\n")
     process = subprocess.Popen(
         command,
@@ -199,23 +204,35 @@ def _run_stage(
         start_new_session=True,
     )
     threading.Thread(target=_read_lines, args=(process, lines), daemon=True).start()
-    stop_at = began_at + stage.most_s
+
+    def take(line: str | None) -> None:
+        if line is None:
+            return
+        results.log(line)
+        if not _take_figure(line, result, results):
+            last.append(line.rstrip())
+
+    is_late = False
+    line: str | None = ""
     try:
-        while not (is_late := monotonic() > stop_at):
+        while line is not None and not is_late:
             try:
                 line = lines.get(timeout=POLL_S)
             except queue.Empty:
                 # A process that the stage left behind may hold the pipe: the stage has ended.
                 if process.poll() is not None:
                     break
-                continue
-            if line is None:
-                break
-            results.log(line)
-            if not _take_figure(line, result, results):
-                last.append(line.rstrip())
+            else:
+                take(line)
+            is_late = monotonic() > began_at + stage.most_s
     finally:
         _stop(process)
+    # What it wrote while it was stopped, its traceback say.
+    give_up_at = monotonic() + LAST_WORDS_S
+    with suppress(queue.Empty):
+        while line is not None:
+            line = lines.get(timeout=max(0.0, give_up_at - monotonic()))
+            take(line)
     result.seconds = round(monotonic() - began_at, 1)
     if is_late:
         result.reason = f"stopped after {stage.most_s:.0f} s, the most that it may take"
@@ -229,18 +246,23 @@ def _run_stage(
 
 def _read_lines(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
     assert process.stdout is not None
-    for line in process.stdout:
-        lines.put(line)
+    with process.stdout:
+        for line in process.stdout:
+            lines.put(line)
     lines.put(None)
 
 
 def _take_figure(line: str, result: Result, results: Results) -> bool:
+    """Keep a line if it is a figure; two processes that write at once may spoil one."""
     if not line.startswith(FIGURE):
         return False
     try:
-        result.figures.append(json.loads(line.removeprefix(FIGURE)))
-    except ValueError:  # two processes wrote at once: it is in the log
+        row = json.loads(line.removeprefix(FIGURE))
+    except ValueError:
         return False
+    if not isinstance(row, dict) or not row.keys() >= {"case", "engine", "value", "unit"}:
+        return False
+    result.figures.append(row)
     results.write()
     return True
 
@@ -256,13 +278,17 @@ def _stop(process: subprocess.Popen[str]) -> None:
         process.wait()
 
 
-def prepare(wheels: Path, site_parent: Path) -> Path | None:
+def prepare(missing: Sequence[str], wheels: Path, site_parent: Path) -> Path | None:
     """Return the folder for PYTHONPATH that holds what this Python lacks; None if it lacks nothing.
+
+    Args:
+      missing: requirements that this Python does not meet.
+      wheels: the folder that `pack` has filled.
+      site_parent: where the folder is made.
 
     Raises:
       RefusedError: there are no wheels for this machine, or they cannot be installed.
     """
-    missing = lacking(needs())
     if not missing:
         return None
     again = f'make gpu-lease ARGS="pack --python {python_version()}" where there is a package index'
@@ -337,6 +363,10 @@ def _run(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     ]
     environment = dict(os.environ) | {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
     environment["TRITON_CACHE_DIR"] = str(LEASE / "triton-cache")
+    if options.rehearse:
+        stages = [replace(one, most_s=REHEARSAL_FACTOR * one.most_s) for one in stages]
+        # Several processes side by side on few cores: more threads would only wait for each other.
+        environment["OMP_NUM_THREADS"] = "1"
     machine: dict[str, Any] = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "system": platform.platform(),
@@ -353,7 +383,7 @@ def _run(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     # The GPU first: where there is none, no wheel is installed.
     if not options.rehearse:
         machine |= probe(environment)
-    site = prepare(options.wheels, LEASE)
+    site = prepare(lacking(needs()), options.wheels, LEASE)
     paths = [str(one) for one in (site, ROOT) if one is not None]
     environment["PYTHONPATH"] = os.pathsep.join([*paths, environment.get("PYTHONPATH", "")]).rstrip(
         os.pathsep
@@ -406,6 +436,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.command == "run" and options.seconds is None:
         options.seconds = PART_S * (1 if options.stages else len(options.part))
+        options.seconds *= REHEARSAL_FACTOR if options.rehearse else 1.0
     return options
 
 

@@ -121,8 +121,8 @@ def run_peer(scale: Scale, out: Path, stage: str) -> None:
 
     size = scale.sizes["small"]
     model = AutoModelForCausalLM.from_pretrained(
-        written(size), dtype=torch.bfloat16, attn_implementation="sdpa", device_map=scale.device
-    )
+        written(size), dtype=torch.bfloat16, attn_implementation="sdpa"
+    ).to(scale.device)
     few, many = WARM_UP_STEPS, WARM_UP_STEPS + scale.steps
     for batch in scale.batches:
         prompts = prompts_of(batch, scale.context)
@@ -141,7 +141,7 @@ def _seconds_of(scale: Scale, model: Any, prompts: list[list[int]], tokens: int)
     config = GenerationConfig.from_dict(settings)
     scale.finish()
     began_at = perf_counter()
-    with torch.inference_mode():
+    with torch.no_grad():  # inference mode is one thread's, and it generates in another
         results = model.generate_batch(inputs=prompts, generation_config=config)
     scale.finish()
     elapsed_s = perf_counter() - began_at
@@ -210,7 +210,7 @@ def run_campaign(scale: Scale, out: Path, stage: str) -> None:
         command += ["--requests", str(scale.requests), "--times", "1", "--dtype", "bfloat16"]
         command += ["--faults", "calm", "decode-kill", "prefill-kill"]
     else:
-        command += ["--count", str(5 * scale.requests // 2)]
+        command += ["--count", str(scale.cancels)]
         serve += ["--dtype", "bfloat16"]
     if scale.device == "cuda":
         serve += ["--kv-pool", "512MiB", "--fixed-batch"]

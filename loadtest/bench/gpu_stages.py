@@ -16,6 +16,8 @@ INSTALL_S: Final = 40.0
 just started, as long again."""
 STOP_S: Final = 15.0
 """From SIGTERM to SIGKILL of a stage that is out of time: a fleet then ends its processes."""
+REHEARSAL_FACTOR: Final = 3.0
+"""Bounds are for 16 cores and a GPU. A rehearsal on two shared cores may take so much longer."""
 RUNS: Final = "loadtest.bench.gpu_runs"
 
 

@@ -116,7 +116,8 @@ class Scale:
       kv_blocks: that are shipped.
       streams: over HTTP at once.
       stream_tokens: prompt and answer of each.
-      requests: of the campaigns.
+      requests: of `kills`, so many that a kill hits some.
+      cancels: of `cancels`.
       serve: options of fleets.
       tests: files for pytest.
     """
@@ -135,6 +136,7 @@ class Scale:
     streams: int
     stream_tokens: tuple[int, int]
     requests: int
+    cancels: int
     serve: tuple[str, ...]
     tests: tuple[str, ...]
 
@@ -163,7 +165,8 @@ ON_GPU: Final = Scale(
     kv_blocks=128,
     streams=64,
     stream_tokens=(512, 256),
-    requests=40,
+    requests=200,
+    cancels=100,
     serve=("--device", "cuda", "--backend", "triton"),
     tests=("tests/engine/gpu/test_*.py", "tests/gpu/test_engine.py"),
 )
@@ -181,7 +184,8 @@ IN_REHEARSAL: Final = Scale(
     kv_blocks=8,
     streams=4,
     stream_tokens=(16, 8),
-    requests=8,
+    requests=40,
+    cancels=20,
     serve=("--device", "cpu", "--threads", "1"),
     tests=("tests/engine/gpu/test_arena.py", "tests/engine/gpu/test_staging.py"),
 )
