@@ -21,6 +21,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
@@ -65,6 +66,9 @@ print(json.dumps({
     "gpu_bytes": torch.cuda.get_device_properties(0).total_memory if has else 0,
 }))
 """
+
+
+_WITHOUT_CUDA: Final = "torch {} is built without CUDA: install a CUDA build of torch"
 
 
 class RefusedError(Exception):
@@ -321,6 +325,8 @@ def probe(environment: dict[str, str]) -> dict[str, Any]:
     Raises:
       RefusedError: kernels cannot run here.
     """
+    if "+cpu" in version("torch"):  # seen without the seconds that importing it takes
+        raise RefusedError(_WITHOUT_CUDA.format(version("torch")))
     finished = subprocess.run(
         [sys.executable, "-c", PROBE],
         env=environment,
@@ -333,9 +339,7 @@ def probe(environment: dict[str, str]) -> dict[str, Any]:
         raise RefusedError(f"torch cannot be imported: {finished.stderr.strip()[-300:]}")
     found: dict[str, Any] = json.loads(finished.stdout.strip().splitlines()[-1])
     if found["cuda"] is None:
-        raise RefusedError(
-            f"torch {found['torch']} is built without CUDA: install a CUDA build of torch"
-        )
+        raise RefusedError(_WITHOUT_CUDA.format(found["torch"]))
     if found["gpu"] is None:
         raise RefusedError(
             f"torch {found['torch']} sees no NVIDIA GPU: run this where nvidia-smi lists one, or "
@@ -468,8 +472,8 @@ def _replace(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def _numbers(version: str) -> list[int]:
-    return [int(number) for number in version.split(".") if number.isdigit()]
+def _numbers(dotted: str) -> list[int]:
+    return [int(number) for number in dotted.split(".") if number.isdigit()]
 
 
 if __name__ == "__main__":
