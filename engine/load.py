@@ -103,22 +103,14 @@ def load_engine(
     max_model_len, reason = fit_model_len(config, model_config, num_blocks, layout.bytes_per_block)
     checkpoint = open_checkpoint(model_dir)
     on_progress("digest", 0.0)
-    fingerprint = _fingerprint(
-        weights_digest(checkpoint.files),
-        config,
-        model_config,
-        arithmetic(backend, device, model_config),
-    )
+    digest = weights_digest(checkpoint.files)
+    computed_by = arithmetic(backend, device, model_config)
+    fingerprint = _fingerprint(digest, config, model_config, computed_by)
     on_progress("kv_pool", 0.0)
     pool = KVPool(layout, num_blocks, device, config.gpu.pinned_bytes)
+    on_weights = partial(on_progress, "weights")
     runner = build_runner(
-        backend,
-        model_config,
-        checkpoint,
-        pool,
-        config,
-        max_model_len,
-        partial(on_progress, "weights"),
+        backend, model_config, checkpoint, pool, config, max_model_len, on_weights
     )
     ledger = BlockLedger(num_blocks, poison=pool if config.poison_freed_blocks else None)
     on_progress("warm_up", 0.0)

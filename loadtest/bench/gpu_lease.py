@@ -196,17 +196,7 @@ def _run_stage(
     last: deque[str] = deque(maxlen=LAST_LINES)
     lines: queue.Queue[str | None] = queue.Queue(MAX_UNREAD_LINES)
     results.log(f"=== {stage.name}: {' '.join(command)}\n")
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
+    process = _start(command, environment)
     threading.Thread(target=_read_lines, args=(process, lines), daemon=True).start()
 
     def take(line: str | None) -> None:
@@ -246,6 +236,20 @@ def _run_stage(
         result.reason = f"exit code {process.returncode}"
     result.state = "failed" if result.reason else "passed"
     result.last_lines = list(last) if result.reason else []
+
+
+def _start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
 
 
 def _read_lines(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:

@@ -24,6 +24,7 @@ from pip._vendor.packaging.utils import canonicalize_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Set as AbstractSet
 
 ROOT: Final = Path(__file__).parents[2]
 LEASE: Final = ROOT / "build" / "gpu-lease"
@@ -139,7 +140,7 @@ def tree_bytes() -> int:
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 
-def unmet(folder: Path, roots: Sequence[str], python: str, present: set[str]) -> list[str]:
+def unmet(folder: Path, roots: Sequence[str], python: str, present: AbstractSet[str]) -> list[str]:
     """Return the requirements of roots and wheels that no wheel meets on the target.
 
     Args:

@@ -16,7 +16,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 
     from .serve_client import Answer
 
+SHOWN_LINES: Final = 60
+"""Of each log of a fleet whose stage failed."""
 PEER_PAGE: Final = 256
 """Tokens of a block of the peer's cache: its own default."""
 PEER: Final = "transformers, continuous batching"
@@ -122,9 +124,10 @@ def run_peer(scale: Scale, out: Path, stage: str) -> None:
     from transformers import AutoModelForCausalLM
 
     size = scale.sizes["small"]
-    model = AutoModelForCausalLM.from_pretrained(
+    model: Any = AutoModelForCausalLM.from_pretrained(
         written(size), dtype=torch.bfloat16, attn_implementation="sdpa"
-    ).to(scale.device)
+    )
+    model = model.to(scale.device)
     few, many = WARM_UP_STEPS, WARM_UP_STEPS + scale.steps
     for batch in scale.batches:
         prompts = prompts_of(batch, scale.context)
@@ -134,7 +137,7 @@ def run_peer(scale: Scale, out: Path, stage: str) -> None:
             continue
         speed = batch * (many - few) / (times[2] - times[1])
         peaks = scale.peaks
-        ceiling = peaks and decode_ceiling(SHAPES[size], batch, scale.context, peaks)
+        ceiling = decode_ceiling(SHAPES[size], batch, scale.context, peaks)
         figure(f"{size} decode b{batch} at {scale.context}", PEER, speed, "tokens/s", ceiling)
 
 
@@ -306,10 +309,23 @@ def main() -> int:
     parser.add_argument("--rehearse", action="store_true")
     arguments = parser.parse_args()
     LEASE.mkdir(parents=True, exist_ok=True)
-    RUN[arguments.stage](
-        IN_REHEARSAL if arguments.rehearse else ON_GPU, arguments.out, arguments.stage
-    )
+    began_at = time()
+    try:
+        scale = IN_REHEARSAL if arguments.rehearse else ON_GPU
+        RUN[arguments.stage](scale, arguments.out, arguments.stage)
+    except BaseException:
+        _show_logs(began_at)
+        raise
     return 0
+
+
+def _show_logs(since: float) -> None:
+    """Write the ends of the fleets' logs to stdout: their files do not come back."""
+    for path in sorted(LEASE.rglob("*.log")):
+        if path.stat().st_mtime >= since:
+            lines = path.read_text(errors="replace").splitlines()[-SHOWN_LINES:]
+            sys.stdout.write("\n".join([f"--- {path}", *lines, ""]))
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 import torch
+from torch._C._autograd import DeviceType
 
 from engine.batch import SampleSpec, StepRow
 from engine.kv_pool import KVLayout, KVPool
@@ -86,16 +87,20 @@ def num_parameters(shape: Shape) -> int:
     return sum(prod(size) for size in shape.tensors().values())
 
 
-def decode_ceiling(shape: Shape, batch: int, context: int, peaks: Peaks) -> float:
-    """Return tokens per second if a step did nothing but read weights and KV, or multiply."""
+def decode_ceiling(shape: Shape, batch: int, context: int, peaks: Peaks | None) -> float | None:
+    """Return tokens per second if a step did nothing but read weights and KV, or multiply; None for
+    a card that is not known."""
+    if peaks is None:
+        return None
     num_bytes = num_parameters(shape) * BYTES + batch * context * shape.kv_bytes_per_token
     step_s = max(num_bytes / peaks.bytes_per_s, 2 * num_parameters(shape) * batch / peaks.flops)
     return batch / step_s
 
 
-def prefill_ceiling(shape: Shape, peaks: Peaks) -> float:
-    """Return prompt tokens per second if nothing but the matrices took time."""
-    return peaks.flops / (2 * num_parameters(shape))
+def prefill_ceiling(shape: Shape, peaks: Peaks | None) -> float | None:
+    """Return prompt tokens per second if nothing but the matrices took time; None for a card that
+    is not known."""
+    return None if peaks is None else peaks.flops / (2 * num_parameters(shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,7 +374,7 @@ def run_speed(scale: Scale, out: Path, stage: str) -> None:
         engine = open_engine(scale, backend, model)
         figure(f"{size} load, fill, capture", backend, perf_counter() - began_at, "s")
         for batch in scale.batches:
-            ceiling = peaks and decode_ceiling(shape, batch, scale.context, peaks)
+            ceiling = decode_ceiling(shape, batch, scale.context, peaks)
             for name, params, ahead, joins in (
                 ("launched ahead", GREEDY, MAX_UNDER_WAY - 1, False),
                 ("each read", GREEDY, 0, False),
@@ -381,7 +386,7 @@ def run_speed(scale: Scale, out: Path, stage: str) -> None:
                 figure(case, f"{backend}, {name}", batch / step_s, "tokens/s", ceiling)
         speed = time_prefill(scale, engine)
         case = f"{size} prefill {scale.prompt_tokens}"
-        figure(case, backend, speed, "tokens/s", peaks and prefill_ceiling(shape, peaks))
+        figure(case, backend, speed, "tokens/s", prefill_ceiling(shape, peaks))
         del engine
         gc.collect()  # two pools of the larger model do not fit side by side
         if scale.device == "cuda":
@@ -406,7 +411,7 @@ def run_trace(scale: Scale, out: Path, stage: str) -> None:
     events = sorted(profiler.key_averages(), key=lambda event: -getattr(event, kind))
     # CPU events of a CUDA run repeat the time of the kernels that they launch.
     if scale.device == "cuda":
-        events = [one for one in events if one.device_type == torch.autograd.DeviceType.CUDA]
+        events = [one for one in events if one.device_type == DeviceType.CUDA]
     total_us = sum(getattr(event, kind) for event in events)
     case = f"{size} decode b{batch}, {steps} steps"
     figure(f"{case}: device busy", "profiler", 100 * total_us / 1e6 / elapsed_s, "% of the time")
@@ -429,11 +434,16 @@ def run_limits(scale: Scale, out: Path, stage: str) -> None:
     target = torch.empty_like(source)
     speed = 2 * scale.copy_bytes / _best_s(scale, lambda: target.copy_(source)) / 1e9
     figure(
-        "memory copy, read and written", "torch", speed, "GB/s", peaks and peaks.bytes_per_s / 1e9
+        "memory copy, read and written",
+        "torch",
+        speed,
+        "GB/s",
+        None if peaks is None else peaks.bytes_per_s / 1e9,
     )
     left, right = (torch.randn(scale.side, scale.side, device=device).bfloat16() for _ in range(2))
     flops = 2 * scale.side**3 / _best_s(scale, lambda: left @ right) / 1e12
-    figure(f"product of {scale.side}", "torch", flops, "TFLOP/s", peaks and peaks.flops / 1e12)
+    most = None if peaks is None else peaks.flops / 1e12
+    figure(f"product of {scale.side}", "torch", flops, "TFLOP/s", most)
     shape = SHAPES[scale.sizes["large"]]
     hidden, keys = shape.hidden_size, shape.num_kv_heads * shape.head_dim
     queries = shape.num_heads * shape.head_dim
