@@ -16,7 +16,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -c GPU)
 CONSTRAINTS := $(if $(filter-out 0,$(HAS_GPU)),,--constraint constraints.txt)
 
-.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart soak bench-stalled bench-hostile security-mutants faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-guess bench-structured bench-embeddings bench-batches bench-quotas bench-cache bench-queue bench-admission bench-fairness bench-wire bench-front bench-serve bench-gpu sanitize bench-interference clean
+.PHONY: help install install-dev system-deps serve test lint types unit loadtest bench-cancel bench-kills bench-restart soak bench-stalled bench-hostile security-mutants faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-guess bench-structured bench-embeddings bench-batches bench-quotas bench-cache bench-queue bench-admission bench-fairness bench-wire bench-front bench-serve gpu-lease sanitize bench-interference clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
@@ -150,8 +150,8 @@ bench-quotas: install-dev  ## one limit of two servers that share Redis, and wha
 bench-cache: install-dev  ## what the prefix cache finds of real conversations, of what could be found (ARGS="--trace FILE")
 	$(BIN)/python -m loadtest.bench.cache $(ARGS)
 
-bench-gpu: install-dev  ## the ten-minute plan on an NVIDIA GPU (docs/gpu.md); says so where there is none
-	$(BIN)/python -m loadtest.bench.gpu $(ARGS)
+gpu-lease:  ## pack, list or run the stages for a GPU, without a network there (docs/gpu.md; ARGS="run --out DIR --part 1")
+	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m loadtest.bench.gpu_lease $(or $(ARGS),list)
 
 bench-interference: bench-model  ## gaps of running streams while long prompts arrive: one core each, mixed steps, vLLM
 	$(BIN)/python -m loadtest.bench.interference $(ARGS)

@@ -75,7 +75,10 @@ class Engine:
 
 
 def load_engine(
-    model_dir: Path, config: EngineConfig, on_progress: Callable[[str, float], None]
+    model_dir: Path,
+    config: EngineConfig,
+    on_progress: Callable[[str, float], None],
+    open_checkpoint: Callable[[Path], Checkpoint] = Checkpoint,
 ) -> Engine:
     """Load a model. Blocking; to be run on the device thread.
 
@@ -85,6 +88,8 @@ def load_engine(
       on_progress: told (stage, share of it done), on the thread that loads; stages are `config`,
         `digest`, `kv_pool`, `weights`, `graphs` (where decode steps are captured), `warm_up`, in
         this order.
+      open_checkpoint: opens the directory's weights; benchmarks pass one that fills tensors with
+        random numbers on the device.
 
     Raises:
       ModelError: the directory is broken or of an unsupported kind.
@@ -94,19 +99,16 @@ def load_engine(
     model_config = load_model_config(model_dir)
     eos_token_ids = load_eos_token_ids(model_dir)
     device = _device(config)
-    checkpoint = Checkpoint(model_dir)
+    checkpoint = open_checkpoint(model_dir)
     config = replace(config, dtype=choose_dtype(config, checkpoint, device))
     backend = choose_backend(config, model_config, device.type)
     layout = _layout(config, model_config)
     num_blocks = config.kv_pool_bytes // layout.bytes_per_block
     max_model_len, reason = fit_model_len(config, model_config, num_blocks, layout.bytes_per_block)
     on_progress("digest", 0.0)
-    fingerprint = _fingerprint(
-        weights_digest(checkpoint.files),
-        config,
-        model_config,
-        arithmetic(backend, device, model_config),
-    )
+    digest = weights_digest(checkpoint.files)
+    computed_by = arithmetic(backend, device, model_config)
+    fingerprint = _fingerprint(digest, config, model_config, computed_by)
     on_progress("kv_pool", 0.0)
     pool = KVPool(layout, num_blocks, device, config.gpu.pinned_bytes)
     runner = build_runner(

@@ -9,11 +9,11 @@ import sys
 import time
 import urllib.request
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
 START_DEADLINE_S = 120.0
 """Loading a large checkpoint takes a while; the demo model takes seconds."""
@@ -32,10 +32,8 @@ def running_server(options: Sequence[str], log: Path) -> Iterator[str]:
     Raises:
       ServerDidNotStartError: with the end of its log.
     """
-    program = Path(sys.executable).with_name("triolet")
-    if not program.exists():
-        raise ServerDidNotStartError(f"{program} is missing: `make install` puts it there")
-    command = [str(program), "serve", *options]
+    # Not the script `triolet`: where dependencies come from PYTHONPATH there is none.
+    command = [sys.executable, "-m", "ops.cli", "serve", *options]
     with socket.socket() as kept, log.open("wb") as output:
         # Bound and never listening: nobody else gets the port, while the server is away either.
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

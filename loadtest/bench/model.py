@@ -96,6 +96,12 @@ def write_model(directory: Path, shape: Shape) -> None:
         if len(size) > 1:
             weights[name] = _random(size, generator)
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    write_description(directory, shape)  # last: a tokenizer is the mark of a complete directory
+
+
+def write_description(directory: Path, shape: Shape) -> None:
+    """Write a directory without weights: config and tokenizer."""
+    directory.mkdir(parents=True, exist_ok=True)
     _write_json(directory / "config.json", _config(shape))
     _write_json(directory / "tokenizer.json", _tokenizer(shape.vocab_size))
     for name in COPIED:

@@ -35,11 +35,13 @@ class Answer:
       asked_at: when the request was sent.
       tokens: that it has.
       times: of its events.
+      pieces: the bytes received, as they came.
     """
 
     asked_at: float
     tokens: int
     times: list[float] = field(default_factory=list)
+    pieces: list[bytes] = field(default_factory=list)
 
     @property
     def ttft_s(self) -> float:
@@ -65,24 +67,32 @@ class Target:
     model: str
 
 
-async def ask(target: Target, prompt: Sequence[int], max_tokens: int) -> Answer:
+async def ask(
+    target: Target, prompt: Sequence[int], max_tokens: int, said: int | None = SAID
+) -> Answer:
     """Ask once and read the whole answer.
+
+    Args:
+      target: the server.
+      prompt: token ids.
+      max_tokens: the length of the answer.
+      said: the token that every one of the answer is biased to; None for what the model chooses.
 
     Raises:
       StreamBrokenError: it is an error, or not as long as it was to be.
       trio.TooSlowError: it takes far too long.
     """
-    body = json.dumps(
-        {
-            "model": target.model,
-            "prompt": list(prompt),
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "stream": True,
-            "ignore_eos": True,
-            "logit_bias": {str(SAID): 100},
-        }
-    ).encode()
+    fields = {
+        "model": target.model,
+        "prompt": list(prompt),
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "stream": True,
+        "ignore_eos": True,
+    }
+    if said is not None:
+        fields["logit_bias"] = {str(said): 100}
+    body = json.dumps(fields).encode()
     head = (
         f"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1:{target.port}\r\n"
         "content-type: application/json\r\nconnection: close\r\n"
@@ -103,6 +113,7 @@ async def _read(stream: trio.SocketStream, answer: Answer) -> None:
         now = perf_counter()
         if not data:
             raise StreamBrokenError(f"closed early, after {tail[-400:].decode(errors='replace')}")
+        answer.pieces.append(data)
         seen = tail + data
         answer.times += [now] * (seen.count(MARK) - tail.count(MARK))
         is_whole = is_whole or WHOLE in seen.replace(b": ", b":")
@@ -112,24 +123,30 @@ async def _read(stream: trio.SocketStream, answer: Answer) -> None:
         raise StreamBrokenError(f"it did not end at its length: {tail.decode(errors='replace')}")
 
 
-async def ask_together(target: Target, arrivals: Sequence[Arrival], seed: int) -> list[Answer]:
-    """Ask each request at its moment, whatever became of those before it (an open loop)."""
+async def ask_together(
+    target: Target, arrivals: Sequence[Arrival], seed: int, said: int | None = SAID
+) -> list[Answer]:
+    """Ask each request at its moment, whatever became of those before it (an open loop).
+
+    Returns:
+      The answers in the order of `arrivals`.
+    """
     numbers = random.Random(seed)
     prompts = [
         [numbers.randint(FIRST_WORD, LAST_WORD) for _ in range(arrival.prompt_tokens)]
         for arrival in arrivals
     ]
-    answers: list[Answer] = []
+    answers: dict[int, Answer] = {}
     began_at = trio.current_time()
 
-    async def one(arrival: Arrival, prompt: Sequence[int]) -> None:
+    async def one(index: int, arrival: Arrival) -> None:
         await trio.sleep_until(began_at + arrival.at_s)
-        answers.append(await ask(target, prompt, arrival.output_tokens))
+        answers[index] = await ask(target, prompts[index], arrival.output_tokens, said)
 
     async with trio.open_nursery() as nursery:
-        for arrival, prompt in zip(arrivals, prompts, strict=True):
-            nursery.start_soon(one, arrival, prompt)
-    return answers
+        for index, arrival in enumerate(arrivals):
+            nursery.start_soon(one, index, arrival)
+    return [answers[index] for index in range(len(arrivals))]
 
 
 def at_once(count: int, prompt_tokens: int, output_tokens: int) -> list[Arrival]:
