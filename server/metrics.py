@@ -12,7 +12,6 @@ from prometheus_client import (
     CollectorRegistry,
     Counter,
     disable_created_metrics,
-    generate_latest,
 )
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
@@ -27,9 +26,10 @@ from .metrics_overload import OverloadMetrics
 from .metrics_queue import QueueMetrics
 from .metrics_quotas import QuotaMetrics
 from .metrics_tenants import NO_USAGE, REJECTED, TenantMetrics
+from .metrics_text import SharedScrape, TextWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from prometheus_client.metrics_core import Metric
 
@@ -133,6 +133,8 @@ class Metrics:
         }
         for cause in LOSSES:
             self._counters["workers_lost"].labels(cause)
+        self._writer = TextWriter()
+        self._scrape = SharedScrape(self._pieces)
         self._itl = self._histograms["inter_token_latency_seconds"]
 
     def watch(
@@ -144,12 +146,16 @@ class Metrics:
         """Read these whenever the metrics are."""
         self._registry.register(FleetCollector(status, connections, writes))
         if self._compat == "vllm":
-            aliases = AliasCollector(self._own_families, status, self._model_name)
+            aliases = AliasCollector(self._own_family, status, self._model_name)
             self._registry.register(aliases)
 
     def exposition(self) -> bytes:
         """Return everything in Prometheus's text form."""
-        return generate_latest(self._registry)
+        return "".join(self._pieces()).encode()
+
+    async def scrape(self) -> bytes:
+        """Return the same; others have their turn while it is written."""
+        return await self._scrape.take()
 
     def figures(self) -> dict[str, dict[str, float]]:
         """Return counters by their labels, and histograms' running totals by their upper bounds."""
@@ -243,7 +249,14 @@ class Metrics:
         self._counters["workers_refused"].inc()
         log.error("worker refused", worker=worker, reason=reason)
 
+    def _pieces(self) -> Iterator[str]:
+        return self._writer.pieces(self._registry.collect())
+
     def _own_families(self) -> dict[str, Metric]:
         """Return every counter and histogram by its own name, without the prefix."""
-        own: dict[str, Counter | TokenHistogram] = {**self._counters, **self._histograms}
-        return {name: family for name, metric in own.items() for family in metric.collect()}
+        return {name: self._own_family(name) for name in (*self._counters, *self._histograms)}
+
+    def _own_family(self, name: str) -> Metric:
+        metric = self._counters.get(name) or self._histograms[name]
+        [family] = metric.collect()
+        return family
