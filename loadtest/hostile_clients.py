@@ -351,7 +351,7 @@ async def crowd_inline(url: str, share: float = 1.0) -> None:
 
 async def crowd_fields(url: str, share: float = 1.0) -> None:
     """A37: as many header fields as are let in."""
-    fields = "".join(f"x-{number}: y\r\n" for number in range(90))
+    fields = "".join(f"x-{number}: y\r\n" for number in range(60))
     head = f"GET /version HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\n{fields}\r\n"
     await _crowd(url, share, head.encode())
 

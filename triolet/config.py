@@ -321,6 +321,11 @@ class ServerConfig:
     faults begins to count anew: the death of a worker shall cost a pause, not an answer."""
     max_connections: int = 4096
     """Client connections; the next gets a 503 and is closed. Below the usual fd limit of 8192."""
+    requests_per_turn: int = 2
+    """Requests that begin in one turn of the event loop; the others wait for the next turns. One
+    that is read and refused at once costs up to 5 ms, and a probe of liveness takes ten turns: so
+    it is answered within 100 ms whoever asks. A refused small request costs less processor time
+    than without the bound (1.41 ms for 1.66, 40 connections)."""
     listen_backlog: int = 1024
     """Connections the kernel holds during a burst; hypercorn's default of 100 drops some."""
     max_body_bytes: int = 16 * MIB
@@ -394,6 +399,7 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         require(self.token_window >= 1, "token_window", self.token_window, ">= 1")
+        require(self.requests_per_turn >= 1, "requests_per_turn", self.requests_per_turn, ">= 1")
         require(self.stall_timeout_s > 0, "stall_timeout_s", self.stall_timeout_s, "> 0")
         require(
             0 <= self.drain_timeout_s <= DAY_S,
