@@ -322,42 +322,42 @@ async def _ask_on(stream: trio.SocketStream, requests: bytes, num_answers: int) 
 
 
 async def crowd_refused(url: str, share: float = 1.0) -> None:
-    """A37: small requests that are refused at once."""
+    """A38: small requests that are refused at once."""
     await _crowd(url, share, post(url, _chat(model="none"), close=False))
 
 
 async def crowd_pipelined(url: str, share: float = 1.0) -> None:
-    """A37: many requests in one segment."""
+    """A38: many requests in one segment."""
     get = f"GET /version HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\n\r\n".encode()
     await _crowd(url, share, get * NUM_PIPELINED, NUM_PIPELINED)
 
 
 async def crowd_connecting(url: str, share: float = 1.0) -> None:
-    """A37: a connection for each small request."""
+    """A38: a connection for each small request."""
     await _crowd(url, share, post(url, _chat(model="none")), is_new=True)
 
 
 async def crowd_messages(url: str, share: float = 1.0) -> None:
-    """A37: chats of very many messages, which are read in a thread, and refused at their end."""
+    """A38: chats of very many messages, which are read in a thread, and refused at their end."""
     messages = [{"role": "user", "content": "a"}] * NUM_MESSAGES
     await _crowd(url, share, post(url, _chat(messages=messages, model="none"), close=False))
 
 
 async def crowd_inline(url: str, share: float = 1.0) -> None:
-    """A37: the most messages that are read at once."""
+    """A38: the most messages that are read at once."""
     messages = [{"role": "user", "content": "a"}] * (NUM_MESSAGES // 3)
     await _crowd(url, share, post(url, _chat(messages=messages, model="none"), close=False))
 
 
 async def crowd_fields(url: str, share: float = 1.0) -> None:
-    """A37: as many header fields as are let in."""
+    """A38: as many header fields as are let in."""
     fields = "".join(f"x-{number}: y\r\n" for number in range(60))
     head = f"GET /version HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\n{fields}\r\n"
     await _crowd(url, share, head.encode())
 
 
 async def crowd_scrapes(url: str, share: float = 1.0) -> None:
-    """A37: the metrics, again and again."""
+    """A38: the metrics, again and again."""
     get = f"GET /metrics HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\n\r\n"
     await _crowd(url, share, get.encode())
 

@@ -26,10 +26,10 @@ from .metrics_overload import OverloadMetrics
 from .metrics_queue import QueueMetrics
 from .metrics_quotas import QuotaMetrics
 from .metrics_tenants import NO_USAGE, REJECTED, TenantMetrics
-from .metrics_text import SharedScrape, TextWriter
+from .metrics_text import Exposition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from prometheus_client.metrics_core import Metric
 
@@ -107,6 +107,9 @@ class Metrics:
     Args:
       model_name: label of the alias names.
       compat: `vllm` for alias names, `none` for own names only.
+
+    Attributes:
+      scrape: returns what `exposition` does; others have their turn while it is written.
     """
 
     def __init__(self, model_name: str, compat: str) -> None:
@@ -133,8 +136,8 @@ class Metrics:
         }
         for cause in LOSSES:
             self._counters["workers_lost"].labels(cause)
-        self._writer = TextWriter()
-        self._scrape = SharedScrape(self._pieces)
+        self._exposition = Exposition(self._registry.collect)
+        self.scrape = self._exposition.take
         self._itl = self._histograms["inter_token_latency_seconds"]
 
     def watch(
@@ -151,21 +154,17 @@ class Metrics:
 
     def exposition(self) -> bytes:
         """Return everything in Prometheus's text form."""
-        return "".join(self._pieces()).encode()
-
-    async def scrape(self) -> bytes:
-        """Return the same; others have their turn while it is written."""
-        return await self._scrape.take()
+        return self._exposition.whole()
 
     def figures(self) -> dict[str, dict[str, float]]:
         """Return counters by their labels, and histograms' running totals by their upper bounds."""
         return {
             name: {
                 sample.labels.get("le") or ",".join(sample.labels.values()): sample.value
-                for sample in family.samples
+                for sample in self._own_family(name).samples
                 if not sample.name.endswith("_sum") and not sample.name.endswith("_count")
             }
-            for name, family in self._own_families().items()
+            for name in (*self._counters, *self._histograms)
         }
 
     def grammar_checked(self, verdict: str) -> None:
@@ -249,14 +248,8 @@ class Metrics:
         self._counters["workers_refused"].inc()
         log.error("worker refused", worker=worker, reason=reason)
 
-    def _pieces(self) -> Iterator[str]:
-        return self._writer.pieces(self._registry.collect())
-
-    def _own_families(self) -> dict[str, Metric]:
-        """Return every counter and histogram by its own name, without the prefix."""
-        return {name: self._own_family(name) for name in (*self._counters, *self._histograms)}
-
     def _own_family(self, name: str) -> Metric:
+        """Return a counter or histogram by its own name, without the prefix."""
         metric = self._counters.get(name) or self._histograms[name]
         [family] = metric.collect()
         return family

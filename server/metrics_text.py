@@ -72,29 +72,35 @@ class TextWriter:
         return name
 
 
-class SharedScrape:
-    """One text for all that ask while another one is written.
-
-    A text that has been begun may lack what happened since; so it is not theirs, but one that is
-    begun when it is done. However many ask at once, two are written.
+class Exposition:
+    """All families as one text.
 
     Args:
-      pieces: begins a text.
+      collect: yields the families.
     """
 
-    def __init__(self, pieces: Callable[[], Iterator[str]]) -> None:
-        self._pieces = pieces
+    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        self._collect = collect
+        self._writer = TextWriter()
         self._writing = trio.Lock()
         self._num_begun = self._num_done = 0
         self._text = b""
 
+    def whole(self) -> bytes:
+        """Return a text, written at once."""
+        return "".join(self._writer.pieces(self._collect())).encode()
+
     async def take(self) -> bytes:
-        """Return a text that is begun from now on."""
+        """Return a text that is begun from now on; others have their turn while it is written.
+
+        One that is being written may lack what has happened since, so it is not for those that ask
+        now. They share the next one: however many ask at once, two are written.
+        """
         wanted = self._num_begun + 1
         async with self._writing:
             if self._num_done < wanted:
                 self._num_begun += 1
-                self._text = (await in_turns(self._pieces())).encode()
+                self._text = (await in_turns(self._writer.pieces(self._collect()))).encode()
                 self._num_done = self._num_begun
             return self._text
 

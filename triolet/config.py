@@ -65,10 +65,9 @@ class LinkConfig:
     heartbeat_interval_s: float = 0.5 * SECONDS
     """Both ways. Three fit into `peer_timeout_s`, so one lost or late frame is no death."""
     load_report_interval_s: float = 20 * MILLISECONDS
-    """A worker whose leases have ended sends its load again, at most this often, without waiting for
-    the next heartbeat. A cancel is promised within 100 ms and takes 40 ms at p99: this much is left
-    for seeing it. A thousand ends in one turn are one report; 50 reports a second cost a server less
-    than the tokens of one stream."""
+    """A worker whose leases have ended sends its load in the turn after that, but not sooner than
+    this after its last heartbeat. A cancel is promised within 100 ms and takes 40 ms at p99: this
+    leaves time to see it. A thousand ends in one turn are one report."""
     peer_timeout_s: float = 1.5 * SECONDS
     """Silence after which a peer counts as dead."""
     progress_timeout_s: float = 1.5 * SECONDS

@@ -242,4 +242,17 @@ MUTANTS: Final = (
            "            while True:\n"
            "                connections.start_soon(self._serve, await listeners[0].accept())\n",
            "server/test_main.py::test_it_lives_through_a_time_without_files_and_accepts_again"),
+    Mutant("A38", "server/edge/cures_http.py", "if not data.startswith(PROBES):", "if not data:",
+           "server/edge/test_request_turns.py::"
+           "test_a_probe_of_liveness_is_answered_before_a_crowd"),
+    Mutant("A38", "server/edge/cures_http.py", "if not self._is_in_turn:", "if self is None:",
+           "server/edge/test_request_turns.py::"
+           "test_a_probe_of_liveness_is_answered_before_a_crowd"),
+    Mutant("A38", "server/metrics_text.py", "            if self._num_done < wanted:",
+           "            if wanted:",
+           "server/test_metrics.py::"
+           "test_scrapes_at_once_share_one_text_that_was_begun_after_they_asked"),
+    Mutant("A38", "server/metrics_text.py", "        await trio.lowlevel.checkpoint()\n", "",
+           "server/test_metrics.py::"
+           "test_a_scrape_lets_others_have_their_turn_after_some_samples"),
 )  # fmt: skip

@@ -220,7 +220,7 @@ class Families(Collector):
         for number in range(80):
             family = GaugeMetricFamily(f"many_{number}", "Many", labels=("of",))
             for value in range(10):
-                family.add_metric((f"\\ \n \"{value}",), 10.0**value)
+                family.add_metric((f'\\ \n "{value}',), 10.0**value)
             self._num_in_step += len(family.samples)
             yield family
 
