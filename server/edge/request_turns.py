@@ -1,26 +1,23 @@
-"""How many requests begin in one turn of the event loop.
+"""A bound on the requests that begin in one turn of the event loop.
 
-What a small request costs at once (its head, its route, its body's JSON, its refusal) takes up to
-some milliseconds, and the loop runs all that is ready before it looks at the next event: without a
-bound, a turn is as long as all clients like that have something to say. Here so many begin in one
-turn, and the others wait in the order in which they came. Probes of liveness do not wait.
+What a small request costs at once (its head, its route, the JSON of its body, its refusal) is up to
+some milliseconds, and the loop runs everything that is ready before it looks at the next event:
+without a bound a turn takes as long as all requests that have arrived. With it they wait for the
+next turns, in the order in which they came. Probes of liveness do not wait.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Final
 
 import trio
 
-if TYPE_CHECKING:
-    from typing import Final
-
 PROBES: Final = (b"GET /health/live ", b"GET /ping ")
-"""What an orchestrator asks, and kills the process for if the answer takes long."""
+"""What an orchestrator asks; it ends a process that answers too late."""
 
 
 class RequestTurns:
-    """A bound on requests in one turn.
+    """Lets requests begin, so many in a turn.
 
     Args:
       per_turn: requests that begin in one turn at most.

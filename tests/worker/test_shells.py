@@ -141,6 +141,7 @@ async def test_ends_at_once_share_a_load_report_and_reports_keep_their_distance(
             await fleet.client.finish(await fleet.client.start(PROMPT[:4], params(1)))
         most = (trio.current_time() - began_at) / LINK.load_report_interval_s + 1
         assert len(link.beats) - before <= most
+        await trio.sleep(2 * LINK.load_report_interval_s)
         assert link.beats[-1].load.leased_blocks == 0
 
 
