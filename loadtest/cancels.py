@@ -234,10 +234,10 @@ def main(arguments: Sequence[str]) -> int:
             f"{stray.late_rows} of {stray.cut} cut; belonging to no attempt: {stray.unaccounted}"
         )
     if outcome.seen_s:
-        shown = [f"{1000 * percentile(outcome.seen_s, percent):.0f}" for percent in (50, 99, 100)]
+        seen = [f"{1000 * percentile(outcome.seen_s, percent):.0f}" for percent in (50, 99, 100)]
         console.print(
             f"closed socket to free blocks in /metrics, {len(outcome.seen_s)} streams, ms: "
-            f"p50 {shown[0]}, p99 {shown[1]}, max {shown[2]}"
+            f"p50 {seen[0]}, p99 {seen[1]}, max {seen[2]}"
         )
     console.print(f"KV blocks afterwards: {outcome.blocks}")
     for wrong in outcome.wrongs:
