@@ -2,21 +2,26 @@
 
 Streams over SSE and WebSocket and whole answers are begun and their sockets closed, politely or
 not, at any time from the first byte on. The time from the closed socket to the freed blocks is
-taken from the workers' log, whose clock is this machine's. Exit code 0 if afterwards every block is
-free, no token was computed for nobody beyond the running step, no process holds more than before,
-the audit objects to nothing and the server still answers; 1 if not; 2 if nothing could run.
+taken from the workers' log, whose clock is this machine's; of some streams more it is also taken
+where operators see it, from `triolet_kv_blocks` of /metrics. Exit code 0 if afterwards every block
+is free, no token was computed for nobody beyond the running step, no process holds more than
+before, the audit objects to nothing and the server still answers; 1 if not; 2 if nothing could run.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
+import random
+import socket
 import sys
 import time
 import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import trio
 from rich.console import Console
@@ -25,6 +30,7 @@ from . import flatness
 from .campaign.processes import FleetLog
 from .cancel_report import KvBlocks, blocks_of, percentile, release_times, table_of
 from .cut_clients import CONNECT_DEADLINE_S, Cut, Pace, cut_many
+from .raw_requests import chat_request
 from .server_process import ServerDidNotStartError, running_server
 from .stray_tokens import StrayTokens, stray_tokens
 
@@ -45,6 +51,10 @@ FREE_DEADLINE_S = 30.0
 SETTLE_S = 15.0
 """Trio keeps idle threads for 10 s."""
 POLL_S = 0.05
+WATCH_POLL_S = 0.002
+WATCH_APART_S = 0.5
+"""Of a watched cancel, up to which it comes at random after its blocks were seen to be leased: the
+time between two heartbeats, one of which has shown them."""
 COSTS_POLL_S = 0.5
 """Every thread and file of every process is counted each time."""
 
@@ -60,6 +70,7 @@ class Outcome:
       stray: tokens for nobody.
       violations: that the audits found.
       answers: whether the server still does.
+      seen_s: from closed sockets until the metrics showed all blocks free.
     """
 
     cuts: list[Cut] = field(default_factory=list)
@@ -68,6 +79,7 @@ class Outcome:
     stray: StrayTokens = field(default_factory=lambda: StrayTokens(0, [], 0, 0))
     violations: list[str] = field(default_factory=list)
     answers: bool = False
+    seen_s: list[float] = field(default_factory=list)
 
     @property
     def wrongs(self) -> list[str]:
@@ -89,6 +101,36 @@ def wait_until_free(url: str) -> KvBlocks:
         if blocks.is_all_free or time.monotonic() > give_up:
             return blocks
         time.sleep(POLL_S)
+
+
+def times_until_seen(url: str, count: int, seed: int) -> list[float]:
+    """Close streams one after the other; return the seconds until the metrics showed it."""
+    where, rng = urlsplit(url), random.Random(seed)
+    message = {"role": "user", "content": "Tell me a very long story."}
+    more = {"stream": True, "max_tokens": 1000, "ignore_eos": True}
+    body = json.dumps({"messages": [message], **more}).encode()
+    metrics = http.client.HTTPConnection(where.netloc, timeout=CONNECT_DEADLINE_S)
+
+    def wait_for(*, is_all_free: bool) -> None:
+        give_up = time.monotonic() + FREE_DEADLINE_S
+        while time.monotonic() < give_up:
+            metrics.request("GET", "/metrics")
+            if blocks_of(metrics.getresponse().read().decode()).is_all_free is is_all_free:
+                return
+            time.sleep(WATCH_POLL_S)
+
+    times = []
+    for number in range(count):
+        address = (where.hostname or "", where.port or 80)
+        with socket.create_connection(address, CONNECT_DEADLINE_S) as stream:
+            stream.sendall(chat_request(f"watched-{number}", where.netloc, body))
+            wait_for(is_all_free=False)
+            time.sleep(rng.uniform(0, WATCH_APART_S))
+        closed_at = time.monotonic()
+        wait_for(is_all_free=True)
+        times.append(time.monotonic() - closed_at)
+    metrics.close()
+    return times
 
 
 def audit(url: str) -> dict[str, Any]:
@@ -146,6 +188,7 @@ def run(url: str, log: FleetLog, options: argparse.Namespace, console: Console) 
         outcome.stages.append((f"{share:.0%}" if share else "warm", costs))
         outcome.violations += [str(violation) for violation in audit(url)["violations"]]
         console.print(f"{len(outcome.cuts)} cut, the last {len(cuts)} in {elapsed_s:.0f} s")
+    outcome.seen_s = times_until_seen(url, options.watched, options.seed)
     audits = [worker["audit"] for worker in audit(url)["workers"] if worker["audit"]]
     outcome.stray = stray_tokens(log.entries(), audits)
     outcome.answers = still_answers(url)
@@ -160,6 +203,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--seconds", type=float, default=150, help="clients hurry to be done within these (150)"
     )
+    parser.add_argument("--watched", type=int, default=50, help="more, watched in /metrics (50)")
     parser.add_argument("--seed", type=int, default=1, help="of the random moments (1)")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "cancels")
     parser.add_argument("serve", nargs="*", metavar="SERVE-OPTION", help="for `triolet serve`")
@@ -188,6 +232,12 @@ def main(arguments: Sequence[str]) -> int:
             f"tokens that were under way when a client left: p50 {shown[0]}, p99 {shown[1]}, "
             f"max {shown[2]}; rows of a step that returned after its attempt had ended: "
             f"{stray.late_rows} of {stray.cut} cut; belonging to no attempt: {stray.unaccounted}"
+        )
+    if outcome.seen_s:
+        seen = [f"{1000 * percentile(outcome.seen_s, percent):.0f}" for percent in (50, 99, 100)]
+        console.print(
+            f"closed socket to free blocks in /metrics, {len(outcome.seen_s)} streams, ms: "
+            f"p50 {seen[0]}, p99 {seen[1]}, max {seen[2]}"
         )
     console.print(f"KV blocks afterwards: {outcome.blocks}")
     for wrong in outcome.wrongs:

@@ -35,6 +35,11 @@ NUM_STALLED: Final = 200
 NUM_NAMES: Final = 10_000
 NAMES_AT_ONCE: Final = 50
 LARGE_AT_ONCE: Final = 4
+CROWD: Final = 40
+"""Connections that ask without a pause, each as soon as it has its answers."""
+CROWD_S: Final = 4.0
+NUM_PIPELINED: Final = 200
+NUM_MESSAGES: Final = 4096
 
 
 @dataclass(slots=True)
@@ -274,6 +279,98 @@ async def foreign_names(url: str, share: float = 1.0) -> None:
     await _many(NAMES_AT_ONCE, ask)
 
 
+async def _crowd(
+    url: str, share: float, requests: bytes, num_answers: int = 1, *, is_new: bool = False
+) -> None:
+    """Send the same bytes over each of many connections again and again.
+
+    Args:
+      url: of the server.
+      share: of the time that a whole attack takes.
+      requests: one or several.
+      num_answers: that they get.
+      is_new: over a new connection each time.
+    """
+
+    async def ask(_: int) -> None:
+        while True:
+            if is_new:
+                await exchange(url, requests)
+                continue
+            stream = await connect(url)
+            async with stream:
+                await _ask_on(stream, requests, num_answers)
+
+    with trio.move_on_after(CROWD_S * share):
+        await _many(CROWD, ask)
+
+
+async def _ask_on(stream: trio.SocketStream, requests: bytes, num_answers: int) -> None:
+    """Ask on one connection until it is closed. An answer is taken for whole with its head and
+    whatever came with it."""
+    while True:
+        missing = num_answers
+        try:
+            await stream.send_all(requests)
+            while missing > 0:
+                part = await stream.receive_some(1 << 18)
+                if not part:
+                    return
+                missing -= part.count(b"HTTP/1.1 ")
+        except trio.BrokenResourceError:
+            return
+
+
+async def crowd_refused(url: str, share: float = 1.0) -> None:
+    """A38: small requests that are refused at once."""
+    await _crowd(url, share, post(url, _chat(model="none"), close=False))
+
+
+async def crowd_pipelined(url: str, share: float = 1.0) -> None:
+    """A38: many requests in one segment."""
+    get = f"GET /version HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\n\r\n".encode()
+    await _crowd(url, share, get * NUM_PIPELINED, NUM_PIPELINED)
+
+
+async def crowd_connecting(url: str, share: float = 1.0) -> None:
+    """A38: a connection for each small request."""
+    await _crowd(url, share, post(url, _chat(model="none")), is_new=True)
+
+
+async def crowd_messages(url: str, share: float = 1.0) -> None:
+    """A38: chats of very many messages, which are read in a thread, and refused at their end."""
+    messages = [{"role": "user", "content": "a"}] * NUM_MESSAGES
+    await _crowd(url, share, post(url, _chat(messages=messages, model="none"), close=False))
+
+
+async def crowd_inline(url: str, share: float = 1.0) -> None:
+    """A38: the most messages that are read at once."""
+    messages = [{"role": "user", "content": "a"}] * (NUM_MESSAGES // 3)
+    await _crowd(url, share, post(url, _chat(messages=messages, model="none"), close=False))
+
+
+async def crowd_fields(url: str, share: float = 1.0) -> None:
+    """A38: as many header fields as are let in."""
+    fields = "".join(f"x-{number}: y\r\n" for number in range(60))
+    head = f"GET /version HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\n{fields}\r\n"
+    await _crowd(url, share, head.encode())
+
+
+async def crowd_scrapes(url: str, share: float = 1.0) -> None:
+    """A38: the metrics, again and again."""
+    get = f"GET /metrics HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\n\r\n"
+    await _crowd(url, share, get.encode())
+
+
+CROWDS: Final = (
+    crowd_refused,
+    crowd_pipelined,
+    crowd_connecting,
+    crowd_messages,
+    crowd_inline,
+    crowd_fields,
+    crowd_scrapes,
+)
 ATTACKS: Final[tuple[Callable[..., Awaitable[None]], ...]] = (
     slow_heads,
     slow_bodies,
@@ -287,8 +384,9 @@ ATTACKS: Final[tuple[Callable[..., Awaitable[None]], ...]] = (
     large_bodies,
     websocket_floods,
     foreign_names,
+    *CROWDS,
 )
-SCALED: Final = frozenset({stalled_readers, foreign_names})
+SCALED: Final = frozenset({stalled_readers, foreign_names, *CROWDS})
 """Those of which one may ask for a share only."""
 
 

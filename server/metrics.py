@@ -12,7 +12,6 @@ from prometheus_client import (
     CollectorRegistry,
     Counter,
     disable_created_metrics,
-    generate_latest,
 )
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
@@ -27,6 +26,7 @@ from .metrics_overload import OverloadMetrics
 from .metrics_queue import QueueMetrics
 from .metrics_quotas import QuotaMetrics
 from .metrics_tenants import NO_USAGE, REJECTED, TenantMetrics
+from .metrics_text import Exposition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -107,6 +107,9 @@ class Metrics:
     Args:
       model_name: label of the alias names.
       compat: `vllm` for alias names, `none` for own names only.
+
+    Attributes:
+      scrape: returns what `exposition` does; others have their turn while it is written.
     """
 
     def __init__(self, model_name: str, compat: str) -> None:
@@ -133,6 +136,8 @@ class Metrics:
         }
         for cause in LOSSES:
             self._counters["workers_lost"].labels(cause)
+        self._exposition = Exposition(self._registry.collect)
+        self.scrape = self._exposition.take
         self._itl = self._histograms["inter_token_latency_seconds"]
 
     def watch(
@@ -144,22 +149,22 @@ class Metrics:
         """Read these whenever the metrics are."""
         self._registry.register(FleetCollector(status, connections, writes))
         if self._compat == "vllm":
-            aliases = AliasCollector(self._own_families, status, self._model_name)
+            aliases = AliasCollector(self._own_family, status, self._model_name)
             self._registry.register(aliases)
 
     def exposition(self) -> bytes:
         """Return everything in Prometheus's text form."""
-        return generate_latest(self._registry)
+        return self._exposition.whole()
 
     def figures(self) -> dict[str, dict[str, float]]:
         """Return counters by their labels, and histograms' running totals by their upper bounds."""
         return {
             name: {
                 sample.labels.get("le") or ",".join(sample.labels.values()): sample.value
-                for sample in family.samples
+                for sample in self._own_family(name).samples
                 if not sample.name.endswith("_sum") and not sample.name.endswith("_count")
             }
-            for name, family in self._own_families().items()
+            for name in (*self._counters, *self._histograms)
         }
 
     def grammar_checked(self, verdict: str) -> None:
@@ -243,7 +248,8 @@ class Metrics:
         self._counters["workers_refused"].inc()
         log.error("worker refused", worker=worker, reason=reason)
 
-    def _own_families(self) -> dict[str, Metric]:
-        """Return every counter and histogram by its own name, without the prefix."""
-        own: dict[str, Counter | TokenHistogram] = {**self._counters, **self._histograms}
-        return {name: family for name, metric in own.items() for family in metric.collect()}
+    def _own_family(self, name: str) -> Metric:
+        """Return a counter or histogram by its own name, without the prefix."""
+        metric = self._counters.get(name) or self._histograms[name]
+        [family] = metric.collect()
+        return family

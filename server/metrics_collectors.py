@@ -170,19 +170,18 @@ class AliasCollector(Collector):
 
     def __init__(
         self,
-        families: Callable[[], dict[str, Metric]],
+        family: Callable[[str], Metric],
         status: Callable[[], FleetView],
         model_name: str,
     ) -> None:
-        self._families = families
+        self._family = family
         self._status = status
         self._labels = {"model_name": model_name, "engine": "0"}
 
     def collect(self) -> Iterable[Metric]:
         """Yield one family after the other."""
-        families = self._families()
         for alias, name in ALIASES.items():
-            yield self._renamed(alias, families[name])
+            yield self._renamed(alias, self._family(name))
         status = self._status()
         used, total = _decode_blocks(status)
         yield self._gauge("num_requests_waiting", status.queued)

@@ -37,6 +37,7 @@ class TokenHistogram(Collector):
         self._name = name
         self._text = text
         self._bounds = [*map(float, buckets), float("inf")]
+        self._shown = [_shown(bound) for bound in self._bounds]
         self._counts = [0] * len(self._bounds)
         self._sum = 0.0
         registry.register(self)
@@ -50,9 +51,7 @@ class TokenHistogram(Collector):
         """Yield the family."""
         family = HistogramMetricFamily(self._name, self._text)
         totals = accumulate(self._counts)
-        buckets = [
-            (_shown(bound), float(total)) for bound, total in zip(self._bounds, totals, strict=True)
-        ]
+        buckets = list(zip(self._shown, map(float, totals), strict=True))
         family.add_metric((), buckets, self._sum)
         yield family
 

@@ -64,6 +64,10 @@ class LinkConfig:
 
     heartbeat_interval_s: float = 0.5 * SECONDS
     """Both ways. Three fit into `peer_timeout_s`, so one lost or late frame is no death."""
+    load_report_interval_s: float = 20 * MILLISECONDS
+    """A worker whose leases have ended sends its load in the turn after that, but not sooner than
+    this after its last heartbeat. A cancel is promised within 100 ms and takes 40 ms at p99: this
+    leaves time to see it. A thousand ends in one turn are one report."""
     peer_timeout_s: float = 1.5 * SECONDS
     """Silence after which a peer counts as dead."""
     progress_timeout_s: float = 1.5 * SECONDS
@@ -127,6 +131,12 @@ class LinkConfig:
     def __post_init__(self) -> None:
         require(
             self.heartbeat_interval_s > 0, "heartbeat_interval_s", self.heartbeat_interval_s, "> 0"
+        )
+        require(
+            0 < self.load_report_interval_s <= self.heartbeat_interval_s,
+            "load_report_interval_s",
+            self.load_report_interval_s,
+            f"> 0 and <= heartbeat_interval_s ({self.heartbeat_interval_s})",
         )
         require(
             self.peer_timeout_s > 2 * self.heartbeat_interval_s,
@@ -318,6 +328,11 @@ class ServerConfig:
     faults begins to count anew: the death of a worker shall cost a pause, not an answer."""
     max_connections: int = 4096
     """Client connections; the next gets a 503 and is closed. Below the usual fd limit of 8192."""
+    requests_per_turn: int = 2
+    """Requests that begin in one turn of the event loop; the others wait for the next turns. One
+    that is read and refused at once costs up to 5 ms, and a probe of liveness takes ten turns: so
+    it is answered within 100 ms whoever asks. A refused small request costs less processor time
+    than without the bound (1.41 ms for 1.66, 40 connections)."""
     listen_backlog: int = 1024
     """Connections the kernel holds during a burst; hypercorn's default of 100 drops some."""
     max_body_bytes: int = 16 * MIB
@@ -391,6 +406,7 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         require(self.token_window >= 1, "token_window", self.token_window, ">= 1")
+        require(self.requests_per_turn >= 1, "requests_per_turn", self.requests_per_turn, ">= 1")
         require(self.stall_timeout_s > 0, "stall_timeout_s", self.stall_timeout_s, "> 0")
         require(
             0 <= self.drain_timeout_s <= DAY_S,

@@ -109,6 +109,12 @@ class Reception(Generic[A]):
         self._fence = SelfFence(link, now, link.lease_ttl_s)
         self._drain_deadline: float | None = None
         self._farewells: set[bytes] | None = None
+        self._num_reported = 0
+
+    @property
+    def has_news(self) -> bool:
+        """Whether leases have ended, and their blocks gone back, since the last heartbeat."""
+        return self._roster.ended.total() != self._num_reported
 
     @property
     def is_drained(self) -> bool:
@@ -191,6 +197,7 @@ class Reception(Generic[A]):
 
     def beat(self) -> None:
         """Tell every server and operator how things stand."""
+        self._num_reported = self._roster.ended.total()
         for sender, peer in (*self.servers.known(), *self.operators.known()):
             self._outbox.to_server(sender, self._describe(peer))
 

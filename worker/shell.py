@@ -106,6 +106,7 @@ class Shell:
         self._before_step = before_step
         self._layers = layers
         self._work = trio.Event()
+        self._news = trio.Event()
         self._drained = trio.Event()
         self._step_began_at: float | None = None
 
@@ -139,6 +140,8 @@ class Shell:
         self._say(now)  # a first token waits for no KV
         self._flush_kv(now)
         self._say(now)
+        if self._core.reception.has_news:
+            self._news.set()
 
     def _say(self, now: float) -> None:
         # A send that fails ends attempts, whose last words are sends again; each server is
@@ -233,11 +236,16 @@ class Shell:
             is_running = False
 
     async def _beat(self) -> None:
+        """Send heartbeats: at their interval, and in the turn after one in which leases ended."""
+        link = self._config.link
         while True:
+            self._news = trio.Event()
             self._core.wake(trio.current_time())
             self._core.reception.beat()
             self.settle(trio.current_time())
-            await trio.sleep(self._config.link.heartbeat_interval_s)
+            await trio.sleep(link.load_report_interval_s)
+            with trio.move_on_after(link.heartbeat_interval_s - link.load_report_interval_s):
+                await self._news.wait()
 
     async def _sweep(self) -> None:
         while not self._core.reception.is_drained:

@@ -304,8 +304,8 @@ class MetricsPort(Protocol):
         """Requests of clients."""
         ...
 
-    def exposition(self) -> bytes:
-        """Return everything in Prometheus's text form."""
+    async def scrape(self) -> bytes:
+        """Return everything in Prometheus's text form; others have their turn meanwhile."""
         ...
 
     def figures(self) -> Mapping[str, Mapping[str, float]]:

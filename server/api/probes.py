@@ -13,7 +13,8 @@ from triolet.config_routing import LocalPrefill
 from triolet.errors import draining, no_worker
 from triolet.ids import Role
 
-from ..metrics_merge import merge
+from ..metrics_merge import merging
+from ..metrics_text import in_turns
 from .generate import json_response
 
 if TYPE_CHECKING:
@@ -89,20 +90,21 @@ def _is_paired(worker: WorkerView, workers: Sequence[WorkerView]) -> bool:
     )
 
 
-def own_metrics(services: Services) -> Response:
+async def own_metrics(services: Services) -> Response:
     """Everything that this process counted, for Prometheus."""
-    return Response(services.metrics.exposition(), content_type=PROMETHEUS_TEXT)
+    return Response(await services.metrics.scrape(), content_type=PROMETHEUS_TEXT)
 
 
 async def metrics(services: Services) -> Response:
     """Everything counted, by all servers on this port where there are several."""
     siblings = services.siblings
     if siblings is None:
-        return own_metrics(services)
+        return await own_metrics(services)
     others = await siblings.ask(OWN_METRICS)
-    own = services.metrics.exposition().decode()
+    own = (await services.metrics.scrape()).decode()
     texts = {name: None if body is None else body.decode() for name, body in others.items()}
-    return Response(merge({siblings.own_name: own} | texts), content_type=PROMETHEUS_TEXT)
+    merged = await in_turns(merging({siblings.own_name: own} | texts))
+    return Response(merged, content_type=PROMETHEUS_TEXT)
 
 
 def version(services: Services) -> Response:

@@ -18,6 +18,7 @@ from triolet.errors import overloaded
 
 from .cures_tcp import CuredTCPServer, WriteCounts
 from .refusal import refusal_bytes
+from .request_turns import RequestTurns
 
 if TYPE_CHECKING:
     import socket
@@ -75,6 +76,7 @@ class Edge:
         self._bounds = bounds
         self._config = edge_config(bounds)
         self._context = WorkerContext(max_requests=None)
+        self._turns = RequestTurns(bounds.requests_per_turn)
         self._accepting = trio.CancelScope()
         self._stop = trio.Event()
         self._closed = trio.Event()
@@ -125,7 +127,13 @@ class Edge:
         self.connections += 1
         try:
             await CuredTCPServer(
-                self._app, self._config, self._bounds, self._context, stream, self.writes
+                self._app,
+                self._config,
+                self._bounds,
+                self._context,
+                stream,
+                self.writes,
+                self._turns,
             ).run()
         finally:
             self.connections -= 1

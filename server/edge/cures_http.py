@@ -33,6 +33,7 @@ from .cures_inbox import AppInbox
 from .cures_websocket import CuredWSStream
 from .head_guard import HeadGuard
 from .refusal import refusal
+from .request_turns import PROBES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from hypercorn.typing import AppWrapper, ASGISendEvent
 
     from triolet.config import ServerConfig
+
+    from .request_turns import RequestTurns
 
 NO_BODY: Final = frozenset({204, 304})
 MAX_HELD_BYTES: Final = 64 * 1024
@@ -98,6 +101,7 @@ class CuredH11Protocol(H11Protocol):
         addresses: tuple[tuple[str, int] | None, tuple[str, int] | None],
         send: Callable[[Event], Awaitable[None]],
         try_write: Callable[[bytes], bool],
+        turns: RequestTurns,
     ) -> None:
         client, server = addresses
         self.departure = Departure()
@@ -111,6 +115,8 @@ class CuredH11Protocol(H11Protocol):
         )
         self._held = bytearray()
         self._try_write = try_write
+        self._turns = turns
+        self._is_in_turn = False
         self._is_chunked = False
 
     @property
@@ -135,7 +141,7 @@ class CuredH11Protocol(H11Protocol):
             return
         if self.connection.their_state is h11.IDLE:
             held, self._held = bytes(self._held), bytearray()
-            await self._take_head(held + event.data)
+            await self._begin(held + event.data)
         elif self.connection.their_state is h11.SEND_BODY:
             await super().handle(event)
         else:
@@ -193,6 +199,16 @@ class CuredH11Protocol(H11Protocol):
             await self._send_h11_event(h11.EndOfMessage())
         await self.send(Closed())
 
+    async def _begin(self, data: bytes) -> None:
+        """Take the beginning of a request, which waits for its turn unless it is a probe."""
+        if not data.startswith(PROBES):
+            await self._turns.wait()
+        self._is_in_turn = True
+        try:
+            await self._take_head(data)
+        finally:
+            self._is_in_turn = False
+
     async def _take_head(self, data: bytes) -> None:
         try:
             whole = self._guard.feed(data)
@@ -221,6 +237,8 @@ class CuredH11Protocol(H11Protocol):
             elif isinstance(event, h11.Data):
                 await self.stream.handle(Body(stream_id=STREAM_ID, data=event.data))
             elif isinstance(event, h11.EndOfMessage):
+                if not self._is_in_turn:  # the body came later: what is made of it begins now
+                    await self._turns.wait()
                 await self.stream.handle(EndBody(stream_id=STREAM_ID))
             elif isinstance(event, Data):
                 await self.stream.handle(event)

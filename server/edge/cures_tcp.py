@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
     from triolet.config import ServerConfig
 
+    from .request_turns import RequestTurns
+
 log = structlog.get_logger(__name__)
 
 
@@ -83,6 +85,7 @@ class CuredTCPServer(TCPServer):
         context: WorkerContext,
         stream: trio.SocketStream,
         writes: WriteCounts,
+        turns: RequestTurns,
     ) -> None:
         super().__init__(app, config, context, {}, stream)  # type: ignore[arg-type]
         self._bounds = bounds
@@ -90,6 +93,7 @@ class CuredTCPServer(TCPServer):
         self._sends = 0
         self._rest = b""
         self._writes = writes
+        self._turns = turns
         self._has_ended = self._is_closing = False
         self._receiving = trio.CancelScope()
 
@@ -112,6 +116,7 @@ class CuredTCPServer(TCPServer):
                     addresses,
                     self.protocol_send,
                     self.try_write,
+                    self._turns,
                 )
                 await self.idle_task.restart(task_group, self._idle_timeout)
                 await self._read_data()

@@ -271,4 +271,17 @@ MUTANTS: Final = (
            'self._num_dropped, self._rest = 0, b""',
            "ops/test_logs.py::"
            "test_a_line_that_a_socket_took_in_part_is_completed_before_the_next"),
+    Mutant("A38", "server/edge/cures_http.py", "if not data.startswith(PROBES):", "if not data:",
+           "server/edge/test_request_turns.py::"
+           "test_a_probe_of_liveness_is_answered_before_a_crowd"),
+    Mutant("A38", "server/edge/cures_http.py", "if not self._is_in_turn:", "if self is None:",
+           "server/edge/test_request_turns.py::"
+           "test_a_probe_of_liveness_is_answered_before_a_crowd"),
+    Mutant("A38", "server/metrics_text.py", "            if self._num_done < wanted:",
+           "            if wanted:",
+           "server/test_metrics.py::"
+           "test_scrapes_at_once_share_one_text_that_was_begun_after_they_asked"),
+    Mutant("A38", "server/metrics_text.py", "        await trio.lowlevel.checkpoint()\n", "",
+           "server/test_metrics.py::"
+           "test_a_scrape_lets_others_have_their_turn_after_some_samples"),
 )  # fmt: skip

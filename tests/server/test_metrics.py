@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
+import trio
+from prometheus_client import generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from server.generation import Usage
 from server.metrics import MAX_WORDS, Metrics
@@ -10,9 +16,17 @@ from server.quotas.amounts import NANOS
 from server.quotas.spend_watch import SpendWatch
 from server.tenancy import TenancyReport
 from tests.server.support.fakes import FakeFleet
+from tests.server.support.surface import surface
 from transport.frames import Load
 from triolet.service_class import DEFAULT_CLAIM, Claim, ServiceClass
 from triolet.tenants import Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prometheus_client.metrics_core import Metric
+
+    from tests.server.support.surface import Surface
 
 
 @pytest.fixture
@@ -186,3 +200,95 @@ def test_guesses_are_counted_by_worker() -> None:
         'triolet_speculative_accepted_total{worker="decode-0"} 4.0',
     } <= lines(subject)
     assert not any("speculative" in line and "prefill" in line for line in lines(subject))
+
+
+class Families(Collector):
+    """Many families of ten samples, which notes how many samples each step of a task took.
+
+    Attributes:
+      num_collected: how often all of it was collected.
+      most_in_a_step: samples, of any task.
+    """
+
+    def __init__(self) -> None:
+        self.num_collected = 0
+        self.most_in_a_step = 0
+        self._num_in_step = 0
+
+    def collect(self) -> Iterator[Metric]:
+        self.num_collected += 1
+        for number in range(80):
+            family = GaugeMetricFamily(f"many_{number}", "Many", labels=("of",))
+            for value in range(10):
+                family.add_metric((f'\\ \n "{value}',), 10.0**value)
+            self._num_in_step += len(family.samples)
+            yield family
+
+
+class Steps(trio.abc.Instrument):
+    """Ends a step of the families where one of a task ends."""
+
+    def __init__(self, families: Families) -> None:
+        self._families = families
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        families = self._families
+        families.most_in_a_step = max(families.most_in_a_step, families._num_in_step)
+        families._num_in_step = 0
+
+
+def with_many_families(server: Surface) -> Families:
+    """Let a server show many families."""
+    families = Families()
+    assert isinstance(server.services.metrics, Metrics)
+    server.services.metrics._registry.register(families)
+    families.num_collected = families._num_in_step = 0
+    return families
+
+
+async def test_a_scrape_lets_others_have_their_turn_after_some_samples() -> None:
+    async with surface() as server:
+        families = with_many_families(server)
+        steps = Steps(families)
+        trio.lowlevel.add_instrument(steps)
+        answer = await server.request("GET", "/metrics")
+        trio.lowlevel.remove_instrument(steps)
+    assert answer.body.count(b"\nmany_") == 800
+    assert families.num_collected == 1
+    assert 0 < families.most_in_a_step < 100
+
+
+async def test_scrapes_at_once_share_one_text_that_was_begun_after_they_asked() -> None:
+    async with surface() as server:
+        families = with_many_families(server)
+        metrics = server.services.metrics
+        seen = []
+
+        async def scrape() -> None:
+            metrics.http.request("here")
+            seen.append((await metrics.scrape()).decode())
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(40):
+                nursery.start_soon(scrape)
+        # The first two may be begun before others have asked.
+        assert families.num_collected <= 3
+        counts = [text.partition('requests_total{endpoint="here"} ')[2] for text in seen]
+        assert {float(count.split()[0]) for count in counts[-38:]} == {40.0}
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await metrics.scrape()
+        assert b"many_" in await metrics.scrape(), "one that is given up is in nobody's way"
+
+
+def test_the_text_is_the_client_library_s_byte_for_byte(metrics: Metrics) -> None:
+    metrics._registry.register(Families())
+    metrics.first_token(12345678.9)
+    metrics.tenants.ended(Claim('a "quoted"\n\\ name'), "stop", Usage(10**9, 3))
+    for _ in range(2):  # names are remembered from the first time on
+        ours = metrics.exposition().decode().splitlines()
+        theirs = generate_latest(metrics._registry).decode().splitlines()
+        assert len(ours) == len(theirs)
+        different = [one for one, other in zip(ours, theirs, strict=True) if one != other]
+        # The process grows older meanwhile.
+        assert all(line.startswith("process_") for line in different)

@@ -96,6 +96,7 @@ def test_the_diagrams_are_the_tables() -> None:
         ("Leases", f"lives `lease_ttl_s` ({LINK.lease_ttl_s:g} s) longer"),
         ("Leases", f"For {LINK.tombstone_s:g} s a worker remembers"),
         ("Liveness", f"a heartbeat every {LINK.heartbeat_interval_s:g} s"),
+        ("Liveness", f"at most every {1000 * LINK.load_report_interval_s:g} ms"),
         ("Liveness", f"two heartbeats ({QUIET_INTERVALS * LINK.heartbeat_interval_s:g} s)"),
         ("Liveness", f"`peer_timeout_s` ({LINK.peer_timeout_s:g} s)"),
         ("Liveness", f"`hello_timeout_s` ({LINK.hello_timeout_s:g} s)"),

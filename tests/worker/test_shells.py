@@ -10,6 +10,12 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 import decode.worker
+from loadtest.cancel_report import blocks_of
+from server.fleet.fleet import Fleet as Server
+from server.generation import CancelReason
+from server.metrics import Metrics
+from tests.server.fleet.fakes import make_request, server_config
+from tests.server.tiny_text import tiny_text
 from transport.frames import Drain, End, EndReason
 from transport.handshake import goodbye
 from transport.memory_network import MemoryConnection, MemoryNetwork
@@ -83,6 +89,60 @@ async def test_a_cancel_frees_both_workers_within_a_step(autojump_clock: MockClo
         await fleet.client.finish(answer)
         assert trio.current_time() - ended_at <= 0.1
         fleet.check_empty()
+
+
+async def test_a_server_s_metric_shows_the_blocks_of_a_cancelled_request_free_within_100_ms(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_fleet() as fleet:
+        config = server_config(
+            prefill_addresses=(fleet.configs[Role.PREFILL].control_address,),
+            decode_addresses=(fleet.configs[Role.DECODE].control_address,),
+        )
+        server = Server(config, tiny_text(), fleet.network)
+        metrics = Metrics("tiny", "none")
+        metrics.watch(server.status, lambda: 0)
+
+        def leased() -> int:
+            return blocks_of(metrics.exposition().decode()).leased
+
+        async with trio.open_nursery() as nursery:
+            await nursery.start(server.run)
+            await server.wait_ready()
+            for moment in range(20):
+                stream = server.submit(make_request(moment, prompt="x" * 40, max_tokens=200))
+                # The cancels fall on moments all over the time between two heartbeats.
+                await trio.sleep(0.55 + 0.027 * moment)
+                assert leased(), "heartbeats have shown the stream"
+                stream.cancel(CancelReason.CLIENT_GONE)
+                await trio.sleep(0.1)
+                assert not leased()
+            nursery.cancel_scope.cancel()
+
+
+async def test_ends_at_once_share_a_load_report_and_reports_keep_their_distance(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_fleet() as fleet:
+        link = fleet.client.links[Role.DECODE]
+        answers = [await fleet.client.start(PROMPT[:4], params(500)) for _ in range(4)]
+        await fleet.client.wait_until(lambda: all(answer.tokens for answer in answers))
+        await fleet.client.wait_until(lambda: link.beats[-1].load.running == 4)
+        await trio.sleep(2 * LINK.load_report_interval_s)
+        before = len(link.beats)
+        for answer in answers:
+            fleet.client.send(Role.DECODE, End(*answer.key, EndReason.CANCEL))
+        await trio.sleep(2 * LINK.load_report_interval_s)
+        reports = [beat.load.leased_blocks for beat in link.beats[before:]]
+        assert len(reports) <= 2, "at once, and after the step that some were in"
+        assert reports[-1:] == [0]
+        before, began_at = len(link.beats), trio.current_time()
+        while trio.current_time() < began_at + 1.0:
+            await fleet.client.finish(await fleet.client.start(PROMPT[:4], params(1)))
+        most = (trio.current_time() - began_at) / LINK.load_report_interval_s + 1
+        assert len(link.beats) - before <= most
+        await trio.sleep(2 * LINK.load_report_interval_s)
+        assert link.beats[-1].load.leased_blocks == 0
 
 
 async def test_heartbeats_tell_load_and_progress(autojump_clock: MockClock) -> None:

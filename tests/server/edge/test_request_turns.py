@@ -1,0 +1,122 @@
+"""Requests begin a few in each turn of the event loop, in order; probes of liveness do not wait."""
+
+from __future__ import annotations
+
+import json
+import socket
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from server.metrics import Metrics
+from tests.server.support.surface import PATIENCE_S, request_bytes, surface
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.server.support.surface import Surface
+
+CROWD = 60
+MOST_IN_A_TURN = 10
+"""Two are let in by one turn, and what they need of later turns varies by a few: those of several
+turns may be refused in one."""
+REFUSED = request_bytes(
+    "POST",
+    "/v1/chat/completions",
+    body=json.dumps({"messages": [{"role": "user", "content": "hi"}], "model": "none"}).encode(),
+)
+LIVE = request_bytes("GET", "/health/live")
+
+
+class Turns(trio.abc.Instrument):
+    """Notes at the end of each turn what was answered so far.
+
+    Attributes:
+      seen: (refused requests, live probes) by turn.
+    """
+
+    def __init__(self, server: Surface) -> None:
+        assert isinstance(server.services.metrics, Metrics)
+        self._http = server.services.metrics.http
+        self.seen = [self.counts]
+
+    @property
+    def counts(self) -> tuple[float, float]:
+        """Refused requests and live probes."""
+        refused = sum(s.value for f in self._http._errors.collect() for s in f.samples)
+        requests = [s for f in self._http._requests.collect() for s in f.samples]
+        lives = sum(s.value for s in requests if s.labels["endpoint"] == "GET /health/live")
+        return refused, lives
+
+    @property
+    def most(self) -> float:
+        """Most refused requests in one turn."""
+        pairs = zip(self.seen, self.seen[1:], strict=False)
+        return max(after[0] - before[0] for before, after in pairs)
+
+    def before_io_wait(self, timeout: float) -> None:
+        self.seen.append(self.counts)
+
+
+async def crowd_of(server: Surface, number: int, stack: ExitStack) -> list[socket.socket]:
+    """Open connections whose bytes can be sent without letting the event loop run."""
+    address = ("127.0.0.1", server.port)
+    crowd = [stack.enter_context(socket.create_connection(address)) for _ in range(number)]
+    await until(lambda: server.edge.connections == number)
+    return crowd
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with trio.fail_after(PATIENCE_S):
+        while not condition():
+            await trio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("is_body_late", [False, True])
+async def test_a_probe_of_liveness_is_answered_before_a_crowd(is_body_late: bool) -> None:
+    async with surface() as server:
+        with ExitStack() as stack:
+            *crowd, prober = await crowd_of(server, CROWD + 1, stack)
+            rest = REFUSED
+            if is_body_late:
+                for one in crowd:
+                    one.sendall(REFUSED[:-1])
+                for _ in range(10 * CROWD):  # turns, so that all is read
+                    await trio.lowlevel.checkpoint()
+                rest = REFUSED[-1:]
+            turns = Turns(server)
+            trio.lowlevel.add_instrument(turns)
+            for one in crowd:
+                one.sendall(rest)
+            prober.sendall(LIVE)
+            await until(lambda: turns.counts == (CROWD, 1))
+            trio.lowlevel.remove_instrument(turns)
+    refused_before_live = next(refused for refused, lives in turns.seen if lives)
+    assert refused_before_live < CROWD / 2
+    assert turns.most <= MOST_IN_A_TURN
+
+
+async def test_requests_that_come_behind_others_have_turns_of_their_own() -> None:
+    async with surface() as server:
+        with ExitStack() as stack:
+            crowd = await crowd_of(server, CROWD, stack)
+            turns = Turns(server)
+            trio.lowlevel.add_instrument(turns)
+            for one in crowd:
+                one.sendall(2 * REFUSED)
+            await until(lambda: turns.counts == (2 * CROWD, 0))
+            trio.lowlevel.remove_instrument(turns)
+    assert turns.most <= MOST_IN_A_TURN
+
+
+async def test_a_client_that_leaves_while_its_request_waits_is_in_nobody_s_way() -> None:
+    async with surface() as server:
+        with ExitStack() as stack:
+            crowd = await crowd_of(server, CROWD, stack)
+            for one in crowd:
+                one.sendall(REFUSED)
+                one.close()
+            await server.all_connections_closed()
+        assert (await server.request("GET", "/version")).status == 200
