@@ -72,6 +72,7 @@ class Row:
       allowed: positions below this may be sent.
       position: the next one.
       is_running: its prefill is done.
+      origin: whose prompt it shares, as further choices of one request do.
     """
 
     key: AttemptKey
@@ -81,6 +82,7 @@ class Row:
     allowed: int
     position: int = 0
     is_running: bool = False
+    origin: AttemptKey | None = None
 
 
 @dataclass(slots=True)
@@ -190,8 +192,12 @@ class FakeWorker:
         words = random.Random(frame.sampling.seed).sample(self._vocabulary, 64)
         row = Row(frame.key, sender, frame.sampling.seed, words, frame.allowed)
         self.rows[frame.key] = row
-        self._send(sender, Grant(*frame.key, self._me.epoch))
-        if self._servers[sender]:
+        self._send(sender, Grant(*frame.key, self._me.epoch, is_local=frame.fork_of is not None))
+        if frame.fork_of is not None:
+            row.origin = frame.fork_of.key
+            origin = self.rows.get(row.origin)
+            row.is_running = origin is None or origin.is_running
+        elif self._servers[sender]:
             row.is_running = True
             self._send(sender, Tokens(self._steps, (self._next(row),)))
 
@@ -204,7 +210,9 @@ class FakeWorker:
         self._send(sender, FirstToken(*frame.key, first, 0, 0.0, 0.0))
         self._send(sender, Ended(*frame.key, EndReason.HANDED_OVER, 1, 0))
         decode._send(sender, Tokens(decode._steps, (first,)))
-        row.is_running = True
+        for other in decode.rows.values():
+            if other is row or other.origin == row.key:
+                other.is_running = True
 
     def _heartbeat(self) -> WorkerHeartbeat:
         self._steps += 1
