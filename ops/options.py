@@ -102,6 +102,18 @@ RemoteClientsOption: TypeAlias = Annotated[
     bool, _http("--allow-remote-clients", help="Listen beyond this machine without tenants.")
 ]
 MaxConnectionsOption: TypeAlias = Annotated[int, _http(min=1, help="Client connections.")]
+MaxPerAddressOption: TypeAlias = Annotated[
+    int | None,
+    _http(min=1, help="Connections of one client address.", show_default="half of all"),
+]
+TrustedProxiesOption: TypeAlias = Annotated[
+    str,
+    _http(
+        metavar="CIDR[,CIDR]",
+        help="Networks of proxies that may name the client that they ask for.",
+        show_default="none",
+    ),
+]
 PinOption: TypeAlias = Annotated[
     Pinning, _fleet(help="auto: give decode workers cores of their own, if one is left (Linux).")
 ]
@@ -342,6 +354,8 @@ def server_options(
         int, _http(min=0, help="Requests that wait.")
     ] = _SERVER.max_queued_requests,
     max_connections: MaxConnectionsOption = _SERVER.max_connections,
+    max_connections_per_address: MaxPerAddressOption = None,
+    trusted_proxies: TrustedProxiesOption = "",
     local_prefill: LocalPrefillOption = _SERVER.routing.local_prefill,
     max_local_tokens: Annotated[
         int,
@@ -370,6 +384,8 @@ def server_options(
         drain_timeout_s=drain_timeout,
         max_queued_requests=max_queued_requests,
         max_connections=max_connections,
+        max_connections_per_address=max_connections_per_address,
+        trusted_proxies=tuple(network for network in trusted_proxies.split(",") if network),
         metrics_compat=metrics_compat,
         batches=BatchConfig(
             None if batch_dir is None else str(batch_dir.absolute()), concurrency=batch_concurrency
