@@ -102,6 +102,12 @@ RemoteClientsOption: TypeAlias = Annotated[
     bool, _http("--allow-remote-clients", help="Listen beyond this machine without tenants.")
 ]
 MaxConnectionsOption: TypeAlias = Annotated[int, _http(min=1, help="Client connections.")]
+MetricsCompatOption: TypeAlias = Annotated[
+    str, _http(help="Second names of metrics: vllm or none.")
+]
+ModelNameOption: TypeAlias = Annotated[
+    str, _http(help="What clients call the model.", show_default="the directory's name")
+]
 MaxPerAddressOption: TypeAlias = Annotated[
     int | None,
     _http(min=1, help="Connections of one client address.", show_default="half of all"),
@@ -338,9 +344,7 @@ def server_options(
     limits: LimitsOption = MEMORY,
     limits_timeout: LimitsTimeoutOption = _SERVER.tenants.quotas.call_timeout_s,
     spend_file: SpendFileOption = None,
-    model_name: Annotated[
-        str, _http(help="What clients call the model.", show_default="the directory's name")
-    ] = "",
+    model_name: ModelNameOption = "",
     token_window: Annotated[
         int, _http(help="Tokens a stream may run ahead.")
     ] = _SERVER.token_window,
@@ -365,9 +369,7 @@ def server_options(
     batch_concurrency: BatchConcurrencyOption = _SERVER.batches.concurrency,
     response_cache: ResponseCacheOption = "0",
     response_cache_ttl: ResponseCacheTtlOption = _SERVER.response_cache.ttl_s,
-    metrics_compat: Annotated[
-        str, _http(help="Second names of metrics: vllm or none.")
-    ] = _SERVER.metrics_compat,
+    metrics_compat: MetricsCompatOption = _SERVER.metrics_compat,
 ) -> ServerConfig:
     """Return the front's settings; its model and workers are filled in by the command."""
     return ServerConfig(

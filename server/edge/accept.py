@@ -22,6 +22,8 @@ from .cures_tcp import Arrival, CuredTCPServer, WriteCounts
 from .refusal import REFUSALS, refusal_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from hypercorn.typing import ASGIFramework, ResponseSummary, WWWScope
 
     from triolet.config import ServerConfig
@@ -86,6 +88,13 @@ class Edge:
     def connections(self) -> int:
         """Open at present."""
         return len(self.places)
+
+    @property
+    def counters(
+        self,
+    ) -> tuple[Callable[[], int], Callable[[], Mapping[str, int]], Callable[[], Mapping[str, int]]]:
+        """How to read the open connections, the writes by their way, and who was turned away."""
+        return lambda: self.connections, lambda: self.writes.by_way, lambda: self.places.turned_away
 
     def stop_accepting(self) -> None:
         """Leave new connections to whoever else listens on the socket; go on serving the others."""

@@ -154,7 +154,8 @@ class ConnectionTable:
     def _make_room(self, address: str | None, *, has_place: bool) -> Refused | None:
         """Cut an idle connection if one has to go; return why none can."""
         own = None if address is None else self._by_address.get(address)
-        if own is not None and own.count >= self._max_per_address:
+        is_bounded = self._max_per_address < self._max_connections
+        if is_bounded and own is not None and own.count >= self._max_per_address:
             return self._evict(own.idle, Refused.ADDRESS)
         if not has_place and len(self._places) >= self._max_connections:
             return self._evict(self._idle, Refused.SERVER)
