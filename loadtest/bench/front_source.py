@@ -91,11 +91,20 @@ class Times:
 
     of_stream: dict[int, array[float]] = field(default_factory=dict)
 
-    def note(self, seed: int, position: int) -> None:
-        """Take the time of a position, unless it is known."""
-        times = self.of_stream.setdefault(seed, array("d"))
-        if position == len(times):
-            times.append(time.monotonic())
+    _written: list[tuple[int, int]] = field(default_factory=list)
+
+    def wrote(self, seed: int, position: int) -> None:
+        """Take note that a position is in the frame that is sent next."""
+        self._written.append((seed, position))
+
+    def sending(self) -> None:
+        """Take the time of what is in the frame, unless it is known."""
+        now = time.monotonic()
+        for seed, position in self._written:
+            times = self.of_stream.setdefault(seed, array("d"))
+            if position == len(times):
+                times.append(now)
+        self._written.clear()
 
 
 class FakeWorker:
@@ -164,7 +173,7 @@ class FakeWorker:
 
     def _next(self, row: Row) -> TokenRow:
         position, row.position = row.position, row.position + 1
-        self._times.note(row.seed, position)
+        self._times.wrote(row.seed, position)
         return TokenRow(*row.key, position, row.words[position % len(row.words)])
 
     def _take(self, sender: bytes, frame: AnyFrame) -> None:
@@ -220,6 +229,7 @@ class FakeWorker:
         return WorkerHeartbeat(self._me.epoch, self._steps, False, False, load, PLENTY, PLENTY)
 
     def _send(self, server: bytes, frame: AnyFrame) -> None:
+        self._times.sending()
         try:
             self._listener.send_nowait(server, frame)
         except (PeerGone, PeerBusy):
