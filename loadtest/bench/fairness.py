@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import math
+import itertools
 import multiprocessing
 import os
 import random
@@ -27,12 +27,13 @@ import selectors
 import socket
 import struct
 import time
+from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import httpx2
 import trio
@@ -76,7 +77,9 @@ UNCOUNTED: Final = 5
 OPENING_PAUSE_S: Final = 0.005
 CROWD: Final = 4096
 """Connections of one address: as many as a server has."""
-REOPEN_S: Final = 0.1
+CROWD_PER_S: Final = 1000
+"""New connections: so it has them all within some four seconds, and goes on."""
+CROWD_BURST: Final = 10
 CHATS: Final = 300
 SO_TIMESTAMPNS: Final = 35
 """Linux: with each read the moment at which the kernel had the bytes. Python has no name for it."""
@@ -242,27 +245,21 @@ def read_streams(port: int, has_begun: Event) -> None:
         selector.register(raw, selectors.EVENT_READ, raw)
         read_until(time.monotonic() + OPENING_PAUSE_S)
     has_begun.set()
-    read_until(math.inf)
+    while True:
+        read_until(time.monotonic() + TIMEOUT_S)
 
 
 def hold_connections(port: int, has_begun: Event) -> None:
-    """Take as many connections as there are, say nothing, and take those anew that are closed."""
+    """Take connections at a steady pace, say nothing, and take those anew that are closed."""
     allow_files()
-    held: list[socket.socket] = []
-    selector = selectors.DefaultSelector()
-    while True:
-        if len(held) < CROWD:
-            raw = socket.create_connection(("127.0.0.1", port), TIMEOUT_S)
-            held.append(raw)
-            selector.register(raw, selectors.EVENT_READ)
-            continue
-        has_begun.set()
-        for ready, _ in selector.select(REOPEN_S):
-            raw = cast("socket.socket", ready.fileobj)
-            selector.unregister(raw)
-            raw.close()
-            held.remove(raw)
-        time.sleep(REOPEN_S)
+    held = deque[socket.socket]()
+    for number in itertools.count():
+        if len(held) == CROWD:
+            held.popleft().close()  # which the server has closed, or would next
+            has_begun.set()
+        held.append(socket.create_connection(("127.0.0.1", port), TIMEOUT_S))
+        if not number % CROWD_BURST:
+            time.sleep(CROWD_BURST / CROWD_PER_S)
 
 
 def allow_files() -> None:
