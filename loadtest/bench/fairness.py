@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import itertools
 import multiprocessing
 import os
 import random
@@ -78,8 +77,9 @@ OPENING_PAUSE_S: Final = 0.005
 CROWD: Final = 4096
 """Connections of one address: as many as a server has."""
 CROWD_PER_S: Final = 1000
-"""New connections: so it has them all within some four seconds, and goes on."""
-CROWD_BURST: Final = 10
+"""New connections until it has them all, some four seconds later."""
+REOPENED_PER_S: Final = 50
+"""From then on."""
 CHATS: Final = 300
 SO_TIMESTAMPNS: Final = 35
 """Linux: with each read the moment at which the kernel had the bytes. Python has no name for it."""
@@ -250,16 +250,15 @@ def read_streams(port: int, has_begun: Event) -> None:
 
 
 def hold_connections(port: int, has_begun: Event) -> None:
-    """Take connections at a steady pace, say nothing, and take those anew that are closed."""
+    """Take as many connections as there are, say nothing, and take those anew that are closed."""
     allow_files()
     held = deque[socket.socket]()
-    for number in itertools.count():
+    while True:
         if len(held) == CROWD:
             held.popleft().close()  # which the server has closed, or would next
             has_begun.set()
         held.append(socket.create_connection(("127.0.0.1", port), TIMEOUT_S))
-        if not number % CROWD_BURST:
-            time.sleep(CROWD_BURST / CROWD_PER_S)
+        time.sleep(1 / (REOPENED_PER_S if has_begun.is_set() else CROWD_PER_S))
 
 
 def allow_files() -> None:

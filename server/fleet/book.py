@@ -113,6 +113,11 @@ class RequestBook:
         sequence = self._sequences.get(row.request_id)
         return "" if sequence is None else sequence.request.claim.tenant
 
+    def origin_of(self, row: TokenRow) -> bytes:
+        """Return the first of the choices that a token's sequence is one of."""
+        sequence = self._sequences.get(row.request_id)
+        return row.request_id if sequence is None else sequence.request.origin_id or row.request_id
+
     def receive(self) -> None:
         """Count a request that arrived."""
         self.accounting.received += 1

@@ -31,9 +31,9 @@ STREAMS_PER_CHECKPOINT: Final = 128
 """Streams that are handed their tokens before others may run: two or three milliseconds."""
 
 
-ROWS_PER_TURN: Final = 16
-"""Tokens that are taken before others may run, where several tenants have streams: a third of a
-millisecond with the writes that follow. Half as many cost a tenth more of the process's time."""
+ROWS_PER_TURN: Final = 64
+"""Tokens that are taken before others may run, where several tenants have streams: about a
+millisecond with the writes that follow. With 16 the turns themselves cost more than the tokens."""
 
 
 class RowLine:
@@ -130,8 +130,10 @@ class Intake:
         return small
 
     async def _take_by_turns(self, worker: Worker, rows: Sequence[TokenRow]) -> None:
-        for row in rows:
-            self._line.add(self._conductor.book.tenant_of(row), worker, row)
+        # Choices of one request side by side, so that one write carries what they have.
+        book = self._conductor.book
+        for row in sorted(rows, key=book.origin_of):
+            self._line.add(book.tenant_of(row), worker, row)
         self._has_rows.set()
         while self._line.has(worker):
             await self._turn_over.park()

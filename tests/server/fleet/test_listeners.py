@@ -76,7 +76,7 @@ async def test_who_stops_listening_is_called_no_more_and_may_wait_again(
         assert token_ids + rest == completion_ids(0, 40)
 
 
-ROWS_OF_A_TURN = 16
+ROWS_OF_A_TURN = 64
 
 
 async def test_a_neighbours_token_waits_for_one_turn_and_not_for_a_crowds_frame(
@@ -84,13 +84,13 @@ async def test_a_neighbours_token_waits_for_one_turn_and_not_for_a_crowds_frame(
 ) -> None:
     crowd, neighbour = Claim(tenant="crowd"), Claim(tenant="neighbour")
     async with running() as cluster:
-        cluster.decode.row_credit = 100
+        cluster.decode.row_credit = 400
         await trio.sleep(1.0)
         streams = [
             cluster.fleet.submit(make_request(number, max_tokens=40, claim=crowd))
-            for number in range(1, 61)
+            for number in range(1, 201)
         ]
-        late = cluster.fleet.submit(make_request(61, max_tokens=40, claim=neighbour))
+        late = cluster.fleet.submit(make_request(201, max_tokens=40, claim=neighbour))
         held: list[int] = []
         handed = 0
         over = trio.Event()
@@ -112,4 +112,4 @@ async def test_a_neighbours_token_waits_for_one_turn_and_not_for_a_crowds_frame(
         assert len(held) > 20
         assert max(held) <= ROWS_OF_A_TURN
         await trio.sleep(1.0)
-        assert handed == 60 * 40
+        assert handed == 200 * 40
