@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
+from server.fleet import handout
 from server.generation import Delta, Failed, Finished
 from triolet.errors import LocalProtocolError
 from triolet.service_class import Claim
@@ -76,21 +77,23 @@ async def test_who_stops_listening_is_called_no_more_and_may_wait_again(
         assert token_ids + rest == completion_ids(0, 40)
 
 
-ROWS_OF_A_TURN = 64
+ROWS_OF_A_TURN = 16
+"""Fewer than in production: a fake worker has few rows."""
 
 
 async def test_a_neighbours_token_waits_for_one_turn_and_not_for_a_crowds_frame(
-    autojump_clock: MockClock,
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(handout, "ROWS_PER_TURN", ROWS_OF_A_TURN, raising=False)
     crowd, neighbour = Claim(tenant="crowd"), Claim(tenant="neighbour")
     async with running() as cluster:
-        cluster.decode.row_credit = 400
+        cluster.decode.row_credit = 100
         await trio.sleep(1.0)
         streams = [
             cluster.fleet.submit(make_request(number, max_tokens=40, claim=crowd))
-            for number in range(1, 201)
+            for number in range(1, 61)
         ]
-        late = cluster.fleet.submit(make_request(201, max_tokens=40, claim=neighbour))
+        late = cluster.fleet.submit(make_request(61, max_tokens=40, claim=neighbour))
         held: list[int] = []
         handed = 0
         over = trio.Event()
@@ -112,4 +115,4 @@ async def test_a_neighbours_token_waits_for_one_turn_and_not_for_a_crowds_frame(
         assert len(held) > 20
         assert max(held) <= ROWS_OF_A_TURN
         await trio.sleep(1.0)
-        assert handed == 200 * 40
+        assert handed == 60 * 40
