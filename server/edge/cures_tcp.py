@@ -275,7 +275,7 @@ class CuredTCPServer(TCPServer):
         if self._is_closing:
             await self._hear_goodbye()
 
-    async def _open(self, data: bytes) -> bytes:
+    async def _open(self, data: bytes | bytearray) -> bytes:
         """Take the first bytes of a trusted proxy's connection; return those of the request."""
         assert self._preamble is not None, "asked for only then"
         try:
