@@ -43,17 +43,20 @@ class RowLine:
         self._waiting: dict[str, deque[tuple[Worker, TokenRow]]] = {}  # whose turn is first
         self._num_of_worker: dict[Worker, int] = {}
 
-    def add(self, tenant: str, worker: Worker, row: TokenRow) -> None:
-        """Put a row behind the others of its tenant."""
-        self._waiting.setdefault(tenant, deque()).append((worker, row))
-        self._num_of_worker[worker] = self._num_of_worker.get(worker, 0) + 1
+    def add(self, tenant: str, worker: Worker, rows: Sequence[TokenRow]) -> None:
+        """Put rows behind the others of their tenant."""
+        self._waiting.setdefault(tenant, deque()).extend((worker, row) for row in rows)
+        self._num_of_worker[worker] = self._num_of_worker.get(worker, 0) + len(rows)
 
     def has(self, worker: Worker) -> bool:
         """Whether a row of a worker waits."""
         return worker in self._num_of_worker
 
     def next_turn(self) -> dict[Worker, list[TokenRow]]:
-        """Take out the rows of one turn, of each tenant one after the other."""
+        """Take out the rows of one turn, of each tenant one after the other.
+
+        A turn ends as soon as a tenant has no more rows: what it has is handed out at once.
+        """
         turn: dict[Worker, list[TokenRow]] = {}
         for _ in range(ROWS_PER_TURN):
             if not self._waiting:
@@ -67,6 +70,8 @@ class RowLine:
             if not self._num_of_worker[worker]:
                 del self._num_of_worker[worker]
             turn.setdefault(worker, []).append(row)
+            if not of_tenant:
+                break
         return turn
 
 
@@ -113,9 +118,7 @@ class Intake:
         while True:
             await self._has_rows.wait()
             self._has_rows = trio.Event()
-            while turn := self._line.next_turn():
-                self._take_now([(worker, Tokens(0, tuple(rows))) for worker, rows in turn.items()])
-                self._turn_over.unpark_all()
+            while self._give_turn():
                 await trio.lowlevel.checkpoint()
 
     def _without_turns(self, frames: deque[AnyFrame]) -> list[AnyFrame]:
@@ -130,13 +133,26 @@ class Intake:
         return small
 
     async def _take_by_turns(self, worker: Worker, rows: Sequence[TokenRow]) -> None:
-        # Choices of one request side by side, so that one write carries what they have.
         book = self._conductor.book
-        for row in sorted(rows, key=book.origin_of):
-            self._line.add(book.tenant_of(row), worker, row)
+        by_tenant: dict[str, list[TokenRow]] = {}
+        for row in rows:
+            by_tenant.setdefault(book.tenant_of(row), []).append(row)
+        for tenant, own in by_tenant.items():
+            # Choices of one request side by side, so that one write carries what they have.
+            own.sort(key=book.origin_of)
+            self._line.add(tenant, worker, own)
+        self._give_turn()
         self._has_rows.set()
         while self._line.has(worker):
             await self._turn_over.park()
+
+    def _give_turn(self) -> bool:
+        """Take the rows of one turn; return whether there were any."""
+        turn = self._line.next_turn()
+        if turn:
+            self._take_now([(worker, Tokens(0, tuple(rows))) for worker, rows in turn.items()])
+            self._turn_over.unpark_all()
+        return bool(turn)
 
     def _take_now(self, frames: Iterable[tuple[Worker, AnyFrame]]) -> None:
         now = trio.current_time()
