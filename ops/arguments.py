@@ -97,6 +97,11 @@ def server_arguments(config: ServerConfig) -> list[str]:
         *("--local-prefill", config.routing.local_prefill.value),
         *("--max-local-tokens", str(config.routing.max_local_tokens)),
     ]
+    if config.max_connections_per_address is not None:
+        per_address = str(config.max_connections_per_address)
+        arguments += ["--max-connections-per-address", per_address]
+    if config.trusted_proxies:
+        arguments += ["--trusted-proxies", ",".join(config.trusted_proxies)]
     arguments += ["--batch-concurrency", str(config.batches.concurrency)]
     arguments += ["--response-cache", str(config.response_cache.max_bytes)]
     arguments += ["--response-cache-ttl", str(config.response_cache.ttl_s)]

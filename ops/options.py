@@ -102,6 +102,24 @@ RemoteClientsOption: TypeAlias = Annotated[
     bool, _http("--allow-remote-clients", help="Listen beyond this machine without tenants.")
 ]
 MaxConnectionsOption: TypeAlias = Annotated[int, _http(min=1, help="Client connections.")]
+MetricsCompatOption: TypeAlias = Annotated[
+    str, _http(help="Second names of metrics: vllm or none.")
+]
+ModelNameOption: TypeAlias = Annotated[
+    str, _http(help="What clients call the model.", show_default="the directory's name")
+]
+MaxPerAddressOption: TypeAlias = Annotated[
+    int | None,
+    _http(min=1, help="Connections of one client address.", show_default="half of all"),
+]
+TrustedProxiesOption: TypeAlias = Annotated[
+    str,
+    _http(
+        metavar="CIDR[,CIDR]",
+        help="Networks of proxies that may name the client that they ask for.",
+        show_default="none",
+    ),
+]
 PinOption: TypeAlias = Annotated[
     Pinning, _fleet(help="auto: give decode workers cores of their own, if one is left (Linux).")
 ]
@@ -332,9 +350,7 @@ def server_options(
     limits: LimitsOption = MEMORY,
     limits_timeout: LimitsTimeoutOption = _SERVER.tenants.quotas.call_timeout_s,
     spend_file: SpendFileOption = None,
-    model_name: Annotated[
-        str, _http(help="What clients call the model.", show_default="the directory's name")
-    ] = "",
+    model_name: ModelNameOption = "",
     token_window: Annotated[
         int, _http(help="Tokens a stream may run ahead.")
     ] = _SERVER.token_window,
@@ -348,6 +364,8 @@ def server_options(
         int, _http(min=0, help="Requests that wait.")
     ] = _SERVER.max_queued_requests,
     max_connections: MaxConnectionsOption = _SERVER.max_connections,
+    max_connections_per_address: MaxPerAddressOption = None,
+    trusted_proxies: TrustedProxiesOption = "",
     local_prefill: LocalPrefillOption = _SERVER.routing.local_prefill,
     max_local_tokens: Annotated[
         int,
@@ -357,9 +375,7 @@ def server_options(
     batch_concurrency: BatchConcurrencyOption = _SERVER.batches.concurrency,
     response_cache: ResponseCacheOption = "0",
     response_cache_ttl: ResponseCacheTtlOption = _SERVER.response_cache.ttl_s,
-    metrics_compat: Annotated[
-        str, _http(help="Second names of metrics: vllm or none.")
-    ] = _SERVER.metrics_compat,
+    metrics_compat: MetricsCompatOption = _SERVER.metrics_compat,
 ) -> ServerConfig:
     """Return the front's settings; its model and workers are filled in by the command."""
     return ServerConfig(
@@ -376,6 +392,8 @@ def server_options(
         drain_timeout_s=drain_timeout,
         max_queued_requests=max_queued_requests,
         max_connections=max_connections,
+        max_connections_per_address=max_connections_per_address,
+        trusted_proxies=tuple(network for network in trusted_proxies.split(",") if network),
         metrics_compat=metrics_compat,
         batches=BatchConfig(
             None if batch_dir is None else str(batch_dir.absolute()), concurrency=batch_concurrency

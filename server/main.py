@@ -126,7 +126,7 @@ async def serve(
                 quotas=quotas,
             )
             edge = Edge(app := build_app(services), config)
-            metrics.watch(fleet.status, lambda: edge.connections, lambda: edge.writes.by_way)
+            metrics.watch(fleet.status, *edge.counters)
             async with trio.open_nursery() as nursery:
                 for part in (quotas.store, fleet, services.kept, grammars):
                     await nursery.start(part.run)

@@ -145,9 +145,10 @@ class Metrics:
         status: Callable[[], FleetView],
         connections: Callable[[], int],
         writes: Callable[[], Mapping[str, int]] = dict,
+        turned_away: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         """Read these whenever the metrics are."""
-        self._registry.register(FleetCollector(status, connections, writes))
+        self._registry.register(FleetCollector(status, connections, writes, turned_away))
         if self._compat == "vllm":
             aliases = AliasCollector(self._own_family, status, self._model_name)
             self._registry.register(aliases)

@@ -49,7 +49,9 @@ class FleetCollector(Collector):
         status: Callable[[], FleetView],
         connections: Callable[[], int],
         writes: Callable[[], Mapping[str, int]],
+        turned_away: Callable[[], Mapping[str, int]],
     ) -> None:
+        self._turned_away = turned_away
         self._status = status
         self._connections = connections
         self._writes = writes
@@ -61,6 +63,14 @@ class FleetCollector(Collector):
         yield from queue_families(status)
         yield _gauge("triolet_requests_running", "Requests that workers serve", status.running)
         yield _gauge("triolet_connections", "Open client connections", self._connections())
+        turned_away = CounterMetricFamily(
+            "triolet_connections_turned_away",
+            "Connections refused (by whose bound), and idle ones closed for others (evicted)",
+            labels=("why",),
+        )
+        for why, count in self._turned_away().items():
+            turned_away.add_metric((why,), count)
+        yield turned_away
         writes = CounterMetricFamily(
             "triolet_client_writes", "Writes to clients by their way", labels=("way",)
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from ipaddress import ip_network
 from typing import Final
 
 from .config_batches import BatchConfig
@@ -287,6 +288,16 @@ class WorkerConfig:
     """After SIGTERM running sequences may finish for this long; the server's own bound."""
 
 
+def _require_network(network: str) -> None:
+    try:
+        ip_network(network)
+    except ValueError as error:
+        allowed = "networks such as 10.0.0.0/8 or fd00::/8, separated by commas"
+        raise ConfigError(
+            f"trusted_proxies holds {network!r}: {error}; allowed: {allowed}"
+        ) from None
+
+
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     """The front process."""
@@ -327,7 +338,15 @@ class ServerConfig:
     """One try and two retries that get a request nowhere. Whoever gets 16 tokens on between two
     faults begins to count anew: the death of a worker shall cost a pause, not an answer."""
     max_connections: int = 4096
-    """Client connections; the next gets a 503 and is closed. Below the usual fd limit of 8192."""
+    """Client connections; where all are busy the next gets a 503 and is closed. Below the usual fd
+    limit of 8192."""
+    max_connections_per_address: int | None = None
+    """Of one client address, of IPv6 one /64; None for half of `max_connections`. So no address
+    holds all places, and a load test from one machine has two thousand. Beyond it an address's own
+    idle connections give way. Peers in `trusted_proxies` are counted in the total only."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Networks (CIDR) of proxies that may name the client that they ask for, by PROXY protocol v2,
+    `Forwarded` or `X-Forwarded-For`. None by default: whoever connects could claim any address."""
     requests_per_turn: int = 2
     """Requests that begin in one turn of the event loop; the others wait for the next turns. One
     that is read and refused at once costs up to 5 ms, and a probe of liveness takes ten turns: so
@@ -404,6 +423,11 @@ class ServerConfig:
     exit_grace_s: float = 5.0 * SECONDS
     """After the drain the process leaves within this time, whatever a socket does."""
 
+    @property
+    def address_connections(self) -> int:
+        """Connections that one client address may have."""
+        return self.max_connections_per_address or max(1, self.max_connections // 2)
+
     def __post_init__(self) -> None:
         require(self.token_window >= 1, "token_window", self.token_window, ">= 1")
         require(self.requests_per_turn >= 1, "requests_per_turn", self.requests_per_turn, ">= 1")
@@ -414,6 +438,15 @@ class ServerConfig:
             self.drain_timeout_s,
             f">= 0 and <= {DAY_S:.0f}, a day: the timer that ends the process takes no infinity",
         )
+        per_address = self.max_connections_per_address
+        require(
+            per_address is None or per_address >= 1,
+            "max_connections_per_address",
+            per_address,
+            ">= 1",
+        )
+        for network in self.trusted_proxies:
+            _require_network(network)
         compat = self.metrics_compat
         require(compat in {"vllm", "none"}, "metrics_compat", compat, "vllm, none")
         if not (self.allow_remote_clients or self.tenants.file or is_loopback(self.host)):

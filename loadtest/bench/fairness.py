@@ -5,17 +5,32 @@ the same moments beside another one that keeps ten times as many under way as th
 that does to the first token. Then tenants that all want more than there is: shares by weight, and
 Jain's index where weights are equal and sizes are not. A tenant's work is the tokens of its answers
 that ended while everybody was there.
+
+Then one tenant's neighbours at the edge, with workers that compute nothing (front_source) and the
+server on a core of its own: the delay from a worker's send to the server's write of a quiet
+stream's tokens, alone and beside another tenant's 200 readers with eight choices each; and the time
+of a short chat on a new connection, alone and beside one address that takes every connection it can
+get without a key. Clients and workers share the other core; the server's writes are timed by the
+kernel's stamp of their arrival, so what these wait for is not counted.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import multiprocessing
+import os
 import random
+import resource
+import selectors
+import socket
+import struct
 import time
+from collections import deque
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import quantiles
+from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,11 +39,15 @@ import trio
 from rich.console import Console
 
 from ..server_process import running_server
+from .front import Source
+from .front_clients import CONTENT, chat_request
+from .front_servers import Front, OnCore, RunningFront
 from .machine import describe
 from .report import Ratio, Report
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
+    from multiprocessing.synchronize import Event
 
 OUT: Final = Path("build/bench")
 COMPLETIONS: Final = "/v1/completions"
@@ -42,6 +61,32 @@ EVEN: Final = {"a": 8, "b": 24, "c": 64, "d": 96}
 CLIENTS: Final = 16
 """Of each tenant that wants all it can get: more than its part of the rows."""
 TIMEOUT_S: Final = 120.0
+SOURCES: Final = 4
+"""Decode workers of the edge's part."""
+RATE: Final = 10.0
+"""Tokens per second of each of their streams."""
+READERS: Final = 200
+CHOICES: Final = 8
+MAX_TOKENS: Final = 900
+"""Within the demo model's context, and more than any stream gets here."""
+LOUD_SEED: Final = 10_000
+QUIET_SEED: Final = 7
+UNCOUNTED: Final = 5
+"""Tokens at a stream's beginning."""
+OPENING_PAUSE_S: Final = 0.005
+CROWD: Final = 4096
+"""Connections of one address: as many as a server has."""
+CROWD_PER_S: Final = 1000
+"""New connections until it has them all, some four seconds later."""
+REOPENED_PER_S: Final = 50
+"""From then on."""
+CHATS: Final = 300
+SO_TIMESTAMPNS: Final = 35
+"""Linux: with each read the moment at which the kernel had the bytes. Python has no name for it."""
+TOKENS_ALONE: Final = "a stream's tokens, alone"
+TOKENS_BESIDE: Final = "a stream's tokens, beside 200 readers with n = 8"
+CHATS_ALONE: Final = "a chat on a new connection, alone"
+CHATS_BESIDE: Final = "a chat on a new connection, beside 4,096 without a key"
 WARM_S: Final = 3.0
 """Before anything is counted: the queue must be full."""
 
@@ -53,10 +98,12 @@ class Found:
     Attributes:
       ttft_s: of the quiet tenant, by phase.
       tokens: used by each tenant, by phase.
+      edge: rows of what neighbours at the edge cost.
     """
 
     ttft_s: dict[str, list[float]] = field(default_factory=dict)
     tokens: dict[str, dict[str, int]] = field(default_factory=dict)
+    edge: list[dict[str, Any]] = field(default_factory=list)
 
 
 def key_of(tenant: str) -> str:
@@ -160,9 +207,160 @@ async def compete(url: str, sizes: Mapping[str, int], seconds: float) -> dict[st
     return {tenant: used.get(tenant, 0) - before.get(tenant, 0) for tenant in sizes}
 
 
+@contextmanager
+def neighbour(target: Callable[..., None], *arguments: object) -> Iterator[None]:
+    """Run what a neighbour does in a process of its own, from when it says that it has begun."""
+    context = multiprocessing.get_context("spawn")
+    has_begun = context.Event()
+    process = context.Process(target=target, args=(*arguments, has_begun), daemon=True)
+    process.start()
+    try:
+        if not has_begun.wait(TIMEOUT_S):
+            raise RuntimeError("the neighbour did not get its streams or connections; see above")
+        time.sleep(WARM_S)
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+def read_streams(port: int, has_begun: Event) -> None:
+    """Read many streams of many choices, as fast as they come, until killed."""
+    selector, buffer = selectors.DefaultSelector(), bytearray(65_536)
+
+    def read_until(moment: float) -> None:
+        while (left_s := moment - time.monotonic()) > 0:
+            for ready, _ in selector.select(left_s):
+                try:
+                    if not ready.data.recv_into(buffer):
+                        selector.unregister(ready.data)
+                except BlockingIOError:
+                    pass
+
+    for number in range(READERS):
+        raw = socket.create_connection(("127.0.0.1", port), TIMEOUT_S)
+        seed = LOUD_SEED + number * CHOICES
+        raw.sendall(chat_request(seed, MAX_TOKENS, n=CHOICES, key=key_of("loud")))
+        raw.setblocking(False)
+        selector.register(raw, selectors.EVENT_READ, raw)
+        read_until(time.monotonic() + OPENING_PAUSE_S)
+    has_begun.set()
+    while True:
+        read_until(time.monotonic() + TIMEOUT_S)
+
+
+def hold_connections(port: int, has_begun: Event) -> None:
+    """Take as many connections as there are, say nothing, and take those anew that are closed."""
+    allow_files()
+    held = deque[socket.socket]()
+    while True:
+        if len(held) == CROWD:
+            held.popleft().close()  # which the server has closed, or would next
+            has_begun.set()
+        held.append(socket.create_connection(("127.0.0.1", port), TIMEOUT_S))
+        time.sleep(1 / (REOPENED_PER_S if has_begun.is_set() else CROWD_PER_S))
+
+
+def allow_files() -> None:
+    """Let this process, and those that it starts, have all open files that they may have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def write_delays_ms(port: int, seconds: float, source: Source) -> list[float]:
+    """Return how long the tokens of one stream took from their worker to the server's write."""
+    source.clear()
+    ahead_s = time.time() - time.monotonic()  # of the kernel's clock
+    arrivals: list[float] = []
+    unread = b""
+    with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as raw:
+        raw.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        raw.sendall(chat_request(QUIET_SEED, MAX_TOKENS, key=key_of("quiet")))
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            data, ancillary, _, _ = raw.recvmsg(65_536, 64)
+            if not data:
+                raise RuntimeError("the quiet stream broke")
+            [(_, _, stamp)] = ancillary
+            whole_s, nanoseconds = struct.unpack("qq", stamp)
+            whole, mark, unread = (unread + data).rpartition(b"\n\n")
+            count = sum(text.count(b" ") for text in CONTENT.findall(whole)) if mark else 0
+            arrivals += [whole_s + nanoseconds / 1e9 - ahead_s] * count
+    sent = source.times()[QUIET_SEED]
+    pairs = zip(arrivals[UNCOUNTED:], sent[UNCOUNTED:], strict=False)
+    return [1e3 * (arrived - began) for arrived, began in pairs]
+
+
+def chats_ms(port: int, count: int) -> list[float]:
+    """Return how long short chats took, each on a connection of its own from another address."""
+    took = []
+    for _ in range(count):
+        began_at = time.monotonic()
+        with socket.create_connection(("127.0.0.1", port), TIMEOUT_S, ("127.0.0.2", 0)) as raw:
+            raw.sendall(chat_request(QUIET_SEED, 2, key=key_of("quiet")))
+            answer = b""
+            while b"[DONE]" not in answer:
+                data = raw.recv(65_536)
+                if not data:
+                    raise RuntimeError(f"the chat was not answered: {answer[:300]!r}")
+                answer += data
+        took.append(1e3 * (time.monotonic() - began_at))
+    return took
+
+
+def measure_edge(folder: Path, tenants: Path, seconds: float, rounds: int) -> list[dict[str, Any]]:
+    """Measure what neighbours at the edge cost, by turns with nobody there; rows of medians."""
+    allow_files()
+    found: dict[str, list[list[float]]] = {}
+    cores = sorted(os.sched_getaffinity(0))
+    own_core, their_core = (cores[1], cores[0]) if len(cores) > 1 else (None, None)
+    front = Front("triolet", options=("--tenants", str(tenants)))
+    with OnCore(own_core):
+        source = Source(folder, SOURCES, RATE)
+        try:
+            for _ in range(rounds):
+                log = folder / "front.log"
+                with RunningFront(front, folder, SOURCES, their_core, log) as running:
+                    port = running.port
+
+                    def note(phase: str, taken: list[float]) -> None:
+                        found.setdefault(phase, []).append(sorted(taken))
+
+                    note(TOKENS_ALONE, write_delays_ms(port, seconds, source))
+                    with neighbour(read_streams, port):
+                        note(TOKENS_BESIDE, write_delays_ms(port, seconds, source))
+                    note(CHATS_ALONE, chats_ms(port, CHATS))
+                    with neighbour(hold_connections, port):
+                        note(CHATS_BESIDE, chats_ms(port, CHATS))
+        finally:
+            source.close()
+    return [
+        {
+            "phase": phase,
+            "requests": len(taken[0]),
+            "p50_ms": median(one[len(one) // 2] for one in taken),
+            "p99_ms": median(one[len(one) * 99 // 100] for one in taken),
+        }
+        for phase, taken in found.items()
+    ]
+
+
 def jain(values: list[float]) -> float:
     """Return Jain's index: 1 where all are equal, 1 / n where one has everything."""
     return sum(values) ** 2 / (len(values) * sum(value**2 for value in values))
+
+
+def edge_ratios(rows: list[dict[str, Any]]) -> dict[str, Ratio]:
+    """Return what neighbours at the edge make of the p99."""
+    p99 = {row["phase"]: row["p99_ms"] for row in rows}
+    return {
+        "p99 of a stream's write delay beside 200 readers, of alone": Ratio(
+            p99[TOKENS_BESIDE] / p99[TOKENS_ALONE], ceiling=2.0
+        ),
+        "p99 of a chat beside 4,096 connections, of alone": Ratio(
+            p99[CHATS_BESIDE] / p99[CHATS_ALONE], ceiling=2.0
+        ),
+    }
 
 
 def report_of(found: Found) -> Report:
@@ -201,8 +399,16 @@ def report_of(found: Found) -> Report:
         "Jain's index at equal weights": Ratio(jain([*map(float, even.values())]), floor=0.95),
         "largest deviation from the share by weight": Ratio(worst, ceiling=0.05),
     }
+    rows += found.edge
+    ratios |= edge_ratios(found.edge)
     plotted = (("phase",), "p99_ms")
     return Report("fairness", describe(1), rows, ratios, {}, plotted, {"shares": shares})
+
+
+def edge_report(found: Found) -> Report:
+    """Return the edge's part alone."""
+    plotted = (("phase",), "p99_ms")
+    return Report("fairness-edge", describe(1), found.edge, edge_ratios(found.edge), {}, plotted)
 
 
 def main() -> None:
@@ -210,16 +416,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each phase")
     parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--rounds", type=int, default=3, help="of the edge's part (3)")
+    parser.add_argument("--only-edge", action="store_true", help="leave out the queue's part")
     options = parser.parse_args()
     found = Found()
     with TemporaryDirectory() as folder:
         tenants = Path(folder) / "tenants.toml"
         tenants.write_text(tenants_file(), encoding="utf-8")
         tenants.chmod(0o600)
-        serve = ("--tenants", str(tenants), "--max-num-seqs", str(ROWS))
-        with running_server(serve, Path(folder) / "log") as url:
-            trio.run(measure, url, options.seconds, found)
-    report = report_of(found)
+        found.edge = measure_edge(Path(folder), tenants, options.seconds, options.rounds)
+        if options.only_edge:
+            report = edge_report(found)
+        else:
+            serve = ("--tenants", str(tenants), "--max-num-seqs", str(ROWS))
+            with running_server(serve, Path(folder) / "log") as url:
+                trio.run(measure, url, options.seconds, found)
+            report = report_of(found)
     report.write(options.out)
     report.show(Console())
 

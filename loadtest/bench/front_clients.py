@@ -25,7 +25,20 @@ OPENING_PAUSE_S: Final = 0.002
 """Between two new connections, in which those that are there are read."""
 
 
-def chat_body(seed: int, max_tokens: int) -> bytes:
+def chat_request(seed: int, max_tokens: int, *, n: int = 1, key: str = "") -> bytes:
+    """Return one request, head and body."""
+    body = chat_body(seed, max_tokens, n)
+    head = [
+        "POST /v1/chat/completions HTTP/1.1",
+        "Host: 127.0.0.1",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        *([f"Authorization: Bearer {key}"] if key else []),
+    ]
+    return "\r\n".join([*head, "", ""]).encode() + body
+
+
+def chat_body(seed: int, max_tokens: int, n: int = 1) -> bytes:
     """Return the body of one request."""
     return json.dumps(
         {
@@ -34,6 +47,7 @@ def chat_body(seed: int, max_tokens: int) -> bytes:
             "seed": seed,
             "max_tokens": max_tokens,
             "ignore_eos": True,
+            "n": n,
         }
     ).encode()
 
@@ -95,12 +109,7 @@ class Clients:
         """Begin streams, while those that are there are read."""
         for seed in seeds:
             raw = socket.create_connection(("127.0.0.1", self._port), CONNECT_TIMEOUT_S)
-            body = chat_body(seed, max_tokens)
-            head = (
-                "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-            )
-            raw.sendall(head.encode() + body)
+            raw.sendall(chat_request(seed, max_tokens))
             raw.setblocking(False)
             stream = ClientStream(seed, raw)
             self.streams.append(stream)

@@ -52,10 +52,12 @@ class Front:
     Attributes:
       name: in tables.
       peer: arguments of peer_front, or none for Triolet's own server.
+      options: more of Triolet's own.
     """
 
     name: str
     peer: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
 
     def why_not(self) -> str | None:
         """Return why it cannot run here, or None if it can; installs what is missing."""
@@ -74,6 +76,7 @@ class Front:
             *(sys.executable, "-m", "ops.cli", "server", str(DEMO), "--port", str(port)),
             *(f"--prefill=ipc://{sockets}/prefill-0", *decodes, "--log-level", "warning"),
             *PATIENT,
+            *self.options,
         ]
 
 

@@ -72,6 +72,7 @@ class Row:
       allowed: positions below this may be sent.
       position: the next one.
       is_running: its prefill is done.
+      origin: whose prompt it shares, as further choices of one request do.
     """
 
     key: AttemptKey
@@ -81,6 +82,7 @@ class Row:
     allowed: int
     position: int = 0
     is_running: bool = False
+    origin: AttemptKey | None = None
 
 
 @dataclass(slots=True)
@@ -89,11 +91,20 @@ class Times:
 
     of_stream: dict[int, array[float]] = field(default_factory=dict)
 
-    def note(self, seed: int, position: int) -> None:
-        """Take the time of a position, unless it is known."""
-        times = self.of_stream.setdefault(seed, array("d"))
-        if position == len(times):
-            times.append(time.monotonic())
+    _written: list[tuple[int, int]] = field(default_factory=list)
+
+    def wrote(self, seed: int, position: int) -> None:
+        """Take note that a position is in the frame that is sent next."""
+        self._written.append((seed, position))
+
+    def sending(self) -> None:
+        """Take the time of what is in the frame, unless it is known."""
+        now = time.monotonic()
+        for seed, position in self._written:
+            times = self.of_stream.setdefault(seed, array("d"))
+            if position == len(times):
+                times.append(now)
+        self._written.clear()
 
 
 class FakeWorker:
@@ -162,7 +173,7 @@ class FakeWorker:
 
     def _next(self, row: Row) -> TokenRow:
         position, row.position = row.position, row.position + 1
-        self._times.note(row.seed, position)
+        self._times.wrote(row.seed, position)
         return TokenRow(*row.key, position, row.words[position % len(row.words)])
 
     def _take(self, sender: bytes, frame: AnyFrame) -> None:
@@ -190,8 +201,12 @@ class FakeWorker:
         words = random.Random(frame.sampling.seed).sample(self._vocabulary, 64)
         row = Row(frame.key, sender, frame.sampling.seed, words, frame.allowed)
         self.rows[frame.key] = row
-        self._send(sender, Grant(*frame.key, self._me.epoch))
-        if self._servers[sender]:
+        self._send(sender, Grant(*frame.key, self._me.epoch, is_local=frame.fork_of is not None))
+        if frame.fork_of is not None:
+            row.origin = frame.fork_of.key
+            origin = self.rows.get(row.origin)
+            row.is_running = origin is None or origin.is_running
+        elif self._servers[sender]:
             row.is_running = True
             self._send(sender, Tokens(self._steps, (self._next(row),)))
 
@@ -204,7 +219,9 @@ class FakeWorker:
         self._send(sender, FirstToken(*frame.key, first, 0, 0.0, 0.0))
         self._send(sender, Ended(*frame.key, EndReason.HANDED_OVER, 1, 0))
         decode._send(sender, Tokens(decode._steps, (first,)))
-        row.is_running = True
+        for other in decode.rows.values():
+            if other is row or other.origin == row.key:
+                other.is_running = True
 
     def _heartbeat(self) -> WorkerHeartbeat:
         self._steps += 1
@@ -212,6 +229,7 @@ class FakeWorker:
         return WorkerHeartbeat(self._me.epoch, self._steps, False, False, load, PLENTY, PLENTY)
 
     def _send(self, server: bytes, frame: AnyFrame) -> None:
+        self._times.sending()
         try:
             self._listener.send_nowait(server, frame)
         except (PeerGone, PeerBusy):

@@ -56,7 +56,7 @@ class Checker:
                 except LocalProtocolError as error:
                     self._report(f"{server}: {error}")
                 conductor = server.fleet._conductor
-                live = (*conductor._book, *conductor.embeddings)
+                live = (*conductor.book, *conductor.embeddings)
                 server.charges[-1].check(one.request.request_id for one in live)
         self._check_workers()
 
@@ -176,7 +176,7 @@ class Checker:
     def _wanted(self) -> Iterable[AttemptKey]:
         for server in self._world.servers:
             if server.fleet is not None:
-                for sequence in server.fleet._conductor._book:
+                for sequence in server.fleet._conductor.book:
                     if sequence.attempt is not None:
                         yield sequence.attempt.key
                 for one in server.fleet._conductor.embeddings:

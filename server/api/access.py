@@ -17,9 +17,8 @@ from triolet.tenants import TenantRole
 from ..tenancy import enter_tenant
 from .claims import enter_batch
 from .errors import http_error
-from .fleet_audit import UNIX_PEER
 from .keys import sent_key
-from .live import OWNER_KEY
+from .live import OWNER_KEY, own_peer
 from .origins import check_host, check_origin
 from .passing_on import is_passed_on
 
@@ -69,9 +68,10 @@ async def check_request(services: Services) -> None:
         enter_batch()
         enter_tenant(services.tenancy.tenant_named(owner))
     elif is_passed_on() or (
-        request.endpoint not in OPEN_ENDPOINTS and request.remote_addr != UNIX_PEER
+        request.endpoint not in OPEN_ENDPOINTS and not own_peer(request.scope).is_unix
     ):
         tenant = check_key(services, request.headers)
+        _note_key(services, request.scope)
         if tenant.role is not TenantRole.OPERATOR and not is_for_users(request.endpoint):
             raise http_error(403, "this needs the key of a tenant whose role is operator")
     if request.method not in SAFE_METHODS:
@@ -86,6 +86,7 @@ async def check_websocket(services: Services) -> None:
     """
     _check_host(services, websocket.headers.get("host"))
     check_key(services, websocket.headers, websocket.requested_subprotocols)
+    _note_key(services, websocket.scope)
     check_origin(websocket.headers.get("origin"), websocket.headers.get("host"))
 
 
@@ -99,6 +100,12 @@ def check_key(services: Services, headers: Headers, subprotocols: Iterable[str] 
     tenant = services.tenancy.tenant_of(key, time.time())
     enter_tenant(tenant)
     return tenant
+
+
+def _note_key(services: Services, scope: object) -> None:
+    """Note that a connection is of a tenant; where there are no keys it is nobody's."""
+    if not services.tenancy.is_open:
+        own_peer(scope).on_key()
 
 
 def _check_host(services: Services, host: str | None) -> None:

@@ -18,6 +18,7 @@ from triolet.loopback import is_loopback
 
 from .errors import http_error
 from .generate import json_response
+from .live import UNIX_PEER, own_peer
 
 if TYPE_CHECKING:
     from collections.abc import Set
@@ -28,21 +29,20 @@ if TYPE_CHECKING:
 
 FORWARDED: Final = frozenset({"forwarded", "x-forwarded-for", "x-real-ip", "via"})
 """What proxies add to a request that is not their own."""
-UNIX_PEER: Final = "<local>"
-"""What Quart calls the other end of a Unix socket, which only this user has."""
 OWN_AUDIT: Final = "/fleet/audit/own"
 """Where servers on one port ask one another."""
 
 
-def is_from_here(peer: str | None, header_names: Set[str]) -> bool:
-    """Return whether a request comes from this machine and from nobody behind it.
+def is_from_here(peer: str | None, header_names: Set[str], *, is_forwarding: bool = False) -> bool:
+    """Return whether a request comes from this machine and is not passed on for another client.
 
     Args:
-      peer: address of the other end of the connection.
+      peer: address of the other end of the connection, which no header changes.
       header_names: in lower case.
+      is_forwarding: the peer has named another client for the whole connection.
     """
     is_local = peer is not None and (peer == UNIX_PEER or is_loopback(peer))
-    return is_local and not header_names & FORWARDED
+    return is_local and not is_forwarding and not header_names & FORWARDED
 
 
 async def own_audit(services: Services) -> Response:
@@ -67,7 +67,8 @@ def check_is_from_here(services: Services) -> None:
     if not services.tenancy.is_open:
         return
     header_names = {name.lower() for name in request.headers.keys()}  # noqa: SIM118 (multi-dict)
-    if not is_from_here(request.remote_addr, header_names):
+    peer = own_peer(request.scope)
+    if not is_from_here(peer.host, header_names, is_forwarding=peer.is_forwarding):
         raise http_error(403, "this is for the machine that the server runs on; ask from there")
 
 

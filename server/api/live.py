@@ -16,6 +16,7 @@ from ..generation import CancelReason
 from .shortcut import NoShortcut
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from ..generation import CacheAsk
@@ -39,6 +40,49 @@ WITHIN_KEY: Final = "triolet.within"
 
 SHORTCUT_KEY: Final = "triolet.shortcut"
 """Where the scopes of a connection's requests hold its Shortcut, if the connection has one."""
+
+
+PEER_KEY: Final = "triolet.peer"
+"""Where the scopes of a connection's requests hold its Peer; requests from within have none."""
+
+
+UNIX_PEER: Final = "<local>"
+"""Whom a connection of a Unix socket comes from, which only this user has."""
+
+
+class Peer:
+    """The other end of a connection, whatever a proxy says of the client that it asks for. Trust
+    follows from this and never from the client's address.
+
+    Args:
+      host: its address, or UNIX_PEER; empty if there is no connection.
+
+    Attributes:
+      is_forwarding: it has named another client for the whole connection.
+      on_key: called when a request has passed the check of keys.
+    """
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.is_forwarding = False
+        self.on_key: Callable[[], None] = _nothing
+
+    @property
+    def is_unix(self) -> bool:
+        """Whether it is a process of this very user."""
+        return self.host == UNIX_PEER
+
+
+def _nothing() -> None: ...
+
+
+NO_PEER: Final = Peer("")
+
+
+def own_peer(scope: Any) -> Peer:  # noqa: ANN401 (ASGI's, of either kind)
+    """Return the other end of a request's connection."""
+    peer: Peer = scope["state"].get(PEER_KEY, NO_PEER)
+    return peer
 
 
 def own_shortcut(scope: Any) -> Shortcut:  # noqa: ANN401 (ASGI's, of either kind)

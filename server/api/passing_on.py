@@ -16,8 +16,8 @@ from quart import Response, request
 
 from triolet.errors import draining, overloaded
 
-from .fleet_audit import UNIX_PEER
 from .intake import live_request, read_body, shown_request_id
+from .live import own_peer
 from .resuming import own_key
 from .stream_body import StreamBody
 
@@ -54,7 +54,7 @@ _NO_ANSWER: Final = (OSError, trio.BrokenResourceError, h11.RemoteProtocolError)
 
 def is_passed_on() -> bool:
     """Return whether a sibling got this request and passed it on."""
-    return PASSED_ON in request.headers and request.remote_addr == UNIX_PEER
+    return PASSED_ON in request.headers and own_peer(request.scope).is_unix
 
 
 def by_owner(
@@ -85,6 +85,8 @@ async def _pass_on(owner: str, services: Services) -> Response:
     body = await read_body(services.config)
     headers = [(name, request.headers[name]) for name in _TAKEN if name in request.headers]
     headers += [(PASSED_ON, owner), ("x-request-id", shown_request_id())]
+    if request.scope["client"] is not None:
+        headers.append(("x-forwarded-for", request.scope["client"][0]))
     # Nothing that it does may take longer, and it says so itself when the time is over.
     patience_s = services.config.default_deadline_s + services.config.keep_alive_s
     services.metrics.http.resumption("passed_on")

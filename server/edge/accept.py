@@ -5,6 +5,7 @@ Knows hypercorn's parts and how they are put together; knows nothing of what the
 
 from __future__ import annotations
 
+import socket
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
@@ -14,14 +15,15 @@ from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
 from hypercorn.trio.worker_context import WorkerContext
 
-from triolet.errors import overloaded
-
-from .cures_tcp import CuredTCPServer, WriteCounts
-from .refusal import refusal_bytes
+from ..api.live import UNIX_PEER
+from .client_address import TrustedProxies, counted_address
+from .connection_table import ConnectionTable, Refused
+from .cures_tcp import Arrival, CuredTCPServer, WriteCounts
+from .refusal import REFUSALS, refusal_bytes
 from .request_turns import RequestTurns
 
 if TYPE_CHECKING:
-    import socket
+    from collections.abc import Callable, Mapping
 
     from hypercorn.typing import ASGIFramework, ResponseSummary, WWWScope
 
@@ -30,10 +32,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 REFUSAL_TIMEOUT_S = 1.0
-"""For the few bytes that say why a connection is refused."""
-TOO_MANY_CONNECTIONS: Final = overloaded(
-    "this server has as many connections as it may; close some, or try again", retry_after_s=2.0
-)
+"""For the few bytes that say why a connection is refused, and until its client has read them."""
+MAX_REFUSALS: Final = 64
+"""Refused connections that are waited for; beyond, they are reset, and their clients may not see
+why. Below the descriptors that are left beside `max_connections`."""
 
 
 class EdgeLog:
@@ -65,12 +67,12 @@ class Edge:
     """The surface that clients connect to.
 
     Attributes:
-      connections: open at present.
+      places: of its connections.
       writes: to all clients so far.
     """
 
     def __init__(self, app: ASGIFramework, bounds: ServerConfig) -> None:
-        self.connections = 0
+        self.places = ConnectionTable(bounds.max_connections, bounds.address_connections)
         self.writes = WriteCounts()
         self._app = ASGIWrapper(app)
         self._bounds = bounds
@@ -80,7 +82,21 @@ class Edge:
         self._accepting = trio.CancelScope()
         self._stop = trio.Event()
         self._closed = trio.Event()
+        self._proxies = TrustedProxies(bounds.trusted_proxies)
+        self._num_refusals = 0
         self._close_within_s = 0.0
+
+    @property
+    def connections(self) -> int:
+        """Open at present."""
+        return len(self.places)
+
+    @property
+    def counters(
+        self,
+    ) -> tuple[Callable[[], int], Callable[[], Mapping[str, int]], Callable[[], Mapping[str, int]]]:
+        """How to read the open connections, the writes by their way, and who was turned away."""
+        return lambda: self.connections, lambda: self.writes.by_way, lambda: self.places.turned_away
 
     def stop_accepting(self) -> None:
         """Leave new connections to whoever else listens on the socket; go on serving the others."""
@@ -121,11 +137,20 @@ class Edge:
             await trio.serve_listeners(self._serve, listeners, handler_nursery=connections)
 
     async def _serve(self, stream: trio.SocketStream) -> None:
-        if self.connections >= self._bounds.max_connections:
-            await _refuse(stream)
-            return
-        self.connections += 1
         try:
+            host = _host_of(stream)
+        except OSError:
+            log.debug("connection broke before it was served")
+            await trio.aclose_forcefully(stream)
+            return
+        speaks_for_many = host == UNIX_PEER or self._proxies.trusts(host)
+        address = None if speaks_for_many else counted_address(host)
+        place = self.places.admit(address, stream.socket.close)
+        if isinstance(place, Refused):
+            await self._refuse(stream, place)
+            return
+        try:
+            arrival = Arrival(host, place, self.places, self._proxies)
             await CuredTCPServer(
                 self._app,
                 self._config,
@@ -133,17 +158,35 @@ class Edge:
                 self._context,
                 stream,
                 self.writes,
+                arrival,
                 self._turns,
             ).run()
         finally:
-            self.connections -= 1
+            self.places.leave(place)
 
-
-async def _refuse(stream: trio.SocketStream) -> None:
-    with trio.move_on_after(REFUSAL_TIMEOUT_S):
+    async def _refuse(self, stream: trio.SocketStream, reason: Refused) -> None:
+        """Say why, and let the client read it: closing with its request unread would be a reset."""
+        self._num_refusals += 1
         try:
-            await stream.send_all(refusal_bytes(TOO_MANY_CONNECTIONS))
-            await stream.send_eof()
+            with trio.move_on_after(REFUSAL_TIMEOUT_S):
+                await stream.send_all(refusal_bytes(REFUSALS[reason]))
+                await stream.send_eof()
+                while self._num_refusals <= MAX_REFUSALS and await stream.receive_some():
+                    pass
         except trio.BrokenResourceError:
             log.debug("a refused connection was gone already")
-    await trio.aclose_forcefully(stream)
+        finally:
+            self._num_refusals -= 1
+            await trio.aclose_forcefully(stream)
+
+
+def _host_of(stream: trio.SocketStream) -> str:
+    """Return the other end's address.
+
+    Raises:
+      OSError: there is none any more.
+    """
+    if stream.socket.family == socket.AF_UNIX:
+        return UNIX_PEER
+    host: str = stream.socket.getpeername()[0]
+    return host

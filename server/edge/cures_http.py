@@ -28,7 +28,7 @@ from hypercorn.protocol.http_stream import HTTPStream
 from triolet.errors import RequestError
 
 from ..api.errors import http_error
-from ..api.live import DEPARTURE_KEY, SHORTCUT_KEY, Departure
+from ..api.live import DEPARTURE_KEY, PEER_KEY, SHORTCUT_KEY, Departure
 from .cures_inbox import AppInbox
 from .cures_websocket import CuredWSStream
 from .head_guard import HeadGuard
@@ -47,8 +47,12 @@ if TYPE_CHECKING:
 
     from triolet.config import ServerConfig
 
+    from ..api.live import Peer
+    from .client_address import TrustedProxies
     from .request_turns import RequestTurns
 
+UNKNOWN_PORT: Final = 0
+"""Of a client that a proxy names: few name the port."""
 NO_BODY: Final = frozenset({204, 304})
 MAX_HELD_BYTES: Final = 64 * 1024
 """Of following requests, while an answer is under way; beyond, the connection is cut."""
@@ -99,13 +103,15 @@ class CuredH11Protocol(H11Protocol):
         context: WorkerContext,
         task_group: TaskGroup,
         addresses: tuple[tuple[str, int] | None, tuple[str, int] | None],
+        peer: Peer,
+        proxies: TrustedProxies,
         send: Callable[[Event], Awaitable[None]],
         try_write: Callable[[bytes], bool],
         turns: RequestTurns,
     ) -> None:
         client, server = addresses
         self.departure = Departure()
-        state = {DEPARTURE_KEY: self.departure, SHORTCUT_KEY: self}
+        state = {DEPARTURE_KEY: self.departure, SHORTCUT_KEY: self, PEER_KEY: peer}
         super().__init__(
             app, config, context, task_group, state, False, client, server, send  # type: ignore[arg-type]
         )  # fmt: skip
@@ -114,6 +120,9 @@ class CuredH11Protocol(H11Protocol):
             bounds.max_header_bytes, bounds.max_header_fields, bounds.max_body_bytes
         )
         self._held = bytearray()
+        self._peer = peer
+        self._proxies = proxies
+        self._speaks_for_others = peer.is_unix or proxies.trusts(peer.host)
         self._try_write = try_write
         self._turns = turns
         self._is_in_turn = False
@@ -133,6 +142,12 @@ class CuredH11Protocol(H11Protocol):
     def has_had_request(self) -> bool:
         """Whether any request has come on this connection."""
         return self.keep_alive_requests > 0
+
+    def speak_for(self, host: str) -> None:
+        """Take in for which client a proxy has opened this connection."""
+        self._peer.is_forwarding = True
+        self.client = (host, UNKNOWN_PORT)
+        self._speaks_for_others = self._proxies.trusts(host)
 
     async def handle(self, event: Event) -> None:
         """Take bytes from the client, or the news that it is gone."""
@@ -261,7 +276,7 @@ class CuredH11Protocol(H11Protocol):
             self.context,
             self.task_group,
             self.ssl,
-            self.client,
+            self._client_of(request),
             self.server,
             self.stream_send,
             STREAM_ID,
@@ -283,6 +298,11 @@ class CuredH11Protocol(H11Protocol):
             )
         )
         self.keep_alive_requests += 1
+
+    def _client_of(self, request: h11.Request) -> tuple[str, int] | None:
+        """Return the client that a request is of, which a trusted proxy may name."""
+        host = self._proxies.client_of(request.headers) if self._speaks_for_others else None
+        return self.client if host is None else (host, UNKNOWN_PORT)
 
     async def _maybe_recycle(self) -> None:
         await self._close_stream()

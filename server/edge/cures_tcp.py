@@ -26,10 +26,15 @@ from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.utils import parse_socket_addr
 
+from triolet.errors import RequestError
+
 from ..api.errors import http_error
+from ..api.live import Peer
 from ..generation import CancelReason
+from .client_address import Preamble, counted_address
 from .cures_http import CuredH11Protocol
 from .patience import ENOUGH_BYTES, Patience
+from .refusal import REFUSALS
 
 if TYPE_CHECKING:
     from hypercorn.config import Config
@@ -39,6 +44,8 @@ if TYPE_CHECKING:
 
     from triolet.config import ServerConfig
 
+    from .client_address import TrustedProxies
+    from .connection_table import ConnectionTable, Place
     from .request_turns import RequestTurns
 
 log = structlog.get_logger(__name__)
@@ -60,6 +67,33 @@ class WriteCounts:
     def by_way(self) -> dict[str, int]:
         """The same by name."""
         return {"direct": self.direct, "usual": self.usual}
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Who has connected.
+
+    Attributes:
+      host: the other end's address, or UNIX_PEER.
+      place: of the connection.
+      places: of all connections.
+      proxies: that may name another client.
+    """
+
+    host: str
+    place: Place
+    places: ConnectionTable
+    proxies: TrustedProxies
+
+    def peer(self) -> Peer:
+        """Return the other end as the application sees it."""
+        peer, place = Peer(self.host), self.place
+
+        def note_key() -> None:
+            place.has_shown_key = True
+
+        peer.on_key = note_key
+        return peer
 
 
 CUT_AFTER_STALL_S: Final = 0.5
@@ -85,6 +119,7 @@ class CuredTCPServer(TCPServer):
         context: WorkerContext,
         stream: trio.SocketStream,
         writes: WriteCounts,
+        arrival: Arrival,
         turns: RequestTurns,
     ) -> None:
         super().__init__(app, config, context, {}, stream)  # type: ignore[arg-type]
@@ -96,6 +131,9 @@ class CuredTCPServer(TCPServer):
         self._turns = turns
         self._has_ended = self._is_closing = False
         self._receiving = trio.CancelScope()
+        self._arrival = arrival
+        is_proxy = arrival.proxies.trusts(arrival.host)
+        self._preamble = Preamble() if is_proxy else None
 
     async def run(self) -> None:
         """Serve until the client or a deadline ends it. Raises nothing of the client's making."""
@@ -114,6 +152,8 @@ class CuredTCPServer(TCPServer):
                     self.context,
                     task_group,
                     addresses,
+                    self._arrival.peer(),
+                    self._arrival.proxies,
                     self.protocol_send,
                     self.try_write,
                     self._turns,
@@ -142,12 +182,19 @@ class CuredTCPServer(TCPServer):
             await self._write(event.data)
         elif isinstance(event, Closed):
             await self._say_goodbye()
+            self._arrival.places.rest(self._arrival.place)
             await self.protocol.handle(Closed())
         elif not (isinstance(event, Updated) and self._has_ended):
             # An idle clock started after the last read would keep a dead connection for its time.
+            if isinstance(event, Updated):
+                self._note_idle(event.idle)
             await super().protocol_send(event)
             if self.protocol.can_continue:
                 self._receiving.cancel()
+
+    def _note_idle(self, is_idle: bool) -> None:
+        note = self._arrival.places.rest if is_idle else self._arrival.places.work
+        note(self._arrival.place)
 
     def try_write(self, data: bytes) -> bool:
         """Write without waiting, if nobody else is writing and the kernel takes any of it.
@@ -223,12 +270,35 @@ class CuredTCPServer(TCPServer):
                 break
             if not self.protocol.awaits_head:
                 head_began_at = trio.current_time()
+            if self._preamble is not None and not (data := await self._open(data)):
+                continue
             await self.protocol.handle(RawData(data=bytes(data)))
         self._has_ended = True
         await self.idle_task.stop()
         await self.protocol.handle(Closed())
         if self._is_closing:
             await self._hear_goodbye()
+
+    async def _open(self, data: bytes | bytearray) -> bytes:
+        """Take the first bytes of a trusted proxy's connection; return those of the request."""
+        assert self._preamble is not None, "asked for only then"
+        try:
+            opening = self._preamble.feed(bytes(data))
+        except RequestError as error:
+            await self.protocol.refuse(error)
+            return b""
+        if opening is None:
+            return b""
+        self._preamble = None
+        if opening.host is not None:
+            self.protocol.speak_for(opening.host)
+            if not self._arrival.proxies.trusts(opening.host):
+                address = counted_address(opening.host)
+                refused = self._arrival.places.attribute(self._arrival.place, address)
+                if refused is not None:
+                    await self.protocol.refuse(REFUSALS[refused])
+                    return b""
+        return opening.rest
 
     async def _write(self, data: bytes) -> None:
         # Taken without a checkpoint: between the first half of a frame and the second there may be

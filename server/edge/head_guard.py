@@ -11,8 +11,10 @@ from __future__ import annotations
 import re
 
 from ..api.errors import http_error, too_large
+from .client_address import PROXY_SIGNATURE
 
 _END = b"\r\n\r\n"
+_PROXY_PROTOCOL = PROXY_SIGNATURE.lstrip(b"\r\n")
 _BARE = re.compile(rb"(?<!\r)\n|\r(?!\n)|\0")
 _REQUEST_LINE = re.compile(rb"([!-~]+) ([!-~]+) HTTP/(\d\.\d)")
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -50,6 +52,10 @@ class HeadGuard:
         head = bytes(self._held[:end] if end >= 0 else self._held)
         if end < 0 and head.endswith(b"\r"):
             head = head[:-1]  # its line feed may be on its way
+        if head.startswith(_PROXY_PROTOCOL):
+            raise http_error(
+                400, "PROXY protocol from an address that --trusted-proxies does not name"
+            )
         if _BARE.search(head):
             raise http_error(400, "the request's head holds a bare CR, LF or NUL")
         if len(head) > self._max_bytes:

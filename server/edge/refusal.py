@@ -6,12 +6,29 @@ Knows bytes; sends nothing.
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING
+from typing import Final
+
+from triolet.errors import RequestError, overloaded
 
 from ..api.errors import error_body, error_headers
+from .connection_table import Refused
 
-if TYPE_CHECKING:
-    from triolet.errors import RequestError
+REFUSALS: Final = {
+    Refused.SERVER: overloaded(
+        "this server has as many connections as it may, and a request runs on each; close some, "
+        "or try again",
+        retry_after_s=2.0,
+    ),
+    Refused.ADDRESS: RequestError(
+        "your address has as many connections as one may, and a request runs on each; use those "
+        "again, close some, or try later (for the operator: --max-connections-per-address, and "
+        "--trusted-proxies behind a proxy)",
+        status=429,
+        code="too_many_connections",
+        retry_after_s=2.0,
+    ),
+}
+"""What is said to a connection for which there is no place."""
 
 
 def refusal(error: RequestError) -> tuple[list[tuple[bytes, bytes]], bytes]:

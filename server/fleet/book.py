@@ -6,6 +6,7 @@ Knows sequences and counters; refuses to know workers.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +23,7 @@ from .sequence import Sequence, Times
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from transport.frames import TokenRow
     from triolet.config import ServerConfig
     from triolet.errors import RequestError
     from triolet.ids import AttemptKey
@@ -64,6 +66,7 @@ class RequestBook:
         self._charges = charges
         self._sequences: dict[bytes, Sequence] = {}
         self._unswept: list[Sequence] = []
+        self._by_tenant: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -100,6 +103,21 @@ class RequestBook:
             return None
         return sequence
 
+    @property
+    def num_tenants(self) -> int:
+        """Tenants that have live sequences."""
+        return len(self._by_tenant)
+
+    def tenant_of(self, row: TokenRow) -> str:
+        """Return whose a token is; that of no live sequence is nobody's."""
+        sequence = self._sequences.get(row.request_id)
+        return "" if sequence is None else sequence.request.claim.tenant
+
+    def origin_of(self, row: TokenRow) -> bytes:
+        """Return the first of the choices that a token's sequence is one of."""
+        sequence = self._sequences.get(row.request_id)
+        return row.request_id if sequence is None else sequence.request.origin_id or row.request_id
+
     def receive(self) -> None:
         """Count a request that arrived."""
         self.accounting.received += 1
@@ -125,6 +143,7 @@ class RequestBook:
             origin=self._sequences.get(request.origin_id),
         )
         self._sequences[request.request_id] = sequence
+        self._by_tenant[request.claim.tenant] += 1
         return sequence
 
     def finish(self, sequence: Sequence, end: RelayEnd, now: float) -> None:
@@ -142,6 +161,10 @@ class RequestBook:
         phase = sequence.phase
         sequence.step(Step.END)
         del self._sequences[sequence.request.request_id]
+        tenant = sequence.request.claim.tenant
+        self._by_tenant[tenant] -= 1
+        if not self._by_tenant[tenant]:
+            del self._by_tenant[tenant]
         self.accounting.ended[outcome] += 1
         elapsed_s = now - sequence.times.submitted_at
         usage = terminal.usage

@@ -74,6 +74,7 @@ class Conductor:
       embeddings: inputs that become vectors.
       dismiss: ends whatever there is of some tenants.
       background: who stands still for others.
+      book: of the requests that are live.
       queues: of all that wait: for tokens, and for vectors.
       sweep_times: when `sweep` is to be called; see `is_restless`.
     """
@@ -91,24 +92,24 @@ class Conductor:
         self._config = config
         self._workers = tuple(workers)
         self._observer = observer
-        self._book = RequestBook(config, text, observer, charges)
+        self.book = RequestBook(config, text, observer, charges)
         self._attempts = Attempts(
-            config, self._workers, self._book, self.outbox, text.eos_token_ids, observer, now
+            config, self._workers, self.book, self.outbox, text.eos_token_ids, observer, now
         )
-        self.background = Background(self._book, self._attempts.line)
-        self.doorkeeper = Doorkeeper(self._attempts.gate, self._book)
+        self.background = Background(self.book, self._attempts.line)
+        self.doorkeeper = Doorkeeper(self._attempts.gate, self.book)
         self.recovery = self._attempts.recovery
         self.embeddings = Embeddings(
             config,
             self._workers,
-            self._book.accounting,
+            self.book.accounting,
             self.outbox,
             self.recovery,
             observer,
             text.max_model_len,
             charges,
         )
-        self.dismiss = partial(dismiss_tenants, self._book, self._attempts, self.embeddings)
+        self.dismiss = partial(dismiss_tenants, self.book, self._attempts, self.embeddings)
         self.queues = (self._attempts.line, self.embeddings.line)
         self._drain_until: float | None = None
         self._fence: SelfFence | None = None
@@ -117,7 +118,7 @@ class Conductor:
     @property
     def accounting(self) -> Accounting:
         """Requests received, accepted, rejected, ended."""
-        return self._book.accounting
+        return self.book.accounting
 
     @property
     def num_queued(self) -> int:
@@ -127,7 +128,7 @@ class Conductor:
     @property
     def num_in_flight(self) -> int:
         """Requests without a terminal event, the waiting ones included."""
-        return len(self._book) + len(self.embeddings)
+        return len(self.book) + len(self.embeddings)
 
     @property
     def is_restless(self) -> bool:
@@ -137,13 +138,13 @@ class Conductor:
     @property
     def num_running(self) -> int:
         """Requests that have an attempt."""
-        running = sum(sequence.attempt is not None for sequence in self._book)
+        running = sum(sequence.attempt is not None for sequence in self.book)
         return running + len(self.embeddings) - self.embeddings.num_waiting
 
     @property
     def max_model_len(self) -> int:
         """The longest prompt and completion together."""
-        return limits_of(self._workers, self._book.text.max_model_len).max_model_len
+        return limits_of(self._workers, self.book.text.max_model_len).max_model_len
 
     @property
     def is_draining(self) -> bool:
@@ -163,7 +164,7 @@ class Conductor:
         if not absence_s:
             return
         self._observer.faults.server_paused(absence_s)
-        for sequence in self._book:
+        for sequence in self.book:
             sequence.excuse(absence_s)
         for worker in self._workers:
             worker.excuse(absence_s)
@@ -179,18 +180,18 @@ class Conductor:
         """
         requests, gate = tuple(requests), self._attempts.gate
         for _ in requests:
-            self._book.receive()
+            self.book.receive()
         try:
             for request in requests:
                 self._refuse(request, len(requests), now)
             forecasts = gate.judge(requests, now)
         except RequestError as error:
             for request in requests:
-                self._book.reject(request.claim, error)
+                self.book.reject(request.claim, error)
             raise
         sequences = []
         for request, forecast in zip(requests, forecasts, strict=True):
-            sequence = self._book.accept(request, now)
+            sequence = self.book.accept(request, now)
             gate.took(sequence, forecast, now)
             self.sweep_times.note(sequence.deadline)
             self.recovery.accepted()
@@ -221,7 +222,7 @@ class Conductor:
         # Whoever has taken half of that joins, and from then on they need one frame together.
         decode = attempt.pair.decode
         for key in decode.shares:
-            other = self._book.running(key)
+            other = self.book.running(key)
             if other is None or other.attempt is None:
                 continue
             if other.allowed - other.attempt.allowed >= max(window // 8, 1):
@@ -245,7 +246,7 @@ class Conductor:
         worker.lost(now, is_its_fault=not left)
         self._attempts.note_pools()
         self._observer.worker_lost(str(worker), cause)
-        struck = [sequence for sequence in self._book if sequence.needs(worker)]
+        struck = [sequence for sequence in self.book if sequence.needs(worker)]
         has_died = not left and cause not in NO_DEATH
         suspects = {s for s in struck if s.computes_on(worker)} if has_died else set()
         if cause == PeerEvent.WEDGED.value:
@@ -304,13 +305,13 @@ class Conductor:
             if worker.monitor.check(now) is PeerState.DEAD:
                 self.lost(worker, worker.monitor.reason.value, now)
             self.sweep_times.note(worker.monitor.due_at)
-        for sequence in self._book.next_swept():
+        for sequence in self.book.next_swept():
             due = due_at(sequence, self._config)
             if due <= now or self.is_draining:
                 self._attempts.sweep(sequence, self._drain_until, now)
                 due = max(now, due_at(sequence, self._config))
             self.sweep_times.note(due)
-        self.sweep_times.swept(now, is_round_over=not self._book.has_unswept)
+        self.sweep_times.swept(now, is_round_over=not self.book.has_unswept)
         for sequence in self.background.released(now):
             self.taken(sequence, is_released=True)
         self._attempts.end_hopeless(now)
@@ -326,25 +327,25 @@ class Conductor:
         """Return whether a request in flight has this as its present attempt, on this worker."""
         if self.embeddings.is_wanted(worker, key):
             return True
-        sequence = self._book.running(key)
+        sequence = self.book.running(key)
         attempt = None if sequence is None else sequence.attempt
         return attempt is not None and worker in attempt.pair
 
     def overdue_s(self, now: float) -> float:
         """Return by how much the most overdue request has outlived its deadline; negative if none
         has."""
-        deadlines = [one.deadline for one in (*self._book, *self.embeddings)]
+        deadlines = [one.deadline for one in (*self.book, *self.embeddings)]
         return now - min(deadlines) if deadlines else -MAX_SECONDS
 
     def _refuse(self, request: GenerationRequest, num_together: int, now: float) -> None:
         if self.is_draining:
             raise draining()
-        if request.request_id in self._book:
+        if request.request_id in self.book:
             raise server_error()  # two requests with one id could not be told apart
         objection = self.recovery.objection(request.prompt_ids, now)
         if objection is not None:
             raise objection.error
-        refuse_unfit(request, limits_of(self._workers, self._book.text.max_model_len))
+        refuse_unfit(request, limits_of(self._workers, self.book.text.max_model_len))
         roles = needed_roles(self._config.routing)
         role = missing_role(self._workers, roles, self._config.worker_wait_s, now)
         if role is not None:

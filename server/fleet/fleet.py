@@ -24,7 +24,7 @@ from .auditor import Auditor
 from .conductor import FAREWELL, Conductor
 from .dispatch import is_ready
 from .embedding_run import begin_embeddings
-from .handout import Handout
+from .handout import Handout, Intake
 from .observer import SilentObserver
 from .status import FleetStatus, present, queued_by_class, worker_status
 from .stream import Stream
@@ -94,6 +94,7 @@ class Fleet:
         self._connections: dict[Worker, Connection] = {}
         self._credit_due = trio.Event()
         self._handout = Handout()
+        self._intake = Intake(self._conductor, self._handout, self._take, self._flush)
         self._changed = ParkingLot()
         self._until_sweep = trio.CancelScope()
 
@@ -168,12 +169,13 @@ class Fleet:
                         hwm=link.control_hwm,
                         max_frame_bytes=link.max_control_frame_bytes,
                     )
-                    nursery.start_soon(self._receive, worker)
                     connection = self._connections[worker]
+                    nursery.start_soon(self._intake.receive, worker, connection)
                     nursery.start_soon(_greet, worker, connection, self._me, self._conductor, link)
                 nursery.start_soon(self._beat)
                 nursery.start_soon(self._sweep)
                 nursery.start_soon(self._send_credit)
+                nursery.start_soon(self._intake.run)
                 nursery.start_soon(self._handout.run)
                 task_status.started()
         finally:
@@ -238,20 +240,6 @@ class Fleet:
         self._conductor.wake(trio.current_time())
         self._conductor.cancel(sequence, reason, trio.current_time())
         self._flush()
-
-    async def _receive(self, worker: Worker) -> None:
-        connection = self._connections[worker]
-        while True:
-            messages = await connection.receive_many()
-            now = trio.current_time()
-            self._conductor.wake(now)
-            self._handout.collect()
-            try:
-                for message in messages:
-                    self._take(worker, message.frame, now)
-                self._flush()
-            finally:
-                self._handout.hand_out_collected()
 
     def _take(self, worker: Worker, frame: AnyFrame, now: float) -> None:
         match frame:

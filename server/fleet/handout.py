@@ -1,9 +1,10 @@
-"""Hands streams what has come for them: one turn of one task for all tokens of a frame, the very
-turn that took it where they are few.
+"""Takes what workers send and hands it to streams, both by turns of tenants.
 
-Tenants take turns, stream by stream: however many streams one has, another one's token waits for as
-many of them as there are tenants. Knows who is due, in which order, and how many go before others
-may run; what a stream does with its tokens is its listener's.
+One turn of one task does all of a small frame, from the worker's message to the clients' sockets.
+Where several tenants have streams, the rows of a larger frame are taken some at a time, tenant by
+tenant, and what they brought is handed out before the next ones: however many streams one tenant
+has, another one's token waits for one such turn, and not for a frame. What a stream does with its
+tokens is its listener's.
 """
 
 from __future__ import annotations
@@ -12,12 +13,157 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 import trio
+from trio.lowlevel import ParkingLot
+
+from transport.frames import Tokens
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from transport.frames import AnyFrame, TokenRow
+    from transport.link import Connection
+
+    from .conductor import Conductor
     from .stream import Stream
+    from .workers import Worker
 
 STREAMS_PER_CHECKPOINT: Final = 128
 """Streams that are handed their tokens before others may run: two or three milliseconds."""
+
+
+ROWS_PER_TURN: Final = 64
+"""Tokens that are taken before others may run, where several tenants have streams: about a
+millisecond with the writes that follow. With 16 the turns themselves cost more than the tokens."""
+
+
+class RowLine:
+    """Rows that wait for their turn, by tenant. What a tenant has here goes in its order."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[tuple[Worker, TokenRow]]] = {}  # whose turn is first
+        self._num_of_worker: dict[Worker, int] = {}
+
+    def add(self, tenant: str, worker: Worker, rows: Sequence[TokenRow]) -> None:
+        """Put rows behind the others of their tenant."""
+        self._waiting.setdefault(tenant, deque()).extend((worker, row) for row in rows)
+        self._num_of_worker[worker] = self._num_of_worker.get(worker, 0) + len(rows)
+
+    def has(self, worker: Worker) -> bool:
+        """Whether a row of a worker waits."""
+        return worker in self._num_of_worker
+
+    def next_turn(self) -> dict[Worker, list[TokenRow]]:
+        """Take out the rows of one turn, of each tenant one after the other.
+
+        A turn ends as soon as a tenant has no more rows: what it has is handed out at once.
+        """
+        turn: dict[Worker, list[TokenRow]] = {}
+        for _ in range(ROWS_PER_TURN):
+            if not self._waiting:
+                break
+            tenant = next(iter(self._waiting))
+            of_tenant = self._waiting.pop(tenant)
+            worker, row = of_tenant.popleft()
+            if of_tenant:
+                self._waiting[tenant] = of_tenant
+            self._num_of_worker[worker] -= 1
+            if not self._num_of_worker[worker]:
+                del self._num_of_worker[worker]
+            turn.setdefault(worker, []).append(row)
+            if not of_tenant:
+                break
+        return turn
+
+
+class Intake:
+    """Takes the frames of all workers, each worker's in their order.
+
+    Args:
+      conductor: says how many tenants there are, and whose a row is.
+      handout: hands out what frames bring.
+      take: acts upon one frame.
+      flush: sends what follows.
+    """
+
+    def __init__(
+        self,
+        conductor: Conductor,
+        handout: Handout,
+        take: Callable[[Worker, AnyFrame, float], None],
+        flush: Callable[[], None],
+    ) -> None:
+        self._conductor = conductor
+        self._handout = handout
+        self._take = take
+        self._flush = flush
+        self._line = RowLine()
+        self._has_rows = trio.Event()
+        self._turn_over = ParkingLot()
+
+    async def receive(self, worker: Worker, connection: Connection) -> None:
+        """Take a worker's frames until cancelled."""
+        while True:
+            frames = deque(message.frame for message in await connection.receive_many())
+            while frames:
+                small = self._without_turns(frames)
+                if small:
+                    self._take_now([(worker, frame) for frame in small])
+                if frames:
+                    large = frames.popleft()
+                    assert isinstance(large, Tokens), "nothing else is large"
+                    await self._take_by_turns(worker, large.rows)
+
+    async def run(self) -> None:
+        """Give turns until cancelled."""
+        while True:
+            await self._has_rows.wait()
+            self._has_rows = trio.Event()
+            while self._give_turn():
+                await trio.lowlevel.checkpoint()
+
+    def _without_turns(self, frames: deque[AnyFrame]) -> list[AnyFrame]:
+        """Take out the first frames up to one whose rows need turns."""
+        small: list[AnyFrame] = []
+        has_neighbours = self._conductor.book.num_tenants > 1
+        while frames:
+            frame = frames[0]
+            if has_neighbours and isinstance(frame, Tokens) and len(frame.rows) > ROWS_PER_TURN:
+                break
+            small.append(frames.popleft())
+        return small
+
+    async def _take_by_turns(self, worker: Worker, rows: Sequence[TokenRow]) -> None:
+        book = self._conductor.book
+        by_tenant: dict[str, list[TokenRow]] = {}
+        for row in rows:
+            by_tenant.setdefault(book.tenant_of(row), []).append(row)
+        for tenant, own in by_tenant.items():
+            # Choices of one request side by side, so that one write carries what they have.
+            own.sort(key=book.origin_of)
+            self._line.add(tenant, worker, own)
+        self._give_turn()
+        self._has_rows.set()
+        while self._line.has(worker):
+            await self._turn_over.park()
+
+    def _give_turn(self) -> bool:
+        """Take the rows of one turn; return whether there were any."""
+        turn = self._line.next_turn()
+        if turn:
+            self._take_now([(worker, Tokens(0, tuple(rows))) for worker, rows in turn.items()])
+            self._turn_over.unpark_all()
+        return bool(turn)
+
+    def _take_now(self, frames: Iterable[tuple[Worker, AnyFrame]]) -> None:
+        now = trio.current_time()
+        self._conductor.wake(now)
+        self._handout.collect()
+        try:
+            for worker, frame in frames:
+                self._take(worker, frame, now)
+            self._flush()
+        finally:
+            self._handout.hand_out_collected()
 
 
 class Handout:

@@ -47,6 +47,10 @@ _BOUNDS: Final = (
     "security/test_bombs.py::test_as_many_as_the_bound_are_taken_and_one_more_is_refused"
 )
 
+_CROWDS: Final = "server/edge/test_crowds.py"
+_ADDRESS: Final = "server/edge/test_client_address.py"
+_TABLE: Final = "server/edge/connection_table.py"
+
 MUTANTS: Final = (
     Mutant("A1", "transport/codec.py", "return _DECODER.decode(data)",
            'return __import__("pickle").loads(data)',
@@ -112,7 +116,7 @@ MUTANTS: Final = (
     Mutant("A12", _HEAD_GUARD, 'if length is not None or version == b"1.0":', "if not version:",
            _HEADS),
     Mutant("A13", "server/api/access.py",
-           "request.endpoint not in OPEN_ENDPOINTS and request.remote_addr != UNIX_PEER",
+           "request.endpoint not in OPEN_ENDPOINTS and not own_peer(request.scope).is_unix",
            'request.path.startswith("/v1")',
            f"{_KEYS}::test_no_route_is_open_that_is_not_named_as_open"),
     Mutant("A13", "server/api/access.py",
@@ -284,4 +288,38 @@ MUTANTS: Final = (
     Mutant("A38", "server/metrics_text.py", "        await trio.lowlevel.checkpoint()\n", "",
            "server/test_metrics.py::"
            "test_a_scrape_lets_others_have_their_turn_after_some_samples"),
+    Mutant("A34", _TABLE, "own.count >= self._max_per_address:", "own.count < 0:",
+           f"{_CROWDS}::test_one_address_with_idle_connections_only_keeps_no_other_out"),
+    Mutant("A34", _TABLE, "next(iter(self._without_key or self._with_key), None)",
+           "next(iter(self._with_key or self._without_key), None)",
+           f"{_CROWDS}::"
+           "test_a_full_server_closes_who_has_shown_no_key_before_a_tenants_idle_connection"),
+    Mutant("A34", "server/edge/cures_tcp.py", "self._note_idle(event.idle)", "pass",
+           f"{_CROWDS}::"
+           "test_connections_on_which_something_runs_stay_and_their_address_gets_a_429"),
+    Mutant("A34", "server/edge/cures_tcp.py",
+           "if not self._arrival.proxies.trusts(opening.host):", "if not opening.host:",
+           f"{_CROWDS}::test_connections_by_proxy_protocol_count_for_their_client"),
+    Mutant("A34", "server/edge/cures_http.py",
+           "self._speaks_for_others = peer.is_unix or proxies.trusts(peer.host)",
+           "self._speaks_for_others = True",
+           f"{_CROWDS}::test_a_trusted_proxy_names_the_client_and_nobody_else_does"),
+    Mutant("A34", "server/edge/cures_http.py",
+           "self._speaks_for_others = self._proxies.trusts(host)",
+           "self._speaks_for_others = bool(host)",
+           f"{_CROWDS}::test_a_trusted_proxy_names_the_client_and_nobody_else_does"),
+    Mutant("A34", "server/api/fleet_audit.py", "return is_local and not is_forwarding and",
+           "return is_local and",
+           f"{_CROWDS}::test_a_client_that_a_proxy_calls_local_is_not_from_here"),
+    Mutant("A34", "server/edge/client_address.py",
+           "return named.pop() if len(named) == 1 else None",
+           "return named.pop() if named else None",
+           f"{_ADDRESS}::test_two_headers_that_disagree_name_no_client"),
+    Mutant("A34", "server/edge/client_address.py", "if not self.trusts(found):",
+           "if node is nodes[0]:",
+           f"{_ADDRESS}::test_the_last_address_that_is_no_proxy_counts"),
+    Mutant("A34", "server/edge/client_address.py", "_V6_CLIENT_BITS: Final = 64",
+           "_V6_CLIENT_BITS: Final = 128",
+           f"{_ADDRESS}::"
+           "test_connections_of_one_ipv6_network_of_64_bits_are_counted_together"),
 )  # fmt: skip

@@ -284,12 +284,13 @@ async def test_a_client_that_floods_behind_its_request_is_cut() -> None:
 
 
 async def test_connections_beyond_the_limit_are_told() -> None:
-    async with surface(max_connections=2) as server:
+    fleet = FakeFleet(by_hand)
+    async with surface(fleet, max_connections=2, max_connections_per_address=2) as server:
         first, second = await server.connect(), await server.connect()
         async with first.stream, second.stream:
             for client in (first, second):
-                await client.send(GET)
-                assert (await client.answer()).status == 200
+                await client.send(post(chat(stream=True)))
+                assert (await client.head())[0] == 200
             third = await server.connect()
             async with third.stream:
                 answer = await third.answer()

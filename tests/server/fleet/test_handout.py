@@ -5,10 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
-from server.fleet.handout import STREAMS_PER_CHECKPOINT, Handout
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.fleet.handout import ROWS_PER_TURN, STREAMS_PER_CHECKPOINT, Handout, RowLine
 
 if TYPE_CHECKING:
     from server.fleet.stream import Stream
+    from server.fleet.workers import Worker
+    from transport.frames import TokenRow
 
 
 class FakeStream:
@@ -66,3 +71,28 @@ def test_a_stream_that_is_due_again_at_once_keeps_nobody_waiting_for_ever() -> N
     FakeStream("other", order, handout).add()
     handout.hand_out_collected()
     assert order == ["greedy", "other", "greedy"]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2)), max_size=300))
+def test_a_turn_has_so_many_rows_and_tenants_alternate(rows: list[tuple[str, int]]) -> None:
+    line = RowLine()
+    for number, (tenant, worker) in enumerate(rows):
+        row = cast("TokenRow", (tenant, number))
+        line.add(tenant, cast("Worker", worker), [row])
+    taken: list[tuple[str, int]] = []
+    waiting = {tenant: sum(t == tenant for t, _ in rows) for tenant in "abc"}
+    while turn := line.next_turn():
+        of_turn = cast("list[tuple[str, int]]", [row for own in turn.values() for row in own])
+        assert len(of_turn) <= ROWS_PER_TURN
+        counts = {tenant: sum(t == tenant for t, _ in of_turn) for tenant in "abc"}
+        for tenant, count in counts.items():
+            assert count == waiting[tenant] or count >= max(counts.values()) - 1
+            waiting[tenant] -= count
+        has_run_out = any(counts[tenant] and not waiting[tenant] for tenant in "abc")
+        assert has_run_out or len(of_turn) == ROWS_PER_TURN
+        taken += sorted(of_turn, key=lambda row: row[1])
+    assert len(taken) == len(rows)
+    assert not any(line.has(cast("Worker", worker)) for worker in range(3))
+    for tenant in "abc":
+        own = [number for t, number in taken if t == tenant]
+        assert own == sorted(own)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
+from server.fleet import handout
 from server.generation import Delta, Failed, Finished
 from triolet.errors import LocalProtocolError
+from triolet.service_class import Claim
 
 from .fakes import completion_ids, make_request
 from .test_fleet import read_all, running
@@ -73,3 +75,44 @@ async def test_who_stops_listening_is_called_no_more_and_may_wait_again(
         await heard.wait()
         rest, _ = await read_all(stream)
         assert token_ids + rest == completion_ids(0, 40)
+
+
+ROWS_OF_A_TURN = 16
+"""Fewer than in production: a fake worker has few rows."""
+
+
+async def test_a_neighbours_token_waits_for_one_turn_and_not_for_a_crowds_frame(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handout, "ROWS_PER_TURN", ROWS_OF_A_TURN, raising=False)
+    crowd, neighbour = Claim(tenant="crowd"), Claim(tenant="neighbour")
+    async with running() as cluster:
+        cluster.decode.row_credit = 100
+        await trio.sleep(1.0)
+        streams = [
+            cluster.fleet.submit(make_request(number, max_tokens=40, claim=crowd))
+            for number in range(1, 61)
+        ]
+        late = cluster.fleet.submit(make_request(61, max_tokens=40, claim=neighbour))
+        held: list[int] = []
+        handed = 0
+        over = trio.Event()
+
+        def take(number: int) -> None:
+            nonlocal handed
+            for event in streams[number].take_now():
+                handed += len(event.token_ids) if isinstance(event, Delta) else 0
+
+        def take_late() -> None:
+            held.append(sum(len(s._sequence.relay.token_ids) for s in streams) - handed)
+            if any(isinstance(event, Finished) for event in late.take_now()):
+                over.set()
+
+        for number, stream in enumerate(streams):
+            stream.listen(partial(take, number))
+        late.listen(take_late)
+        await over.wait()
+        assert len(held) > 20
+        assert max(held) <= ROWS_OF_A_TURN
+        await trio.sleep(1.0)
+        assert handed == 60 * 40

@@ -250,7 +250,7 @@ class World:
         """Assert that every request has or will have exactly one terminal event, and is charged
         with it."""
         self.conductor.accounting.check(self.conductor.num_in_flight)
-        live = (*self.conductor._book, *self.conductor.embeddings)
+        live = (*self.conductor.book, *self.conductor.embeddings)
         self.charges.check(one.request.request_id for one in live)
         assert self.wrongly_charged == []
         for reader in self.readers:

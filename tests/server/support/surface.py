@@ -57,9 +57,10 @@ class Surface:
             while self.edge.connections:
                 await trio.lowlevel.checkpoint()
 
-    async def connect(self) -> RawClient:
-        """Open a connection to write bytes on."""
-        return RawClient(await trio.open_tcp_stream("127.0.0.1", self.port))
+    async def connect(self, source: str | None = None) -> RawClient:
+        """Open a connection to write bytes on, perhaps from another address of this machine."""
+        stream = await trio.open_tcp_stream("127.0.0.1", self.port, local_address=source)
+        return RawClient(stream)
 
     async def request(
         self,
@@ -257,7 +258,7 @@ async def surface(
         quotas=quotas or quotas_in_memory(),
     )
     edge = Edge(build_app(services), config)
-    metrics.watch(fleet.status, lambda: edge.connections, lambda: edge.writes.by_way)
+    metrics.watch(fleet.status, *edge.counters)
     listening = open_listening_socket(config)
     url, port = base_url(listening), listening.getsockname()[1]
     async with trio.open_nursery() as nursery:

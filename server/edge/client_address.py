@@ -1,0 +1,186 @@
+"""Whom a connection or a request comes from, as far as a proxy in front is trusted to say so.
+
+What a proxy says counts only if the other end of the connection is in one of the configured
+networks: PROXY protocol v2 at the connection's start, `Forwarded` (RFC 7239) or `X-Forwarded-For`
+in a request's head. Bytes and addresses only; no socket, no clock.
+"""
+
+from __future__ import annotations
+
+import re
+from ipaddress import IPv6Address, IPv6Network, ip_address, ip_network
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ..api.errors import http_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from ipaddress import IPv4Address
+
+PROXY_SIGNATURE: Final = b"\r\n\r\n\x00\r\nQUIT\n"
+"""How PROXY protocol v2 begins; no request begins so."""
+_FIXED_BYTES: Final = 16
+MAX_PREAMBLE_BYTES: Final = 4096
+"""Addresses take 36 bytes; certificates' names and ids of load balancers behind them some hundred,
+and both are skipped."""
+MAX_HOPS: Final = 32
+"""Proxies that one request names; more is no chain of proxies."""
+_LOCAL, _PROXY = 0x20, 0x21
+_ADDRESS_BYTES: Final = {0x11: 4, 0x21: 16}
+"""Of TCP over IPv4 and over IPv6: of the source address, which comes first."""
+_FAMILY_BYTES: Final = {0x00: 0, 0x11: 12, 0x21: 36}
+"""Both addresses and ports. Anything else does not arrive over TCP."""
+_PAIR: Final = re.compile(
+    r"[ \t]*([!#$%&'*+\-.^_`|~0-9A-Za-z]+)="
+    r"(?:\"((?:[^\"\\]|\\.)*)\"|([!#$%&'*+\-.^_`|~0-9A-Za-z]+))[ \t]*([;,]|$)"
+)
+_NODE: Final = re.compile(r"\[([0-9A-Fa-f:.]+)\](?::\d{1,5})?|(\d+\.\d+\.\d+\.\d+)(?::\d{1,5})?")
+_V6_CLIENT_BITS: Final = 64
+"""What one subscriber gets of IPv6 at least: any number of addresses."""
+
+
+def parsed_address(text: str) -> IPv4Address | IPv6Address | None:
+    """Return an address, an IPv4 address that is mapped into IPv6 as IPv4; None if it is none."""
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def counted_address(host: str) -> str:
+    """Return what the connections of a host are counted for: of IPv6, the network of 64 bits."""
+    address = parsed_address(host.partition("%")[0])
+    if isinstance(address, IPv6Address):
+        return str(IPv6Network((int(address), _V6_CLIENT_BITS), strict=False))
+    return host if address is None else str(address)
+
+
+class TrustedProxies:
+    """The networks of proxies that may say whom they ask for.
+
+    Args:
+      networks: as CIDR.
+    """
+
+    def __init__(self, networks: Iterable[str] = ()) -> None:
+        self._networks = [ip_network(network) for network in networks]
+
+    def trusts(self, host: str | None) -> bool:
+        """Return whether an address is in one of the networks."""
+        if not self._networks or host is None:
+            return False
+        address = parsed_address(host.partition("%")[0])
+        return address is not None and any(address in network for network in self._networks)
+
+    def client_of(self, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+        """Return the client that a trusted peer asks for: the last address that is no proxy's.
+
+        A proxy writes one of the two headers and passes on what it got as the other one, so where
+        both are there they have to agree.
+
+        Args:
+          headers: names in lower case.
+
+        Returns:
+          None if none is named, or not beyond doubt: then it is the peer itself.
+        """
+        chains: dict[bytes, list[str]] = {}
+        for name, value in headers:
+            if name in (b"forwarded", b"x-forwarded-for"):
+                chains.setdefault(name, []).append(value.decode("latin-1"))
+        named = {self._walk(name, ",".join(values)) for name, values in chains.items()}
+        return named.pop() if len(named) == 1 else None
+
+    def _walk(self, name: bytes, value: str) -> str | None:
+        nodes = _forwarded_nodes(value) if name == b"forwarded" else _listed_nodes(value)
+        found = None
+        for node in reversed(nodes[-MAX_HOPS - 1 :]):
+            address = None if node is None else parsed_address(node)
+            if address is None:
+                return None
+            found = str(address)
+            if not self.trusts(found):
+                return found
+        return found if len(nodes) <= MAX_HOPS else None
+
+
+def _listed_nodes(value: str) -> list[str | None]:
+    return [_host(node.strip(" \t")) for node in value.split(",")]
+
+
+def _forwarded_nodes(value: str) -> list[str | None]:
+    """Return whom each element of `Forwarded` is for; [None] if it is malformed."""
+    nodes: list[str | None] = []
+    node: str | None = None
+    at, has_node, mark = 0, False, ","
+    while mark:
+        pair = _PAIR.match(value, at)
+        if pair is None:
+            return [None]
+        name, quoted, token, mark = pair.groups()
+        at = pair.end()
+        if name.lower() == "for":
+            if has_node:
+                return [None]
+            has_node, node = True, _host(token if quoted is None else quoted)
+        if mark != ";":
+            nodes.append(node)
+            node, has_node = None, False
+    return nodes
+
+
+def _host(node: str) -> str | None:
+    """Return the address of a node that may have a port; None for anything else."""
+    match = _NODE.fullmatch(node)
+    if match is not None:
+        return match[1] or match[2]
+    return node if ":" in node and "%" not in node else None  # IPv6 without brackets
+
+
+class Opening(NamedTuple):
+    """How a connection of a trusted peer begins.
+
+    Attributes:
+      host: the client's that a proxy speaks for; None if it speaks for itself.
+      rest: bytes behind it.
+    """
+
+    host: str | None
+    rest: bytes
+
+
+class Preamble:
+    """Collects what may be PROXY protocol v2 at the start of a connection."""
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def feed(self, data: bytes) -> Opening | None:
+        """Take the first bytes of a connection.
+
+        Returns:
+          None while more are needed.
+
+        Raises:
+          RequestError: it is PROXY protocol and malformed.
+        """
+        held = self._held = self._held + data
+        if not held.startswith(PROXY_SIGNATURE[: len(held)]):
+            return Opening(None, held)
+        if len(held) < _FIXED_BYTES:
+            return None
+        command, family = held[12], held[13]
+        end = _FIXED_BYTES + int.from_bytes(held[14:16], "big")
+        if command not in (_LOCAL, _PROXY):
+            raise http_error(400, "the PROXY protocol header has an unknown version or command")
+        if end > MAX_PREAMBLE_BYTES:
+            raise http_error(400, f"the PROXY protocol header has over {MAX_PREAMBLE_BYTES} bytes")
+        if command == _PROXY and end < _FIXED_BYTES + _FAMILY_BYTES.get(family, MAX_PREAMBLE_BYTES):
+            raise http_error(400, "the PROXY protocol header names no address of TCP")
+        if len(held) < end:
+            return None
+        host = None
+        if command == _PROXY and (size := _ADDRESS_BYTES.get(family)):
+            host = str(parsed_address(str(ip_address(held[_FIXED_BYTES : _FIXED_BYTES + size]))))
+        return Opening(host, held[end:])

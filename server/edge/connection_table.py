@@ -1,0 +1,172 @@
+"""Which connections a server holds, and which one gives way to a newcomer. No socket, no clock.
+
+A connection is idle while no request of it is under way: before its first head is complete, and
+between an answer and the next request. An idle one holds nothing but its place. Busy ones keep
+their places whatever arrives. The order of calls is the order of time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Refused(StrEnum):
+    """Why a connection gets no place."""
+
+    ADDRESS = "address"
+    """Its address has as many as one may have, all busy."""
+    SERVER = "server"
+    """The server has as many as it may have, all busy."""
+
+
+@dataclass(eq=False, slots=True)
+class Place:
+    """What one connection takes.
+
+    Attributes:
+      address: it is counted for; None for connections that speak for many clients.
+      cut: closes the connection at once.
+      has_shown_key: a request on it has passed the check of keys.
+    """
+
+    address: str | None
+    cut: Callable[[], None]
+    has_shown_key: bool = False
+
+
+class IdleLine:
+    """Idle connections: those without a key first, of each kind the longest idle first."""
+
+    def __init__(self) -> None:
+        self._without_key: OrderedDict[Place, None] = OrderedDict()
+        self._with_key: OrderedDict[Place, None] = OrderedDict()
+
+    def add(self, place: Place) -> None:
+        """Put a connection behind those of its kind."""
+        (self._with_key if place.has_shown_key else self._without_key)[place] = None
+
+    def discard(self, place: Place) -> None:
+        """Take a connection out, if it is here."""
+        self._without_key.pop(place, None)
+        self._with_key.pop(place, None)
+
+    @property
+    def first(self) -> Place | None:
+        """The connection that gives way next; None if all are busy."""
+        return next(iter(self._without_key or self._with_key), None)
+
+
+@dataclass(slots=True)
+class AddressPlaces:
+    """The connections of one address."""
+
+    count: int = 0
+    idle: IdleLine = field(default_factory=IdleLine)
+
+
+class ConnectionTable:
+    """All connections of a server.
+
+    Args:
+      max_connections: in all.
+      max_per_address: of one address.
+
+    Attributes:
+      turned_away: connections that were refused, by why, and that gave way (`evicted`).
+    """
+
+    def __init__(self, max_connections: int, max_per_address: int) -> None:
+        self._max_connections = max_connections
+        self._max_per_address = max_per_address
+        self._places: set[Place] = set()
+        self._idle = IdleLine()
+        self._by_address: dict[str, AddressPlaces] = {}
+        self.turned_away = {"evicted": 0, **{str(reason): 0 for reason in Refused}}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def admit(self, address: str | None, cut: Callable[[], None]) -> Place | Refused:
+        """Give a new connection a place; an idle one is cut for it if there is none.
+
+        Args:
+          address: see Place.
+          cut: as well.
+        """
+        refused = self._make_room(address, has_place=False)
+        if refused is not None:
+            return refused
+        place = Place(address, cut)
+        self._places.add(place)
+        self._count_for_address(place)
+        self.rest(place)
+        return place
+
+    def attribute(self, place: Place, address: str) -> Refused | None:
+        """Count a connection that has been counted for no address for one from now on."""
+        assert place.address is None, "a connection has one address"
+        if place not in self._places:
+            return None  # it has just been cut
+        refused = self._make_room(address, has_place=True)
+        if refused is None:
+            self._idle.discard(place)
+            place.address = address
+            self._count_for_address(place)
+            self.rest(place)
+        return refused
+
+    def work(self, place: Place) -> None:
+        """Note that a request is under way on a connection."""
+        self._idle.discard(place)
+        if place.address is not None and (own := self._by_address.get(place.address)):
+            own.idle.discard(place)
+
+    def rest(self, place: Place) -> None:
+        """Note that no request is under way on a connection from now on."""
+        if place not in self._places:
+            return
+        self._idle.add(place)
+        if place.address is not None:
+            self._by_address[place.address].idle.add(place)
+
+    def leave(self, place: Place) -> None:
+        """Take a connection out. Idempotent."""
+        if place not in self._places:
+            return
+        self.work(place)
+        self._places.remove(place)
+        if place.address is not None:
+            own = self._by_address[place.address]
+            own.count -= 1
+            if not own.count:
+                del self._by_address[place.address]
+
+    def _count_for_address(self, place: Place) -> None:
+        if place.address is not None:
+            self._by_address.setdefault(place.address, AddressPlaces()).count += 1
+
+    def _make_room(self, address: str | None, *, has_place: bool) -> Refused | None:
+        """Cut an idle connection if one has to go; return why none can."""
+        own = None if address is None else self._by_address.get(address)
+        is_bounded = self._max_per_address < self._max_connections
+        if is_bounded and own is not None and own.count >= self._max_per_address:
+            return self._evict(own.idle, Refused.ADDRESS)
+        if not has_place and len(self._places) >= self._max_connections:
+            return self._evict(self._idle, Refused.SERVER)
+        return None
+
+    def _evict(self, line: IdleLine, reason: Refused) -> Refused | None:
+        place = line.first
+        if place is None:
+            self.turned_away[reason] += 1
+            return reason
+        self.leave(place)
+        self.turned_away["evicted"] += 1
+        place.cut()
+        return None
