@@ -127,6 +127,8 @@ async def serve(
             )
             edge = Edge(app := build_app(services), config)
             metrics.watch(fleet.status, lambda: edge.connections, lambda: edge.writes.by_way)
+            lines = {"text": text.turns, "parser": services.parser_threads.turns}
+            metrics.http.watch_door(lines | {"grammar": grammars.turns}, services.bodies)
             async with trio.open_nursery() as nursery:
                 for part in (quotas.store, fleet, services.kept, grammars):
                     await nursery.start(part.run)
@@ -241,6 +243,7 @@ def _load_text(config: ServerConfig) -> TextModel:
         config.model_dir,
         tokenize_threads=config.tokenize_threads,
         tokenize_timeout_s=config.tokenize_timeout_s,
+        turns=config.turns,
     )
 
 

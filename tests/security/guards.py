@@ -136,7 +136,7 @@ MUTANTS: Final = (
            "server/text/test_tokenizer.py::"
            "test_text_that_cannot_fit_is_refused_before_it_is_tokenised"),
     Mutant("A16", "server/text/tokenizer.py",
-           "self._refuse_beyond(self._guard.least_chars(rendered), MESSAGES)", "pass",
+           "self._refuse_beyond(self._guard.least_chars(so_far), MESSAGES)", "pass",
            "server/text/test_tokenizer.py::"
            "test_a_conversation_that_cannot_fit_is_refused_before_it_is_searched"),
     Mutant("A16", "server/text/tokenizer.py", "self._guard.protect(messages),", "messages,",
