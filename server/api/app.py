@@ -184,9 +184,8 @@ async def _on_error(services: Services, error: Exception) -> Response:
     headers = error_headers(shown)
     if isinstance(error, MethodNotAllowed):
         headers["allow"] = ", ".join(sorted(error.valid_methods or ()))
-    entry = live_request().entry if has_request_context() else None
-    is_unread = entry is not None and entry.is_turned_away and not entry.whole.is_set()
-    if shown.status in {408, 413} or is_unread or services.lifecycle.is_draining:
+    is_cut = has_request_context() and live_request().entry.is_cut
+    if shown.status in {408, 413} or is_cut or services.lifecycle.is_draining:
         # The rest of the body is not read, or the process ends: nothing more will be answered.
         headers["connection"] = "close"
     if not has_request_context():

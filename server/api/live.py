@@ -89,6 +89,12 @@ class Entry:
         """Of the body, so far."""
         return self._received
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the rest of the body is not taken: the connection cannot be used again."""
+        is_full = self.hold is not None and self.hold.refusal is not None
+        return (self.is_turned_away or is_full) and not self.whole.is_set()
+
     def receive(self, num_bytes: int) -> bool:
         """Count bytes of the body; return whether they are to be kept."""
         self._received += num_bytes
