@@ -13,6 +13,7 @@ import trio
 from server.quotas.amounts import limits_of
 from server.quotas.opening import quotas_in_memory
 from server.tenancy import Tenancy
+from triolet.config_queue import DoorConfig
 from triolet.errors import overloaded
 from triolet.tenants import Plan
 from triolet.units import KIB, MIB
@@ -112,6 +113,7 @@ async def room_is(server: Surface, num_bytes: int) -> None:
             await trio.lowlevel.checkpoint()
 
 
+@pytest.mark.slow
 async def test_who_has_no_request_left_is_refused_before_its_body_is_sent() -> None:
     async with world(Plan("p", requests_per_minute=1.0)) as all_of_it:
         assert (await all_of_it.ask()).status == 200
@@ -226,16 +228,20 @@ async def test_refusals_beyond_a_rate_wait_for_their_answer() -> None:
 
 
 async def test_a_tenant_has_room_for_so_many_bytes_and_all_together_for_more() -> None:
-    async with world() as all_of_it:
+    async with world(door=DoorConfig(max_body_bytes=5 * LARGE)) as all_of_it:
         server = all_of_it.server
         held = [await all_of_it.begin(LARGE) for _ in range(4)]
         await room_is(server, 4 * LARGE)
         one_more = await all_of_it.begin(LARGE)
         assert (await refused(one_more))[0] == 429
-        assert (await all_of_it.ask()).status == 200, "a short body has room always"
-        held.append(await all_of_it.begin(LARGE, "bob", path="/v1/files"))
+        held.append(await all_of_it.begin(LARGE, "bob"))
         await room_is(server, 5 * LARGE)
-        for client in (*held, one_more):
+        beyond_all = await all_of_it.begin(LARGE, "bob")
+        assert (await refused(beyond_all))[0] == 503
+        for name in ("alice", "bob"):
+            assert (await all_of_it.ask(name=name)).status == 200, "a short body has room always"
+        assert server.services.bodies.refused == {"own_share": 1, "all": 1}
+        for client in (*held, one_more, beyond_all):
             await client.stream.aclose()
         await room_is(server, 0)
 
@@ -323,6 +329,7 @@ async def test_a_line_of_one_tenants_texts_is_not_in_front_of_anothers(
     assert gate.texts.index("bob") == 1
 
 
+@pytest.mark.slow
 async def test_a_long_websocket_message_is_refused_unparsed_where_nothing_is_left() -> None:
     nonsense = " " * 5000 + "]"
     create = {"type": "response.create", "input": "Hi", "store": False, "stream_id": "a"}
@@ -336,8 +343,7 @@ async def test_a_long_websocket_message_is_refused_unparsed_where_nothing_is_lef
             assert (refusal["status"], refusal["error"]["code"]) == (429, "rate_limit_exceeded")
             await socket.send(create | {"input": "x" * 5000})
             assert (await socket.event())["stream_id"] == "a"
-            cancel = {"type": "response.cancel", "response_id": "r" * 5000}
-            await socket.send(cancel)
+            await socket.send({"type": "response.cancel", "response_id": 5, "event_id": "r" * 5000})
             assert (await socket.event())["status"] == 400, "control messages are read"
     assert all_of_it.account.requests < 1
 
