@@ -39,6 +39,8 @@ BAD: dict[str, Any] = {"messages": [{"role": "user", "content": "\0"}]}
 """What is refused once its text is worked on."""
 PATH = "/v1/chat/completions"
 LARGE = 16 * MIB
+ROOM_PATIENCE_S = 10.0
+"""For what comes within milliseconds: a server that takes no room is not waited for longer."""
 
 
 class World:
@@ -108,7 +110,7 @@ async def refused(client: RawClient) -> tuple[int, dict[str, str]]:
 
 async def room_is(server: Surface, num_bytes: int) -> None:
     """Wait until bodies hold so many bytes."""
-    with trio.fail_after(PATIENCE_S):
+    with trio.fail_after(ROOM_PATIENCE_S):
         while server.services.bodies.held_bytes != num_bytes:
             await trio.lowlevel.checkpoint()
 
