@@ -197,9 +197,7 @@ class TextModel:
                 template_kwargs=self._guard.protect(template_kwargs),
                 # Ends the loop of a template that nobody waits for any more.
                 check=trio.from_thread.check_cancelled,
-                refuse=lambda so_far: self._refuse_beyond(
-                    self._guard.least_chars(so_far), MESSAGES
-                ),
+                refuse=refuse_beyond,
                 refuse_after=self.max_model_len * self._vocabulary.longest_token_bytes,
             )
             refuse_beyond(rendered)
