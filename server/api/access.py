@@ -22,9 +22,8 @@ from ..threads import current_line, enter_line
 from .claims import enter_batch
 from .errors import http_error
 from .fleet_audit import UNIX_PEER
-from .intake import live_request
 from .keys import sent_key
-from .live import OWNER_KEY
+from .live import OWNER_KEY, SCOPE_KEY
 from .origins import check_host, check_origin
 from .passing_on import is_passed_on, owner_elsewhere
 from .quota import enter_request
@@ -33,11 +32,12 @@ from .resuming import has_answer
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from quart import Request
     from werkzeug.datastructures import Headers
 
     from triolet.tenants import Tenant
 
-    from .live import Entry, LiveRequest
+    from .live import Entry
     from .ports import Services
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
@@ -156,46 +156,47 @@ async def let_in(services: Services) -> None:
       RequestError: 429, its tenant has nothing left or as much under way as it may; 429 or 503,
         there is no room for its body.
     """
-    live, key = live_request(), current_line()
-    entry = live.entry
-    is_inner = OWNER_KEY in request.scope["state"]
+    asked: Request = request._get_current_object()  # type: ignore[attr-defined]
+    state, key = asked.scope["state"], current_line()
+    entry: Entry = state[SCOPE_KEY].entry
+    is_inner = OWNER_KEY in state
     enter_request(entry)
     try:
-        if request.method == "POST" and request.endpoint not in UNMETERED:
-            _take_ticket(services, live, is_inner=is_inner)
+        if asked.method == "POST" and asked.endpoint not in UNMETERED:
+            _take_ticket(services, entry, asked.endpoint, is_inner=is_inner)
         if not is_inner:
-            _take_room(services, entry, key)
+            _take_room(services, entry, key, asked.content_length or 0)
     except RequestError:
         entry.turn_away()
         if not is_inner:
-            await _pause(services, entry, key)
+            await _pause(services, entry, key, asked.content_length or 0)
         raise
     entry.decided.set()
 
 
-def _take_ticket(services: Services, live: LiveRequest, *, is_inner: bool) -> None:
-    is_kept = request.endpoint in RESUMABLE
+def _take_ticket(services: Services, entry: Entry, endpoint: str | None, *, is_inner: bool) -> None:
+    is_kept = endpoint in RESUMABLE
     if is_kept and (owner_elsewhere(services) is not None or has_answer(services)):
         return
-    uses_tokens = request.endpoint not in TEXT_ONLY
-    live.entry.ticket = services.quotas.enter(
+    uses_tokens = endpoint not in TEXT_ONLY
+    entry.ticket = services.quotas.enter(
         current_tenant(), uses_tokens=uses_tokens, is_charged=not is_inner
     )
 
 
-def _take_room(services: Services, entry: Entry, key: str) -> None:
+def _take_room(services: Services, entry: Entry, key: str, num_bytes: int) -> None:
     entry.hold = services.bodies.hold(key)
-    if not entry.hold.grow_to(max(request.content_length or 0, entry.received_bytes)):
+    if not entry.hold.grow_to(max(num_bytes, entry.received_bytes)):
         assert entry.hold.refusal is not None, "says why"
         raise entry.hold.refusal
 
 
-async def _pause(services: Services, entry: Entry, key: str) -> None:
+async def _pause(services: Services, entry: Entry, key: str, num_bytes: int) -> None:
     """Wait until a refusal is due, and for a body that is on its way already: its connection can
     then be used again."""
     now = trio.current_time()
     answered_at = now + services.refusals.wait_s(key, now)
-    if (request.content_length or 0) <= services.config.door.small_body_bytes:
+    if num_bytes <= services.config.door.small_body_bytes:
         with trio.move_on_after(BODY_UNDER_WAY_S):
             await entry.whole.wait()
     await trio.sleep_until(answered_at)

@@ -8,7 +8,6 @@ it is settled when the last of them has ended.
 from __future__ import annotations
 
 import secrets
-from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
@@ -188,8 +187,8 @@ class Quotas:
         self._running: dict[bytes, Reservation] = {}
         self._lengths: dict[str, CompletionLengths] = {}
         self._limits: dict[str, Limits] = {}
-        self._tickets: Counter[str] = Counter()
-        self._reservations: Counter[str] = Counter()
+        self._tickets: dict[str, int] = {}
+        self._reservations: dict[str, int] = {}
 
     @property
     def num_open(self) -> int:
@@ -198,7 +197,7 @@ class Quotas:
 
     def num_under_way(self, tenant: str) -> int:
         """Return how many requests of a tenant are between the door and their end, here."""
-        return self._tickets[tenant] + self._reservations[tenant]
+        return self._tickets.get(tenant, 0) + self._reservations.get(tenant, 0)
 
     def check(self, tenant: Tenant, *, uses_tokens: bool = True) -> None:
         """Refuse at once whoever has nothing left, before anything is worked on. Costs no round
@@ -211,18 +210,8 @@ class Quotas:
         Raises:
           RequestError: 429.
         """
-        limits = limits_of(tenant.plan)
-        if not tenant.name or not limits.are_any:
-            return
-        account = self.store.last_seen(tenant.name, limits, self._config.view_s)
-        if account is None:
-            return
-        part = self.store.enforced(limits)
-        # Each ticket will be a request of the account's.
-        account = replace(account, requests=account.requests - self._tickets[tenant.name])
-        met = _met(account, part if uses_tokens else Limits(requests=part.requests))
-        if met is not None:
-            self._refuse(tenant, *met)
+        if tenant.name:
+            self._check(tenant, limits_of(tenant.plan), uses_tokens=uses_tokens)
 
     def enter(self, tenant: Tenant, *, uses_tokens: bool, is_charged: bool) -> Ticket:
         """Let a request in, or refuse it before its body is read.
@@ -235,14 +224,13 @@ class Quotas:
         Raises:
           RequestError: 429, its tenant has nothing left, or as much under way as it may.
         """
-        self.check(tenant, uses_tokens=uses_tokens)
-        most = self.store.enforced(limits_of(tenant.plan)).concurrent
-        if most is not None and self.num_under_way(tenant.name) >= most:
-            self._refuse(tenant, Limit.CONCURRENT, self._config.concurrent_retry_s)
-        self._tickets[tenant.name] += 1
+        name = tenant.name
+        if name:
+            self._check(tenant, limits_of(tenant.plan), uses_tokens=uses_tokens, has_to_enter=True)
+        self._tickets[name] = self._tickets.get(name, 0) + 1
 
         def close(has_cost: bool) -> None:
-            self._tickets[tenant.name] -= 1
+            self._tickets[name] -= 1
             if has_cost and is_charged:
                 self.count_request(tenant)
 
@@ -281,7 +269,7 @@ class Quotas:
         reservation = Reservation(ask, limits, asked, self._settle)
         for one in asked:
             self._running[one.request_id] = reservation
-        self._reservations[tenant.name] += 1
+        self._reservations[tenant.name] = self._reservations.get(tenant.name, 0) + 1
         return reservation
 
     def accepted(self, request_id: bytes) -> None:
@@ -332,6 +320,23 @@ class Quotas:
             self._metrics.refused(verdict.refused_by)
             raise error
 
+    def _check(
+        self, tenant: Tenant, limits: Limits, *, uses_tokens: bool, has_to_enter: bool = False
+    ) -> None:
+        if not limits.are_any:
+            return
+        name, part = tenant.name, self.store.enforced(limits)
+        account = self.store.last_seen(name, limits, self._config.view_s)
+        if account is not None:
+            # Each ticket will be a request of the account's.
+            asked = part if uses_tokens else Limits(requests=part.requests)
+            met = _met(account, asked, self._tickets.get(name, 0))
+            if met is not None:
+                self._refuse(tenant, *met)
+        most = part.concurrent if has_to_enter else None
+        if most is not None and self.num_under_way(name) >= most:
+            self._refuse(tenant, Limit.CONCURRENT, self._config.concurrent_retry_s)
+
     def _refuse(self, tenant: Tenant, limit: Limit, wait_s: float) -> NoReturn:
         self._metrics.refused(limit)
         raise refusal(tenant.plan, limit, wait_s)
@@ -354,12 +359,18 @@ class Quotas:
         self.store.settle(replace(settlement, limits=present))
 
 
-def _met(account: Account, limits: Limits) -> tuple[Limit, float] | None:
-    """Return the limit of which nothing at all is left, and for how long."""
+def _met(account: Account, limits: Limits, num_entered: int) -> tuple[Limit, float] | None:
+    """Return the limit of which nothing at all is left, and for how long.
+
+    Args:
+      account: as it is.
+      limits: that count.
+      num_entered: requests that it will be charged for.
+    """
     if limits.budget is not None and account.spent >= limits.budget:
         return Limit.BUDGET, 0.0
     for limit, most, left in (
-        (Limit.REQUESTS, limits.requests, account.requests),
+        (Limit.REQUESTS, limits.requests, account.requests - num_entered),
         (Limit.TOKENS, limits.tokens, account.tokens),
     ):
         if most is not None and left < min(1.0, most) - 0.001:

@@ -245,7 +245,7 @@ MUTANTS: Final = (
            "                connections.start_soon(self._serve, await listeners[0].accept())\n",
            "server/test_main.py::test_it_lives_through_a_time_without_files_and_accepts_again"),
     Mutant("A32", "server/api/access.py",
-           'if request.method == "POST" and request.endpoint not in UNMETERED:',
+           'if asked.method == "POST" and asked.endpoint not in UNMETERED:',
            "if not services:",
            f"{_DOOR}::test_who_has_no_request_left_is_refused_before_its_body_is_sent"),
     Mutant("A32", "server/api/live.py", "self.ticket.has_cost = True", "pass",
@@ -260,11 +260,12 @@ MUTANTS: Final = (
            'return turns.join("", item,',
            "server/text/test_grammars.py::"
            "test_a_line_of_one_clients_grammars_is_not_in_front_of_anothers"),
-    Mutant("A33", "server/api/access.py", "            _take_room(services, entry, key)\n",
+    Mutant("A33", "server/api/access.py",
+           "            _take_room(services, entry, key, asked.content_length or 0)\n",
            "            pass\n",
            f"{_DOOR}::test_a_tenant_has_room_for_so_many_bytes_and_all_together_for_more"),
     Mutant("A33", "server/quotas/quotas.py",
-           "if most is not None and self.num_under_way(tenant.name) >= most:",
+           "if most is not None and self.num_under_way(name) >= most:",
            "if most is not None and most < 0:",
            f"{_DOOR}::"
            "test_bodies_under_way_count_as_requests_at_once_and_end_with_their_clients"),
