@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 import trio
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
 
     from .quotas.quotas import Quotas
+    from .turns import Turns
 
 log = structlog.get_logger(__name__)
 
@@ -126,7 +127,7 @@ async def serve(
                 quotas=quotas,
             )
             edge = Edge(app := build_app(services), config)
-            metrics.watch(fleet.status, *edge.counters)
+            _show(metrics, fleet, edge, services, text.turns, grammars.turns)
             async with trio.open_nursery() as nursery:
                 for part in (quotas.store, fleet, services.kept, grammars):
                     await nursery.start(part.run)
@@ -141,6 +142,20 @@ async def serve(
                 nursery.cancel_scope.cancel()
         finally:
             network.close()
+
+
+def _show(
+    metrics: Metrics,
+    fleet: Fleet,
+    edge: Edge,
+    services: Services,
+    texts: Turns[Any],
+    grammars: Turns[Any],
+) -> None:
+    """Let the metrics show what there is of everything."""
+    metrics.watch(fleet.status, *edge.counters)
+    lines = {"text": texts, "parser": services.parser_threads.turns, "grammar": grammars}
+    metrics.http.watch_door(lines, services.bodies)
 
 
 async def _drain(
@@ -241,6 +256,7 @@ def _load_text(config: ServerConfig) -> TextModel:
         config.model_dir,
         tokenize_threads=config.tokenize_threads,
         tokenize_timeout_s=config.tokenize_timeout_s,
+        turns=config.turns,
     )
 
 

@@ -1,18 +1,61 @@
-"""The counters of what clients ask for, by the routes of the map, what was refused, and of
-lines of batches."""
+"""The counters of what clients ask for, by the routes of the map, what was refused, lines of
+batches, and what waits for threads or holds bodies before it is queued."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from prometheus_client import Counter
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from .metrics_response_cache import ResponseCacheCollector
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
+    from collections.abc import Iterable, Mapping
+    from typing import Any
 
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.metrics_core import Metric
+
+    from .door import BodyRoom
     from .response_cache.front import CachingFleet
+    from .turns import Turns
+
+
+class DoorCollector(Collector):
+    """Lines for threads and grammars, and bytes of bodies, at the moment of the scrape."""
+
+    def __init__(self) -> None:
+        self._lines: Mapping[str, Turns[Any]] = {}
+        self._bodies: BodyRoom | None = None
+
+    def watch(self, lines: Mapping[str, Turns[Any]], bodies: BodyRoom) -> None:
+        """Show these from now on."""
+        self._lines, self._bodies = lines, bodies
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield one family after the other."""
+        jobs = GaugeMetricFamily(
+            "triolet_line_jobs", "Jobs before the queue, by what they do", labels=("line", "state")
+        )
+        refusals = CounterMetricFamily(
+            "triolet_line_refusals", "Jobs that found a line full", labels=("line", "reason")
+        )
+        for name, turns in self._lines.items():
+            jobs.add_metric((name, "waiting"), turns.num_waiting)
+            jobs.add_metric((name, "running"), turns.num_running)
+            for reason, count in turns.refused.items():
+                refusals.add_metric((name, reason), count)
+        held = GaugeMetricFamily("triolet_body_bytes", "Room that bodies under way take")
+        bodies = CounterMetricFamily(
+            "triolet_body_refusals", "Bodies for which there was no room", labels=("reason",)
+        )
+        if self._bodies is not None:
+            held.add_metric((), self._bodies.held_bytes)
+            for what, count in self._bodies.refused.items():
+                bodies.add_metric((what,), count)
+        yield from (jobs, refusals, held, bodies)
 
 
 class HttpMetrics:
@@ -25,6 +68,8 @@ class HttpMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._response_cache = ResponseCacheCollector()
         registry.register(self._response_cache)
+        self._door = DoorCollector()
+        registry.register(self._door)
         self._requests = Counter(
             "triolet_http_requests",
             "Requests by the route that answered",
@@ -69,3 +114,7 @@ class HttpMetrics:
     def watch_response_cache(self, cache: CachingFleet) -> None:
         """Answers are given again from now on."""
         self._response_cache.watch(cache)
+
+    def watch_door(self, lines: Mapping[str, Turns[Any]], bodies: BodyRoom) -> None:
+        """Show lines, by name, and bytes of bodies from now on."""
+        self._door.watch(lines, bodies)

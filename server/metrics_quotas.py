@@ -37,6 +37,12 @@ class QuotaMetrics:
             buckets=RESERVE_BUCKETS,
             registry=registry,
         )
+        self._unreserved = Counter(
+            "triolet_tenant_unreserved_requests",
+            "Requests that count without tokens: refused after work, or for text only",
+            ("tenant",),
+            registry=registry,
+        )
         self._cost = Counter(
             "triolet_tenant_cost",
             "What tenants were charged, in the operator's currency",
@@ -85,6 +91,10 @@ class QuotaMetrics:
     def reserved(self, elapsed_s: float) -> None:
         """The accounts were asked."""
         self._reserved.observe(elapsed_s)
+
+    def unreserved(self, tenant: str) -> None:
+        """A request was counted for which nothing was reserved."""
+        self._unreserved.labels(tenant).inc()
 
     def cost(self, tenant: str, amount: float) -> None:
         """A tenant was charged."""

@@ -16,7 +16,7 @@ from .config_embedding import EmbeddingConfig, EmbeddingLimits
 from .config_gpu import GpuConfig
 from .config_grammar import GrammarConfig
 from .config_overload import OverloadConfig
-from .config_queue import QueueConfig
+from .config_queue import DoorConfig, QueueConfig, TurnsConfig
 from .config_recovery import RecoveryConfig
 from .config_response_cache import ResponseCacheConfig
 from .config_resume import ResumeConfig
@@ -313,6 +313,8 @@ class ServerConfig:
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     overload: OverloadConfig = field(default_factory=OverloadConfig)
     queue: QueueConfig = field(default_factory=QueueConfig)
+    turns: TurnsConfig = field(default_factory=TurnsConfig)
+    door: DoorConfig = field(default_factory=DoorConfig)
     resume: ResumeConfig = field(default_factory=ResumeConfig)
     response_cache: ResponseCacheConfig = field(default_factory=ResponseCacheConfig)
     embedding: EmbeddingLimits = field(default_factory=EmbeddingLimits)

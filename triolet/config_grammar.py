@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .config_queue import TurnsConfig
 from .units import KIB, MIB, MILLISECONDS, SECONDS
 
 
@@ -24,7 +25,16 @@ class GrammarConfig:
     wait_s: float = 5.0 * SECONDS
     """For a turn and for the result: grammars are compiled one at a time. Beyond it the request is
     refused as overload, and a process that does not answer is ended."""
-    max_waiting: int = 64
-    """Grammars that may wait for their turn: at 5 ms each a third of a second."""
+    max_waiting: int = 1024
+    """Grammars that may wait for their turn, of all tenants: full lines of sixteen of them."""
+    max_waiting_each: int = 64
+    """Of one tenant, or of one client address where there are no tenants: at 5 ms each a third of a
+    second, and the costliest that there are 3 s. The next one gets a 429. Requests of one tenant
+    that bring the same grammar at once are one."""
     max_remembered: int = 1024
     """Verdicts that are kept: clients send the same grammar again and again."""
+
+    @property
+    def turns(self) -> TurnsConfig:
+        """Bounds of the lines."""
+        return TurnsConfig(self.max_waiting, self.max_waiting_each)

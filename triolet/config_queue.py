@@ -1,13 +1,11 @@
-"""Bounds of the fair queue: whose turn it is when more wait than there is room for.
-
-Knows numbers; what they decide is server/fleet/fair_queue.py's.
-"""
+"""Bounds of the fair queue, and of what is shared fairly before it: threads, grammars, bodies."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from .errors import ConfigError
+from .units import KIB, MIB, SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +46,60 @@ class QueueConfig:
             raise ConfigError(
                 f"expected_completion_tokens is {self.expected_completion_tokens}; allowed: >= 1"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class TurnsConfig:
+    """Lines for the threads that parse, render and tokenise: one line for each tenant, or for each
+    client address where there are no tenants (server/turns.py)."""
+
+    max_waiting: int = 4096
+    """Jobs that wait in all lines: as many as there may be connections."""
+    max_waiting_each: int = 1024
+    """Jobs of one tenant or address that wait: as many requests as one class may have queued. The
+    next one gets a 429, and jobs of others do not notice."""
+    recent_s: float = 10.0 * SECONDS
+    """So long after the last job of any other key a key leaves one thread free: a running job
+    cannot be interrupted, and the largest conversations take 0.1 s. With one key alone all threads
+    are used."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_waiting", "max_waiting_each"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; allowed: >= 1")
+        if self.recent_s < 0:
+            raise ConfigError(f"recent_s is {self.recent_s}; allowed: >= 0")
+
+
+@dataclass(frozen=True, slots=True)
+class DoorConfig:
+    """What is decided on a request before its body is read (server/door.py)."""
+
+    max_body_bytes: int = 256 * MIB
+    """Of all bodies that are being received, or wait to be parsed and tokenised: a sixteenth of a
+    machine with 4 GiB. Beyond it a large body gets a 503 before it is read."""
+    max_body_bytes_each: int = 64 * MIB
+    """Of one tenant, or of one address where there are no tenants: four bodies of the largest size,
+    and a quarter of `max_body_bytes`, so that four have to come together to fill it. Beyond it a
+    large body gets a 429 before it is read."""
+    small_body_bytes: int = 64 * KIB
+    """Bodies up to here are counted and never refused, so that large ones keep no ordinary question
+    out. As many as there may be connections hold 256 MiB."""
+    body_retry_s: float = 1.0 * SECONDS
+    """When to come again with a body for which there is no room: most arrive within a second."""
+    refusals_per_s: float = 20.0
+    """Requests of one tenant or address that are refused at the door at once, and in each second.
+    More of them wait for their answer: a client that comes again the moment it is refused would
+    take the event loop's time from others, at a millisecond a refusal."""
+    max_refusal_wait_s: float = 2.0 * SECONDS
+    """The longest that a refusal waits. Clients that heed `retry-after` wait that long anyway."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_body_bytes", "max_body_bytes_each", "small_body_bytes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; allowed: >= 1")
+        for name in ("body_retry_s", "refusals_per_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; allowed: > 0")
+        if self.max_refusal_wait_s < 0:
+            raise ConfigError(f"max_refusal_wait_s is {self.max_refusal_wait_s}; allowed: >= 0")

@@ -96,6 +96,13 @@ def overloaded(message: str, retry_after_s: float) -> RequestError:
     return RequestError(message, status=503, code="overloaded", retry_after_s=retry_after_s)
 
 
+def too_many_waiting(message: str, retry_after_s: float) -> RequestError:
+    """Return the error for a client that has as much under way as it may: 429, retry later."""
+    return RequestError(
+        message, status=429, code="rate_limit_exceeded", retry_after_s=retry_after_s
+    )
+
+
 def crowded_out(message: str, retry_after_s: float, *, is_spread: bool = False) -> RequestError:
     """Return the same error for who is refused because of what waits or runs already."""
     return RequestError(

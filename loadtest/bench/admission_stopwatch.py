@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
 KEY, PARSE, SUBMIT, DISPATCH = "key", "parse", "submit", "dispatch, at once"
-STEPS: Final = (KEY, "fields", "early", "quota check", "request", "reserve", SUBMIT)
+STEPS: Final = (KEY, "fields", "early", "request", "reserve", SUBMIT)
 """In their order. `PARSE` comes after the first, `DISPATCH` within the last: whoever has come may
 have room on workers at once. Neither is a part of the way into the queue."""
 TAKEN, LOOKED, SETTLED, SWEPT = "dispatch, each taken", "dispatch, nobody", "settle", "sweep"
@@ -89,7 +89,6 @@ class Stopwatch:
             put(completions, "read_fields", partial(self._async, PARSE))
             put(completions, "check_fields", partial(self._plain, "fields"))
             put(completions, "refuse_early", partial(self._plain, "early"))
-            put(completions, "check_quota", partial(self._plain, "quota check"))
             put(generate, "own_requests", partial(self._plain, "request"))
             put(generate, "reserved", partial(self._async, "reserve"))
             put(generate, "submit_all", partial(self._plain, SUBMIT))

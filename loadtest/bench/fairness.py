@@ -12,11 +12,17 @@ stream's tokens, alone and beside another tenant's 200 readers with eight choice
 of a short chat on a new connection, alone and beside one address that takes every connection it can
 get without a key. Clients and workers share the other core; the server's writes are timed by the
 kernel's stamp of their arrival, so what these wait for is not counted.
+
+With `--attacks` a victim's chats, whole answers, alone and beside hostile neighbours that run in a
+process of their own and come again the moment they are answered: conversations of thousands of
+messages, and schemas that refer to themselves. `spent` has a plan with few requests a minute,
+`unlimited` has none.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import multiprocessing
 import os
@@ -25,10 +31,12 @@ import resource
 import selectors
 import socket
 import struct
+import sys
 import time
 from collections import deque
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
@@ -38,6 +46,7 @@ import httpx2
 import trio
 from rich.console import Console
 
+from ..cancel_report import percentile
 from ..server_process import running_server
 from .front import Source
 from .front_clients import CONTENT, chat_request
@@ -46,7 +55,7 @@ from .machine import describe
 from .report import Ratio, Report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
     from multiprocessing.synchronize import Event
 
 OUT: Final = Path("build/bench")
@@ -89,6 +98,21 @@ CHATS_ALONE: Final = "a chat on a new connection, alone"
 CHATS_BESIDE: Final = "a chat on a new connection, beside 4,096 without a key"
 WARM_S: Final = 3.0
 """Before anything is counted: the queue must be full."""
+VICTIM: Final = "victim"
+ATTACKERS: Final = {"spent": "requests_per_minute = 6.0", "unlimited": ""}
+"""Plans of tenants that attack."""
+MESSAGES, SCHEMAS = "messages", "schemas"
+ATTACKS: Final = {
+    MESSAGES: (40, MESSAGES),
+    "90 schemas": (90, SCHEMAS),
+    "24 schemas": (24, SCHEMAS),
+}
+"""Connections, and what comes on each."""
+NUM_MESSAGES: Final = 4096
+VICTIM_PER_S: Final = 4.0
+ROUNDS: Final = 3
+"""Alone and beside each attack, in turns: a machine is not always equally fast."""
+CHAT: Final = "/v1/chat/completions"
 
 
 @dataclass(slots=True)
@@ -106,6 +130,10 @@ class Found:
     edge: list[dict[str, Any]] = field(default_factory=list)
 
 
+class Attacked(dict[tuple[str, str, str], list[float]]):
+    """Seconds of the victim's chats by attack, its tenant's plan and what the victim asks."""
+
+
 def key_of(tenant: str) -> str:
     """Return a tenant's key: the fleet lives as long as this process and listens on loopback."""
     return f"key-of-{tenant}-for-this-benchmark-only"
@@ -115,10 +143,17 @@ def tenants_file() -> str:
     """Return the file of all tenants."""
     lines = [f'cache_secret = "{"0" * 64}"']
     for name, weight in {"quiet": 1.0, "loud": 1.0, **WEIGHTS, **dict.fromkeys(EVEN, 1.0)}.items():
-        digest = hashlib.sha256(key_of(name).encode()).hexdigest()
-        lines += [f"[plans.{name}]", f"weight = {weight}"]
-        lines += [f"[tenants.{name}]", f'plan = "{name}"', f'keys = ["sha256:{digest}"]']
+        lines += tenant_lines(name, f"weight = {weight}")
+    for name, plan in {VICTIM: "", **ATTACKERS}.items():
+        lines += tenant_lines(name, plan)
     return "\n".join(lines) + "\n"
+
+
+def tenant_lines(name: str, plan: str) -> list[str]:
+    """Return what the file says of a tenant with a plan of its own."""
+    digest = hashlib.sha256(key_of(name).encode()).hexdigest()
+    keys = f'keys = ["sha256:{digest}"]'
+    return [f"[plans.{name}]", plan, f"[tenants.{name}]", f'plan = "{name}"', keys]
 
 
 def body(rng: random.Random, max_tokens: int) -> dict[str, Any]:
@@ -363,6 +398,105 @@ def edge_ratios(rows: list[dict[str, Any]]) -> dict[str, Ratio]:
     }
 
 
+def chat(number: int, kind: str) -> dict[str, Any]:
+    """Return a chat of the victim's, like no other; beside schemas it has one too."""
+    message = {"role": "user", "content": f"What is {number}?"}
+    asked = {"messages": [message], "max_tokens": 16, "seed": 1}
+    if kind != SCHEMAS:
+        return asked
+    schema = {"type": "object", "properties": {f"n{number}": {"type": "integer"}}}
+    named = {"name": "one", "schema": schema}
+    return asked | {"response_format": {"type": "json_schema", "json_schema": named}}
+
+
+def hostile(number: int, kind: str) -> dict[str, Any]:
+    """Return a request of an attacker's, like no other."""
+    if kind == MESSAGES:
+        return {"messages": [{"role": "user", "content": "a"}] * NUM_MESSAGES, "seed": number}
+    named = {"name": "one", "schema": {"$ref": "#", "title": str(number)}}
+    form = {"type": "json_schema", "json_schema": named}
+    return {"messages": [{"role": "user", "content": "a"}], "response_format": form}
+
+
+async def attack(url: str, tenant: str, name: str) -> None:
+    """Come again at once, whatever is answered, until killed."""
+    connections, kind = ATTACKS[name]
+    client, numbers = Client(url, tenant), count(1)
+
+    async def keep_on() -> None:
+        while True:
+            with contextlib.suppress(httpx2.HTTPError):
+                await client.http.post(CHAT, json=hostile(next(numbers), kind))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(connections):
+            nursery.start_soon(keep_on)
+
+
+@asynccontextmanager
+async def attacked(url: str, tenant: str, name: str) -> AsyncIterator[None]:
+    """Let an attack run in a process of its own."""
+    module = f"{__package__}.fairness"
+    command = [sys.executable, "-m", module, "--attack", url, tenant, name]
+    async with trio.open_nursery() as nursery:
+        process = await nursery.start(trio.run_process, command)
+        try:
+            await trio.sleep(WARM_S)
+            yield
+        finally:
+            nursery.cancel_scope.cancel()  # which kills it
+            process.kill()
+
+
+async def answered_s(client: Client, kind: str, seconds: float, seen: list[float]) -> None:
+    """Chat at random moments, the same ones each time; note seconds, infinite for an error."""
+    rng = random.Random("victim")
+
+    async def ask(number: int) -> None:
+        began_at = time.perf_counter()
+        answer = await client.http.post(CHAT, json=chat(number, kind))
+        is_good = answer.status_code == 200
+        seen.append(time.perf_counter() - began_at if is_good else float("inf"))
+
+    async with trio.open_nursery() as nursery:
+        until = trio.current_time() + seconds
+        while trio.current_time() < until:
+            nursery.start_soon(ask, random.randrange(10**9))
+            await trio.sleep(rng.expovariate(VICTIM_PER_S))
+
+
+async def measure_attacks(url: str, seconds: float, found: Attacked) -> None:
+    """Chat alone and beside each attack, in turns."""
+    client = Client(url, VICTIM)
+    await answered_s(client, SCHEMAS, WARM_S, [])
+    for _ in range(ROUNDS):
+        for kind in (MESSAGES, SCHEMAS):
+            await answered_s(client, kind, seconds, found.setdefault(("alone", "", kind), []))
+        for name, (_, kind) in ATTACKS.items():
+            for tenant in ATTACKERS:
+                async with attacked(url, tenant, name):
+                    seen = found.setdefault((name, tenant, kind), [])
+                    await answered_s(client, kind, seconds, seen)
+
+
+def attack_report(found: Attacked) -> Report:
+    """Return rows, and ratios to the same chats alone."""
+    rows: list[dict[str, Any]] = []
+    ratios = {}
+    for (name, tenant, kind), taken in found.items():
+        good = [seconds for seconds in taken if seconds < float("inf")]
+        p50_ms, p99_ms = (1e3 * percentile(taken, percent) for percent in (50, 99))
+        phase = f"{name}, {tenant}" if tenant else f"alone, {kind}"
+        failed = len(taken) - len(good)
+        rows.append({"phase": phase, "requests": len(taken), "failed": failed}
+                    | {"p50_ms": p50_ms, "p99_ms": p99_ms})  # fmt: skip
+        if tenant:
+            alone_ms = 1e3 * percentile(found["alone", "", kind], 99)
+            ceiling = 2.0 if tenant == "spent" else None
+            ratios[f"p99 beside {phase}, of alone"] = Ratio(p99_ms / alone_ms, ceiling=ceiling)
+    return Report("attacks", describe(1), rows, ratios, {}, (("phase",), "p99_ms"), {})
+
+
 def report_of(found: Found) -> Report:
     """Return rows and ratios."""
     rows: list[dict[str, Any]] = []
@@ -418,20 +552,29 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--rounds", type=int, default=3, help="of the edge's part (3)")
     parser.add_argument("--only-edge", action="store_true", help="leave out the queue's part")
+    parser.add_argument("--attacks", action="store_true", help="a victim beside hostile neighbours")
+    parser.add_argument("--attack", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    found = Found()
+    if options.attack:
+        trio.run(attack, *options.attack)
+    found, beside = Found(), Attacked()
     with TemporaryDirectory() as folder:
         tenants = Path(folder) / "tenants.toml"
         tenants.write_text(tenants_file(), encoding="utf-8")
         tenants.chmod(0o600)
-        found.edge = measure_edge(Path(folder), tenants, options.seconds, options.rounds)
-        if options.only_edge:
-            report = edge_report(found)
-        else:
-            serve = ("--tenants", str(tenants), "--max-num-seqs", str(ROWS))
+        serve = ("--tenants", str(tenants), "--max-num-seqs", str(ROWS))
+        if options.attacks:
             with running_server(serve, Path(folder) / "log") as url:
-                trio.run(measure, url, options.seconds, found)
-            report = report_of(found)
+                trio.run(measure_attacks, url, options.seconds / ROUNDS, beside)
+            report = attack_report(beside)
+        else:
+            found.edge = measure_edge(Path(folder), tenants, options.seconds, options.rounds)
+            if options.only_edge:
+                report = edge_report(found)
+            else:
+                with running_server(serve, Path(folder) / "log") as url:
+                    trio.run(measure, url, options.seconds, found)
+                report = report_of(found)
     report.write(options.out)
     report.show(Console())
 

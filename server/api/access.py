@@ -1,7 +1,8 @@
-"""Who may ask what: the one gate before every route.
+"""Who may ask what, and how much at once: the one gate before every route.
 
 Closed by default: a route that nobody thought of needs an operator's key. Knows routes by their
-endpoints and tenants by their roles; what a request is about, it does not know.
+endpoints and tenants by their roles; what a request is about, it does not know. Limits are asked
+and room is taken before a request's body is read.
 """
 
 from __future__ import annotations
@@ -9,26 +10,33 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
+import trio
 from quart import request, websocket
 
+from triolet.errors import RequestError
 from triolet.loopback import is_loopback
 from triolet.tenants import TenantRole
 
-from ..tenancy import enter_tenant
+from ..tenancy import current_tenant, enter_tenant
+from ..threads import current_line, enter_line
 from .claims import enter_batch
 from .errors import http_error
 from .keys import sent_key
-from .live import OWNER_KEY, own_peer
+from .live import OWNER_KEY, SCOPE_KEY, own_peer
 from .origins import check_host, check_origin
-from .passing_on import is_passed_on
+from .passing_on import is_passed_on, owner_elsewhere
+from .quota import enter_request
+from .resuming import has_answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from quart import Request
     from werkzeug.datastructures import Headers
 
     from triolet.tenants import Tenant
 
+    from .live import Entry
     from .ports import Services
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
@@ -50,16 +58,43 @@ USER_PATHS: Final = ("/v1/", "/tokenize", "/detokenize", "/version")
 """How the paths begin that every tenant's keys open; the rest is for operators."""
 
 
+UNMETERED: Final = frozenset(
+    {
+        None,
+        "POST /v1/files",
+        "POST /v1/batches",
+        "POST /v1/batches/<batch_id>/cancel",
+    }
+)
+"""Endpoints whose requests are not those of a plan: no text is worked on for them, and lines of
+batches count themselves. None is a path at which there is nothing."""
+TEXT_ONLY: Final = frozenset(
+    {
+        "POST /tokenize",
+        "POST /detokenize",
+        "POST /v1/responses/input_tokens",
+        "POST /v1/messages/count_tokens",
+    }
+)
+"""Endpoints that use no tokens: of a tenant's limits those on requests count."""
+RESUMABLE: Final = frozenset(
+    {"POST /v1/chat/completions", "POST /v1/completions", "POST /v1/responses", "POST /v1/messages"}
+)
+"""Endpoints whose answers are kept by their idempotency key, by one of several servers."""
+BODY_UNDER_WAY_S: Final = 0.1
+"""For a short body of a refused request that left its client together with the head."""
+
+
 def is_for_users(endpoint: str | None) -> bool:
     """Return whether every tenant may ask for a route; also for what is not there."""
     return endpoint is None or endpoint.partition(" ")[2].startswith(USER_PATHS)
 
 
 async def check_request(services: Services) -> None:
-    """Let the running task serve whoever sent this request.
+    """Let the running task serve whoever sent this request, and read its body.
 
     Raises:
-      RequestError: 401 or 403.
+      RequestError: 401 or 403; 429 or 503 before the body is read.
     """
     _check_host(services, request.headers.get("host"))
     owner = request.scope["state"].get(OWNER_KEY)
@@ -67,6 +102,7 @@ async def check_request(services: Services) -> None:
         # From within: nothing that a client sends gets there.
         enter_batch()
         enter_tenant(services.tenancy.tenant_named(owner))
+        enter_line(f"batches of {owner}")
     elif is_passed_on() or (
         request.endpoint not in OPEN_ENDPOINTS and not own_peer(request.scope).is_unix
     ):
@@ -76,6 +112,9 @@ async def check_request(services: Services) -> None:
             raise http_error(403, "this needs the key of a tenant whose role is operator")
     if request.method not in SAFE_METHODS:
         check_origin(request.headers.get("origin"), request.headers.get("host"))
+    if owner is None:
+        enter_line(current_tenant().name or request.remote_addr or "")
+    await let_in(services)
 
 
 async def check_websocket(services: Services) -> None:
@@ -88,6 +127,7 @@ async def check_websocket(services: Services) -> None:
     check_key(services, websocket.headers, websocket.requested_subprotocols)
     _note_key(services, websocket.scope)
     check_origin(websocket.headers.get("origin"), websocket.headers.get("host"))
+    enter_line(current_tenant().name or websocket.remote_addr or "")
 
 
 def check_key(services: Services, headers: Headers, subprotocols: Iterable[str] = ()) -> Tenant:
@@ -111,3 +151,59 @@ def _note_key(services: Services, scope: object) -> None:
 def _check_host(services: Services, host: str | None) -> None:
     own = services.config.host
     check_host(host, is_loopback=is_loopback(own), own_name=own)
+
+
+async def let_in(services: Services) -> None:
+    """Decide on the HTTP request before its body is read: take its ticket, and room for its body.
+
+    Refusals of one client beyond a rate wait for their answer. Whoever may be coming back to an
+    answer needs no ticket: that costs nothing. Nor does a request that a sibling owns: it asks.
+
+    Raises:
+      RequestError: 429, its tenant has nothing left or as much under way as it may; 429 or 503,
+        there is no room for its body.
+    """
+    asked: Request = request._get_current_object()  # type: ignore[attr-defined]
+    state, key = asked.scope["state"], current_line()
+    entry: Entry = state[SCOPE_KEY].entry
+    is_inner = OWNER_KEY in state
+    enter_request(entry)
+    try:
+        if asked.method == "POST" and asked.endpoint not in UNMETERED:
+            _take_ticket(services, entry, asked.endpoint, is_inner=is_inner)
+        if not is_inner:
+            _take_room(services, entry, key, asked.content_length or 0)
+    except RequestError:
+        entry.turn_away()
+        if not is_inner:
+            await _pause(services, entry, key, asked.content_length or 0)
+        raise
+    entry.decided.set()
+
+
+def _take_ticket(services: Services, entry: Entry, endpoint: str | None, *, is_inner: bool) -> None:
+    is_kept = endpoint in RESUMABLE
+    if is_kept and (owner_elsewhere(services) is not None or has_answer(services)):
+        return
+    uses_tokens = endpoint not in TEXT_ONLY
+    entry.ticket = services.quotas.enter(
+        current_tenant(), uses_tokens=uses_tokens, is_charged=not is_inner
+    )
+
+
+def _take_room(services: Services, entry: Entry, key: str, num_bytes: int) -> None:
+    entry.hold = services.bodies.hold(key)
+    if not entry.hold.grow_to(max(num_bytes, entry.received_bytes)):
+        assert entry.hold.refusal is not None, "says why"
+        raise entry.hold.refusal
+
+
+async def _pause(services: Services, entry: Entry, key: str, num_bytes: int) -> None:
+    """Wait until a refusal is due, and for a body that is on its way already: its connection can
+    then be used again."""
+    now = trio.current_time()
+    answered_at = now + services.refusals.wait_s(key, now)
+    if num_bytes <= services.config.door.small_body_bytes:
+        with trio.move_on_after(BODY_UNDER_WAY_S):
+            await entry.whole.wait()
+    await trio.sleep_until(answered_at)

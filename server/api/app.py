@@ -78,6 +78,7 @@ def build_app(services: Services) -> CuredQuart:
     app.url_map.merge_slashes = False
     app.url_map.redirect_defaults = False
     app.config["MAX_CONTENT_LENGTH"] = services.config.max_body_bytes
+    app.config["SMALL_BODY_BYTES"] = services.config.door.small_body_bytes
     # Quart would cut off every stream after a minute; ours end by their deadlines.
     app.config["RESPONSE_TIMEOUT"] = None
     app.config["BODY_TIMEOUT"] = None
@@ -183,7 +184,8 @@ async def _on_error(services: Services, error: Exception) -> Response:
     headers = error_headers(shown)
     if isinstance(error, MethodNotAllowed):
         headers["allow"] = ", ".join(sorted(error.valid_methods or ()))
-    if shown.status in {408, 413} or services.lifecycle.is_draining:
+    is_cut = has_request_context() and live_request().entry.is_cut
+    if shown.status in {408, 413} or is_cut or services.lifecycle.is_draining:
         # The rest of the body is not read, or the process ends: nothing more will be answered.
         headers["connection"] = "close"
     if not has_request_context():
@@ -191,6 +193,7 @@ async def _on_error(services: Services, error: Exception) -> Response:
         headers["x-request-id"] = secrets.token_hex(16)
     else:
         live_request().is_crowded_out = shown.is_crowded_out
+        live_request().entry.leave(shown)
     services.metrics.http.error(shown.status)
     body = error_body(shown)
     if _is_of_messages():

@@ -11,10 +11,9 @@ from .chunks import ChatChunks
 from .constraints import read_grammar
 from .continuing import check_continued, marked, new_mark, up_to_mark
 from .generate import Plan, check_fields, head, stream_response, whole_response
-from .intake import in_parser_thread, read_fields
+from .intake import INLINE_BYTES, in_parser_thread, read_fields
 from .logprobs import chat_logprobs
 from .overload import refuse_early
-from .quota import check_quota
 from .schemas import ChatRequest, Message
 from .tool_chunks import ToolChunks, reason_of, whole_message
 from .tools import parsed_arguments, plan_tools
@@ -44,7 +43,9 @@ async def read_turns(messages: Sequence[Message], services: Services) -> list[di
     """
     calls = [call for message in messages for call in message.tool_calls or ()]
     num_chars = sum(len(call.function.arguments) for call in calls)
-    return await in_parser_thread(partial(template_messages, messages), num_chars, services)
+    return await in_parser_thread(
+        partial(template_messages, messages), services, is_quick=num_chars <= INLINE_BYTES
+    )
 
 
 def _template_message(message: Message) -> dict[str, object]:
@@ -72,7 +73,6 @@ async def chat_completions(services: Services) -> Response:
     fields = await read_fields(ChatRequest, services)
     check_fields(fields, services)
     refuse_early(fields, services)
-    check_quota(services)
     plan = await plan_chat(fields, services)
     if fields.stream:
         return await stream_response(

@@ -13,7 +13,6 @@ from .generate import Plan, check_fields, head, stream_response, whole_response
 from .intake import read_fields
 from .logprobs import completion_logprobs
 from .overload import refuse_early
-from .quota import check_quota
 from .sampling import unknown_token
 from .schemas import CompletionRequest
 
@@ -35,7 +34,6 @@ async def completions(services: Services) -> Response:
     fields = await read_fields(CompletionRequest, services)
     check_fields(fields, services)
     refuse_early(fields, services)
-    check_quota(services)
     if fields.echo and fields.logprobs is not None:
         raise invalid_request(
             "with echo would need those of the prompt, which are not computed; leave one away",

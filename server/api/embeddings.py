@@ -20,7 +20,7 @@ from ..tenancy import current_tenant
 from .claims import own_claim, renew_tenant
 from .intake import check_model, deadline_s, live_request, read_fields, shown_request_id
 from .plan_limits import check_input
-from .quota import check_quota, reserve_for
+from .quota import reserve_for
 from .sampling import unknown_token
 from .schemas_embeddings import EmbeddingFields
 
@@ -44,7 +44,6 @@ async def embeddings(services: Services) -> Response:
     limits = services.config.embedding
     if len(fields.input) > limits.max_inputs:
         raise invalid_request(f"at most {limits.max_inputs} inputs are taken at once", PARAM)
-    check_quota(services)
     inputs = await _input_ids(fields.input, services)
     live, within_s = live_request(), deadline_s(services.config)
     renew_tenant(services.tenancy)

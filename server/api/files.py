@@ -13,7 +13,7 @@ from triolet.errors import draining
 from ..jobs.storage import time_of_day
 from .errors import http_error
 from .generate import json_response
-from .intake import in_parser_thread, read_body
+from .intake import INLINE_BYTES, in_parser_thread, read_body
 from .multipart import parse_upload
 from .stored import (
     checked_id,
@@ -43,7 +43,7 @@ async def upload_file(services: Services) -> Response:
     options = dict(request.mimetype_params)
     body = await read_body(services.config)
     parse = partial(parse_upload, body, request.mimetype, options)
-    upload = await in_parser_thread(parse, len(body), services)
+    upload = await in_parser_thread(parse, services, is_quick=len(body) <= INLINE_BYTES)
     purpose = upload.fields.get("purpose")
     if purpose not in PURPOSES:
         raise http_error(400, "purpose must be batch", "purpose")

@@ -42,6 +42,8 @@ KEY_BYTES: Final = 32 * KIB
 INLINE_BYTES: Final = 64 * KIB
 """Bodies up to here are parsed at once, in about a millisecond; the largest take seconds, in which
 no heartbeat would leave, and every worker would be thought lost."""
+INLINE_OBJECTS: Final = 256
+"""In such a body: 64 KiB of messages of one letter take ten times as long as 64 KiB of text."""
 
 
 def live_request() -> LiveRequest:
@@ -113,16 +115,17 @@ async def read_fields(kind: type[ModelT], services: Services) -> ModelT:
     def parse() -> ModelT:
         return read_request(kind, parse_object(body))
 
-    return await in_parser_thread(parse, len(body), services)
+    is_quick = len(body) <= INLINE_BYTES and body.count(b"{") <= INLINE_OBJECTS
+    return await in_parser_thread(parse, services, is_quick=is_quick)
 
 
-async def in_parser_thread(parse: Callable[[], _T], num_bytes: int, services: Services) -> _T:
-    """Return what `parse` makes of so many bytes: at once if they are few, else from a thread.
+async def in_parser_thread(parse: Callable[[], _T], services: Services, *, is_quick: bool) -> _T:
+    """Return what `parse` makes of a body: at once if that is quick, else from a thread.
 
     Raises:
-      RequestError: what `parse` raises; 503 if too many large bodies wait to be parsed.
+      RequestError: what `parse` raises; 429 or 503 if too many large bodies wait to be parsed.
     """
-    if num_bytes <= INLINE_BYTES:
+    if is_quick:
         return parse()
     with trio.move_on_after(services.config.body_timeout_s):
         return await in_thread(parse, services.parser_threads, abandon_on_cancel=True)
@@ -133,19 +136,26 @@ async def read_body(config: ServerConfig) -> bytes:
     """Return the request's body.
 
     Raises:
-      RequestError: 408 if it is too slow, 413 if it is too large.
+      RequestError: 408 if it is too slow, 413 if it is too large; 429 or 503 if there is no room
+        for as much as came.
     """
     began_at = trio.current_time()
+    entry = live_request().entry
+    entry.begin_work()
     body = bytearray()
     with trio.CancelScope() as scope:
         scope.deadline = began_at + config.body_grace_s
         try:
             async for data in request.body:
                 body += data
+                if len(body) > config.max_body_bytes:
+                    raise too_large(config.max_body_bytes)
                 allowed_s = config.body_grace_s + len(body) / config.body_min_bytes_per_s
                 scope.deadline = began_at + min(allowed_s, config.body_timeout_s)
         except RequestEntityTooLarge:
             raise too_large(config.max_body_bytes) from None
+    if entry.hold is not None and entry.hold.refusal is not None:
+        raise entry.hold.refusal
     if scope.cancelled_caught:
         raise http_error(408, "the request's body did not arrive in time")
     return bytes(body)

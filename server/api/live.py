@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import trio
 
+from triolet.errors import RequestError
 from triolet.ids import new_request_id
 
 from ..generation import CancelReason
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+    from ..door import BodyHold
     from ..generation import CacheAsk
+    from ..quotas.quotas import Ticket
     from .shortcut import Shortcut
 
 SCOPE_KEY: Final = "triolet.live"
@@ -36,6 +39,10 @@ OWNER_KEY: Final = "triolet.owner"
 
 WITHIN_KEY: Final = "triolet.within"
 """Where it holds in how many seconds it is to be done, however long others may take at most."""
+
+
+CONTINUE_KEY: Final = "triolet.continue"
+"""Where they hold what tells the client to send its body, if it waits to be told."""
 
 
 SHORTCUT_KEY: Final = "triolet.shortcut"
@@ -102,6 +109,68 @@ class Departure:
         self.reason = CancelReason.CLIENT_GONE
 
 
+class Entry:
+    """How far a request has come in, and what it holds until it is queued.
+
+    Attributes:
+      decided: set once it is let in, or turned away.
+      is_turned_away: its body is dropped unread.
+      whole: set once all of its body came.
+      ticket: counts it as under way; None where it does not count.
+      hold: of the room that its body takes; None where that is not counted.
+    """
+
+    def __init__(self) -> None:
+        self.decided = trio.Event()
+        self.is_turned_away = False
+        self.whole = trio.Event()
+        self.ticket: Ticket | None = None
+        self.hold: BodyHold | None = None
+        self._received = 0
+
+    @property
+    def received_bytes(self) -> int:
+        """Of the body, so far."""
+        return self._received
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the rest of the body is not taken: the connection cannot be used again."""
+        is_full = self.hold is not None and self.hold.refusal is not None
+        return (self.is_turned_away or is_full) and not self.whole.is_set()
+
+    def receive(self, num_bytes: int) -> bool:
+        """Count bytes of the body; return whether they are to be kept."""
+        self._received += num_bytes
+        return self.hold is None or self.hold.grow_to(self._received)
+
+    def turn_away(self) -> None:
+        """Drop the body."""
+        self.is_turned_away = True
+        self.decided.set()
+
+    def begin_work(self) -> None:
+        """Let the request count from here on, even if nothing comes of it."""
+        if self.ticket is not None:
+            self.ticket.has_cost = True
+
+    def queue(self) -> None:
+        """Let go of everything: the request is queued, or somebody else's. Idempotent."""
+        if self.ticket is not None:
+            self.ticket.spare()
+        if self.hold is not None:
+            self.hold.give_back()
+
+    def leave(self, error: RequestError | None) -> None:
+        """Let go of everything: the request is over, maybe by an error. Idempotent."""
+        if self.ticket is not None and error is not None and error.status >= 500:
+            self.ticket.spare()
+        if self.ticket is not None:
+            self.ticket.end()
+        if self.hold is not None:
+            self.hold.give_back()
+
+
 class Running(Protocol):
     """Something that a request began: a generation, or a run of inputs."""
 
@@ -124,6 +193,7 @@ class LiveRequest:
     Attributes:
       request_id: 16 random bytes.
       began_at: when it came, on trio's clock.
+      entry: how far it has come in.
       key: names what it asks for, whoever asks again; 0 before that is known.
       headers: that its response has to have.
       cache: what it says of the response cache, and what came of that.
@@ -133,6 +203,7 @@ class LiveRequest:
     def __init__(self, departure: Departure) -> None:
         self.request_id = new_request_id()
         self.began_at = trio.current_time()
+        self.entry = Entry()
         self.key = 0
         self.headers: dict[str, str] = {}
         self.cache: CacheAsk | None = None
@@ -158,6 +229,7 @@ class LiveRequest:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.entry.leave(error if isinstance(error, RequestError) else None)
         for running in self._running:
             running.cancel(self._departure.reason)
 

@@ -28,7 +28,6 @@ from .messages_form import MessageForm, MessageStream
 from .messages_schema import CountRequest, MessagesRequest
 from .overload import refuse_early
 from .plan_limits import check_output
-from .quota import check_quota
 from .schemas import ChatRequest, GenerationFields, Message
 from .tool_schema import Function, FunctionName, NamedTool, Tool
 from .tools import plan_tools
@@ -59,7 +58,6 @@ PARAMS: Final = {
 async def create_message(services: Services) -> Response:
     """Answer a conversation."""
     fields = await read_fields(MessagesRequest, services)
-    check_quota(services)
     plan = await _plan(fields, services)
     (request,) = own_requests(plan, services, is_streamed=bool(fields.stream))
     live = live_request()

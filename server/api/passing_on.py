@@ -63,14 +63,23 @@ def by_owner(
     """Return a view that lets the owner of a request's key answer it."""
 
     async def answer(services: Services) -> Response:
-        siblings = services.siblings
-        key = None if siblings is None else own_key()
-        if siblings is None or key is None or request.headers.get(PASSED_ON) == siblings.own_name:
-            return await view(services)
-        owner = siblings.owner_of(key)
+        owner = owner_elsewhere(services)
         return await (view(services) if owner is None else _pass_on(owner, services))
 
     return answer
+
+
+def owner_elsewhere(services: Services) -> str | None:
+    """Return the sibling that owns the key of the current request; None if it is answered here.
+
+    Raises:
+      RequestError: 400, the key is none.
+    """
+    siblings = services.siblings
+    key = None if siblings is None else own_key()
+    if siblings is None or key is None or request.headers.get(PASSED_ON) == siblings.own_name:
+        return None
+    return siblings.owner_of(key)
 
 
 async def _pass_on(owner: str, services: Services) -> Response:
@@ -94,6 +103,8 @@ async def _pass_on(owner: str, services: Services) -> Response:
         answer = await services.siblings.reach(owner, patience_s)
         live_request().hold(answer)
         await answer.ask(request.path, headers, body)
+        live_request().entry.queue()  # it is under way there now
+        del body
         shown = {k: v for k, v in answer.headers.items() if k not in _OF_CONNECTION}
         if shown.get("content-type", "").startswith("text/event-stream"):
             return Response(PassedOnBody(answer), answer.status, headers=shown)

@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-import trio
-
+from ..door import BodyRoom, RefusalPace
 from ..quotas.opening import quotas_in_memory
 from ..response_cache.front import CachingFleet
 from ..tenancy import Tenancy
 from ..text.embedding_files import EmbeddingModel
 from ..text.sampling_defaults import SamplingDefaults
+from ..threads import FairLimiter
 from .kept_answers import KeptAnswers
 from .live import Lifecycle
 
@@ -345,8 +345,6 @@ class Services:
     grammars: GrammarPort
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
-    parser_threads: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(1))
-    """For large bodies. One: parsing is Python's work, so a second would not make it faster."""
     count_connections: Callable[[], int] = lambda: 0
     """How many clients are connected."""
     embedding: EmbeddingModel = field(default_factory=EmbeddingModel)
@@ -361,8 +359,19 @@ class Services:
     """What they may use."""
     kept: KeptAnswers = field(init=False)
     """Answers that clients may come back to."""
+    parser_threads: FairLimiter = field(init=False)
+    """For large bodies. One: parsing is Python's work, so a second would not make it faster."""
+    bodies: BodyRoom = field(init=False)
+    """Bytes of bodies under way."""
+    refusals: RefusalPace = field(init=False)
+    """How fast refusals are answered."""
 
     def __post_init__(self) -> None:
+        door = self.config.door
+        limiter = FairLimiter(1, self.config.turns, "large bodies wait to be parsed")
+        object.__setattr__(self, "parser_threads", limiter)
+        object.__setattr__(self, "bodies", BodyRoom(door))
+        object.__setattr__(self, "refusals", RefusalPace(door))
         sweeps: list[Callable[[float], None]] = []
         if self.config.response_cache.max_bytes:
             fleet = CachingFleet(self.fleet, self.config.response_cache, self.quotas)

@@ -1,14 +1,14 @@
-"""Limits of tenants at the edge: who may go on, and what its client is told of what is left.
+"""Limits of tenants at the edge: what is let in, and what its client is told of what is left.
 
-Knows the tenant that the running task serves; the accounts are server/quotas'.
+A request's ticket is taken before its body is read, and ends where its tokens are reserved. The
+accounts are server/quotas'.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
-
-from quart import has_request_context
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final
 
 from triolet.errors import RequestError
 
@@ -17,25 +17,33 @@ from ..quotas.buckets import MINUTE_S
 from ..quotas.quotas import Asked
 from ..tenancy import current_tenant
 from .claims import renew_tenant
-from .resuming import has_answer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..generation import GenerationRequest
     from ..quotas.quotas import NoReservation, Quotas, Reservation
+    from .live import Entry, LiveRequest
     from .ports import Services
 
+_ENTRY: Final[ContextVar[Entry | None]] = ContextVar("entry", default=None)
+"""Of the request that the running task serves, until it is queued."""
 
-def check_quota(services: Services) -> None:
-    """Refuse a tenant that has nothing left before its request is worked on. Whoever may be coming
-    back to an answer is let pass: that costs nothing.
+
+def enter_request(entry: Entry) -> None:
+    """Let the running task serve a request that has come in."""
+    _ENTRY.set(entry)
+
+
+def enter_answer(services: Services, live: LiveRequest) -> None:
+    """Take a WebSocket message's ticket; it has been read already.
 
     Raises:
       RequestError: 429.
     """
-    if not has_request_context() or not has_answer(services):
-        services.quotas.check(current_tenant())
+    live.entry.ticket = services.quotas.enter(current_tenant(), uses_tokens=True, is_charged=True)
+    live.entry.begin_work()
+    _ENTRY.set(live.entry)
 
 
 async def reserved(
@@ -69,6 +77,8 @@ async def reserve_for(asked: Sequence[Asked], services: Services) -> Reservation
     except RequestError:
         reservation.give_back()
         raise
+    if (entry := _ENTRY.get()) is not None:
+        entry.queue()
     return reservation
 
 

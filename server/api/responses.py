@@ -16,7 +16,6 @@ from triolet.errors import invalid_request
 from ..generation import Delta
 from .generate import begin_stream, begin_whole, json_response, own_requests
 from .intake import live_request, read_fields
-from .quota import check_quota
 from .responses_document import ResponseDocument
 from .responses_events import ResponseEvents, ResponseStream, message_frame, sse_frame
 from .responses_plan import plan_response, prompt_of_response
@@ -38,7 +37,6 @@ async def create_response(services: Services) -> Response:
     _refuse_earlier(fields)
     if fields.stream_options is not None and not fields.stream:
         raise invalid_request("is for streams only; set stream to true", "stream_options")
-    check_quota(services)
     plan = await plan_response(fields, (), services)
     live = live_request()
     (request,) = (

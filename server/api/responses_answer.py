@@ -16,7 +16,7 @@ from .errors import params_called
 from .generate import generation_requests, submit_for
 from .listening import listen_until
 from .live import LiveRequest
-from .quota import check_quota, reserved
+from .quota import enter_answer, reserved
 from .responses_document import ResponseDocument
 from .responses_events import ResponseEvents, message_frame
 from .responses_plan import plan_response, turns_of
@@ -25,6 +25,7 @@ from .resumable import ResumableAnswer
 from .resuming import KEY
 
 if TYPE_CHECKING:
+    from ..door import BodyHold
     from ..generation import Generation, GenerationRequest
     from .conversations import Conversations, Turns
     from .generate import Plan
@@ -45,9 +46,11 @@ class ResponseAnswer:
       conversations: what it may continue, and where it is remembered.
       client_request_id: what the client called the connection.
       departure: of the connection.
+      hold: of the room that its message takes, until it is queued.
 
     Attributes:
       id: by which the client knows it.
+      hold: the same.
     """
 
     def __init__(
@@ -57,9 +60,11 @@ class ResponseAnswer:
         conversations: Conversations,
         client_request_id: str,
         departure: Departure,
+        hold: BodyHold,
     ) -> None:
         self._request_id = new_request_id()
         self.id = f"resp_{self._request_id.hex()}"
+        self.hold = hold
         self._create = create
         self._services = services
         self._conversations = conversations
@@ -88,10 +93,11 @@ class ResponseAnswer:
         Raises:
           RequestError: nothing was begun.
         """
-        renew_tenant(self._services.tenancy)
-        check_quota(self._services)
-        earlier = self._earlier()
         with LiveRequest(self._departure) as live:
+            live.entry.hold = self.hold
+            renew_tenant(self._services.tenancy)
+            enter_answer(self._services, live)
+            earlier = self._earlier()
             plan = await plan_response(self._create, earlier, self._services)
             request = self._request(plan)
             document = ResponseDocument(

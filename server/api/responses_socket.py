@@ -12,16 +12,20 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import trio
 from quart import websocket
 
 from triolet.errors import RequestError, draining, invalid_request
+from triolet.units import KIB
 
 from ..edge.rate import TokenBucket
+from ..tenancy import current_tenant
+from ..threads import current_line
 from .access import check_key
 from .conversations import Conversations
 from .errors import echo, http_error, unsupported
-from .intake import in_parser_thread, own_request_id
+from .intake import INLINE_BYTES, INLINE_OBJECTS, in_parser_thread, own_request_id
 from .json_body import parse_object
 from .keys import SUBPROTOCOL
 from .live import DEPARTURE_KEY, own_shortcut
@@ -36,10 +40,19 @@ from .ws_outbox import WsOutbox
 if TYPE_CHECKING:
     from quart.wrappers import Websocket
 
+    from ..door import BodyHold
     from .ports import Services
 
     LaneAnswer = ResponseAnswer | ResumedAnswer
 
+CREATE: Final = "response.create"
+RESUME: Final = "response.resume"
+CANCEL: Final = "response.cancel"
+CONTROLS: Final = frozenset({RESUME, CANCEL})
+"""Messages that ask for nothing new: a tenant without anything left may send them."""
+ASK_FIRST_BYTES: Final = 4 * KIB
+"""Longer messages are refused before they are parsed if their tenant has nothing left; shorter ones
+when their turn comes, by when it may have something again."""
 GOING_AWAY: Final = 1001
 POLICY_VIOLATION: Final = 1008
 TRY_AGAIN_LATER: Final = 1013
@@ -82,11 +95,17 @@ class ResponsesSession:
         Returns:
           The code to close the socket with. A client that leaves cancels this call.
         """
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._write, nursery.cancel_scope)
-            nursery.start_soon(self._close_when_drained)
-            await self._receive(nursery)
-            nursery.cancel_scope.cancel()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._write, nursery.cancel_scope)
+                nursery.start_soon(self._close_when_drained)
+                await self._receive(nursery)
+                nursery.cancel_scope.cancel()
+        finally:
+            for answers in self._lanes.values():
+                for answer in answers:
+                    if isinstance(answer, ResponseAnswer):
+                        answer.hold.give_back()
         return self._close_code
 
     async def _receive(self, nursery: trio.Nursery) -> None:
@@ -94,33 +113,56 @@ class ResponsesSession:
             message = await self._socket.receive()
             if not self._messages.take(trio.current_time()):
                 return
-            stream_id: str | None = None
-            try:
-                body = await _parse(message, self._services)
-                stream_id = _lane(body)
-                check_key(self._services, self._socket.headers, self._subprotocols)
-                self._handle(body, nursery)
-            except RequestError as error:
-                self._services.metrics.http.error(error.status)
-                if not self._outbox.put_nowait(error_frame(error, stream_id)):
-                    # It does not read what we say to its nonsense, or we are leaving anyway.
-                    return
+            if not await self._take(message, nursery):
+                # It does not read what we say to its nonsense, or we are leaving anyway.
+                return
 
-    def _handle(self, body: dict[str, Any], nursery: trio.Nursery) -> None:
+    async def _take(self, message: str | bytes | None, nursery: trio.Nursery) -> bool:
+        """Handle a message; return whether the client is to be heard any further."""
+        services, peeked = self._services, _Peeked()
+        hold = services.bodies.hold(current_line())
+        has_cost = is_kept = False
+        try:
+            text = _text_of(message)
+            peeked = _peek(text)
+            check_key(self._services, self._socket.headers, self._subprotocols)
+            if len(text) > ASK_FIRST_BYTES and peeked.type not in CONTROLS:
+                services.quotas.check(current_tenant())
+            if not hold.grow_to(len(text)):
+                assert hold.refusal is not None, "says why"
+                raise hold.refusal
+            has_cost = True
+            body = await _parse(text, services)
+            peeked.stream_id = _lane(body)
+            is_kept = self._handle(body, hold, nursery)
+        except RequestError as error:
+            if has_cost and error.status < 500:
+                services.quotas.count_request(current_tenant())
+            services.metrics.http.error(error.status)
+            return self._outbox.put_nowait(error_frame(error, peeked.stream_id))
+        finally:
+            if not is_kept:
+                hold.give_back()
+        return True
+
+    def _handle(self, body: dict[str, Any], hold: BodyHold, nursery: trio.Nursery) -> bool:
+        """Do what a message says; return whether it waits for its answer, and keeps its room."""
         kind = body.pop("type", None)
-        if kind == "response.create":
+        if kind == CREATE:
             self._services.metrics.http.request("WS response.create")
-            self._create(read_request(ResponseCreate, body), nursery)
-        elif kind == "response.resume":
+            self._create(read_request(ResponseCreate, body), hold, nursery)
+            return True
+        if kind == RESUME:
             self._resume(read_request(ResponseResume, body), nursery)
-        elif kind == "response.cancel":
+        elif kind == CANCEL:
             self._cancel(read_request(ResponseCancel, body))
         elif kind == "response.steer":
             raise unsupported("type", "steering an answer")
         else:
             raise http_error(400, f"{echo(kind)} is no message of this endpoint", "type")
+        return False
 
-    def _create(self, create: ResponseCreate, nursery: trio.Nursery) -> None:
+    def _create(self, create: ResponseCreate, hold: BodyHold, nursery: trio.Nursery) -> None:
         if self._services.lifecycle.is_draining:
             raise draining()
         self._check_bound()
@@ -130,6 +172,7 @@ class ResponsesSession:
             self._conversations,
             own_request_id(self._socket.headers),
             self._socket.scope["state"][DEPARTURE_KEY],
+            hold,
         )
         self._enqueue(answer, nursery)
 
@@ -203,11 +246,36 @@ class ResponsesSession:
         self._outbox.close()
 
 
-async def _parse(message: str | bytes | None, services: Services) -> dict[str, Any]:
+class _Peeked(msgspec.Struct):
+    """What is looked at before a message is parsed: what it is, and whose answer its error is."""
+
+    type: str = ""
+    stream_id: str | None = None
+
+
+_PEEK: Final = msgspec.json.Decoder(_Peeked)
+
+
+def _text_of(message: str | bytes | None) -> bytes:
     if not isinstance(message, str):
         raise http_error(400, "send text frames")
-    body = message.encode("utf-8", "surrogatepass")
-    return await in_parser_thread(partial(parse_object, body), len(body), services)
+    return message.encode("utf-8", "surrogatepass")
+
+
+def _peek(text: bytes) -> _Peeked:
+    """Return what a message says of itself; nothing if it is wrong, which its parser will say."""
+    try:
+        peeked = _PEEK.decode(text)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return _Peeked()
+    if peeked.stream_id is not None and not LANE.fullmatch(peeked.stream_id):
+        peeked.stream_id = None
+    return peeked
+
+
+async def _parse(text: bytes, services: Services) -> dict[str, Any]:
+    is_quick = len(text) <= INLINE_BYTES and text.count(b"{") <= INLINE_OBJECTS
+    return await in_parser_thread(partial(parse_object, text), services, is_quick=is_quick)
 
 
 def _lane(body: dict[str, Any]) -> str | None:

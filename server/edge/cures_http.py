@@ -5,6 +5,9 @@ stays at zero makes it buffer without bound (its buffer is declared drained by a
 The preface ends in 505, `Upgrade: h2c` is ignored as RFC 9110 7.8 allows; a proxy in front speaks
 HTTP/2 to the world.
 
+hypercorn says 100 Continue to whoever asks, before the application has seen the request. Here the
+application does, once it is to have the body: what is refused at its door is never sent.
+
 hypercorn stops reading when bytes come behind a request whose answer is not complete, and who does
 not read does not see the client leave. Here reading goes on: a bounded number of such bytes is held
 until the answer is out. A client may rightly send some: it has the whole answer before we have done
@@ -28,7 +31,7 @@ from hypercorn.protocol.http_stream import HTTPStream
 from triolet.errors import RequestError
 
 from ..api.errors import http_error
-from ..api.live import DEPARTURE_KEY, PEER_KEY, SHORTCUT_KEY, Departure
+from ..api.live import CONTINUE_KEY, DEPARTURE_KEY, PEER_KEY, SHORTCUT_KEY, Departure
 from .cures_inbox import AppInbox
 from .cures_websocket import CuredWSStream
 from .head_guard import HeadGuard
@@ -111,7 +114,12 @@ class CuredH11Protocol(H11Protocol):
     ) -> None:
         client, server = addresses
         self.departure = Departure()
-        state = {DEPARTURE_KEY: self.departure, SHORTCUT_KEY: self, PEER_KEY: peer}
+        state = {
+            DEPARTURE_KEY: self.departure,
+            SHORTCUT_KEY: self,
+            CONTINUE_KEY: self.ask_for_body,
+            PEER_KEY: peer,
+        }
         super().__init__(
             app, config, context, task_group, state, False, client, server, send  # type: ignore[arg-type]
         )  # fmt: skip
@@ -184,6 +192,13 @@ class CuredH11Protocol(H11Protocol):
         await self.send(RawData(data=b"%x\r\n%b\r\n" % (len(data), data)))
         return True
 
+    async def ask_for_body(self) -> None:
+        """Say 100 Continue, if the client waits for that before it sends its body."""
+        connection = self.connection
+        is_waiting = connection.our_state is h11.SEND_RESPONSE
+        if is_waiting and connection.they_are_waiting_for_100_continue:
+            await self._send_h11_event(h11.InformationalResponse(status_code=100, headers=[]))
+
     async def stream_send(self, event: StreamEvent) -> None:
         """Take what the stream wants said."""
         if isinstance(event, Response) and isinstance(self.stream, HTTPStream):
@@ -234,9 +249,8 @@ class CuredH11Protocol(H11Protocol):
             await super().handle(RawData(data=whole))
 
     async def _handle_events(self) -> None:
+        # hypercorn says 100 Continue here; `ask_for_body` does once the request is let in.
         while True:
-            if self.connection.they_are_waiting_for_100_continue:
-                await self._send_h11_event(h11.InformationalResponse(status_code=100, headers=[]))
             if self.connection.their_state is h11.MUST_CLOSE:
                 return
             try:

@@ -11,6 +11,9 @@ with it everything that ran for the client stayed until Python's collector came 
 here. So what is cancelled leaves the view as one plain cancellation. And a request to a path that
 there is not holds the exception that says so, whose traceback holds the request: it is let go.
 
+Quart takes a body in as fast as it comes, whatever the application thinks of it. Here a large one
+waits until its request is let in, and every byte is counted (server/door.py).
+
 Touches names that Quart-Trio does not promise: the exact version is pinned, and tests/server/edge
 holds the behaviour.
 """
@@ -23,13 +26,16 @@ import trio
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection
 
-from ..api.live import DEPARTURE_KEY, SCOPE_KEY, LiveRequest
+from ..api.live import CONTINUE_KEY, DEPARTURE_KEY, SCOPE_KEY, LiveRequest
 
 if TYPE_CHECKING:
     from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ASGISendEvent
     from quart.ctx import WebsocketContext
     from quart.typing import ResponseReturnValue, ResponseTypes
+    from quart.wrappers import Request
     from quart.wrappers.base import BaseRequestWebsocket
+
+    from ..api.live import Entry
 
 LAST_SEND_TIMEOUT_S = 5.0
 
@@ -43,6 +49,35 @@ class CuredHTTPConnection(TrioASGIHTTPConnection):
         with LiveRequest(state[DEPARTURE_KEY]) as live:
             state[SCOPE_KEY] = live
             await super().__call__(receive, send)
+
+    async def handle_messages(  # type: ignore[override]
+        self, nursery: trio.Nursery, request: Request, receive: ASGIReceiveCallable
+    ) -> None:
+        """Take the body in as far as the door lets it, and note when the client leaves."""
+        state = self.scope["state"]
+        entry: Entry = state[SCOPE_KEY].entry
+        if not self._is_small(request):
+            await entry.decided.wait()
+            if not entry.is_turned_away and CONTINUE_KEY in state:
+                await state[CONTINUE_KEY]()
+        while (message := await receive())["type"] == "http.request":
+            data = message.get("body", b"")
+            is_last = not message.get("more_body", False)
+            if entry.receive(len(data)) and not entry.is_turned_away:
+                request.body.append(data)
+            else:
+                is_last = True
+            if is_last:
+                request.body.set_complete()
+            if not message.get("more_body", False):
+                entry.whole.set()
+        nursery.cancel_scope.cancel()
+
+    def _is_small(self, request: Request) -> bool:
+        """Whether the body is so short that it needs no leave, and is on its way already."""
+        length = request.content_length or 0
+        is_known = "Transfer-Encoding" not in request.headers and "Expect" not in request.headers
+        return is_known and length <= self.app.config["SMALL_BODY_BYTES"]
 
     async def _send_response(self, send: ASGISendCallable, response: ResponseTypes) -> None:
         async def send_last_in_peace(message: ASGISendEvent) -> None:

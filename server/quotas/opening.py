@@ -36,6 +36,9 @@ class UncountedQuotas:
     def reserved(self, elapsed_s: float) -> None:
         """Ignore it."""
 
+    def unreserved(self, tenant: str) -> None:
+        """Ignore it."""
+
     def cost(self, tenant: str, amount: float) -> None:
         """Ignore it."""
 

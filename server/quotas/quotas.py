@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import trio
 
@@ -130,6 +130,36 @@ class NoReservation:
         """Nothing to give back."""
 
 
+class Ticket:
+    """One request of a client's between the door and its reservation. While it is there it counts
+    as one that is under way.
+
+    Args:
+      close: told once that it is over, and whether it counts as a request by itself.
+
+    Attributes:
+      has_cost: work was spent on it, such as reading its body. Then it counts as a request unless
+        it is reserved, or spared.
+    """
+
+    def __init__(self, close: Callable[[bool], None]) -> None:
+        self._close = close
+        self._is_open = True
+        self.has_cost = False
+
+    def spare(self) -> None:
+        """Count it no longer, and never as a request: something else does that, or the server is
+        at fault. Idempotent."""
+        self.has_cost = False
+        self.end()
+
+    def end(self) -> None:
+        """Count it no longer as under way. Idempotent."""
+        if self._is_open:
+            self._is_open = False
+            self._close(self.has_cost)
+
+
 class Quotas:
     """All tenants' limits, seen from one server.
 
@@ -157,28 +187,54 @@ class Quotas:
         self._running: dict[bytes, Reservation] = {}
         self._lengths: dict[str, CompletionLengths] = {}
         self._limits: dict[str, Limits] = {}
+        self._tickets: dict[str, int] = {}
+        self._reservations: dict[str, int] = {}
 
     @property
     def num_open(self) -> int:
         """Sequences whose tenants are not charged yet."""
         return len(self._running)
 
-    def check(self, tenant: Tenant) -> None:
+    def num_under_way(self, tenant: str) -> int:
+        """Return how many requests of a tenant are between the door and their end, here."""
+        return self._tickets.get(tenant, 0) + self._reservations.get(tenant, 0)
+
+    def check(self, tenant: Tenant, *, uses_tokens: bool = True) -> None:
         """Refuse at once whoever has nothing left, before anything is worked on. Costs no round
         trip, and says nothing of whoever has a little.
+
+        Args:
+          tenant: whose request it is.
+          uses_tokens: of the limits only the one on requests counts otherwise.
 
         Raises:
           RequestError: 429.
         """
-        limits = limits_of(tenant.plan)
-        if not tenant.name or not limits.are_any:
-            return
-        account = self.store.last_seen(tenant.name, limits, self._config.view_s)
-        met = None if account is None else _met(account, self.store.enforced(limits))
-        if met is not None:
-            limit, wait_s = met
-            self._metrics.refused(limit)
-            raise refusal(tenant.plan, limit, wait_s)
+        if tenant.name:
+            self._check(tenant, limits_of(tenant.plan), uses_tokens=uses_tokens)
+
+    def enter(self, tenant: Tenant, *, uses_tokens: bool, is_charged: bool) -> Ticket:
+        """Let a request in, or refuse it before its body is read.
+
+        Args:
+          tenant: whose it is.
+          uses_tokens: it asks for tokens, not only for work on text.
+          is_charged: it may count as a request although nothing is reserved for it.
+
+        Raises:
+          RequestError: 429, its tenant has nothing left, or as much under way as it may.
+        """
+        name = tenant.name
+        if name:
+            self._check(tenant, limits_of(tenant.plan), uses_tokens=uses_tokens, has_to_enter=True)
+        self._tickets[name] = self._tickets.get(name, 0) + 1
+
+        def close(has_cost: bool) -> None:
+            self._tickets[name] -= 1
+            if has_cost and is_charged:
+                self.count_request(tenant)
+
+        return Ticket(close)
 
     async def reserve(self, tenant: Tenant, asked: Sequence[Asked]) -> Reservation | NoReservation:
         """Take what a request will probably use.
@@ -213,6 +269,7 @@ class Quotas:
         reservation = Reservation(ask, limits, asked, self._settle)
         for one in asked:
             self._running[one.request_id] = reservation
+        self._reservations[tenant.name] = self._reservations.get(tenant.name, 0) + 1
         return reservation
 
     def accepted(self, request_id: bytes) -> None:
@@ -263,7 +320,38 @@ class Quotas:
             self._metrics.refused(verdict.refused_by)
             raise error
 
+    def _check(
+        self, tenant: Tenant, limits: Limits, *, uses_tokens: bool, has_to_enter: bool = False
+    ) -> None:
+        if not limits.are_any:
+            return
+        name, part = tenant.name, self.store.enforced(limits)
+        account = self.store.last_seen(name, limits, self._config.view_s)
+        if account is not None:
+            # Each ticket will be a request of the account's.
+            asked = part if uses_tokens else Limits(requests=part.requests)
+            met = _met(account, asked, self._tickets.get(name, 0))
+            if met is not None:
+                self._refuse(tenant, *met)
+        most = part.concurrent if has_to_enter else None
+        if most is not None and self.num_under_way(name) >= most:
+            self._refuse(tenant, Limit.CONCURRENT, self._config.concurrent_retry_s)
+
+    def _refuse(self, tenant: Tenant, limit: Limit, wait_s: float) -> NoReturn:
+        self._metrics.refused(limit)
+        raise refusal(tenant.plan, limit, wait_s)
+
+    def count_request(self, tenant: Tenant) -> None:
+        """Count one request, without tokens, for which nothing was reserved."""
+        if not tenant.name:
+            return
+        limits = limits_of(tenant.plan)
+        self._metrics.unreserved(tenant.name)
+        if limits.are_any:
+            self.store.settle(Settlement(secrets.token_hex(16), tenant.name, limits, 0, 0))
+
     def _settle(self, reservation: Reservation, settlement: Settlement) -> None:
+        self._reservations[settlement.tenant] -= 1
         for request_id in reservation.open:
             del self._running[request_id]
         # The plan may have changed meanwhile; what is charged by an old limit would undo the new.
@@ -271,12 +359,18 @@ class Quotas:
         self.store.settle(replace(settlement, limits=present))
 
 
-def _met(account: Account, limits: Limits) -> tuple[Limit, float] | None:
-    """Return the limit of which nothing at all is left, and for how long."""
+def _met(account: Account, limits: Limits, num_entered: int) -> tuple[Limit, float] | None:
+    """Return the limit of which nothing at all is left, and for how long.
+
+    Args:
+      account: as it is.
+      limits: that count.
+      num_entered: requests that it will be charged for.
+    """
     if limits.budget is not None and account.spent >= limits.budget:
         return Limit.BUDGET, 0.0
     for limit, most, left in (
-        (Limit.REQUESTS, limits.requests, account.requests),
+        (Limit.REQUESTS, limits.requests, account.requests - num_entered),
         (Limit.TOKENS, limits.tokens, account.tokens),
     ):
         if most is not None and left < min(1.0, most) - 0.001:

@@ -28,6 +28,10 @@ class QuotaMetricsPort(Protocol):
         """The store was asked, and took so long."""
         ...
 
+    def unreserved(self, tenant: str) -> None:
+        """A request was counted for which nothing was reserved."""
+        ...
+
     def cost(self, tenant: str, amount: float) -> None:
         """A tenant was charged so much, in the operator's currency."""
         ...

@@ -1,7 +1,8 @@
 """Says whether a grammar can be used, before a request that carries it is queued.
 
 Knows a process beside the server that compiles grammars and may be killed (grammar_process.py);
-refuses to compile anything here, where every stream of every client would wait for it.
+refuses to compile anything here, where every stream of every client would wait for it. Clients
+take turns by the seconds that their grammars have taken.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import trio
 
 from triolet.errors import RequestError, invalid_request, overloaded
 
+from ..threads import current_line, join_line
+from ..turns import Turns
 from .grammar_process import LENGTH, MAX_ANSWER_BYTES, Answer, question
 
 if TYPE_CHECKING:
@@ -26,18 +29,23 @@ if TYPE_CHECKING:
     from triolet.config_grammar import GrammarConfig
     from triolet.sampling import Grammar
 
+    from ..turns import Job
+
 log = structlog.get_logger()
 
 RESTART_S: Final = 0.5
 """Between the end of a process and the start of the next."""
 UNREACHABLE: Final = "no grammar can be checked at the moment"
+WAITING: Final = "grammars wait to be compiled"
 
 
 class _Question:
-    """A grammar and who waits for what becomes of it."""
+    """A grammar, and requests of one key that wait for what becomes of it."""
 
     def __init__(self, grammar: Grammar) -> None:
         self.grammar = grammar
+        self.job: Job[_Question] | None = None
+        self.num_askers = 0
         self.answered = trio.Event()
         self.answer: tuple[Answer, str] | None = None
 
@@ -49,11 +57,16 @@ class _Question:
 class Grammars:
     """Asks the process, one question at a time, and remembers its answers.
 
+    Requests with the same grammar at the same time are one question.
+
     Args:
       tokenizer_path: the model's tokenizer.json.
       eos_token_ids: the model's end tokens.
       config: bounds.
       count: told of each answer by a word.
+
+    Attributes:
+      turns: of the questions.
     """
 
     def __init__(
@@ -75,7 +88,9 @@ class Grammars:
         ]
         self._config = config
         self._count = count
-        self._questions, self._asked = trio.open_memory_channel[_Question](config.max_waiting)
+        self.turns: Turns[_Question] = Turns(1, config.turns)
+        self._has_questions = trio.Event()
+        self._open: dict[tuple[str, Grammar], _Question] = {}
         self._remembered: OrderedDict[Grammar, tuple[Answer, str]] = OrderedDict()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -97,9 +112,6 @@ class Grammars:
         answer = self._remembered.get(grammar)
         if answer is None:
             answer = await self._ask(grammar)
-            self._remembered[grammar] = answer
-            while len(self._remembered) > self._config.max_remembered:
-                self._remembered.popitem(last=False)
         verdict, message = answer
         self._count(verdict.name.lower())
         if verdict is Answer.REFUSED:
@@ -111,16 +123,38 @@ class Grammars:
             )
 
     async def _ask(self, grammar: Grammar) -> tuple[Answer, str]:
-        asked = _Question(grammar)
+        # One question of each key: who only joined somebody else's would lose it with its asker.
+        name = (current_line(), grammar)
+        asked = self._open.get(name)
+        if asked is None:
+            asked = self._open[name] = self._queued(grammar)
+        asked.num_askers += 1
         try:
-            self._questions.send_nowait(asked)
-        except trio.WouldBlock:
-            raise self._overloaded("too many grammars wait to be compiled") from None
-        with trio.move_on_after(self._config.wait_s):
-            await asked.answered.wait()
+            with trio.move_on_after(self._config.wait_s):
+                await asked.answered.wait()
+        finally:
+            asked.num_askers -= 1
+            if not asked.num_askers:
+                self._forget(name, asked)
         if asked.answer is None:
             raise self._overloaded(UNREACHABLE)
         return asked.answer
+
+    def _queued(self, grammar: Grammar) -> _Question:
+        asked = _Question(grammar)
+        try:
+            asked.job = join_line(self.turns, asked, WAITING)
+        except RequestError:
+            self._count("overloaded")
+            raise
+        self._has_questions.set()
+        return asked
+
+    def _forget(self, name: tuple[str, Grammar], asked: _Question) -> None:
+        """Drop a question that nobody waits for; the process may be at it."""
+        del self._open[name]
+        if asked.job is not None and asked.job.began_at is None:
+            self.turns.leave(asked.job)
 
     def _overloaded(self, message: str) -> RequestError:
         self._count("overloaded")
@@ -132,12 +166,23 @@ class Grammars:
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         try:
-            while await self._ask_process(process, await self._asked.receive()):
-                pass
+            is_good = True
+            while is_good:
+                job = await self._next()
+                try:
+                    is_good = await self._ask_process(process, job.item)
+                finally:
+                    self.turns.end(job, trio.current_time())
         finally:
             process.kill()
             with trio.CancelScope(shield=True):
                 await process.wait()
+
+    async def _next(self) -> Job[_Question]:
+        while (job := self.turns.begin(trio.current_time())) is None:
+            self._has_questions = trio.Event()
+            await self._has_questions.wait()
+        return job
 
     async def _ask_process(self, process: trio.Process, asked: _Question) -> bool:
         """Have one question answered; return whether the process is still good for the next."""
@@ -151,7 +196,12 @@ class Grammars:
             log.warning("grammar_process_silent")
             asked.take(None)
             return False
-        asked.take((Answer(answer[0]), answer[1:].decode(errors="replace")))
+        verdict = (Answer(answer[0]), answer[1:].decode(errors="replace"))
+        # Also where nobody waits any more: who leaves and comes again costs the process nothing.
+        self._remembered[asked.grammar] = verdict
+        while len(self._remembered) > self._config.max_remembered:
+            self._remembered.popitem(last=False)
+        asked.take(verdict)
         return True
 
 

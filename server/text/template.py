@@ -70,6 +70,8 @@ class ChatTemplate:
         template_kwargs: Mapping[str, object] | None = None,
         max_chars: int = MAX_CHARS,
         check: Callable[[], None] = lambda: None,
+        refuse: Callable[[str], None] = lambda so_far: None,
+        refuse_after: int = MAX_CHARS,
     ) -> str:
         """Return the prompt for a conversation.
 
@@ -80,6 +82,9 @@ class ChatTemplate:
           template_kwargs: further names for the template; they do not replace the ones above.
           max_chars: bound on the output.
           check: called before each step; what it raises ends the rendering.
+          refuse: called with the output so far, once it has `refuse_after` characters and whenever
+            it has doubled since; what it raises ends the rendering.
+          refuse_after: characters.
 
         Raises:
           RequestError: the template refused the messages, or its output is too long.
@@ -102,6 +107,9 @@ class ChatTemplate:
                         f"the conversation is longer than {max_chars} characters", "messages"
                     )
                 pieces.append(piece)
+                if num_chars > refuse_after:
+                    refuse("".join(pieces))
+                    refuse_after = 2 * num_chars
         except _TEMPLATE_FAULTS as error:
             raise _refusal(error) from error
         finally:

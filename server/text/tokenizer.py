@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import trio
 from tokenizers import AddedToken, Tokenizer
 
+from triolet.config_queue import TurnsConfig
 from triolet.errors import RequestError, invalid_request, overloaded
 
-from ..threads import in_thread
+from ..threads import FairLimiter, in_thread
 from .detokenizer import Detokenizer
 from .model_files import read_text_files
 from .special_tokens import SpecialTokenGuard
@@ -32,6 +33,7 @@ _T = TypeVar("_T")
 
 PROMPT = "prompt"
 MESSAGES = "messages"
+WAITING_TEXTS = "texts wait for the tokenizer"
 
 
 class ChatPrompt(str):
@@ -66,16 +68,23 @@ class TextModel:
       files: what its directory says.
       tokenize_threads: texts worked on at once.
       tokenize_timeout_s: how long a request may wait for its text.
+      turns: bounds of the lines for the threads.
 
     Attributes:
       eos_token_ids: every id that ends a sequence.
       max_model_len: positions that the model was made for.
       tool_form: how the model writes calls of tools.
       vocab_size: ids that the tokenizer knows are below this.
+      turns: of the texts that wait for a thread.
     """
 
     def __init__(
-        self, files: TextFiles, *, tokenize_threads: int, tokenize_timeout_s: float
+        self,
+        files: TextFiles,
+        *,
+        tokenize_threads: int,
+        tokenize_timeout_s: float,
+        turns: TurnsConfig = TurnsConfig(),  # noqa: B008 (frozen)
     ) -> None:
         self.eos_token_ids = files.eos_token_ids
         self.max_model_len = files.max_model_len
@@ -94,12 +103,18 @@ class TextModel:
             if files.chat_templates
             else None
         )
-        self._limiter = trio.CapacityLimiter(tokenize_threads)
+        self._limiter = FairLimiter(tokenize_threads, turns, WAITING_TEXTS)
+        self.turns = self._limiter.turns
         self._timeout_s = tokenize_timeout_s
 
     @classmethod
     def load(
-        cls, model_dir: str | Path, *, tokenize_threads: int = 2, tokenize_timeout_s: float = 10.0
+        cls,
+        model_dir: str | Path,
+        *,
+        tokenize_threads: int = 2,
+        tokenize_timeout_s: float = 10.0,
+        turns: TurnsConfig = TurnsConfig(),  # noqa: B008 (frozen)
     ) -> TextModel:
         """Read a model directory.
 
@@ -110,6 +125,7 @@ class TextModel:
             read_text_files(model_dir),
             tokenize_threads=tokenize_threads,
             tokenize_timeout_s=tokenize_timeout_s,
+            turns=turns,
         )
 
     async def encode(
@@ -170,6 +186,9 @@ class TextModel:
                 MESSAGES,
             )
 
+        def refuse_beyond(so_far: str) -> None:
+            self._refuse_beyond(self._guard.least_chars(so_far), MESSAGES)
+
         def work() -> ChatPrompt:
             rendered = template.render(
                 self._guard.protect(messages),
@@ -178,8 +197,10 @@ class TextModel:
                 template_kwargs=self._guard.protect(template_kwargs),
                 # Ends the loop of a template that nobody waits for any more.
                 check=trio.from_thread.check_cancelled,
+                refuse=refuse_beyond,
+                refuse_after=self.max_model_len * self._vocabulary.longest_token_bytes,
             )
-            self._refuse_beyond(self._guard.least_chars(rendered), MESSAGES)
+            refuse_beyond(rendered)
             return ChatPrompt(self._guard.as_text(rendered), self._guard.with_markers(rendered))
 
         prompt = await self._in_thread(work, MESSAGES)
@@ -270,7 +291,7 @@ class TextModel:
             return invalid_request(
                 f"this text takes longer than {self._timeout_s:g} s to tokenise; shorten it", param
             )
-        return overloaded("too many texts wait for the tokenizer", retry_after_s=1.0)
+        return overloaded(f"too many {WAITING_TEXTS}", retry_after_s=1.0)
 
 
 def _literal_tokenizer(

@@ -35,7 +35,7 @@ OTHERS, REQUESTS = 150, 24
 def steps_of_the_product() -> list[object]:
     steps = {
         app: ("check_request",),
-        completions: ("read_fields", "check_fields", "refuse_early", "check_quota"),
+        completions: ("read_fields", "check_fields", "refuse_early"),
         generate: ("own_requests", "reserved", "submit_all"),
         Attempts: ("dispatch",),
         RequestBook: ("finish", "fail"),

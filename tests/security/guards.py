@@ -32,6 +32,8 @@ class Mutant(NamedTuple):
 
 _HEAD_GUARD: Final = "server/edge/head_guard.py"
 _JSON: Final = "server/api/json_body.py"
+_DOOR: Final = "server/test_door.py"
+_TURNS: Final = "server/test_turns.py"
 _KEYS: Final = "security/test_keys.py"
 _TENANCY: Final = "server/test_tenancy.py"
 _PRIVATE: Final = "triolet/test_private_files.py"
@@ -141,7 +143,7 @@ MUTANTS: Final = (
            "server/text/test_tokenizer.py::"
            "test_text_that_cannot_fit_is_refused_before_it_is_tokenised"),
     Mutant("A16", "server/text/tokenizer.py",
-           "self._refuse_beyond(self._guard.least_chars(rendered), MESSAGES)", "pass",
+           "self._refuse_beyond(self._guard.least_chars(so_far), MESSAGES)", "pass",
            "server/text/test_tokenizer.py::"
            "test_a_conversation_that_cannot_fit_is_refused_before_it_is_searched"),
     Mutant("A16", "server/text/tokenizer.py", "self._guard.protect(messages),", "messages,",
@@ -165,8 +167,8 @@ MUTANTS: Final = (
            "resource.setrlimit(resource.RLIMIT_AS, (most, most))", "pass",
            "server/text/test_grammars.py::test_memory_is_bounded_too"),
     Mutant("A18", "server/text/grammars.py",
-           "with trio.move_on_after(self._config.wait_s):\n            await asked",
-           "with trio.move_on_after(3600):\n            await asked",
+           "with trio.move_on_after(self._config.wait_s):\n                await asked",
+           "with trio.move_on_after(3600):\n                await asked",
            "server/text/test_grammars.py::test_nobody_waits_for_ever"),
     Mutant("A19", "server/text/sandbox.py",
            "class TemplateEnvironment(ImmutableSandboxedEnvironment):",
@@ -322,4 +324,29 @@ MUTANTS: Final = (
            "_V6_CLIENT_BITS: Final = 128",
            f"{_ADDRESS}::"
            "test_connections_of_one_ipv6_network_of_64_bits_are_counted_together"),
+    Mutant("A32", "server/api/access.py",
+           'if asked.method == "POST" and asked.endpoint not in UNMETERED:',
+           "if not services:",
+           f"{_DOOR}::test_who_has_no_request_left_is_refused_before_its_body_is_sent"),
+    Mutant("A32", "server/api/live.py", "self.ticket.has_cost = True", "pass",
+           f"{_DOOR}::"
+           "test_what_is_refused_after_work_is_a_request_and_what_the_server_fails_is_none"),
+    Mutant("A32", "server/turns.py", "used_s, _, key = min(able)", "used_s, _, key = able[0]",
+           f"{_TURNS}::test_a_key_with_long_jobs_gets_no_more_time_than_one_with_short_ones"),
+    Mutant("A32", "server/turns.py",
+           "if self._slots == 1 or len(line.running) < self._slots - 1:", "if self._slots:",
+           f"{_TURNS}::test_one_key_leaves_a_slot_to_others_while_there_are_any"),
+    Mutant("A32", "server/threads.py", "return turns.join(current_line(), item,",
+           'return turns.join("", item,',
+           "server/text/test_grammars.py::"
+           "test_a_line_of_one_clients_grammars_is_not_in_front_of_anothers"),
+    Mutant("A33", "server/api/access.py",
+           "            _take_room(services, entry, key, asked.content_length or 0)\n",
+           "            pass\n",
+           f"{_DOOR}::test_a_tenant_has_room_for_so_many_bytes_and_all_together_for_more"),
+    Mutant("A33", "server/quotas/quotas.py",
+           "if most is not None and self.num_under_way(name) >= most:",
+           "if most is not None and most < 0:",
+           f"{_DOOR}::"
+           "test_bodies_under_way_count_as_requests_at_once_and_end_with_their_clients"),
 )  # fmt: skip

@@ -10,11 +10,10 @@ import trio
 
 from ops.exit_codes import CommandFailed
 from ops.tenant_usage import show_usage
-from server.generation import Usage
 from server.quotas.amounts import limits_of
 from server.quotas.opening import quotas_in_memory
 from server.tenancy import Tenancy
-from tests.server.support.fakes import FakeFleet, FakeGeneration, answer_hello, by_hand
+from tests.server.support.fakes import ChargingFleet, by_hand
 from tests.server.support.surface import surface
 from tests.server.support.tenants import tenant, tenants_of
 from tests.server.support.websocket import open_socket
@@ -24,13 +23,10 @@ from triolet.tenants import Plan, TenantRole
 from triolet.units import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator
 
-    from server.embedding import EmbeddingRequest
-    from server.generation import GenerationRequest
     from server.quotas.amounts import Account
     from server.quotas.quotas import Quotas
-    from tests.server.support.fakes import FakeRun
     from tests.server.support.surface import Answer, Surface
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
@@ -46,37 +42,6 @@ ROUTES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/messages", CHAT),
     ("/v1/embeddings", {"input": ["a b", "c"]}),
 ]
-
-
-class ChargingFleet(FakeFleet):
-    """Tells what is accepted and what has ended, as the real one does."""
-
-    def __init__(self, quotas: Quotas) -> None:
-        super().__init__()
-        self.charges = quotas
-        self.used = 0
-
-    def submit(self, request: GenerationRequest) -> FakeGeneration:
-        generation = super().submit(request)
-        self.charges.accepted(request.request_id)
-        if self.script is answer_hello:
-            self.end(generation)
-        return generation
-
-    def embed(self, requests: Sequence[EmbeddingRequest]) -> FakeRun:
-        for request in requests:
-            self.charges.accepted(request.request_id)
-            self.charges.ended(request.request_id, Usage(0, 0), is_begun=True)
-            self.used += len(request.input_ids)
-        return super().embed(requests)
-
-    def end(self, generation: FakeGeneration, *, is_begun: bool = True) -> None:
-        """Tell what one used: its prompt counts with the first of several choices."""
-        request, usage = generation.request, generation.usage
-        self.charges.ended(request.request_id, usage, is_begun=is_begun)
-        if is_begun:
-            prompt = 0 if request.origin_id else usage.prompt_tokens
-            self.used += prompt + usage.completion_tokens
 
 
 class World:

@@ -75,6 +75,14 @@ async def test_what_was_used_beyond_that_is_a_debt(world: World) -> None:
     assert verdict.wait_s == pytest.approx(126, abs=30)
 
 
+async def test_a_request_for_which_nothing_was_reserved_is_counted(world: World) -> None:
+    limits = Limits(requests=3, tokens=10.0)
+    world.store.settle(Settlement("1", "t", limits, 0, 0))
+    account = await world.until("t", limits, lambda account: account.requests < 2.9)
+    assert account.requests == pytest.approx(2, abs=0.5)
+    assert (account.tokens, account.in_flight, account.used_tokens) == (10.0, 0, 0)
+
+
 async def test_what_was_never_begun_is_given_back_whole(world: World) -> None:
     limits = Limits(requests=1.0, tokens=10.0, concurrent=1)
     assert await taken(world, "1", limits, tokens=10, cost=5)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from server.embedding import EmbeddingRequest
     from server.generation import Event, GenerationRequest
+    from server.quotas.quotas import Quotas
     from triolet.sampling import Grammar
     from triolet.service_class import Claim
 
@@ -292,6 +293,37 @@ class FakeFleet:
             self._submitted = trio.Event()
             await self._submitted.wait()
         return self.generations[index]
+
+
+class ChargingFleet(FakeFleet):
+    """Tells what is accepted and what has ended, as the real one does."""
+
+    def __init__(self, quotas: Quotas) -> None:
+        super().__init__()
+        self.charges = quotas
+        self.used = 0
+
+    def submit(self, request: GenerationRequest) -> FakeGeneration:
+        generation = super().submit(request)
+        self.charges.accepted(request.request_id)
+        if self.script is answer_hello:
+            self.end(generation)
+        return generation
+
+    def embed(self, requests: Sequence[EmbeddingRequest]) -> FakeRun:
+        for request in requests:
+            self.charges.accepted(request.request_id)
+            self.charges.ended(request.request_id, Usage(0, 0), is_begun=True)
+            self.used += len(request.input_ids)
+        return super().embed(requests)
+
+    def end(self, generation: FakeGeneration, *, is_begun: bool = True) -> None:
+        """Tell what one used: its prompt counts with the first of several choices."""
+        request, usage = generation.request, generation.usage
+        self.charges.ended(request.request_id, usage, is_begun=is_begun)
+        if is_begun:
+            prompt = 0 if request.origin_id else usage.prompt_tokens
+            self.used += prompt + usage.completion_tokens
 
 
 def by_hand(generation: FakeGeneration) -> None:

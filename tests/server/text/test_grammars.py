@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from server.text.grammars import Grammars
+from server.threads import enter_line
 from triolet.config_grammar import GrammarConfig
 from triolet.errors import RequestError
 from triolet.sampling import Grammar, GrammarKind
@@ -88,6 +89,41 @@ async def test_more_than_may_wait_are_refused_at_once() -> None:
         assert (caught.value.status, words) == (503, ["overloaded"])
         assert not caught.value.is_crowded_out, "a process that hangs looks the same"
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.slow
+async def test_a_line_of_one_clients_grammars_is_not_in_front_of_anothers() -> None:
+    order: list[str] = []
+    async with opened() as (grammars, _), trio.open_nursery() as nursery:
+
+        async def ask(key: str, grammar: Grammar) -> None:
+            enter_line(key)
+            await grammars.check(grammar, "guided_regex")
+            order.append(key)
+
+        for number in range(8):
+            regex = Grammar(GrammarKind.REGEX, f"[a-z]{{{number + 1}}}")
+            nursery.start_soon(ask, "flood", regex)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(ask, "victim", GOOD)
+    assert order.index("victim") <= 2
+
+
+async def test_a_client_fills_its_own_line_and_one_grammar_at_once_is_one_question() -> None:
+    # Nobody runs the process: all of them wait.
+    grammars = Grammars(
+        DEMO / "tokenizer.json", (1,), GrammarConfig(max_waiting_each=1, wait_s=60.0)
+    )
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(grammars.check, GOOD, "guided_regex")
+        await trio.testing.wait_all_tasks_blocked()
+        assert grammars.turns.num_waiting == 1
+        with pytest.raises(RequestError) as caught:
+            await grammars.check(BAD, "guided_regex")
+        assert (caught.value.status, caught.value.retry_after_s) == (429, 1.0)
+        nursery.cancel_scope.cancel()
+    assert grammars.turns.num_waiting == 0, "nobody waits for it any more"
 
 
 async def test_nobody_waits_for_ever(autojump_clock: trio.testing.MockClock) -> None:

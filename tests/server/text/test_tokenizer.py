@@ -144,6 +144,18 @@ async def test_a_conversation_that_cannot_fit_is_refused_before_it_is_searched(
     assert (refusal.value.code, refusal.value.param) == ("context_length_exceeded", "messages")
 
 
+async def test_a_conversation_that_cannot_fit_is_refused_while_it_is_rendered() -> None:
+    """The template ends in an error of its own, which a rendering that stops early never sees."""
+    template = (
+        "{% for m in messages %}{{ m.content }}{% endfor %}{{ raise_exception('rendered whole') }}"
+    )
+    model = tiny_text(template=template)
+    longest = max(len(token) for token in model._tokenizer.get_vocab())
+    turns = [{"role": "user", "content": "x" * longest}] * (2 * model.max_model_len)
+    with pytest.raises(RequestError, match="cannot fit"):
+        await model.render_chat(turns)
+
+
 def test_a_tokenizer_without_special_tokens_needs_no_guard() -> None:
     guard = SpecialTokenGuard([])
     assert guard.protect("a") == guard.with_markers("a") == guard.as_text("a") == "a"
