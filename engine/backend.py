@@ -149,14 +149,14 @@ def build_runner(
         model = build_model(
             backend, config.weights, model_config, checkpoint, pool, max_model_len, on_progress
         )
-        return Runner(model, config.block_size, pool)
+        return Runner(model, config.block_size, pool, masks=config.masks)
     dtype, device = pool.layout.dtype, pool.blocks.device
     weights = load_weights(model_config, checkpoint, dtype, device, on_progress)
     parts = build_parts(backend, model_config, weights, pool, config, max_model_len)
     if config.gpu.cuda_graphs and device.type == "cuda":
         with torch.inference_mode():
             capture(backend, parts.decoder)
-    return Runner(parts.model, config.block_size, pool, parts.decoder)
+    return Runner(parts.model, config.block_size, pool, parts.decoder, config.masks)
 
 
 def _native(

@@ -6,12 +6,14 @@ when a sequence ends.
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
+from triolet.config_grammar import MaskConfig
 from triolet.errors import CapacityError
 
 from .batch import Sampled, StepRow, flatten
@@ -55,18 +57,25 @@ class Runner:
       block_size: tokens per block.
       pool: where KV goes.
       decoder: launches steps of decode rows alone, where there is a GPU for it.
+      masks: how long a step waits for them.
 
     Attributes:
       model: the same.
     """
 
     def __init__(
-        self, model: StepModel, block_size: int, pool: KVPool, decoder: Decoder | None = None
+        self,
+        model: StepModel,
+        block_size: int,
+        pool: KVPool,
+        decoder: Decoder | None = None,
+        masks: MaskConfig | None = None,
     ) -> None:
         self.model = model
         self._block_size = block_size
         self._pool = pool
         self._decoder = decoder
+        self._masks = MaskConfig() if masks is None else masks
         self._previous: Callable[[], list[Sampled | None]] = list
         self._is_decoding = False
 
@@ -140,10 +149,13 @@ class Runner:
         flat = flatten(rows, self._block_size)
         specs = [spec for row in rows if (spec := row.sample) is not None]
         masks = begin_masks(specs)
+        began_at = time.monotonic()
         logits = self.model.compute(flat, watch)
         results: list[Sampled | None] = [None] * len(rows)
         if logits is not None:
-            chosen = sample(logits, specs, masks)
+            computed_s = time.monotonic() - began_at
+            wait_s = max(self._masks.least_wait_s, self._masks.step_wait_share * computed_s)
+            chosen = sample(logits, specs, masks, wait_s)
             for index, sampled in zip(flat.sample_rows, chosen, strict=True):
                 results[index] = sampled
         # Sampling has waited for the device already; whoever only fills blocks must not believe

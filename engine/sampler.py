@@ -13,14 +13,16 @@ far alone, so it is found out while the device still computes the logits.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from concurrent.futures import TimeoutError as NotInTime
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 from triolet.sampling import end_token_ids
 
-from .batch import Mask, Sampled
+from .batch import Barred, Mask, Sampled
 from .philox import uniform
 
 if TYPE_CHECKING:
@@ -33,12 +35,14 @@ if TYPE_CHECKING:
 
     from .batch import SampleSpec
 
+UNHURRIED_S: Final = 10.0
+"""How long masks are waited for where nobody says how long."""
 TOP_P_CANDIDATES: Final = 1024
 """A nucleus is looked for among this many best tokens first, then among more: sorting a vocabulary
 of 128k tokens costs 10 ms a row, and hardly any nucleus is larger than this."""
 
 
-def begin_masks(specs: Sequence[SampleSpec]) -> dict[int, Future[Mask | None]]:
+def begin_masks(specs: Sequence[SampleSpec]) -> dict[int, Future[Mask | Barred]]:
     """Begin to find out what may follow each row that has a constraint; by index."""
     return {
         index: spec.constraint.begin(spec.output_ids)
@@ -50,7 +54,8 @@ def begin_masks(specs: Sequence[SampleSpec]) -> dict[int, Future[Mask | None]]:
 def sample(
     logits: Tensor,
     specs: Sequence[SampleSpec],
-    masks: dict[int, Future[Mask | None]] | None = None,
+    masks: dict[int, Future[Mask | Barred]] | None = None,
+    wait_s: float = UNHURRIED_S,
 ) -> list[Sampled]:
     """Choose one token per row.
 
@@ -59,6 +64,7 @@ def sample(
         place.
       specs: how to choose, row by row.
       masks: what `begin_masks` returned for them, if it was called already.
+      wait_s: how long the masks of all rows together are waited for.
     """
     if masks is None:
         masks = begin_masks(specs)
@@ -67,23 +73,34 @@ def sample(
         for index, spec in enumerate(specs)
         if spec.params.logprobs is not None
     }
-    stuck = set()
+    barred: dict[int, Barred] = {}
+    give_up = time.monotonic() + wait_s
     for index, spec in enumerate(specs):
-        mask = masks[index].result() if index in masks else None
-        if mask is None and index in masks:
-            stuck.add(index)
-        _adjust(logits[index], spec, mask)
+        mask = _mask_of(spec, masks[index], give_up) if index in masks else None
+        if isinstance(mask, Barred):
+            barred[index] = mask
+        else:
+            _adjust(logits[index], spec, mask)
     token_ids = logits[: len(specs)].argmax(dim=-1).tolist()
     for index, spec in enumerate(specs):
         if spec.params.temperature > 0:
             number = uniform(spec.params.seed, spec.position)
             token_ids[index] = _draw(logits[index], token_ids[index], spec.params, number)
     return [
-        Sampled(0, is_stuck=True)
-        if index in stuck
+        Sampled(0, barred=barred[index])
+        if index in barred
         else _sampled(token_id, reports.get(index), spec.params.logprobs or 0)
         for index, (token_id, spec) in enumerate(zip(token_ids, specs, strict=True))
     ]
+
+
+def _mask_of(spec: SampleSpec, begun: Future[Mask | Barred], give_up: float) -> Mask | Barred:
+    """Return a row's mask if it comes before `give_up`, by the monotonic clock."""
+    try:
+        return begun.result(max(0.0, give_up - time.monotonic()))
+    except NotInTime:
+        assert spec.constraint is not None, "a mask without a constraint"
+        return spec.constraint.late()
 
 
 def _sampled(token_id: int, logprobs: Tensor | None, num_top: int) -> Sampled:

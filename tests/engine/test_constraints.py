@@ -10,7 +10,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from engine.batch import Mask, SampleSpec
+from engine.batch import Barred, Mask, SampleSpec
 from engine.constraints import Constraints
 from engine.sampler import sample
 from triolet.sampling import Grammar, GrammarKind, SamplingParams, is_end_token
@@ -44,15 +44,15 @@ def ids_of(text: str) -> list[int]:
     return ids
 
 
-def mask_after(constraints: Constraints, grammar: Grammar, ids: list[int]) -> Mask | None:
+def mask_after(constraints: Constraints, grammar: Grammar, ids: list[int]) -> Mask | Barred:
     """Return what a matcher that has seen nothing else says."""
     constraint = constraints.constrain(grammar)
     assert constraint is not None
     return constraint.begin(ids).result()
 
 
-def same(first: Mask | None, second: Mask | None) -> bool:
-    if first is None or second is None:
+def same(first: Mask | Barred, second: Mask | Barred) -> bool:
+    if isinstance(first, Barred) or isinstance(second, Barred):
         return first is second
     return first.may_end == second.may_end and bool((first.allowed == second.allowed).all())
 
@@ -65,11 +65,11 @@ def test_a_valid_text_is_allowed_token_by_token_and_may_end_only_at_its_end(
     ids = ids_of(TEXT)
     for position, token_id in enumerate(ids):
         mask = constraint.begin(ids[:position]).result()
-        assert mask is not None
+        assert isinstance(mask, Mask)
         assert mask.allowed[token_id]
         assert not mask.may_end
     last = constraint.begin(ids).result()
-    assert last is not None
+    assert isinstance(last, Mask)
     assert last.may_end
 
 
@@ -106,13 +106,13 @@ def test_what_the_grammar_does_not_allow_is_stuck_and_spoils_no_other(
     other = constraints.constrain(FORWARDS)
     assert constraint is not None
     assert other is not None
-    assert constraint.begin(ids_of("zz")).result() is None
+    assert constraint.begin(ids_of("zz")).result() is Barred.STUCK
     assert same(other.begin([]).result(), constraint.begin([]).result())
 
 
 def test_a_directory_without_tokenizer_constrains_nothing(tmp_path: Path) -> None:
     constraint = Constraints(tmp_path / "tokenizer.json", VOCAB_SIZE, EOS).constrain(FORWARDS)
-    assert constraint.begin([]).result() is None
+    assert constraint.begin([]).result() is Barred.STUCK
 
 
 def spec(
@@ -182,5 +182,5 @@ def test_a_row_whose_grammar_leaves_nothing_says_so_alone(constraints: Constrain
     z = ids_of("z")[0]
     free = SampleSpec(SamplingParams(temperature=0.0), 0, (), (), EOS)
     stuck, other = sample(logits({z: 9.0}, {z: 9.0}), [spec(constraints, "z"), free])
-    assert stuck.is_stuck
-    assert (other.token_id, other.is_stuck) == (z, False)
+    assert stuck.barred is Barred.STUCK
+    assert (other.token_id, other.barred) == (z, None)
