@@ -108,7 +108,8 @@ class Grammars:
         if verdict is Answer.REFUSED:
             raise invalid_request(f"cannot be used: {message}", param)
         if verdict is Answer.TOO_COSTLY:
-            reason = message or f"takes more than {self._config.cpu_s * 1000:g} ms to compile"
+            most_ms = self._config.cpu_s * 1000
+            reason = message or f"takes more than {most_ms:g} ms to compile or to follow"
             raise invalid_request(f"{reason}; make it simpler", param)
 
     async def _ask(self, grammar: Grammar) -> tuple[Answer, str]:
