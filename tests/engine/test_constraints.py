@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import time
+from concurrent.futures import Future
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pytest
@@ -11,9 +15,14 @@ import torch
 from tokenizers import Tokenizer
 
 from engine.batch import Barred, Mask, SampleSpec
-from engine.constraints import Constraints
+from engine.constraints import Constraints, GrammarConstraint
 from engine.sampler import sample
+from loadtest.schemas import AMBIGUOUS
+from triolet.config_grammar import MaskConfig
 from triolet.sampling import Grammar, GrammarKind, SamplingParams, is_end_token
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 DEMO = Path(__file__).parents[2] / "triolet" / "demo"
 VOCAB_SIZE = 2048
@@ -184,3 +193,95 @@ def test_a_row_whose_grammar_leaves_nothing_says_so_alone(constraints: Constrain
     stuck, other = sample(logits({z: 9.0}, {z: 9.0}), [spec(constraints, "z"), free])
     assert stuck.barred is Barred.STUCK
     assert (other.token_id, other.barred) == (z, None)
+
+
+BRANCHES = " | ".join(f'"a" y{number % 20}' for number in range(700))
+DEFERRED = Grammar(
+    GrammarKind.LARK,
+    f"start: /[0-9]/ x x\nx: {BRANCHES}\n"
+    + "\n".join(f'y{number}: "a"? x?' for number in range(20)),
+)
+"""One mask of it, behind a digit, takes some 50 ms whatever the library's bounds are."""
+
+
+def opened(**bounds: float) -> Constraints:
+    return Constraints(DEMO / "tokenizer.json", VOCAB_SIZE, EOS, MaskConfig(**bounds))  # type: ignore[arg-type]
+
+
+def wait_until_late(constraint: GrammarConstraint, expected: Barred) -> None:
+    """Ask what becomes of a late row until it is that."""
+    give_up = time.monotonic() + 10.0
+    while constraint.late() is not expected:
+        assert time.monotonic() < give_up, expected
+        os.sched_yield()
+
+
+def test_a_mask_that_takes_too_long_ends_its_sequence_and_holds_up_no_other() -> None:
+    constraints = opened(mask_cpu_s=0.005)
+    other = constraints.constrain(FORWARDS)
+    expected = other.begin([]).result()
+    costly = constraints.constrain(DEFERRED)
+    assert isinstance(costly.begin([]).result(), Mask)
+    digit = ids_of("1")
+    begun = costly.begin(digit)
+    behind = other.begin(ids_of("a"))
+    wait_until_late(costly, Barred.TOO_COSTLY)
+    # What had waited behind it was asked for again, of another thread.
+    again = other.begin(ids_of("a"))
+    assert isinstance(again.result(), Mask)
+    assert same(other.begin([]).result(), expected)
+    assert begun.result() is Barred.TOO_COSTLY
+    assert behind.result() is Barred.LATE or behind is again
+    assert costly.begin(digit).result() is Barred.TOO_COSTLY
+
+
+def test_a_sequence_has_so_much_time_for_all_its_masks() -> None:
+    constraints = opened(burst_cpu_s=0.0, token_cpu_s=0.0)
+    assert constraints.constrain(SCHEMA).begin([]).result() is Barred.TOO_COSTLY
+
+
+def test_a_grammar_that_takes_too_long_to_compile_is_too_costly() -> None:
+    constraint = opened(compile_cpu_s=0.0).constrain(SCHEMA)
+    assert constraint.begin([]).result() is Barred.TOO_COSTLY
+
+
+def test_a_bound_of_the_library_ends_the_row_alone() -> None:
+    constraint = opened().constrain(Grammar(GrammarKind.LARK, f"start: s\n{AMBIGUOUS}"))
+    a = ids_of("a")
+    assert isinstance(constraint.begin(a).result(), Mask)
+    guessed = constraint.begin(a * 30).result()
+    assert guessed is Barred.TOO_COSTLY
+    assert isinstance(constraint.begin(a * 2).result(), Mask), "behind what a wrong guess was"
+
+
+def test_a_long_replay_is_followed_by_turns() -> None:
+    constraint = opened(replay_cpu_s=0.0).constrain(SCHEMA)
+    ids = ids_of(TEXT)
+    found: list[Mask | Barred] = []
+    while not found or found[-1] is Barred.LATE:
+        found.append(constraint.begin(ids[:-1]).result())
+    assert len(found) > 2
+    assert same(found[-1], opened().constrain(SCHEMA).begin(ids[:-1]).result())
+
+
+class Never(NamedTuple):
+    """A constraint whose mask does not come."""
+
+    verdict: Barred
+
+    def begin(self, output_ids: Sequence[int]) -> Future[Mask | Barred]:
+        return Future()
+
+    def late(self) -> Barred:
+        return self.verdict
+
+
+@pytest.mark.parametrize("verdict", [Barred.LATE, Barred.TOO_COSTLY])
+def test_a_row_whose_mask_does_not_come_is_left_out_alone(verdict: Barred) -> None:
+    z = ids_of("z")[0]
+    params = SamplingParams(temperature=0.0, grammar=FORWARDS)
+    free = SampleSpec(SamplingParams(temperature=0.0), 0, (), (), EOS)
+    specs = [free, SampleSpec(params, 0, (), (), EOS, Never(verdict)), free]
+    chosen = sample(logits(*[{z: 9.0}] * 3), specs, wait_s=0.0)
+    assert [one.barred for one in chosen] == [None, verdict, None]
+    assert [chosen[0].token_id, chosen[2].token_id] == [z, z]
