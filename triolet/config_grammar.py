@@ -21,7 +21,7 @@ class GrammarConfig:
     """For compiling, in a process that is ended then, whatever it does. Real schemas take 1 to
     5 ms; in a worker a grammar is compiled beside running streams. Where these have every core,
     it gets a part of one, and takes as much longer by the clock."""
-    walk_tokens: int = 48
+    walk_tokens: int = 32
     """Tokens of each walk through a compiled grammar: an ambiguous one passes every bound at its
     first token and exceeds them at some tenth one. What a walk does not reach, a worker bounds."""
     walk_cpu_s: float = 20 * MILLISECONDS

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from triolet.grammar import LLMatcher, LLTokenizer
 
-WALKS: Final = ("first", "longest", "any", "any")
+WALKS: Final = ("first", "longest", "any")
 """How each walk chooses its tokens. Long ones make many rows of a parse at once, the first ones, by
 their ids, are the short ones of most vocabularies."""
 LONGEST_OF: Final = 16
