@@ -138,6 +138,11 @@ class Runner:
         self._is_decoding = True
         return cache(decoder.launch(rows))
 
+    def _wait_s(self, rows: Sequence[StepRow], computed_s: float) -> float:
+        """Return how long a step waits for masks that it still lacks."""
+        least_s = self._masks.alone_wait_s if _is_alone(rows) else self._masks.least_wait_s
+        return max(least_s, self._masks.step_wait_share * computed_s)
+
     def _told(self, rows: Sequence[StepRow]) -> Sequence[StepRow]:
         """Wait for the tokens of rows that follow others."""
         if all(row.follows is None for row in rows):
@@ -154,8 +159,7 @@ class Runner:
         results: list[Sampled | None] = [None] * len(rows)
         if logits is not None:
             computed_s = time.monotonic() - began_at
-            wait_s = max(self._masks.least_wait_s, self._masks.step_wait_share * computed_s)
-            chosen = sample(logits, specs, masks, wait_s)
+            chosen = sample(logits, specs, masks, self._wait_s(rows, computed_s))
             for index, sampled in zip(flat.sample_rows, chosen, strict=True):
                 results[index] = sampled
         # Sampling has waited for the device already; whoever only fills blocks must not believe
@@ -163,6 +167,13 @@ class Runner:
         if logits is None:
             self._pool.finish_writes()
         return results
+
+
+def _is_alone(rows: Sequence[StepRow]) -> bool:
+    """Return whether all rows are of one sequence with a constraint."""
+    constraints = [None if row.sample is None else row.sample.constraint for row in rows]
+    first = constraints[0]
+    return first is not None and all(one is first for one in constraints)
 
 
 def _with_token(row: StepRow, previous: Sequence[Sampled | None]) -> StepRow:
