@@ -119,7 +119,7 @@ class _Begun(NamedTuple):
     def is_good(self) -> bool:
         """Whether there is a mask, or one is coming."""
         if self.mask.done():
-            return not self.mask.cancelled() and self.mask.result() is not Barred.LATE
+            return self.mask.result() is not Barred.LATE
         return self.generation == self.lane.generation
 
 
@@ -177,7 +177,7 @@ class GrammarConstraint:
             began_s = time.thread_time()
             mask = self._mask(output_ids, began_s)
             mask_s = time.thread_time() - began_s
-        self._spent_s += mask_s
+            self._spent_s += mask_s
         self._is_slow |= mask_s > self._config.slow_mask_cpu_s
         allowed_s = self._config.burst_cpu_s + self._config.token_cpu_s * len(output_ids)
         if mask_s > self._config.mask_cpu_s or self._spent_s > allowed_s:

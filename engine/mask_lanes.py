@@ -90,7 +90,9 @@ class Lane:
     def relieve(self) -> None:
         """Replace the thread if its mask takes longer than any may."""
         running = self._running
-        if running is None or _clock_s(running.clock) - running.began_s <= self._config.mask_cpu_s:
+        if running is None:
+            return
+        if time.clock_gettime(running.clock) - running.began_s <= self._config.mask_cpu_s:
             return
         running.masked.condemn()
         self._stragglers = [one for one in self._stragglers if not one.done()]
@@ -136,10 +138,6 @@ class Lanes:
         """Start the threads."""
         self.quick.prepare()
         self.slow.prepare()
-
-
-def _clock_s(clock: int) -> float:
-    return time.clock_gettime(clock)
 
 
 def _stand_back(niceness: int) -> None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .batch import SampleSpec
 
 UNHURRIED_S: Final = 10.0
-"""How long masks are waited for where nobody says how long."""
+"""How long masks are waited for where the caller names no bound."""
 TOP_P_CANDIDATES: Final = 1024
 """A nucleus is looked for among this many best tokens first, then among more: sorting a vocabulary
 of 128k tokens costs 10 ms a row, and hardly any nucleus is larger than this."""

@@ -48,7 +48,7 @@ class GrammarError(Exception):
 
 
 class GrammarTooCostly(GrammarError):
-    """A grammar that can be used, at a price that nobody pays."""
+    """A grammar that takes too long to compile or to follow."""
 
 
 def build_tokenizer(

@@ -285,3 +285,13 @@ def test_a_row_whose_mask_does_not_come_is_left_out_alone(verdict: Barred) -> No
     chosen = sample(logits(*[{z: 9.0}] * 3), specs, wait_s=0.0)
     assert [one.barred for one in chosen] == [None, verdict, None]
     assert [chosen[0].token_id, chosen[2].token_id] == [z, z]
+
+
+def test_with_as_many_stragglers_as_may_be_a_thread_is_not_replaced() -> None:
+    constraints = opened(mask_cpu_s=0.005, max_stragglers=0)
+    costly, other = constraints.constrain(DEFERRED), constraints.constrain(FORWARDS)
+    assert isinstance(costly.begin([]).result(), Mask)
+    begun, behind = costly.begin(ids_of("1")), other.begin([])
+    wait_until_late(costly, Barred.TOO_COSTLY)
+    assert begun.result() is Barred.TOO_COSTLY
+    assert isinstance(behind.result(), Mask), "it waited for its turn"
