@@ -56,6 +56,11 @@ class Barred(Enum):
 class Constraint(Protocol):
     """What one sequence's completion has to be."""
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether its masks take so long that other rows should not wait for them."""
+        ...
+
     def begin(self, output_ids: Sequence[int]) -> Future[Mask | Barred]:
         """Begin to find out what may follow the completion so far. Asked again for the same tokens
         it goes on with what it has begun."""

@@ -131,6 +131,9 @@ class GrammarConstraint:
       lanes: where everything else happens.
       vocab_size: length of masks.
       config: bounds.
+
+    Attributes:
+      is_slow: whether a mask took so long that other rows should not wait for the next ones.
     """
 
     def __init__(
@@ -145,7 +148,7 @@ class GrammarConstraint:
         # A replaced thread may still be in the matcher when its successor comes to it.
         self._turn = threading.Lock()
         self._spent_s = 0.0
-        self._is_slow = False
+        self.is_slow = False
         self._is_condemned = False
         self._begun: dict[int, _Begun] = {}
 
@@ -178,7 +181,7 @@ class GrammarConstraint:
             mask = self._mask(output_ids, began_s)
             mask_s = time.thread_time() - began_s
             self._spent_s += mask_s
-        self._is_slow |= mask_s > self._config.slow_mask_cpu_s
+        self.is_slow |= mask_s > self._config.slow_mask_cpu_s
         allowed_s = self._config.burst_cpu_s + self._config.token_cpu_s * len(output_ids)
         if mask_s > self._config.mask_cpu_s or self._spent_s > allowed_s:
             self.condemn()
@@ -186,7 +189,7 @@ class GrammarConstraint:
         return mask
 
     def _begin(self, token_ids: list[int]) -> _Begun:
-        lane = self._lanes.slow if self._is_slow else self._lanes.quick
+        lane = self._lanes.slow if self.is_slow else self._lanes.quick
         if self._compiled.done():
             return _Begun(token_ids, lane.submit(self, token_ids), lane, lane.generation)
         # It must not wait in a lane, where it would stand before others.

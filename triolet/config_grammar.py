@@ -62,9 +62,10 @@ class MaskConfig:
     """The same for steps that are launched and not timed: about a step of a GPU."""
     slow_mask_cpu_s: float = 2 * MILLISECONDS
     """A sequence with a mask that took longer has its next ones computed in the slow thread, where
-    it delays nobody but its like."""
-    slow_niceness: int = 10
-    """Of the slow thread: behind the device's (`EngineConfig.niceness`)."""
+    it delays its like alone, and steps with other rows do not wait for it at all."""
+    slow_niceness: int = 15
+    """Of the slow thread: behind the device's (`EngineConfig.niceness`), with a tenth of its part of
+    a core that both want."""
     mask_cpu_s: float = 100 * MILLISECONDS
     """For one mask; beyond it the sequence ends, without waiting for the mask. The library's bounds
     are looked at between two rows of a parse, and one row may take long."""
