@@ -138,10 +138,12 @@ class Runner:
         self._is_decoding = True
         return cache(decoder.launch(rows))
 
-    def _wait_s(self, rows: Sequence[StepRow], computed_s: float) -> float:
-        """Return how long a step waits for masks that it still lacks."""
-        least_s = self._masks.alone_wait_s if _is_alone(rows) else self._masks.least_wait_s
-        return max(least_s, self._masks.step_wait_share * computed_s)
+    def _waits(self, rows: Sequence[StepRow], computed_s: float) -> tuple[float, float]:
+        """Return how long a step waits for masks that it still lacks, and for slow ones."""
+        if _is_alone(rows):
+            return self._masks.alone_wait_s, self._masks.alone_wait_s
+        share_s = self._masks.step_wait_share * computed_s
+        return max(self._masks.least_wait_s, share_s), 0.0
 
     def _told(self, rows: Sequence[StepRow]) -> Sequence[StepRow]:
         """Wait for the tokens of rows that follow others."""
@@ -159,7 +161,7 @@ class Runner:
         results: list[Sampled | None] = [None] * len(rows)
         if logits is not None:
             computed_s = time.monotonic() - began_at
-            chosen = sample(logits, specs, masks, self._wait_s(rows, computed_s))
+            chosen = sample(logits, specs, masks, *self._waits(rows, computed_s))
             for index, sampled in zip(flat.sample_rows, chosen, strict=True):
                 results[index] = sampled
         # Sampling has waited for the device already; whoever only fills blocks must not believe

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from triolet.sampling import SamplingParams
 
-    from .batch import SampleSpec
+    from .batch import Constraint, SampleSpec
 
 UNHURRIED_S: Final = 10.0
 """How long masks are waited for where the caller names no bound."""
@@ -56,6 +56,7 @@ def sample(
     specs: Sequence[SampleSpec],
     masks: dict[int, Future[Mask | Barred]] | None = None,
     wait_s: float = UNHURRIED_S,
+    slow_wait_s: float = UNHURRIED_S,
 ) -> list[Sampled]:
     """Choose one token per row.
 
@@ -65,6 +66,7 @@ def sample(
       specs: how to choose, row by row.
       masks: what `begin_masks` returned for them, if it was called already.
       wait_s: how long the masks of all rows together are waited for.
+      slow_wait_s: how long those of rows whose masks are slow.
     """
     if masks is None:
         masks = begin_masks(specs)
@@ -74,9 +76,12 @@ def sample(
         if spec.params.logprobs is not None
     }
     barred: dict[int, Barred] = {}
-    give_up = time.monotonic() + wait_s
+    now = time.monotonic()
     for index, spec in enumerate(specs):
-        mask = _mask_of(spec, masks[index], give_up) if index in masks else None
+        mask = None
+        if index in masks and spec.constraint is not None:
+            most_s = slow_wait_s if spec.constraint.is_slow else wait_s
+            mask = _mask_of(spec.constraint, masks[index], now + most_s)
         if isinstance(mask, Barred):
             barred[index] = mask
         else:
@@ -94,13 +99,12 @@ def sample(
     ]
 
 
-def _mask_of(spec: SampleSpec, begun: Future[Mask | Barred], give_up: float) -> Mask | Barred:
+def _mask_of(constraint: Constraint, begun: Future[Mask | Barred], give_up: float) -> Mask | Barred:
     """Return a row's mask if it comes before `give_up`, by the monotonic clock."""
     try:
         return begun.result(max(0.0, give_up - time.monotonic()))
     except NotInTime:
-        assert spec.constraint is not None, "a mask without a constraint"
-        return spec.constraint.late()
+        return constraint.late()
 
 
 def _sampled(token_id: int, logprobs: Tensor | None, num_top: int) -> Sampled:

@@ -123,7 +123,7 @@ class Decoder:
             return {}
         places = torch.tensor([arrangement.places[index] for index in asking], device=self._device)
         logits = self._state.logits.index_select(0, places)
-        sampled = sample(logits, list(asking.values()), masks, self._mask_wait_s)
+        sampled = sample(logits, list(asking.values()), masks, self._mask_wait_s, self._mask_wait_s)
         chosen = torch.tensor([one.token_id for one in sampled], device=self._device)
         self._state.chosen.index_copy_(0, places, chosen)
         return dict(zip(asking, sampled, strict=True))

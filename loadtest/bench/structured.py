@@ -38,6 +38,8 @@ CANARY_TOKENS: Final = 300
 """Of the stream beside which one kind of costly grammars is sent."""
 ATTACKERS: Final = 4
 """Connections that send it."""
+PAUSE_S: Final = 0.1
+"""Between two requests of each: the clients share their process, and the cores, with the canary."""
 TIMEOUT_S: Final = 120.0
 CHAT: Final = "/v1/chat/completions"
 MESSAGES: Final = [{"role": "user", "content": "Tell me a story about a fox."}]
@@ -199,6 +201,7 @@ async def _send_again(
 ) -> None:
     body = asked(number, None) | {"max_tokens": CANARY_TOKENS, "min_tokens": CANARY_TOKENS}
     while True:
+        await trio.sleep(PAUSE_S)
         answer = await client.post(CHAT, json=body | fields)
         error = answer.json().get("error")
         answers[str(answer.status_code) if error is None else str(error["code"])] += 1

@@ -88,9 +88,9 @@ class _Walk:
             return 0.0
         began_s = time.thread_time()
         mask = bytearray(self._matcher.compute_bitmask())
-        for token_id in self._eos_token_ids:
-            if token_id < len(mask) * 8:
-                mask[token_id // 8] &= ~(1 << token_id % 8)
+        for end in self._eos_token_ids:
+            if end < len(mask) * 8:
+                mask[end // 8] &= ~(1 << end % 8)
         if not self._matcher.is_error():
             token_id = self._choose(bytes(mask))
             if token_id is not None:

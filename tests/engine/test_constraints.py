@@ -268,6 +268,7 @@ class Never(NamedTuple):
     """A constraint whose mask does not come."""
 
     verdict: Barred
+    is_slow: bool = False
 
     def begin(self, output_ids: Sequence[int]) -> Future[Mask | Barred]:
         return Future()
@@ -281,10 +282,19 @@ def test_a_row_whose_mask_does_not_come_is_left_out_alone(verdict: Barred) -> No
     z = ids_of("z")[0]
     params = SamplingParams(temperature=0.0, grammar=FORWARDS)
     free = SampleSpec(SamplingParams(temperature=0.0), 0, (), (), EOS)
-    specs = [free, SampleSpec(params, 0, (), (), EOS, Never(verdict)), free]
-    chosen = sample(logits(*[{z: 9.0}] * 3), specs, wait_s=0.0)
-    assert [one.barred for one in chosen] == [None, verdict, None]
-    assert [chosen[0].token_id, chosen[2].token_id] == [z, z]
+    for is_slow, waits in ((False, (0.0, 3600.0)), (True, (3600.0, 0.0))):
+        bound = SampleSpec(params, 0, (), (), EOS, Never(verdict, is_slow))
+        chosen = sample(logits(*[{z: 9.0}] * 3), [free, bound, free], None, *waits)
+        assert [one.barred for one in chosen] == [None, verdict, None]
+        assert [chosen[0].token_id, chosen[2].token_id] == [z, z]
+
+
+def test_a_sequence_is_slow_from_its_first_slow_mask_on() -> None:
+    constraint = opened(slow_mask_cpu_s=0.0).constrain(FORWARDS)
+    assert not constraint.is_slow
+    assert isinstance(constraint.begin([]).result(), Mask)
+    assert constraint.is_slow
+    assert isinstance(constraint.begin(ids_of("a")).result(), Mask)
 
 
 def test_with_as_many_stragglers_as_may_be_a_thread_is_not_replaced() -> None:

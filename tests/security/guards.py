@@ -254,7 +254,7 @@ MUTANTS: Final = (
            "test_a_mask_that_takes_too_long_ends_its_sequence_and_holds_up_no_other"),
     Mutant("A31", "engine/constraints.py", "or self._spent_s > allowed_s:", "or self._spent_s < 0:",
            f"{_MASKS}::test_a_sequence_has_so_much_time_for_all_its_masks"),
-    Mutant("A31", "engine/sampler.py", "return spec.constraint.late()", "raise",
+    Mutant("A31", "engine/sampler.py", "return constraint.late()", "raise",
            f"{_MASKS}::test_a_row_whose_mask_does_not_come_is_left_out_alone"),
     Mutant("A31", "server/fleet/attempts.py",
            "self.recovery.condemn(sequence.request, now)", "pass",
