@@ -10,11 +10,12 @@ from collections import defaultdict
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from engine.batch import Barred
 from transport.frames import MAX_TOKEN_ROWS, EndReason, Tokens
 from transport.lease import LeaseEvent, LeaseState
 from worker.chunks import chunk_row
 from worker.roster import FailedStep
-from worker.rows import token_row
+from worker.rows import END_REASONS, token_row
 
 from .forks import Forks
 from .keeping import keep_prompt
@@ -178,8 +179,10 @@ class Stepper:
         rows: list[TokenRow] = []
         for sampled in results:
             assert sampled is not None, "a row that samples has a result"
-            if sampled.is_stuck:
-                self._roster.end(attempt.key, EndReason.STUCK, now)
+            if sampled.barred is not None:
+                # One whose mask is late computes the same token again with the next step.
+                if sampled.barred is not Barred.LATE:
+                    self._roster.end(attempt.key, END_REASONS[sampled.barred], now)
                 break
             rows.append(token_row(attempt.key, len(attempt.output_ids), sampled))
             attempt.num_computed_tokens += 1
@@ -189,7 +192,8 @@ class Stepper:
             if not turn.holds(len(rows) - 1, sampled.token_id):
                 break
         attempt.unheard += rows
-        self._speculation.went(turn, len(rows))
+        if rows:
+            self._speculation.went(turn, len(rows))
         return rows
 
     def _take_chunk(self, chunk: Chunk[Attempt], sampled: Sampled | None, now: float) -> None:
@@ -202,8 +206,11 @@ class Stepper:
         attempt.num_computed_tokens += num_tokens
         if attempt.num_remaining_tokens == 0:
             assert sampled is not None, "the last chunk of a prompt has a result"
-            if sampled.is_stuck:
-                self._roster.end(attempt.key, EndReason.STUCK, now)
+            if sampled.barred is Barred.LATE:
+                attempt.num_computed_tokens -= 1
+                return
+            if sampled.barred is not None:
+                self._roster.end(attempt.key, END_REASONS[sampled.barred], now)
                 return
             self._counters.local_prompts += 1
             self._roster.leases.step(attempt.key, LeaseEvent.COMPLETE)

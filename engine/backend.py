@@ -152,7 +152,7 @@ def build_runner(
         model = build_model(
             backend, config.weights, model_config, checkpoint, pool, max_model_len, on_weights
         )
-        return Runner(model, config.block_size, pool)
+        return Runner(model, config.block_size, pool, masks=config.masks)
     dtype, device = pool.layout.dtype, pool.blocks.device
     weights = load_weights(model_config, checkpoint, dtype, device, on_weights)
     parts = build_parts(backend, model_config, weights, pool, config, max_model_len)
@@ -165,7 +165,7 @@ def build_runner(
                 f"kv_pool_bytes is {config.kv_pool_bytes} and leaves {device} no memory to capture "
                 "decode steps in: lower it, or max_num_seqs, or give --no-cuda-graphs"
             ) from error
-    return Runner(parts.model, config.block_size, pool, parts.decoder)
+    return Runner(parts.model, config.block_size, pool, parts.decoder, config.masks)
 
 
 def _native(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, overload
 
@@ -44,12 +45,29 @@ class Mask(NamedTuple):
     may_end: bool
 
 
+class Barred(Enum):
+    """Why there is no mask, and so no token."""
+
+    STUCK = auto()  # nothing may follow
+    TOO_COSTLY = auto()  # what may follow costs too much to know
+    LATE = auto()  # it is not known yet: the row computes its token again
+
+
 class Constraint(Protocol):
     """What one sequence's completion has to be."""
 
-    def begin(self, output_ids: Sequence[int]) -> Future[Mask | None]:
-        """Begin to find out what may follow the completion so far; None if nothing can be said,
-        because nothing may follow it or because that became too costly to know."""
+    @property
+    def is_slow(self) -> bool:
+        """Whether its masks take so long that other rows should not wait for them."""
+        ...
+
+    def begin(self, output_ids: Sequence[int]) -> Future[Mask | Barred]:
+        """Begin to find out what may follow the completion so far. Asked again for the same tokens
+        it goes on with what it has begun."""
+        ...
+
+    def late(self) -> Barred:
+        """Return what becomes of a row whose mask did not come in time."""
         ...
 
 
@@ -161,13 +179,13 @@ class Sampled:
       token_id: its id.
       logprob: natural logarithm before temperature and penalties, None if not asked for.
       top: (token id, logprob) of the best, best first, as many as asked for.
-      is_stuck: no token could be chosen, because of the constraint; the others mean nothing then.
+      barred: why no token could be chosen, because of the constraint; the others mean nothing then.
     """
 
     token_id: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
-    is_stuck: bool = False
+    barred: Barred | None = None
 
 
 class PooledRow(NamedTuple):

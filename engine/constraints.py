@@ -3,21 +3,28 @@
 A matcher is a function of (grammar, tokens so far); what it remembers only saves time, so that an
 attempt that begins again elsewhere, with its tokens replayed, goes on exactly. Nothing here runs on
 the thread that decides nor on the device's: grammars are compiled in one thread, so that none holds
-up a step, and masks are computed in another, while the device computes.
+up a step, and masks are computed in others (mask_lanes.py), while the device computes. What that
+may cost is bounded twice: by counts of the library (triolet/grammar.py), which end a sequence at
+the same token everywhere, and by processor time, which ends it for good.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import structlog
 
-from triolet.grammar import GrammarError, build_tokenizer, compile_grammar
+from triolet.config_grammar import MaskConfig
+from triolet.grammar import GrammarError, GrammarTooCostly, build_tokenizer, compile_grammar
 
-from .batch import Mask
+from .batch import Barred, Mask
+from .mask_lanes import Lane, Lanes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +37,8 @@ log = structlog.get_logger()
 
 MAX_COMPILED: Final = 64
 """Grammars that are kept compiled for the next request: clients send the same ones again."""
+REPLAYED_TOKENS: Final = 16
+"""Tokens followed between two looks at the clock."""
 
 
 class Constraints:
@@ -39,25 +48,31 @@ class Constraints:
       tokenizer_path: the model's tokenizer.json; missing or unusable, nothing can be constrained.
       vocab_size: ids of the model are below this.
       eos_token_ids: the model's own end tokens.
+      config: bounds.
     """
 
     def __init__(
-        self, tokenizer_path: Path, vocab_size: int, eos_token_ids: tuple[int, ...]
+        self,
+        tokenizer_path: Path,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        config: MaskConfig | None = None,
     ) -> None:
         self._tokenizer_path = tokenizer_path
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._compiling = ThreadPoolExecutor(1, "grammars")
-        self._masking = ThreadPoolExecutor(1, "masks")
+        self._config = MaskConfig() if config is None else config
+        self._lanes = Lanes(self._config)
         self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
         self._tokenizer: Future[LLTokenizer] | None = None
 
     def prepare(self) -> None:
         """Begin to read the tokenizer, so that the first request does not wait for it, and start
-        both threads, so that an audit finds as many after it as before."""
+        all threads, so that an audit finds as many after it as before."""
         if self._tokenizer is None and self._tokenizer_path.exists():
             self._tokenizer = self._compiling.submit(self._read_tokenizer)
-            self._masking.submit(int)
+            self._lanes.prepare()
 
     def constrain(self, grammar: Grammar) -> GrammarConstraint:
         """Return what keeps one sequence within a grammar, which is compiled meanwhile."""
@@ -68,7 +83,7 @@ class Constraints:
             while len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(grammar)
-        return GrammarConstraint(compiled, self._masking, self._vocab_size)
+        return GrammarConstraint(compiled, self._lanes, self._vocab_size, self._config)
 
     def _read_tokenizer(self) -> LLTokenizer:
         text = self._tokenizer_path.read_text(encoding="utf-8")
@@ -77,7 +92,35 @@ class Constraints:
     def _compile(self, grammar: Grammar) -> LLMatcher:
         if self._tokenizer is None:
             raise GrammarError(f"{self._tokenizer_path} is missing")
-        return compile_grammar(self._tokenizer.result(), grammar)
+        tokenizer = self._tokenizer.result()
+        began_s = time.thread_time()
+        matcher = compile_grammar(tokenizer, grammar)
+        if time.thread_time() - began_s > self._config.compile_cpu_s:
+            raise GrammarTooCostly(f"{self._config.compile_cpu_s} s did not suffice to compile it")
+        return matcher
+
+
+class _Begun(NamedTuple):
+    """A mask that was asked for.
+
+    Attributes:
+      output_ids: behind which tokens.
+      mask: what comes of it.
+      lane: which computes it.
+      generation: of the lane.
+    """
+
+    output_ids: list[int]
+    mask: Future[Mask | Barred]
+    lane: Lane
+    generation: int
+
+    @property
+    def is_good(self) -> bool:
+        """Whether there is a mask, or one is coming."""
+        if self.mask.done():
+            return self.mask.result() is not Barred.LATE
+        return self.generation == self.lane.generation
 
 
 class GrammarConstraint:
@@ -85,45 +128,100 @@ class GrammarConstraint:
 
     Args:
       compiled: the grammar's matcher, at its beginning; not to be moved.
-      masking: the thread in which everything else happens.
+      lanes: where everything else happens.
       vocab_size: length of masks.
+      config: bounds.
+
+    Attributes:
+      is_slow: whether a mask took so long that other rows should not wait for the next ones.
     """
 
     def __init__(
-        self, compiled: Future[LLMatcher], masking: ThreadPoolExecutor, vocab_size: int
+        self, compiled: Future[LLMatcher], lanes: Lanes, vocab_size: int, config: MaskConfig
     ) -> None:
         self._compiled = compiled
-        self._masking = masking
+        self._lanes = lanes
         self._vocab_size = vocab_size
+        self._config = config
         self._matcher: LLMatcher | None = None
         self._followed: list[int] = []
+        # A replaced thread may still be in the matcher when its successor comes to it.
+        self._turn = threading.Lock()
+        self._spent_s = 0.0
+        self.is_slow = False
+        self._is_condemned = False
+        self._begun: dict[int, _Begun] = {}
 
-    def begin(self, output_ids: Sequence[int]) -> Future[Mask | None]:
+    def begin(self, output_ids: Sequence[int]) -> Future[Mask | Barred]:
         """Begin to find out what may follow; the tokens are read at once."""
-        return self._masking.submit(self._mask, list(output_ids))
+        token_ids = list(output_ids)
+        # What lies behind is decided.
+        self._begun = {n: begun for n, begun in self._begun.items() if n >= len(token_ids)}
+        begun = self._begun.get(len(token_ids))
+        if begun is None or begun.output_ids != token_ids or not begun.is_good:
+            begun = self._begun[len(token_ids)] = self._begin(token_ids)
+        return begun.mask
 
-    def _mask(self, output_ids: list[int]) -> Mask | None:
+    def late(self) -> Barred:
+        """Return what becomes of a row whose mask did not come in time."""
+        self._lanes.quick.relieve()
+        self._lanes.slow.relieve()
+        return Barred.TOO_COSTLY if self._is_condemned else Barred.LATE
+
+    def condemn(self) -> None:
+        """Compute no more masks: one takes longer than any may."""
+        self._is_condemned = True
+
+    def compute(self, output_ids: list[int]) -> Mask | Barred:
+        """Return what may follow. In one of the lanes' threads."""
+        with self._turn:
+            if self._is_condemned:
+                return Barred.TOO_COSTLY
+            began_s = time.thread_time()
+            mask = self._mask(output_ids, began_s)
+            mask_s = time.thread_time() - began_s
+            self._spent_s += mask_s
+        self.is_slow |= mask_s > self._config.slow_mask_cpu_s
+        allowed_s = self._config.burst_cpu_s + self._config.token_cpu_s * len(output_ids)
+        if mask_s > self._config.mask_cpu_s or self._spent_s > allowed_s:
+            self.condemn()
+            return self._too_costly(f"{mask_s:.3f} s, {self._spent_s:.3f} s in all")
+        return mask
+
+    def _begin(self, token_ids: list[int]) -> _Begun:
+        lane = self._lanes.slow if self.is_slow else self._lanes.quick
+        if self._compiled.done():
+            return _Begun(token_ids, lane.submit(self, token_ids), lane, lane.generation)
+        # It must not wait in a lane, where it would stand before others.
+        mask: Future[Mask | Barred] = Future()
+        self._compiled.add_done_callback(lambda _: self._pass_on(lane, token_ids, mask))
+        return _Begun(token_ids, mask, lane, lane.generation)
+
+    def _pass_on(self, lane: Lane, token_ids: list[int], mask: Future[Mask | Barred]) -> None:
+        lane.submit(self, token_ids).add_done_callback(partial(_copy, mask))
+
+    def _mask(self, output_ids: list[int], began_s: float) -> Mask | Barred:
         try:
-            matcher = self._follow(output_ids)
+            matcher = self._follow(output_ids, began_s)
+        except GrammarTooCostly as error:
+            return self._too_costly(str(error))
         except (GrammarError, OSError) as error:
             log.warning("grammar_unusable", error=str(error))
-            return None
-        if matcher is None:
-            return None
+            return Barred.STUCK
+        if isinstance(matcher, Barred):
+            return matcher
         packed = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
         if matcher.is_error():
-            log.warning("grammar_too_costly", reason=matcher.stop_reason())
-            self._matcher = None
-            return None
+            return self._too_costly(matcher.get_error())
         bits = np.unpackbits(packed, bitorder="little").astype(np.bool_)
         allowed = np.zeros(self._vocab_size, dtype=np.bool_)
         count = min(len(bits), self._vocab_size)
         allowed[:count] = bits[:count]
         may_end = bool(matcher.is_accepting())
-        return Mask(allowed, may_end) if may_end or allowed.any() else None
+        return Mask(allowed, may_end) if may_end or allowed.any() else Barred.STUCK
 
-    def _follow(self, output_ids: list[int]) -> LLMatcher | None:
-        """Return the matcher behind these tokens; None if the grammar does not allow them."""
+    def _follow(self, output_ids: list[int], began_s: float) -> LLMatcher | Barred:
+        """Return the matcher behind these tokens."""
         matcher = self._matcher
         if matcher is None:
             matcher, self._followed = self._compiled.result().deep_copy(), []
@@ -132,13 +230,34 @@ class GrammarConstraint:
         # Guesses that did not hold.
         if num_wrong and not matcher.rollback(num_wrong):
             matcher, num_common = self._compiled.result().deep_copy(), 0
-        ahead = output_ids[num_common:]
-        num_taken = matcher.try_consume_tokens(ahead) if ahead else 0
-        self._matcher, self._followed = matcher, output_ids[: num_common + num_taken]
-        if matcher.is_error():
-            self._matcher = None
-            return None
-        return matcher if num_taken == len(ahead) else None
+        self._matcher, self._followed = matcher, output_ids[:num_common]
+        while len(self._followed) < len(output_ids):
+            ahead = output_ids[len(self._followed) :][:REPLAYED_TOKENS]
+            num_taken = matcher.try_consume_tokens(ahead)
+            self._followed += ahead[:num_taken]
+            if matcher.is_error():
+                return self._too_costly(matcher.get_error())
+            if num_taken < len(ahead):
+                return Barred.STUCK
+            if time.thread_time() - began_s > self._config.replay_cpu_s:
+                return Barred.LATE
+        return matcher
+
+    def _too_costly(self, reason: str) -> Barred:
+        # A bound of the library ends the row alone: behind a wrong guess it says nothing of what
+        # is right.
+        log.warning("grammar_too_costly", reason=" ".join(reason.split())[:200])
+        self._matcher = None
+        return Barred.TOO_COSTLY
+
+
+def _copy(into: Future[Mask | Barred], source: Future[Mask | Barred]) -> None:
+    """Pass on what came of another future."""
+    error = source.exception()
+    if error is None:
+        into.set_result(source.result())
+    else:
+        into.set_exception(error)
 
 
 def _num_common(first: list[int], second: list[int]) -> int:

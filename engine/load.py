@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from triolet.config_grammar import MaskConfig
+
     from .runner import Runner
 
 TORCH_DTYPES: Final = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16}
@@ -130,7 +132,7 @@ def load_engine(
         max_model_len,
         reason,
         pace,
-        _constraints(model_dir, model_config, eos_token_ids),
+        _constraints(model_dir, model_config, eos_token_ids, config.masks),
     )
 
 
@@ -227,9 +229,9 @@ def _layout(config: EngineConfig, model: ModelConfig) -> KVLayout:
 
 
 def _constraints(
-    model_dir: Path, model: ModelConfig, eos_token_ids: tuple[int, ...]
+    model_dir: Path, model: ModelConfig, eos_token_ids: tuple[int, ...], config: MaskConfig
 ) -> Constraints:
-    constraints = Constraints(model_dir / "tokenizer.json", model.vocab_size, eos_token_ids)
+    constraints = Constraints(model_dir / "tokenizer.json", model.vocab_size, eos_token_ids, config)
     constraints.prepare()
     return constraints
 

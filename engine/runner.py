@@ -6,12 +6,14 @@ when a sequence ends.
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
+from triolet.config_grammar import MaskConfig
 from triolet.errors import CapacityError
 
 from .batch import Sampled, StepRow, flatten
@@ -55,18 +57,25 @@ class Runner:
       block_size: tokens per block.
       pool: where KV goes.
       decoder: launches steps of decode rows alone, where there is a GPU for it.
+      masks: how long a step waits for them.
 
     Attributes:
       model: the same.
     """
 
     def __init__(
-        self, model: StepModel, block_size: int, pool: KVPool, decoder: Decoder | None = None
+        self,
+        model: StepModel,
+        block_size: int,
+        pool: KVPool,
+        decoder: Decoder | None = None,
+        masks: MaskConfig | None = None,
     ) -> None:
         self.model = model
         self._block_size = block_size
         self._pool = pool
         self._decoder = decoder
+        self._masks = MaskConfig() if masks is None else masks
         self._previous: Callable[[], list[Sampled | None]] = list
         self._is_decoding = False
 
@@ -155,6 +164,13 @@ class Runner:
                 results[index] = sampled
         return results
 
+    def _waits(self, rows: Sequence[StepRow], computed_s: float) -> tuple[float, float]:
+        """Return how long a step waits for masks that it still lacks, and for slow ones."""
+        if _is_alone(rows):
+            return self._masks.alone_wait_s, self._masks.alone_wait_s
+        share_s = self._masks.step_wait_share * computed_s
+        return max(self._masks.least_wait_s, share_s), 0.0
+
     def _told(self, rows: Sequence[StepRow]) -> Sequence[StepRow]:
         """Wait for the tokens of rows that follow others."""
         if all(row.follows is None for row in rows):
@@ -166,10 +182,12 @@ class Runner:
         flat = flatten(rows, self._block_size)
         specs = [spec for row in rows if (spec := row.sample) is not None]
         masks = begin_masks(specs)
+        began_at = time.monotonic()
         logits = self.model.compute(flat, watch)
         results: list[Sampled | None] = [None] * len(rows)
         if logits is not None:
-            chosen = sample(logits, specs, masks)
+            computed_s = time.monotonic() - began_at
+            chosen = sample(logits, specs, masks, *self._waits(rows, computed_s))
             for index, sampled in zip(flat.sample_rows, chosen, strict=True):
                 results[index] = sampled
         # Sampling has waited for the device already; whoever only fills blocks must not believe
@@ -177,6 +195,13 @@ class Runner:
         if logits is None:
             self._pool.finish_writes()
         return results
+
+
+def _is_alone(rows: Sequence[StepRow]) -> bool:
+    """Return whether all rows are of one sequence with a constraint."""
+    constraints = [None if row.sample is None else row.sample.constraint for row in rows]
+    first = constraints[0]
+    return first is not None and all(one is first for one in constraints)
 
 
 def _with_token(row: StepRow, previous: Sequence[Sampled | None]) -> StepRow:

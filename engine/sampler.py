@@ -13,14 +13,16 @@ far alone, so it is found out while the device still computes the logits.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from concurrent.futures import TimeoutError as NotInTime
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 from triolet.sampling import end_token_ids
 
-from .batch import Mask, Sampled
+from .batch import Barred, Mask, Sampled
 from .philox import uniform
 
 if TYPE_CHECKING:
@@ -31,14 +33,16 @@ if TYPE_CHECKING:
 
     from triolet.sampling import SamplingParams
 
-    from .batch import SampleSpec
+    from .batch import Constraint, SampleSpec
 
+UNHURRIED_S: Final = 10.0
+"""How long masks are waited for where the caller names no bound."""
 TOP_P_CANDIDATES: Final = 1024
 """A nucleus is looked for among this many best tokens first, then among more: sorting a vocabulary
 of 128k tokens costs 10 ms a row, and hardly any nucleus is larger than this."""
 
 
-def begin_masks(specs: Sequence[SampleSpec]) -> dict[int, Future[Mask | None]]:
+def begin_masks(specs: Sequence[SampleSpec]) -> dict[int, Future[Mask | Barred]]:
     """Begin to find out what may follow each row that has a constraint; by index."""
     return {
         index: spec.constraint.begin(spec.output_ids)
@@ -50,7 +54,9 @@ def begin_masks(specs: Sequence[SampleSpec]) -> dict[int, Future[Mask | None]]:
 def sample(
     logits: Tensor,
     specs: Sequence[SampleSpec],
-    masks: dict[int, Future[Mask | None]] | None = None,
+    masks: dict[int, Future[Mask | Barred]] | None = None,
+    wait_s: float = UNHURRIED_S,
+    slow_wait_s: float = UNHURRIED_S,
 ) -> list[Sampled]:
     """Choose one token per row.
 
@@ -59,6 +65,8 @@ def sample(
         place.
       specs: how to choose, row by row.
       masks: what `begin_masks` returned for them, if it was called already.
+      wait_s: how long the masks of all rows together are waited for.
+      slow_wait_s: how long those of rows whose masks are slow.
     """
     if masks is None:
         masks = begin_masks(specs)
@@ -67,23 +75,36 @@ def sample(
         for index, spec in enumerate(specs)
         if spec.params.logprobs is not None
     }
-    stuck = set()
+    barred: dict[int, Barred] = {}
+    now = time.monotonic()
     for index, spec in enumerate(specs):
-        mask = masks[index].result() if index in masks else None
-        if mask is None and index in masks:
-            stuck.add(index)
-        _adjust(logits[index], spec, mask)
+        mask = None
+        if index in masks and spec.constraint is not None:
+            most_s = slow_wait_s if spec.constraint.is_slow else wait_s
+            mask = _mask_of(spec.constraint, masks[index], now + most_s)
+        if isinstance(mask, Barred):
+            barred[index] = mask
+        else:
+            _adjust(logits[index], spec, mask)
     token_ids = logits[: len(specs)].argmax(dim=-1).tolist()
     for index, spec in enumerate(specs):
         if spec.params.temperature > 0:
             number = uniform(spec.params.seed, spec.position)
             token_ids[index] = _draw(logits[index], token_ids[index], spec.params, number)
     return [
-        Sampled(0, is_stuck=True)
-        if index in stuck
+        Sampled(0, barred=barred[index])
+        if index in barred
         else _sampled(token_id, reports.get(index), spec.params.logprobs or 0)
         for index, (token_id, spec) in enumerate(zip(token_ids, specs, strict=True))
     ]
+
+
+def _mask_of(constraint: Constraint, begun: Future[Mask | Barred], give_up: float) -> Mask | Barred:
+    """Return a row's mask if it comes before `give_up`, by the monotonic clock."""
+    try:
+        return begun.result(max(0.0, give_up - time.monotonic()))
+    except NotInTime:
+        return constraint.late()
 
 
 def _sampled(token_id: int, logprobs: Tensor | None, num_top: int) -> Sampled:

@@ -99,6 +99,45 @@ def _scalar(chance: random.Random) -> Schema:
     return chance.choice(choices)
 
 
+AMBIGUOUS: Final = 's: s s | s s s | w | " "\nw: "a" | "b" | "c" | "d" | "e" | w w\n'
+"""Rules of Lark whose parse has more items with every token: each text has very many trees."""
+
+
+def costly() -> dict[str, dict[str, Any]]:
+    """Return grammars that compile at once and cost more with every token, or all at once behind a
+    harmless beginning; by what is bad about them."""
+    words = " | ".join(f'"{number:x}"' for number in range(1500))
+    branches = " | ".join(f'"a" y{number % 20}' for number in range(700))
+    nested = "\n".join(f'y{number}: "a"? x?' for number in range(20))
+    either: Schema = {
+        "anyOf": [
+            {"type": "array", "items": {"$ref": "#/$defs/n"}, "maxItems": count + 2}
+            for count in range(40)
+        ]
+    }
+    wide: Schema = {"properties": {f"p{number}": {} for number in range(300)}}
+    lark = {
+        "ambiguous": f"start: s\n{AMBIGUOUS}",
+        "ambiguous after 64 digits": f"start: /[0-9]{{64}}/ s\n{AMBIGUOUS}",
+        "nullable": 'start: s\ns: | s s | s s s | "a" | "b"\n',
+        "nullable optional": 'start: a\na: b? b? b? b? b? b?\nb: a | "x" | "y"?\n',
+        "left-recursive": 'start: s\ns: s w | s s | w\nw: w "a" | s "b" | "a" | "b" | "c"\n',
+        "right-recursive": 'start: s\ns: w s | w\nw: "a" w | "b" s | "a" | "b" | "c"\n',
+        "many alternatives": f"start: s\ns: s s | {words}\n",
+        "many branches": f"start: x x x x x x\nx: {branches}\n{nested}\n",
+        "many branches after 64 digits": f"start: /[0-9]{{64}}/ x x x\nx: {branches}\n{nested}\n",
+        "ambiguous words": "start: r\nr: /(a|b|ab)+/ | /(a|aa)+b?/ | r r | r r r\n",
+    }
+    return {name: {"guided_grammar": text} for name, text in lark.items()} | {
+        "huge expression": {
+            "guided_regex": "(" + "|".join(f"[a-z]*{n}[a-z]*{n * 7}" for n in range(300)) + ")*"
+        },
+        "counted repetition": {"guided_regex": "(a{1,50}|b{1,50}){1,50}c"},
+        "deep schema": {"guided_json": {"$ref": "#/$defs/n", "$defs": {"n": either}}},
+        "wide schema": {"guided_json": wide},
+    }
+
+
 def hostile() -> dict[str, dict[str, Any]]:
     """Return fields of requests by what is bad about them; what is harmless may be served."""
     deep: Schema = {"type": "string"}

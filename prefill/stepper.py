@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine.batch import Barred
 from engine.pace import StepBudget
 from transport.frames import EndReason, FirstToken
 from transport.lease import LeaseEvent
 from worker.chunks import Chunk, ChunkScheduler, chunk_row
 from worker.rates import StepRates
 from worker.roster import FailedStep
-from worker.rows import token_row
+from worker.rows import END_REASONS, token_row
 
 from .attempt import Attempt
 from .embedder import Embedder
@@ -156,6 +157,9 @@ class Stepper:
                 self._counters.late_rows += 1
                 continue  # it ended meanwhile
             attempt.num_computed_tokens += chunk.num_tokens
+            if sampled is not None and sampled.barred is Barred.LATE:
+                # Its last token again with the next step: with the same KV, in the same place.
+                attempt.num_computed_tokens -= 1
             num_full_blocks = attempt.num_computed_tokens // self._engine.block_size
             self._engine.prefix_cache.insert(
                 attempt.packed_ids,
@@ -165,8 +169,8 @@ class Stepper:
             )
             if attempt.is_computed:
                 assert sampled is not None, "the last chunk of a prompt has a result"
-                if sampled.is_stuck:
-                    self._roster.end(attempt.key, EndReason.STUCK, now)
+                if sampled.barred is not None:
+                    self._roster.end(attempt.key, END_REASONS[sampled.barred], now)
                     continue
                 self._finish(attempt, sampled, now)
             else:

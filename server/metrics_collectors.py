@@ -78,7 +78,9 @@ class FleetCollector(Collector):
             writes.add_metric((way,), count)
         yield writes
         yield _gauge("triolet_retries_left", "Retries that can be paid for", status.retries_left)
-        yield _gauge("triolet_quarantined_prompts", "Prompts refused", status.quarantined)
+        yield _gauge(
+            "triolet_quarantined_prompts", "Prompts and grammars refused", status.quarantined
+        )
         yield from _overload(status)
         yield from self._pools(status)
         yield from self._workers(status)

@@ -15,6 +15,7 @@ log = structlog.get_logger()
 FAULTS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("retries_refused", "Requests ended because the retry budget was spent", ()),
     ("requests_quarantined", "Requests that killed the workers which computed them", ()),
+    ("grammars_quarantined", "Requests whose grammar took a worker too long to follow", ()),
     ("breaker_changes", "Circuit breakers of workers by the state they took", ("state",)),
     ("frames_dropped", "Frames of workers that belonged to nothing present", ("reason",)),
     ("server_pauses", "Times that this process stood still", ()),
@@ -43,6 +44,11 @@ class FaultMetrics:
         """It killed the workers that computed it; an operator may want to look at it."""
         self._counters["requests_quarantined"].inc()
         log.error("request quarantined", request_id=request_id)
+
+    def grammar_quarantined(self, request_id: str) -> None:
+        """Its masks held a worker up; it has ended, and its tenant's grammar is refused."""
+        self._counters["grammars_quarantined"].inc()
+        log.warning("grammar quarantined", request_id=request_id)
 
     def breaker_changed(self, worker: str, state: str) -> None:
         """A worker is left out, tried, or used again."""

@@ -25,7 +25,8 @@ class EndReason(StrEnum):
     HANDED_OVER = "handed_over"  # prefill only: decode has all of the KV; a success
     EMBEDDED = "embedded"  # prefill only: the vector was sent; a success
     UNWANTED = "unwanted"  # prefill only: decode has ended it, and says itself why
-    STUCK = "stuck"  # its grammar leaves no token, or became too costly to follow
+    STUCK = "stuck"  # its grammar leaves no token
+    TOO_COSTLY = "too_costly"  # its grammar takes too long to follow
     UNKNOWN = "unknown"  # the worker has no such attempt
     ERROR = "error"
 

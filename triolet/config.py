@@ -14,7 +14,7 @@ from typing import Final
 from .config_batches import BatchConfig
 from .config_embedding import EmbeddingConfig, EmbeddingLimits
 from .config_gpu import GpuConfig
-from .config_grammar import GrammarConfig
+from .config_grammar import GrammarConfig, MaskConfig
 from .config_overload import OverloadConfig
 from .config_queue import DoorConfig, QueueConfig, TurnsConfig
 from .config_recovery import RecoveryConfig
@@ -224,6 +224,7 @@ class EngineConfig:
     busy, and whatever is decided later is decided better."""
     gpu: GpuConfig = field(default_factory=GpuConfig)
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+    masks: MaskConfig = field(default_factory=MaskConfig)
     poison_freed_blocks: bool = False
     """Fill freed blocks with NaN, and let an audit look whether they stay so: how tests find a
     write by somebody who is not the owner, and a read beyond a sequence. Costs a write per freed

@@ -24,18 +24,31 @@ if TYPE_CHECKING:
 LIMITS: Final = LLParserLimits(
     max_items_in_row=2_000,
     initial_lexer_fuel=1_000_000,  # 20 ms
-    step_lexer_fuel=200_000,  # 15 ms, for one token
-    step_max_items=50_000,  # 3 ms, for one token
+    step_lexer_fuel=100_000,  # 7 ms, for one token
+    step_max_items=5_000,
     max_lexer_states=20_000,  # about 40 MB
-    max_grammar_size=100_000,
+    max_grammar_size=20_000,
     verbose_errors=False,
 )
-"""What one grammar may cost, in the library's units. Real schemas stay far below."""
+"""What one grammar may cost, in the library's units, which count work alone: a sequence ends at the
+same token on every worker.
+
+`step_max_items`: a row of n items costs up to n² comparisons, so time is not linear in it. 50,000
+let an ambiguous grammar of 80 bytes take 0.8 s for one mask; 5,000 end it after some 10 tokens, at
+2 ms. Measured needs, four walks of 60 tokens each: random schemas (loadtest/schemas.py) 100 with a
+vocabulary of 2,048 tokens and 200 with one of 65,000; recursive ones, SQL and Python statements up
+to 2,000; `anyOf` of 150 objects 5,000; only objects of more than 100 optional properties more.
+`step_lexer_fuel`: real formats and patterns take up to 50,000. `max_grammar_size`: 600 properties
+take 5,000."""
 PARAMETERS_OF_JSON: Final = "x-guidance"
 
 
 class GrammarError(Exception):
     """A grammar that cannot be used, and why."""
+
+
+class GrammarTooCostly(GrammarError):
+    """A grammar that takes too long to compile or to follow."""
 
 
 def build_tokenizer(

@@ -1,14 +1,23 @@
-"""What a step chose, as servers are told of it."""
+"""What a step chose, or why it chose nothing, as servers are told of it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from transport.frames import TokenRow, TopToken
+from engine.batch import Barred
+from transport.frames import EndReason, TokenRow, TopToken
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from engine.batch import Sampled
     from triolet.ids import AttemptKey
+
+END_REASONS: Final[Mapping[Barred, EndReason]] = {
+    Barred.STUCK: EndReason.STUCK,
+    Barred.TOO_COSTLY: EndReason.TOO_COSTLY,
+}
+"""How an attempt ends that gets no token; one whose mask is late does not."""
 
 
 def token_row(key: AttemptKey, position: int, sampled: Sampled) -> TokenRow:

@@ -61,7 +61,8 @@ def build_parts(
     transformer = FusedTransformer(model_config, weights, pool, attention, max_model_len)
     model = FusedModel(transformer, pool.layout.block_size, pool.blocks.device)
     sizes = bucket_sizes(config.max_num_seqs, fixed=config.gpu.fixed_batch)
-    return GpuParts(model, Decoder(transformer, pool, sizes, max_model_len))
+    decoder = Decoder(transformer, pool, sizes, max_model_len, config.masks.launched_wait_s)
+    return GpuParts(model, decoder)
 
 
 def capture(backend: str, decoder: Decoder, on_progress: Callable[[float], None]) -> None:

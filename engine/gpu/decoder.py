@@ -15,15 +15,16 @@ import torch
 
 from ..batch import Sampled, is_plain
 from ..runner import MAX_UNDER_WAY
-from ..sampler import sample
+from ..sampler import begin_masks, sample
 from .decode_rows import NUM_FIELDS, DecodeRows
 from .decode_step import DecodeState, compute_step
 from .host_copies import Mark, Upload, host_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
 
-    from ..batch import SampleSpec, StepRow
+    from ..batch import Barred, Mask, SampleSpec, StepRow
     from ..kv_pool import KVPool
     from .decode_rows import Arrangement
     from .transformer import FusedTransformer
@@ -40,6 +41,7 @@ class Decoder:
       pool: where keys and values are.
       sizes: of batches, rising.
       max_model_len: the longest sequence.
+      mask_wait_s: how long a step waits for masks.
     """
 
     def __init__(
@@ -48,8 +50,10 @@ class Decoder:
         pool: KVPool,
         sizes: Sequence[int],
         max_model_len: int,
+        mask_wait_s: float,
     ) -> None:
         device = pool.blocks.device
+        self._mask_wait_s = mask_wait_s
         self._transformer = transformer
         self._device = device
         self._block_size = pool.layout.block_size
@@ -98,13 +102,14 @@ class Decoder:
         self._state.take(
             self._fields.send(arrangement.fields), self._patches.send(arrangement.patches)
         )
-        self._replay(arrangement.size)
         asking = {
             index: spec
             for index, row in enumerate(rows)
             if (spec := row.sample) is not None and not is_plain(spec.params, spec.position)
         }
-        on_host = self._sample_on_host(asking, arrangement)
+        masks = begin_masks(list(asking.values()))
+        self._replay(arrangement.size)
+        on_host = self._sample_on_host(asking, arrangement, masks)
         read = self._download(arrangement.size)
         places = [
             place if row.sample is not None else None
@@ -121,13 +126,17 @@ class Decoder:
         return results
 
     def _sample_on_host(
-        self, asking: dict[int, SampleSpec], arrangement: Arrangement
+        self,
+        asking: dict[int, SampleSpec],
+        arrangement: Arrangement,
+        masks: dict[int, Future[Mask | Barred]],
     ) -> dict[int, Sampled]:
         """Sample rows that ask for more, and tell the device what was chosen."""
         if not asking:
             return {}
         places = torch.tensor([arrangement.places[index] for index in asking], device=self._device)
-        sampled = sample(self._state.logits.index_select(0, places), list(asking.values()))
+        logits = self._state.logits.index_select(0, places)
+        sampled = sample(logits, list(asking.values()), masks, self._mask_wait_s, self._mask_wait_s)
         chosen = torch.tensor([one.token_id for one in sampled], device=self._device)
         self._state.chosen.index_copy_(0, places, chosen)
         return dict(zip(asking, sampled, strict=True))

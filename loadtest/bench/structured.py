@@ -3,8 +3,9 @@
 One fleet with the demo model. Random schemas (loadtest/schemas.py) are asked for by several clients
 at once, and every answer is validated by jsonschema. Then the same prompts with and without a
 schema take turns, which compares the time per token. Then hostile grammars are sent while a canary
-stream goes on. Exits with 1 if an answer does not validate or a hostile one was not dealt with in
-time.
+stream goes on. Then each grammar that costs more with every token is sent again and again over
+several connections, beside the canary and by turns with the canary alone. Exits with 1 if an answer
+does not validate, a hostile one was not dealt with in time, or the canary's tokens changed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import statistics
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +26,7 @@ import jsonschema
 import trio
 from rich.console import Console
 
-from ..schemas import Schema, hostile, random_schema
+from ..schemas import Schema, costly, hostile, random_schema
 from ..server_process import running_server
 
 MAX_TOKENS: Final = 900
@@ -32,9 +34,30 @@ HOSTILE_S: Final = 0.3
 """Within which a hostile grammar has to be refused."""
 HOSTILE_TOKENS: Final = 32
 """What is harmless to compile may cost its tokens."""
+CANARY_TOKENS: Final = 300
+"""Of the stream beside which one kind of costly grammars is sent."""
+ATTACKERS: Final = 4
+"""Connections that send it."""
+PAUSE_S: Final = 0.1
+"""Between two requests of each: the clients share their process, and the cores, with the canary."""
 TIMEOUT_S: Final = 120.0
 CHAT: Final = "/v1/chat/completions"
 MESSAGES: Final = [{"role": "user", "content": "Tell me a story about a fox."}]
+
+
+@dataclass(slots=True)
+class Attack:
+    """One kind of costly grammars beside a canary.
+
+    Attributes:
+      alone: seconds between two tokens of the canary, by round.
+      beside: the same while the grammars come.
+      answers: how many requests of the attackers ended how.
+    """
+
+    alone: list[list[float]] = field(default_factory=list)
+    beside: list[list[float]] = field(default_factory=list)
+    answers: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)
@@ -47,6 +70,8 @@ class Found:
       wrong: what does not validate, by seed.
       seconds: between two tokens, by kind.
       refusals: seconds and status of each hostile request, by name.
+      attacks: what a canary noticed of costly grammars, by name.
+      is_changed: whether a canary's tokens were not those that it has alone.
     """
 
     num_valid: int = 0
@@ -54,6 +79,8 @@ class Found:
     wrong: dict[int, str] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=dict)
     refusals: dict[str, tuple[float, int]] = field(default_factory=dict)
+    attacks: dict[str, Attack] = field(default_factory=dict)
+    is_changed: bool = False
 
 
 def asked(seed: int, schema: Schema | None) -> dict[str, Any]:
@@ -100,8 +127,10 @@ def judge(seed: int, schema: Schema, text: str, reason: str, found: Found) -> No
         found.num_valid += 1
 
 
-async def gaps_of(client: httpx2.AsyncClient, body: dict[str, Any]) -> list[float]:
-    """Return the seconds between the chunks of a stream."""
+async def gaps_of(
+    client: httpx2.AsyncClient, body: dict[str, Any], token_ids: list[int] | None = None
+) -> list[float]:
+    """Return the seconds between the chunks of a stream; its tokens are added to `token_ids`."""
     gaps: list[float] = []
     last = None
     streamed = body | {"stream": True, "return_token_ids": True}
@@ -112,6 +141,8 @@ async def gaps_of(client: httpx2.AsyncClient, body: dict[str, Any]) -> list[floa
                 if last is not None:
                     gaps.append(now - last)
                 last = now
+                if token_ids is not None:
+                    token_ids += json.loads(line[6:])["choices"][0]["token_ids"]
     return gaps
 
 
@@ -143,6 +174,39 @@ async def attack(client: httpx2.AsyncClient, found: Found) -> None:
         found.seconds["canary beside hostile"] = await gaps_of(client, canary)
 
 
+async def wear(client: httpx2.AsyncClient, rounds: int, found: Found) -> None:
+    """Send each costly grammar again and again beside a canary, by turns with the canary alone."""
+    canary = asked(0, None) | {
+        "max_tokens": CANARY_TOKENS,
+        "ignore_eos": True,
+        "temperature": 0,
+    }
+    expected: list[int] = []
+    await gaps_of(client, canary, expected)
+    for name, fields in costly().items():
+        attack = found.attacks.setdefault(name, Attack())
+        for _ in range(rounds):
+            for gaps, num_attackers in ((attack.alone, 0), (attack.beside, ATTACKERS)):
+                token_ids: list[int] = []
+                async with trio.open_nursery() as nursery:
+                    for number in range(num_attackers):
+                        nursery.start_soon(_send_again, client, fields, number, attack.answers)
+                    gaps.append(await gaps_of(client, canary, token_ids))
+                    nursery.cancel_scope.cancel()
+                found.is_changed |= token_ids != expected
+
+
+async def _send_again(
+    client: httpx2.AsyncClient, fields: dict[str, Any], number: int, answers: Counter[str]
+) -> None:
+    body = asked(number, None) | {"max_tokens": CANARY_TOKENS, "min_tokens": CANARY_TOKENS}
+    while True:
+        await trio.sleep(PAUSE_S)
+        answer = await client.post(CHAT, json=body | fields)
+        error = answer.json().get("error")
+        answers[str(answer.status_code) if error is None else str(error["code"])] += 1
+
+
 async def measure(url: str, arguments: argparse.Namespace) -> Found:
     """Do all of it."""
     found = Found()
@@ -151,6 +215,7 @@ async def measure(url: str, arguments: argparse.Namespace) -> Found:
         await validate_all(client, arguments.count, arguments.first, arguments.clients, found)
         await compare(client, arguments.rounds, found)
         await attack(client, found)
+        await wear(client, arguments.rounds, found)
     return found
 
 
@@ -173,7 +238,24 @@ def show(found: Found, console: Console) -> bool:
         is_in_time &= is_good
         verdict = "" if is_good else "  TOO LATE, or not refused as it should be"
         console.print(f"{name}: {status} after {seconds * 1e3:.0f} ms{verdict}")
-    return is_in_time and not found.wrong
+    _show_attacks(found, console)
+    return is_in_time and not found.wrong and not found.is_changed
+
+
+def _show_attacks(found: Found, console: Console) -> None:
+    for name, attack in found.attacks.items():
+        alone, beside = (
+            statistics.median(statistics.quantiles(gaps, n=100)[98] for gaps in rounds)
+            for rounds in (attack.alone, attack.beside)
+        )
+        answers = ", ".join(f"{count} × {word}" for word, count in attack.answers.most_common())
+        console.print(
+            f"{name}: gaps p99 {alone * 1e3:.2f} ms alone, {beside * 1e3:.2f} ms beside "
+            f"({beside / alone:.2f} ×); ended meanwhile: {answers or 'none'}",
+            markup=False,
+        )
+    if found.is_changed:
+        console.print("the canary's tokens are NOT those that it has alone")
 
 
 def main() -> int:

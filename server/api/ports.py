@@ -150,7 +150,7 @@ class FleetView(Protocol):
 
     @property
     def quarantined(self) -> int:
-        """Prompts that are refused because they killed workers."""
+        """Prompts and grammars that are refused for what they did to workers."""
         ...
 
     @property

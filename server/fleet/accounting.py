@@ -27,7 +27,7 @@ class Outcome(StrEnum):
     DRAIN = "drain"
     DISMISSED = "dismissed"  # its tenant was disabled or removed
     NO_WORKER = "no_worker"
-    QUARANTINED = "quarantined"  # it, or another request with its prompt, killed workers
+    QUARANTINED = "quarantined"  # its prompt killed workers, or its grammar held one up
     REFUSED = "refused"  # longer than the worker that it met takes
     ERROR = "error"
 

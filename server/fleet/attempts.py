@@ -184,7 +184,9 @@ class Attempts:
                 self.line.end(sequence, len(sequence.relay.token_ids))
                 self.gate.ended(sequence, now, is_well=True)
                 self._book.finish(sequence, end, now)
-            case Fail(error=error, outcome=outcome):
+            case Fail(error=error, outcome=outcome, is_by_grammar=is_by_grammar):
+                if is_by_grammar:
+                    self.recovery.condemn(sequence.request, now)
                 self.fail(sequence, ends.End(error, outcome, EndReason.ERROR), now)
             case Again(cause=cause):
                 last = self.recovery.after(sequence, change, now)

@@ -342,7 +342,7 @@ class Conductor:
             raise draining()
         if request.request_id in self.book:
             raise server_error()  # two requests with one id could not be told apart
-        objection = self.recovery.objection(request.prompt_ids, now)
+        objection = self.recovery.objection_to(request, now)
         if objection is not None:
             raise objection.error
         refuse_unfit(request, limits_of(self._workers, self.book.text.max_model_len))

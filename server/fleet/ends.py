@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from transport.frames import EndReason
-from triolet.errors import RequestError, deadline_exceeded, draining, no_worker
+from triolet.errors import RequestError, deadline_exceeded, draining, invalid_request, no_worker
 
 from ..generation import CancelReason
 from .accounting import Outcome
@@ -106,6 +106,17 @@ def quarantined() -> End:
         code="quarantined",
     )
     return End(error, Outcome.QUARANTINED, EndReason.ERROR)
+
+
+def grammar_too_costly() -> End:
+    """Return the end of a request whose grammar takes a worker too long to follow, and of every
+    other of its tenant with that grammar."""
+    error = invalid_request(
+        "the grammar or schema of this request takes too long to follow: its ambiguous or widely "
+        "branching parts cost more with every token; make it simpler",
+        code="grammar_too_costly",
+    )
+    return End(error, Outcome.QUARANTINED, EndReason.TOO_COSTLY)
 
 
 def other_model() -> End:

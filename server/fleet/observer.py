@@ -26,6 +26,10 @@ class FaultObserver(Protocol):
         """It killed the workers that computed it."""
         ...
 
+    def grammar_quarantined(self, request_id: str) -> None:
+        """The grammar of this request took a worker too long to follow."""
+        ...
+
     def breaker_changed(self, worker: str, state: str) -> None:
         """A worker is left out, tried, or used again."""
         ...
@@ -132,6 +136,9 @@ class SilentFaultObserver:
         """Ignore it."""
 
     def request_quarantined(self, request_id: str) -> None:
+        """Ignore it."""
+
+    def grammar_quarantined(self, request_id: str) -> None:
         """Ignore it."""
 
     def breaker_changed(self, worker: str, state: str) -> None:

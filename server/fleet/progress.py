@@ -15,6 +15,7 @@ from triolet.errors import invalid_request, server_error
 from triolet.ids import Role
 
 from ..generation import FinishReason
+from . import ends
 from .accounting import Outcome
 from .phases import Phase, Step
 from .verdicts import OF_DECODE, OF_PREFILL, Verdict
@@ -72,10 +73,17 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """No attempt can help."""
+    """No attempt can help.
+
+    Attributes:
+      error: for the client.
+      outcome: for the accounts.
+      is_by_grammar: its grammar cost a worker too much, and would cost the next one as much.
+    """
 
     error: RequestError
     outcome: Outcome = Outcome.ERROR
+    is_by_grammar: bool = False
 
 
 Change: TypeAlias = Finish | Again | Fail
@@ -136,6 +144,8 @@ def take_ended(
         return Again(frame.reason)
     if verdict is Verdict.REFUSE:
         return refused_as_stuck()
+    if verdict is Verdict.CONDEMN:
+        return condemned()
     if verdict is Verdict.RETRY or sequence.phase is Phase.RESERVING:
         return Again(frame.reason, _fault_at(role, frame, is_local=attempt.pair.is_local))
     if frame.num_tokens < len(sequence.relay.token_ids):
@@ -165,11 +175,16 @@ def refused_as_stuck() -> Fail:
     """Return the end of a sequence whose grammar cannot be followed any further."""
     return Fail(
         invalid_request(
-            "no token may follow the completion so far: the grammar allows none that this model "
-            "has, or is too costly to follow; make it simpler"
+            "no token may follow the completion so far: the grammar allows none that this model has"
         ),
         Outcome.REFUSED,
     )
+
+
+def condemned() -> Fail:
+    """Return the end of a sequence whose grammar takes too long to follow."""
+    end = ends.grammar_too_costly()
+    return Fail(end.error, end.outcome, is_by_grammar=True)
 
 
 def _fault_at(role: Role, frame: Ended, *, is_local: bool = False) -> Fault:
@@ -198,6 +213,8 @@ def _prefill_ended(sequence: Sequence, attempt: Attempt, frame: Ended) -> Change
             return None
         case Verdict.REFUSE:
             return refused_as_stuck()
+        case Verdict.CONDEMN:
+            return condemned()
         case Verdict.RETRY | Verdict.MOVE as verdict if not attempt.is_handed_over:
             if reason is EndReason.UNKNOWN and sequence.phase is not Phase.PREFILLING:
                 # It has forgotten what it shipped; decode has it or will miss it.

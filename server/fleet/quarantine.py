@@ -1,20 +1,35 @@
-"""Prompts that killed workers, refused for a while.
+"""Prompts that killed workers and grammars that held them up, refused for a while.
 
-Knows digests and time, not the prompts themselves: what is remembered of a client's text cannot be
-read back. Bounded; at the bound the oldest is forgotten.
+Digests alone are kept: what is remembered of a client's text cannot be read back. Bounded; at the
+bound the oldest is forgotten.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from transport.tokens import pack_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from triolet.config_recovery import RecoveryConfig
+    from triolet.sampling import Grammar
+
+T = TypeVar("T")
+
+
+class TenantGrammar(NamedTuple):
+    """A grammar as one tenant sends it: what it does there refuses nothing of another tenant.
+
+    Attributes:
+      tenant: its name; empty where there are no tenants.
+      grammar: that its request carries.
+    """
+
+    tenant: str
+    grammar: Grammar
 
 
 def prompt_digest(prompt_ids: Sequence[int]) -> bytes:
@@ -22,36 +37,44 @@ def prompt_digest(prompt_ids: Sequence[int]) -> bytes:
     return hashlib.blake2b(pack_tokens(prompt_ids), digest_size=16).digest()
 
 
-class Quarantine:
-    """The table.
+def grammar_digest(one: TenantGrammar) -> bytes:
+    """Return what a tenant's grammar is remembered by."""
+    text = f"{one.tenant}\n{one.grammar.kind}\n{one.grammar.text}".encode(errors="surrogatepass")
+    return hashlib.blake2b(text, digest_size=16).digest()
+
+
+class Quarantine(Generic[T]):
+    """The table of one kind.
 
     Args:
       config: how long, and how many at most.
+      digest: what one of the kind is remembered by.
     """
 
-    def __init__(self, config: RecoveryConfig) -> None:
+    def __init__(self, config: RecoveryConfig, digest: Callable[[T], bytes]) -> None:
+        self._digest = digest
         self._keep_s = config.quarantine_s
-        self._max_prompts = config.max_quarantined
+        self._max_refused = config.max_quarantined
         # In the order in which they are forgotten.
         self._until: dict[bytes, float] = {}
 
     def __len__(self) -> int:
         return len(self._until)
 
-    def add(self, prompt_ids: Sequence[int], now: float) -> None:
-        """Refuse a prompt from now on."""
-        digest = prompt_digest(prompt_ids)
+    def add(self, one: T, now: float) -> None:
+        """Refuse one from now on."""
+        digest = self._digest(one)
         self._until.pop(digest, None)
-        if len(self._until) >= self._max_prompts:
+        if len(self._until) >= self._max_refused:
             del self._until[next(iter(self._until))]
         self._until[digest] = now + self._keep_s
 
-    def remaining_s(self, prompt_ids: Sequence[int], now: float) -> float | None:
-        """Return how long a prompt is refused still, or None if it is not."""
+    def remaining_s(self, one: T, now: float) -> float | None:
+        """Return how long one is refused still, or None if it is not."""
         self._forget(now)
         if not self._until:  # nearly always: digests of long prompts cost time
             return None
-        until = self._until.get(prompt_digest(prompt_ids))
+        until = self._until.get(self._digest(one))
         return None if until is None else until - now
 
     def _forget(self, now: float) -> None:

@@ -15,7 +15,7 @@ from triolet.ids import Role
 from . import ends
 from .paths import BrokenPaths
 from .phases import Phase
-from .quarantine import Quarantine
+from .quarantine import Quarantine, TenantGrammar, grammar_digest, prompt_digest
 from .retry_budget import RetryBudget
 from .suspicion import CLEARING_TOKENS, Standing
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from triolet.config import ServerConfig
 
+    from ..generation import GenerationRequest
     from .observer import FleetObserver
     from .progress import Again, Fault
     from .sequence import Attempt
@@ -60,7 +61,8 @@ class Recovery:
         self._workers = workers
         self._observer = observer
         self._budget = RetryBudget(config.recovery, now)
-        self._quarantine = Quarantine(config.recovery)
+        self._prompts = Quarantine(config.recovery, prompt_digest)
+        self._grammars = Quarantine(config.recovery, grammar_digest)
         self._explained: dict[Hashable, None] = {}
         self._shown = {worker: worker.breaker.state for worker in workers}
 
@@ -71,8 +73,8 @@ class Recovery:
 
     @property
     def num_quarantined(self) -> int:
-        """Prompts that are refused."""
-        return len(self._quarantine)
+        """Prompts and grammars that are refused."""
+        return len(self._prompts) + len(self._grammars)
 
     def accepted(self) -> None:
         """Note a request that was taken on: it pays a part of a retry."""
@@ -80,8 +82,24 @@ class Recovery:
 
     def objection(self, prompt_ids: Sequence[int], now: float) -> ends.End | None:
         """Return the end of a request whose prompt is in quarantine, or None for any other."""
-        remaining_s = self._quarantine.remaining_s(prompt_ids, now)
+        remaining_s = self._prompts.remaining_s(prompt_ids, now)
         return None if remaining_s is None else ends.quarantined()
+
+    def objection_to(self, request: GenerationRequest, now: float) -> ends.End | None:
+        """Return the end of a request whose prompt or grammar is in quarantine."""
+        grammar = request.sampling.grammar
+        if grammar is not None:
+            one = TenantGrammar(request.claim.tenant, grammar)
+            if self._grammars.remaining_s(one, now) is not None:
+                return ends.grammar_too_costly()
+        return self.objection(request.prompt_ids, now)
+
+    def condemn(self, request: GenerationRequest, now: float) -> None:
+        """Refuse the grammar of a request that held a worker up with it."""
+        grammar = request.sampling.grammar
+        if grammar is not None:
+            self._grammars.add(TenantGrammar(request.claim.tenant, grammar), now)
+            self._observer.faults.grammar_quarantined(request.request_id.hex())
 
     def worked(self, worker: Worker, now: float) -> None:
         """Note that a worker did for an attempt what it is there for."""
@@ -160,7 +178,7 @@ class Recovery:
 
     def _convict(self, sequence: RunningSequence, now: float) -> None:
         """Refuse its prompt, and hold what it did against no other request."""
-        self._quarantine.add(sequence.request.prompt_ids, now)
+        self._prompts.add(sequence.request.prompt_ids, now)
         for event in sequence.faults:
             self._explained[event] = None
         while len(self._explained) > MAX_EXPLAINED:

@@ -87,7 +87,7 @@ class FleetStatus:
       rejected: of these, refused; by error code.
       ended: terminal events so far; by outcome.
       retries_left: attempts after faults that the retry budget can pay for.
-      quarantined: prompts that are refused because they killed workers.
+      quarantined: prompts and grammars that are refused for what they did to workers.
       overload: what admission sees.
       queued_by_class: those that wait, by service class.
       queues: which can be asked for what takes a look at every tenant.

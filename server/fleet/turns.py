@@ -85,7 +85,7 @@ class Turns:
         need = self._need(sequence, now)
         route = fork_route(sequence, now) or self._route(need, now)
         if route is not None:
-            return self._recovery.objection(sequence.request.prompt_ids, now) or route
+            return self._recovery.objection_to(sequence.request, now) or route
         if is_model_gone(self._workers, need, self._routing):
             return ends.other_model()
         return None

@@ -19,6 +19,7 @@ class Verdict(Enum):
     RETRY = auto()  # a failure: the next attempt counts
     MOVE = auto()  # nobody's fault: the next attempt does not count
     REFUSE = auto()  # the request's own fault: it would be the same anywhere
+    CONDEMN = auto()  # the same, and its grammar is refused for a while
     IGNORE = auto()
 
 
@@ -32,6 +33,7 @@ OF_DECODE: Final[dict[EndReason, Verdict]] = {
     EndReason.LEASE_EXPIRED: Verdict.RETRY,
     EndReason.UNKNOWN: Verdict.RETRY,
     EndReason.STUCK: Verdict.REFUSE,
+    EndReason.TOO_COSTLY: Verdict.CONDEMN,
     EndReason.ERROR: Verdict.RETRY,
 }
 """DEADLINE is missing on purpose: the server's own clock says when a request is too late."""
@@ -44,6 +46,7 @@ OF_PREFILL: Final[dict[EndReason, Verdict]] = {
     EndReason.LEASE_EXPIRED: Verdict.RETRY,
     EndReason.UNKNOWN: Verdict.RETRY,
     EndReason.STUCK: Verdict.REFUSE,
+    EndReason.TOO_COSTLY: Verdict.CONDEMN,
     EndReason.ERROR: Verdict.RETRY,
 }
 """Failures count only until decode has the KV. UNWANTED is missing on purpose: decode has ended the

@@ -16,18 +16,41 @@ import struct
 import sys
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from triolet.grammar import GrammarError, build_tokenizer, compile_grammar
+from triolet.grammar import (
+    GrammarError,
+    GrammarTooCostly,
+    build_tokenizer,
+    compile_grammar,
+)
 from triolet.sampling import Grammar, GrammarKind
 
+from .grammar_walks import WalkBounds, walk
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from triolet.grammar import LLTokenizer
 
 LENGTH: Final = struct.Struct("<I")
 NICENESS: Final = 5
 """Stands back for the server: a grammar may wait, tokens may not."""
 MAX_ANSWER_BYTES: Final = 4096
+
+
+class Bounds(NamedTuple):
+    """What one grammar may take.
+
+    Attributes:
+      cpu_s: of processor time to compile it, and for its first mask.
+      memory_bytes: on top of what the process has.
+      walks: for walks through it.
+    """
+
+    cpu_s: float
+    memory_bytes: int
+    walks: WalkBounds
 
 
 class Answer(IntEnum):
@@ -51,7 +74,12 @@ def main() -> None:
     parser.add_argument("--eos", type=int, nargs="+", required=True)
     parser.add_argument("--cpu-s", type=float, required=True)
     parser.add_argument("--memory-bytes", type=int, required=True)
+    parser.add_argument("--walk-tokens", type=int, required=True)
+    parser.add_argument("--walk-mask-cpu-s", type=float, required=True)
+    parser.add_argument("--walk-cpu-s", type=float, required=True)
     options = parser.parse_args()
+    walks = WalkBounds(options.walk_tokens, options.walk_mask_cpu_s, options.walk_cpu_s)
+    bounds = Bounds(options.cpu_s, options.memory_bytes, walks)
     # The terminal's Ctrl-C is the server's to heed.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)
@@ -64,7 +92,7 @@ def main() -> None:
     while (body := _read()) is not None:
         kind, _, text = body.decode().partition("\n")
         grammar = Grammar(GrammarKind(kind), text)
-        _write(_ask_child(tokenizer, grammar, options.cpu_s, options.memory_bytes))
+        _write(_ask_child(tokenizer, grammar, options.eos, bounds))
 
 
 def _answer_all(message: str) -> None:
@@ -86,15 +114,17 @@ def _write(answer: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def _ask_child(tokenizer: LLTokenizer, grammar: Grammar, cpu_s: float, memory_bytes: int) -> bytes:
+def _ask_child(
+    tokenizer: LLTokenizer, grammar: Grammar, eos_token_ids: Sequence[int], bounds: Bounds
+) -> bytes:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         # Never returns into the loop of its parent, whatever happens.
         try:
             os.close(reading)
-            _limit(cpu_s, memory_bytes)
-            os.write(writing, _verdict(tokenizer, grammar))
+            _limit(bounds.cpu_s, bounds.memory_bytes)
+            os.write(writing, _verdict(tokenizer, grammar, eos_token_ids, bounds.walks))
         finally:
             os._exit(0)
     os.close(writing)
@@ -116,10 +146,18 @@ def _limit(cpu_s: float, memory_bytes: int) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
-def _verdict(tokenizer: LLTokenizer, grammar: Grammar) -> bytes:
+def _verdict(
+    tokenizer: LLTokenizer, grammar: Grammar, eos_token_ids: Sequence[int], bounds: WalkBounds
+) -> bytes:
     try:
         matcher = compile_grammar(tokenizer, grammar)
         mask = matcher.compute_bitmask()
+        if any(mask) and not matcher.is_error():
+            # One mask of the walks may go on when their time is up.
+            signal.setitimer(signal.ITIMER_PROF, bounds.cpu_s + bounds.mask_cpu_s)
+            walk(tokenizer, matcher, eos_token_ids, bounds)
+    except GrammarTooCostly as error:
+        return bytes([Answer.TOO_COSTLY]) + f"is too costly to follow: {error}".encode()
     except (GrammarError, MemoryError) as error:
         return bytes([Answer.REFUSED]) + str(error).encode()
     is_impossible = matcher.stop_reason() in ("NoExtension", "NoExtensionBias")

@@ -85,6 +85,9 @@ class Grammars:
             *map(str, eos_token_ids),
             f"--cpu-s={config.cpu_s}",
             f"--memory-bytes={config.memory_bytes}",
+            f"--walk-tokens={config.walk_tokens}",
+            f"--walk-mask-cpu-s={config.walk_mask_cpu_s}",
+            f"--walk-cpu-s={config.walk_cpu_s}",
         ]
         self._config = config
         self._count = count
@@ -117,10 +120,9 @@ class Grammars:
         if verdict is Answer.REFUSED:
             raise invalid_request(f"cannot be used: {message}", param)
         if verdict is Answer.TOO_COSTLY:
-            raise invalid_request(
-                f"takes more than {self._config.cpu_s * 1000:g} ms to compile; make it simpler",
-                param,
-            )
+            most_ms = self._config.cpu_s * 1000
+            reason = message or f"takes more than {most_ms:g} ms to compile or to follow"
+            raise invalid_request(f"{reason}; make it simpler", param)
 
     async def _ask(self, grammar: Grammar) -> tuple[Answer, str]:
         # One question of each key: who only joined somebody else's would lose it with its asker.

@@ -12,7 +12,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from loadtest.schemas import random_schema
+from loadtest.schemas import costly, random_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -133,3 +133,40 @@ def test_tools_that_have_to_be_called_are(client: OpenAI, choice: Any) -> None: 
     assert "".join(d.function.arguments or "" for d in deltas) == call.function.arguments
     assert deltas[0].function.name == "weather"
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+COSTLY = costly()
+
+
+def workers_lost(fleet: FleetProcess) -> float:
+    return sum(s.value for s in fleet.metrics() if s.name == "triolet_workers_lost_total")
+
+
+def test_grammars_that_cost_more_with_every_token_cost_no_neighbour_anything(
+    fleet: FleetProcess, client: OpenAI
+) -> None:
+    story: dict[str, Any] = ASK | {"temperature": 0, "max_tokens": 500}
+
+    def told() -> str:
+        chunks = client.chat.completions.create(**story, stream=True)
+        return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+    def refused(name: str) -> tuple[str | None, str | None]:
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(
+                **ASK | {"max_tokens": 200}, extra_body=COSTLY[name] | {"min_tokens": 150}
+            )
+        return caught.value.code, caught.value.param
+
+    alone, lost = told(), workers_lost(fleet)
+    with ThreadPoolExecutor(4) as threads:
+        beside = threads.submit(told)
+        at_once = threads.submit(refused, "ambiguous")
+        later = threads.submit(refused, "ambiguous after 64 digits")
+        assert at_once.result() == ("invalid_request_error", "guided_grammar")
+        assert later.result() == ("grammar_too_costly", None)
+        assert beside.result() == alone
+    assert refused("ambiguous after 64 digits") == ("grammar_too_costly", None)
+    found = {s.name: s.value for s in fleet.metrics()}
+    assert found["triolet_grammars_quarantined_total"] == 1
+    assert workers_lost(fleet) == lost

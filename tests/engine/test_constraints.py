@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import time
+from concurrent.futures import Future
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
 
-from engine.batch import Mask, SampleSpec
-from engine.constraints import Constraints
+from engine.batch import Barred, Mask, SampleSpec
+from engine.constraints import Constraints, GrammarConstraint
 from engine.sampler import sample
+from loadtest.schemas import AMBIGUOUS
+from triolet.config_grammar import MaskConfig
 from triolet.sampling import Grammar, GrammarKind, SamplingParams, is_end_token
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 DEMO = Path(__file__).parents[2] / "triolet" / "demo"
 VOCAB_SIZE = 2048
@@ -44,15 +53,15 @@ def ids_of(text: str) -> list[int]:
     return ids
 
 
-def mask_after(constraints: Constraints, grammar: Grammar, ids: list[int]) -> Mask | None:
+def mask_after(constraints: Constraints, grammar: Grammar, ids: list[int]) -> Mask | Barred:
     """Return what a matcher that has seen nothing else says."""
     constraint = constraints.constrain(grammar)
     assert constraint is not None
     return constraint.begin(ids).result()
 
 
-def same(first: Mask | None, second: Mask | None) -> bool:
-    if first is None or second is None:
+def same(first: Mask | Barred, second: Mask | Barred) -> bool:
+    if isinstance(first, Barred) or isinstance(second, Barred):
         return first is second
     return first.may_end == second.may_end and bool((first.allowed == second.allowed).all())
 
@@ -65,11 +74,11 @@ def test_a_valid_text_is_allowed_token_by_token_and_may_end_only_at_its_end(
     ids = ids_of(TEXT)
     for position, token_id in enumerate(ids):
         mask = constraint.begin(ids[:position]).result()
-        assert mask is not None
+        assert isinstance(mask, Mask)
         assert mask.allowed[token_id]
         assert not mask.may_end
     last = constraint.begin(ids).result()
-    assert last is not None
+    assert isinstance(last, Mask)
     assert last.may_end
 
 
@@ -106,13 +115,13 @@ def test_what_the_grammar_does_not_allow_is_stuck_and_spoils_no_other(
     other = constraints.constrain(FORWARDS)
     assert constraint is not None
     assert other is not None
-    assert constraint.begin(ids_of("zz")).result() is None
+    assert constraint.begin(ids_of("zz")).result() is Barred.STUCK
     assert same(other.begin([]).result(), constraint.begin([]).result())
 
 
 def test_a_directory_without_tokenizer_constrains_nothing(tmp_path: Path) -> None:
     constraint = Constraints(tmp_path / "tokenizer.json", VOCAB_SIZE, EOS).constrain(FORWARDS)
-    assert constraint.begin([]).result() is None
+    assert constraint.begin([]).result() is Barred.STUCK
 
 
 def spec(
@@ -182,5 +191,117 @@ def test_a_row_whose_grammar_leaves_nothing_says_so_alone(constraints: Constrain
     z = ids_of("z")[0]
     free = SampleSpec(SamplingParams(temperature=0.0), 0, (), (), EOS)
     stuck, other = sample(logits({z: 9.0}, {z: 9.0}), [spec(constraints, "z"), free])
-    assert stuck.is_stuck
-    assert (other.token_id, other.is_stuck) == (z, False)
+    assert stuck.barred is Barred.STUCK
+    assert (other.token_id, other.barred) == (z, None)
+
+
+BRANCHES = " | ".join(f'"a" y{number % 20}' for number in range(700))
+DEFERRED = Grammar(
+    GrammarKind.LARK,
+    f"start: /[0-9]/ x x\nx: {BRANCHES}\n"
+    + "\n".join(f'y{number}: "a"? x?' for number in range(20)),
+)
+"""One mask of it, behind a digit, takes some 50 ms whatever the library's bounds are."""
+
+
+def opened(**bounds: float) -> Constraints:
+    return Constraints(DEMO / "tokenizer.json", VOCAB_SIZE, EOS, MaskConfig(**bounds))  # type: ignore[arg-type]
+
+
+def wait_until_late(constraint: GrammarConstraint, expected: Barred) -> None:
+    """Ask what becomes of a late row until it is that."""
+    give_up = time.monotonic() + 10.0
+    while constraint.late() is not expected:
+        assert time.monotonic() < give_up, expected
+        os.sched_yield()
+
+
+def test_a_mask_that_takes_too_long_ends_its_sequence_and_holds_up_no_other() -> None:
+    constraints = opened(mask_cpu_s=0.005)
+    other = constraints.constrain(FORWARDS)
+    expected = other.begin([]).result()
+    costly = constraints.constrain(DEFERRED)
+    assert isinstance(costly.begin([]).result(), Mask)
+    digit = ids_of("1")
+    begun = costly.begin(digit)
+    behind = other.begin(ids_of("a"))
+    wait_until_late(costly, Barred.TOO_COSTLY)
+    # What had waited behind it was asked for again, of another thread.
+    again = other.begin(ids_of("a"))
+    assert isinstance(again.result(), Mask)
+    assert same(other.begin([]).result(), expected)
+    assert begun.result() is Barred.TOO_COSTLY
+    assert behind.result() is Barred.LATE or behind is again
+    assert costly.begin(digit).result() is Barred.TOO_COSTLY
+
+
+def test_a_sequence_has_so_much_time_for_all_its_masks() -> None:
+    constraints = opened(burst_cpu_s=0.0, token_cpu_s=0.0)
+    assert constraints.constrain(SCHEMA).begin([]).result() is Barred.TOO_COSTLY
+
+
+def test_a_grammar_that_takes_too_long_to_compile_is_too_costly() -> None:
+    constraint = opened(compile_cpu_s=0.0).constrain(SCHEMA)
+    assert constraint.begin([]).result() is Barred.TOO_COSTLY
+
+
+def test_a_bound_of_the_library_ends_the_row_alone() -> None:
+    constraint = opened().constrain(Grammar(GrammarKind.LARK, f"start: s\n{AMBIGUOUS}"))
+    a = ids_of("a")
+    assert isinstance(constraint.begin(a).result(), Mask)
+    guessed = constraint.begin(a * 30).result()
+    assert guessed is Barred.TOO_COSTLY
+    assert isinstance(constraint.begin(a * 2).result(), Mask), "behind what a wrong guess was"
+
+
+def test_a_long_replay_is_followed_by_turns() -> None:
+    constraint = opened(replay_cpu_s=0.0).constrain(SCHEMA)
+    ids = ids_of(TEXT)
+    found: list[Mask | Barred] = []
+    while not found or found[-1] is Barred.LATE:
+        found.append(constraint.begin(ids[:-1]).result())
+    assert len(found) > 2
+    assert same(found[-1], opened().constrain(SCHEMA).begin(ids[:-1]).result())
+
+
+class Never(NamedTuple):
+    """A constraint whose mask does not come."""
+
+    verdict: Barred
+    is_slow: bool = False
+
+    def begin(self, output_ids: Sequence[int]) -> Future[Mask | Barred]:
+        return Future()
+
+    def late(self) -> Barred:
+        return self.verdict
+
+
+@pytest.mark.parametrize("verdict", [Barred.LATE, Barred.TOO_COSTLY])
+def test_a_row_whose_mask_does_not_come_is_left_out_alone(verdict: Barred) -> None:
+    z = ids_of("z")[0]
+    params = SamplingParams(temperature=0.0, grammar=FORWARDS)
+    free = SampleSpec(SamplingParams(temperature=0.0), 0, (), (), EOS)
+    for is_slow, waits in ((False, (0.0, 3600.0)), (True, (3600.0, 0.0))):
+        bound = SampleSpec(params, 0, (), (), EOS, Never(verdict, is_slow))
+        chosen = sample(logits(*[{z: 9.0}] * 3), [free, bound, free], None, *waits)
+        assert [one.barred for one in chosen] == [None, verdict, None]
+        assert [chosen[0].token_id, chosen[2].token_id] == [z, z]
+
+
+def test_a_sequence_is_slow_from_its_first_slow_mask_on() -> None:
+    constraint = opened(slow_mask_cpu_s=0.0).constrain(FORWARDS)
+    assert not constraint.is_slow
+    assert isinstance(constraint.begin([]).result(), Mask)
+    assert constraint.is_slow
+    assert isinstance(constraint.begin(ids_of("a")).result(), Mask)
+
+
+def test_with_as_many_stragglers_as_may_be_a_thread_is_not_replaced() -> None:
+    constraints = opened(mask_cpu_s=0.005, max_stragglers=0)
+    costly, other = constraints.constrain(DEFERRED), constraints.constrain(FORWARDS)
+    assert isinstance(costly.begin([]).result(), Mask)
+    begun, behind = costly.begin(ids_of("1")), other.begin([])
+    wait_until_late(costly, Barred.TOO_COSTLY)
+    assert begun.result() is Barred.TOO_COSTLY
+    assert isinstance(behind.result(), Mask), "it waited for its turn"

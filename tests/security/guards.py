@@ -41,6 +41,7 @@ _HEADS: Final = (
     "server/edge/test_head_guard.py::test_heads_that_two_parsers_could_read_differently_are_refused"
 )
 _HTTP: Final = "server/edge/test_http_traps.py"
+_MASKS: Final = "engine/test_constraints.py"
 _WS: Final = "server/edge/test_websocket_traps.py"
 _ODD_JSON: Final = "server/api/test_json_body.py::test_what_json_takes_and_we_do_not_is_named"
 _BAD: Final = "server/api/test_bad_requests.py"
@@ -170,6 +171,10 @@ MUTANTS: Final = (
            "with trio.move_on_after(self._config.wait_s):\n                await asked",
            "with trio.move_on_after(3600):\n                await asked",
            "server/text/test_grammars.py::test_nobody_waits_for_ever"),
+    Mutant("A18", "server/text/grammar_process.py",
+           "            walk(tokenizer, matcher, eos_token_ids, bounds)\n", "",
+           "server/text/test_grammars.py::"
+           "test_what_costs_too_much_within_some_tens_of_tokens_is_refused_by_name"),
     Mutant("A19", "server/text/sandbox.py",
            "class TemplateEnvironment(ImmutableSandboxedEnvironment):",
            "class TemplateEnvironment(jinja2.Environment):",
@@ -349,4 +354,17 @@ MUTANTS: Final = (
            "if most is not None and most < 0:",
            f"{_DOOR}::"
            "test_bodies_under_way_count_as_requests_at_once_and_end_with_their_clients"),
+    Mutant("A31", "triolet/grammar.py", "step_max_items=5_000", "step_max_items=50_000",
+           "triolet/test_grammar.py::test_an_ambiguous_grammar_ends_while_its_masks_are_cheap"),
+    Mutant("A31", "engine/mask_lanes.py", "        running.masked.condemn()\n", "        return\n",
+           f"{_MASKS}::"
+           "test_a_mask_that_takes_too_long_ends_its_sequence_and_holds_up_no_other"),
+    Mutant("A31", "engine/constraints.py", "or self._spent_s > allowed_s:", "or self._spent_s < 0:",
+           f"{_MASKS}::test_a_sequence_has_so_much_time_for_all_its_masks"),
+    Mutant("A31", "engine/sampler.py", "return constraint.late()", "raise",
+           f"{_MASKS}::test_a_row_whose_mask_does_not_come_is_left_out_alone"),
+    Mutant("A31", "server/fleet/attempts.py",
+           "self.recovery.condemn(sequence.request, now)", "pass",
+           "server/fleet/test_suspects.py::"
+           "test_a_grammar_that_held_a_worker_up_ends_its_request_and_is_refused_for_its_tenant"),
 )  # fmt: skip

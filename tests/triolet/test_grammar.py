@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from loadtest.schemas import AMBIGUOUS
 from triolet.grammar import GrammarError, build_tokenizer, compile_grammar
 from triolet.sampling import Grammar, GrammarKind
 
@@ -81,3 +82,14 @@ def test_a_regex_is_for_the_whole_completion(tokenizer: LLTokenizer) -> None:
 def test_a_tokenizer_of_an_unknown_kind_is_said_to_be_one() -> None:
     with pytest.raises(GrammarError, match="tokenizer cannot be used"):
         build_tokenizer("{}", (1,))
+
+
+def test_an_ambiguous_grammar_ends_while_its_masks_are_cheap(tokenizer: LLTokenizer) -> None:
+    matcher = compile_grammar(tokenizer, Grammar(GrammarKind.LARK, f"start: s\n{AMBIGUOUS}"))
+    [token_id] = tokenizer.tokenize_str("a")
+    num_tokens = 0
+    while not matcher.is_error() and num_tokens < 40:
+        matcher.compute_bitmask()
+        num_tokens += matcher.consume_token(token_id)
+    assert "Too many items" in matcher.get_error()
+    assert num_tokens < 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,10 +17,12 @@ from tokenizers import Tokenizer
 import decode.worker
 import prefill.worker
 from engine.device_thread import DeviceThread
+from loadtest.schemas import AMBIGUOUS
 from tests.engine.driver import open_engine
 from transport.frames import EndReason
 from transport.zmq_network import ZmqNetwork
 from triolet.config import EngineConfig, LinkConfig, WorkerConfig
+from triolet.config_grammar import MaskConfig
 from triolet.config_speculation import LOOKUP, OFF, SpeculationConfig
 from triolet.ids import Role
 from triolet.sampling import Grammar, GrammarKind, SamplingParams
@@ -155,3 +158,42 @@ async def test_what_no_token_may_follow_ends_alone(engines: Engines, tmp_path: P
         assert (await client.finish(stuck)).ended[Role.DECODE][0].reason is EndReason.STUCK
         ended = (await client.finish(free)).ended[Role.DECODE][0]
         assert ended.reason in (EndReason.STOP, EndReason.LENGTH)
+
+
+async def test_rows_that_never_wait_for_their_masks_choose_the_same_tokens(
+    engines: Engines, tmp_path: Path
+) -> None:
+    async with workers(engines, tmp_path) as client:
+        expected = await completions(client, JSON, FREE, WORD)
+    hurry = replace(
+        SETTINGS, masks=MaskConfig(step_wait_share=0.0, least_wait_s=0.0, alone_wait_s=0.0)
+    )
+    hurried = {role: LocalEngine(open_engine(DEMO, hurry)) for role in Role if role in engines}
+    for name, speculation in (("plain", OFF), ("guessing", SpeculationConfig(source=LOOKUP))):
+        directory = tmp_path / name
+        directory.mkdir()
+        async with workers(hurried, directory, speculation) as client:
+            assert await completions(client, JSON, FREE, WORD) == expected, name
+            replay = expected[0][:30]
+            answer = await client.start(PROMPT, JSON, replay=replay, eos_token_ids=EOS)
+            await client.finish(answer)
+            assert answer.token_ids == expected[0][30:], name
+
+
+async def test_a_grammar_that_becomes_too_costly_ends_alone_and_says_so(
+    engines: Engines, tmp_path: Path
+) -> None:
+    ambiguous = Grammar(GrammarKind.LARK, f"start: s\n{AMBIGUOUS}")
+    costly = SamplingParams(seed=3, max_tokens=100, grammar=ambiguous)
+    async with workers(engines, tmp_path) as client:
+        [alone] = await completions(client, FREE)
+        culprit = await client.start(PROMPT, costly, eos_token_ids=EOS)
+        free = await client.start(PROMPT, FREE, eos_token_ids=EOS)
+        ended = (await client.finish(culprit)).ended[Role.DECODE]
+        assert [one.reason for one in ended] == [EndReason.TOO_COSTLY]
+        assert (await client.finish(free)).token_ids == alone
+        # Another attempt ends at the same token.
+        replay = culprit.token_ids[:3]
+        again = await client.start(PROMPT, costly, replay=replay, eos_token_ids=EOS)
+        assert (await client.finish(again)).ended[Role.DECODE][0].reason is EndReason.TOO_COSTLY
+        assert replay + again.token_ids == culprit.token_ids

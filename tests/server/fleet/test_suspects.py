@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 import pytest
 
 from server.fleet.phases import Phase
 from server.fleet.suspicion import Standing
 from transport.frames import EndReason
+from triolet.errors import RequestError
 from triolet.ids import Role
+from triolet.sampling import Grammar, GrammarKind
+from triolet.service_class import Claim
 
 from .fakes import FakePrefill, completion_ids, make_request
 from .stages import fail_step
 from .world import World
+
+if TYPE_CHECKING:
+    from server.generation import GenerationRequest
 
 
 def test_suspects_meet_again_and_probationers_do_not() -> None:
@@ -97,3 +106,32 @@ def test_a_prompt_in_quarantine_ends_where_it_waits() -> None:
     assert culprit.failed.error.code == "quarantined"
     assert twin.failed.error.code == "quarantined"
     assert twin.sequence.num_attempts == 0
+
+
+def test_a_grammar_that_held_a_worker_up_ends_its_request_and_is_refused_for_its_tenant() -> None:
+    world = World()
+    grammar = Grammar(GrammarKind.LARK, 'start: s\ns: s s | "a"')
+
+    def asked(number: int, tenant: str, prompt: str = "frage") -> GenerationRequest:
+        request = make_request(number, prompt=prompt, max_tokens=60, claim=Claim(tenant=tenant))
+        return replace(request, sampling=replace(request.sampling, grammar=grammar))
+
+    culprit = world.submit(asked(1, "a"))
+    waiting = world.submit(asked(4, "a", "noch eine"))
+    neighbour = world.submit(make_request(2, prompt="andere", max_tokens=60))
+    all_decode(world)
+    [key] = [k for k in world.decode.rows if k.request_id == (1).to_bytes(16, "big")]
+    world.hear(world.worker(world.decode), world.decode.end(key, EndReason.TOO_COSTLY))
+    world.read(culprit)
+    error = culprit.failed.error
+    assert (error.status, error.code) == (400, "grammar_too_costly")
+    assert world.conductor.recovery.num_quarantined == 1
+    with pytest.raises(RequestError) as caught:
+        world.submit(asked(3, "a"))
+    assert (caught.value.status, caught.value.code) == (400, "grammar_too_costly")
+    other = world.submit(asked(5, "b"))
+    world.settle()
+    for reader in (neighbour, other, waiting):
+        assert reader.token_ids == completion_ids(0, 60)
+    assert not neighbour.sequence.faults
+    world.check_idle()

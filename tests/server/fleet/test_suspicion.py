@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.fleet.quarantine import Quarantine
+from server.fleet.quarantine import Quarantine, prompt_digest
 from server.fleet.suspicion import (
     CLEARING_TOKENS,
     TRANSITIONS,
@@ -102,7 +102,7 @@ def test_conviction_takes_two_deaths_within_a_few_tokens(events: list[tuple[int,
 
 
 def test_a_prompt_is_refused_for_its_time() -> None:
-    quarantine = Quarantine(CONFIG)
+    quarantine = Quarantine(CONFIG, prompt_digest)
     quarantine.add((1, 2, 3), 10.0)
     assert quarantine.remaining_s((1, 2, 3), 11.0) == CONFIG.quarantine_s - 1.0
     assert quarantine.remaining_s((1, 2), 11.0) is None
@@ -111,7 +111,7 @@ def test_a_prompt_is_refused_for_its_time() -> None:
 
 
 def test_the_oldest_prompt_goes_first_at_the_bound() -> None:
-    quarantine = Quarantine(replace(CONFIG, max_quarantined=2))
+    quarantine = Quarantine(replace(CONFIG, max_quarantined=2), prompt_digest)
     for number in (1, 2, 1, 3):
         quarantine.add((number,), float(number))
     assert len(quarantine) == 2

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
 
+from loadtest.schemas import costly, random_schema
+from server.text.grammar_walks import next_token
 from server.text.grammars import Grammars
 from server.threads import enter_line
 from triolet.config_grammar import GrammarConfig
@@ -132,3 +134,73 @@ async def test_nobody_waits_for_ever(autojump_clock: trio.testing.MockClock) -> 
         await grammars.check(GOOD, "guided_regex")
     assert caught.value.status == 503
     assert trio.current_time() < 10
+
+
+def grammar_of(fields: dict[str, Any]) -> Grammar:
+    [(name, text)] = fields.items()
+    match name:
+        case "guided_json":
+            return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(text))
+        case "guided_regex":
+            return Grammar(GrammarKind.REGEX, text)
+        case _:
+            return Grammar(GrammarKind.LARK, text)
+
+
+WALKED = {"ambiguous", "many alternatives", "many branches"}
+"""What costs too much within the tokens of a walk."""
+
+
+@pytest.mark.slow
+async def test_what_costs_too_much_within_some_tens_of_tokens_is_refused_by_name() -> None:
+    async with opened() as (grammars, _):
+        for name in WALKED:
+            with pytest.raises(RequestError, match="make it simpler") as caught:
+                await grammars.check(grammar_of(costly()[name]), "guided_grammar")
+            assert (caught.value.status, caught.value.param) == (400, "guided_grammar"), name
+
+
+@pytest.mark.slow
+async def test_no_real_schema_is_refused_for_its_walks() -> None:
+    statements = """
+        start: "SELECT" cols "FROM" NAME where? ";"
+        cols: "*" | NAME ("," NAME)*
+        where: "WHERE" cond (("AND" | "OR") cond)*
+        cond: NAME ("=" | "<" | ">") value | NAME "IN" "(" value ("," value)* ")" | "(" cond ")"
+        value: NUMBER | NAME
+        NAME: /[a-z_]+/
+        NUMBER: /[0-9]+/
+        %ignore /[ \\n]+/
+    """
+    objects = [
+        {"properties": {"type": {"const": f"kind{n}"}, "v": {}}, "required": ["type"]}
+        for n in range(40)
+    ]
+    real = [
+        Grammar(GrammarKind.LARK, statements),
+        grammar_of({"guided_json": {"type": "object"}}),
+        grammar_of({"guided_json": {"properties": {f"p{n}": {} for n in range(100)}}}),
+        grammar_of({"guided_json": {"type": "array", "items": {"anyOf": objects}}}),
+        *(grammar_of({"guided_json": random_schema(seed)}) for seed in range(30)),
+    ]
+    async with opened() as (grammars, words):
+        for grammar in real:
+            await grammars.check(grammar, "guided_json")
+    assert set(words) == {"usable"}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "start", "expected"),
+    [
+        ({3, 17}, 0, 3),
+        ({3, 17}, 3, 3),
+        ({3, 17}, 4, 17),
+        ({3, 17}, 18, 3),
+        ({31}, 31, 31),
+        ({0}, 1, 0),
+        (set(), 5, None),
+    ],
+)
+def test_a_walk_takes_allowed_tokens(tokens: set[int], start: int, expected: int | None) -> None:
+    mask = sum(1 << token_id for token_id in tokens).to_bytes(4, "little")
+    assert next_token(mask, start) == expected

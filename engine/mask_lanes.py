@@ -1,0 +1,147 @@
+"""The threads in which masks are computed: a quick one, and a slow one for sequences with costly
+masks.
+
+A mask cannot be broken off. A thread whose mask takes longer than any may is left to end it at the
+lowest priority, and a new one takes its place; whatever had waited behind is asked for again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+import structlog
+
+from .batch import Barred
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from triolet.config_grammar import MaskConfig
+
+    from .batch import Mask
+
+log = structlog.get_logger()
+
+LOWEST: Final = 19
+"""The niceness of threads whose result is not wanted any more."""
+
+
+class Masked(Protocol):
+    """What computes the masks of one sequence."""
+
+    def compute(self, output_ids: list[int]) -> Mask | Barred:
+        """Return what may follow."""
+        ...
+
+    def condemn(self) -> None:
+        """Compute no more masks."""
+        ...
+
+
+class _Running(NamedTuple):
+    """A mask that is being computed.
+
+    Attributes:
+      masked: for what.
+      clock: of its thread's processor time.
+      began_s: on that clock.
+      thread: the kernel's number of its thread.
+    """
+
+    masked: Masked
+    clock: int
+    began_s: float
+    thread: int
+
+
+class Lane:
+    """One thread and what waits for it, in the order of asking.
+
+    Args:
+      name: of the thread.
+      config: bounds.
+      niceness: how far it stands back, beside what the process inherited.
+
+    Attributes:
+      generation: rises when the thread is replaced; what waited for the old one is never begun.
+    """
+
+    def __init__(self, name: str, config: MaskConfig, niceness: int = 0) -> None:
+        self._name = name
+        self._config = config
+        self._niceness = niceness
+        self._running: _Running | None = None
+        self._stragglers: list[Future[int]] = []
+        self.generation = 0
+        self._threads = self._new_threads()
+
+    def prepare(self) -> None:
+        """Start the thread."""
+        self._threads.submit(int)
+
+    def submit(self, masked: Masked, output_ids: list[int]) -> Future[Mask | Barred]:
+        """Have a mask computed."""
+        return self._threads.submit(self._compute, masked, output_ids, self.generation)
+
+    def relieve(self) -> None:
+        """Replace the thread if its mask takes longer than any may."""
+        running = self._running
+        if running is None:
+            return
+        if time.clock_gettime(running.clock) - running.began_s <= self._config.mask_cpu_s:
+            return
+        running.masked.condemn()
+        self._stragglers = [one for one in self._stragglers if not one.done()]
+        if len(self._stragglers) >= self._config.max_stragglers:
+            return
+        log.warning("mask_thread_replaced", thread=self._name, stragglers=len(self._stragglers) + 1)
+        os.setpriority(os.PRIO_PROCESS, running.thread, LOWEST)
+        left, self._running = self._threads, None
+        self.generation += 1
+        self._threads = self._new_threads()
+        self.prepare()
+        self._stragglers.append(left.submit(int))  # done once the mask is
+        left.shutdown(wait=False)
+
+    def _new_threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, self._name, _stand_back, (self._niceness,))
+
+    def _compute(self, masked: Masked, output_ids: list[int], generation: int) -> Mask | Barred:
+        if generation != self.generation:
+            return Barred.LATE
+        clock = time.pthread_getcpuclockid(threading.get_ident())
+        running = _Running(masked, clock, time.thread_time(), threading.get_native_id())
+        self._running = running
+        try:
+            return masked.compute(output_ids)
+        finally:
+            if self._running is running:
+                self._running = None
+
+
+class Lanes:
+    """The lanes of one worker.
+
+    Args:
+      config: bounds.
+    """
+
+    def __init__(self, config: MaskConfig) -> None:
+        self.quick = Lane("masks", config)
+        self.slow = Lane("slow_masks", config, config.slow_niceness)
+
+    def prepare(self) -> None:
+        """Start the threads."""
+        self.quick.prepare()
+        self.slow.prepare()
+
+
+def _stand_back(niceness: int) -> None:
+    if niceness:
+        thread = threading.get_native_id()
+        own = os.getpriority(os.PRIO_PROCESS, thread)
+        os.setpriority(os.PRIO_PROCESS, thread, min(LOWEST, own + niceness))
