@@ -54,7 +54,7 @@ class PeerId(NamedTuple):
         return f"{self.name}@{self.epoch:016x}"
 
     def identity(self) -> bytes:
-        """Return the ZeroMQ routing id: with the epoch in it, two lives never share a pipe."""
+        """Return what a bound side calls this peer: two lives never share a name."""
         return f"{self.role}:{self.name}:{self.epoch:016x}".encode()
 
 
