@@ -84,6 +84,6 @@ class HandshakeLog:
         ):
             return "has no keys: start it with --curve; --kv-plaintext belongs to both sides"
         return (
-            f"ends the handshake: its key is not the one of {source}, or it has none. Copy the "
+            f"ends the handshake: it may have another key than {source}, or none. Copy the "
             f"key.public of that process to {ours.bound_file(self._place)}, and see its log"
         )

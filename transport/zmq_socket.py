@@ -160,7 +160,7 @@ class ZmqSocket:
         parts: list[bytes | memoryview]
         if self._has_user_ids:
             first = raw.recv(zmq.NOBLOCK, copy=False)
-            parts = [first.get("User-Id").encode(), first.bytes]
+            parts = [str(first.get("User-Id")).encode(), first.bytes]
         else:
             parts = [raw.recv(zmq.NOBLOCK)]
         num_more = len(parts) - 1

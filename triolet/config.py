@@ -155,6 +155,13 @@ class LinkConfig:
             self.lease_ttl_s,
             f"> peer_timeout_s ({self.peer_timeout_s})",
         )
+        require(
+            0 < self.redial_s <= self.max_redial_s,
+            "redial_s",
+            self.redial_s,
+            f"> 0 and <= max_redial_s ({self.max_redial_s})",
+        )
+        require(self.handshake_s > 0, "handshake_s", self.handshake_s, "> 0")
         require(self.dead_host_s >= 1.0, "dead_host_s", self.dead_host_s, ">= 1")
         require(self.kv_chunk_bytes >= 1, "kv_chunk_bytes", self.kv_chunk_bytes, ">= 1")
         require(self.kv_window_bytes >= 1, "kv_window_bytes", self.kv_window_bytes, ">= 1")

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 REQUEST_ID_BYTES = 16
+SECRET_BYTES = 32
 
 
 class Role(StrEnum):
@@ -61,6 +62,11 @@ class PeerId(NamedTuple):
 def new_request_id() -> bytes:
     """Return 128 random bits."""
     return secrets.token_bytes(REQUEST_ID_BYTES)
+
+
+def new_secret() -> bytes:
+    """Return 256 random bits, of which keys are made."""
+    return secrets.token_bytes(SECRET_BYTES)
 
 
 def new_epoch() -> int:

@@ -66,6 +66,11 @@ class WorkerView(Protocol):
         ...
 
     @property
+    def trouble(self) -> str:
+        """Why it does not answer or is not used; empty if nothing is known."""
+        ...
+
+    @property
     def load(self) -> Load:
         """What it last said it does."""
         ...

@@ -170,6 +170,8 @@ class Auditor:
 
     def _silent(self, worker: Worker, survey: Survey) -> WorkerView:
         silence = f"it is {worker_status(worker).state}"
+        if worker.trouble:
+            silence = f"it {worker.trouble}"
         if worker.is_connected:
             silence = f"no answer within {self._config.audit_timeout_s:g} s"
         attempts = self._attempts(worker)

@@ -6,6 +6,8 @@ sent goes out. No task here belongs to a request, so no client can hold one up o
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -58,6 +60,7 @@ class Fleet:
       name: of this server, as workers see it.
       draw_epoch: where its epoch comes from; a simulator brings its own.
       charges: told what each request used.
+      kv_secret: from which the keys of attempts' KV are made; a simulator brings its own.
 
     Attributes:
       doorkeeper: whom to ask before anything is spent on a request.
@@ -74,6 +77,7 @@ class Fleet:
         name: str = "server",
         draw_epoch: Callable[[], int] = new_epoch,
         charges: Charges = NO_CHARGES,
+        kv_secret: bytes | None = None,
     ) -> None:
         now = trio.current_time()
         self._config = config
@@ -86,7 +90,9 @@ class Fleet:
             for address in of_role
         )
         self._observer = observer or SilentObserver()
-        self._conductor = Conductor(config, self._workers, text, self._observer, now, charges)
+        self._conductor = Conductor(
+            config, self._workers, text, self._observer, now, charges, kv_secret
+        )
         self.embed = partial(begin_embeddings, self._conductor, config, self._flush)
         self.doorkeeper = self._conductor.doorkeeper
         self.hold_s = self._conductor.background.hold_s
@@ -158,19 +164,11 @@ class Fleet:
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the links until cancelled. Started at once; `wait_ready` waits for workers."""
-        link = self._config.link
         try:
             async with trio.open_nursery() as nursery:
                 for worker in self._workers:
-                    self._connections[worker] = self._network.connect(
-                        worker.address,
-                        self._me.identity(),
-                        hwm=link.control_hwm,
-                        max_frame_bytes=link.max_control_frame_bytes,
-                    )
-                    nursery.start_soon(self._receive, worker)
-                    connection = self._connections[worker]
-                    nursery.start_soon(_greet, worker, connection, self._me, self._conductor, link)
+                    self._dial(worker)
+                    nursery.start_soon(self._keep, worker)
                 nursery.start_soon(self._beat)
                 nursery.start_soon(self._sweep)
                 nursery.start_soon(self._send_credit)
@@ -239,6 +237,35 @@ class Fleet:
         self._conductor.cancel(sequence, reason, trio.current_time())
         self._flush()
 
+    def _dial(self, worker: Worker) -> None:
+        link = self._config.link
+        self._connections[worker] = self._network.connect(
+            worker.address,
+            self._me.identity(),
+            hwm=link.control_hwm,
+            max_frame_bytes=link.max_control_frame_bytes,
+        )
+
+    async def _keep(self, worker: Worker) -> None:
+        """Keep one worker's link, over a new connection whenever HELLO gets no answer: the old one
+        may lead nowhere for good, as after a handshake that failed, though the worker lives."""
+        link = self._config.link
+        patience_s = link.redial_s
+        while True:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._receive, worker)
+                connection = self._connections[worker]
+                was_answered = await _greet(
+                    worker, connection, self._me, self._conductor, link, patience_s
+                )
+                nursery.cancel_scope.cancel()
+            patience_s = min(2 * patience_s, link.max_redial_s)
+            if was_answered:
+                patience_s = link.redial_s
+            log.info("redialling", worker=str(worker), trouble=worker.trouble)
+            connection.close()
+            self._dial(worker)
+
     async def _receive(self, worker: Worker) -> None:
         connection = self._connections[worker]
         while True:
@@ -260,6 +287,7 @@ class Fleet:
                 if objection is None:
                     self._conductor.welcomed(worker, frame, now)
                 else:
+                    worker.trouble = f"cannot be used: {objection.reason}"
                     self._observer.worker_refused(str(worker), objection.reason)
             case Goodbye() if worker.is_connected:
                 log.info("worker said goodbye", worker=str(worker), reason=frame.reason)
@@ -268,6 +296,7 @@ class Fleet:
                     self._send(worker, goodbye("heard"))
                 self._conductor.lost(worker, FAREWELL if frame.is_farewell else "goodbye", now)
             case Goodbye():
+                worker.trouble = f"refuses: {frame.reason}"
                 self._observer.worker_refused(str(worker), frame.reason)
             case Audited():
                 self._auditor.take(worker, frame, now)
@@ -333,12 +362,34 @@ class Fleet:
 
 
 async def _greet(
-    worker: Worker, connection: Connection, me: PeerId, conductor: Conductor, link: LinkConfig
-) -> None:
-    """Say HELLO whenever the worker is not there, until it answers."""
+    worker: Worker,
+    connection: Connection,
+    me: PeerId,
+    conductor: Conductor,
+    link: LinkConfig,
+    patience_s: float,
+) -> bool:
+    """Say HELLO whenever the worker is not there, until it answers.
+
+    Returns:
+      When it has not for `patience_s` although there is a worker, or a handshake has failed:
+      whether this connection brought an answer before.
+    """
+    was_answered, asked_since = False, math.inf
     while True:
-        conductor.wake(trio.current_time())
-        if not worker.is_connected:
-            with trio.move_on_after(link.hello_timeout_s):
-                await connection.send(make_hello(me))
+        now = trio.current_time()
+        conductor.wake(now)
+        if worker.is_connected:
+            was_answered, asked_since = True, math.inf
+        else:
+            if connection.trouble:
+                worker.trouble = connection.trouble
+                asked_since = min(asked_since, now)
+            if now - asked_since >= patience_s:
+                return was_answered
+            with trio.move_on_after(link.heartbeat_interval_s) as unsent:
+                with suppress(PeerGone):  # cut off: it answers with what is no frame
+                    await connection.send(make_hello(me))
+            if not unsent.cancelled_caught:
+                asked_since = min(asked_since, now)
         await trio.sleep(link.heartbeat_interval_s)
