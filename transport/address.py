@@ -141,7 +141,7 @@ def address_in_use(address: str) -> ConfigError:
 def keys_needed(address: str) -> ConfigError:
     """Return the error for a tcp address without keys, which every user of its host can reach."""
     return ConfigError(
-        f"{address} can be reached by other users, and there are no keys; make them with `triolet "
-        "keys make DIR` and give --curve DIR to every process, or use ipc:// in a directory of "
+        f"{address} can be reached by other users, and there are no CURVE keys; make them with "
+        "`triolet keys make DIR` and give --curve DIR to every process, or use ipc:// in a directory of "
         "mode 0700"
     )

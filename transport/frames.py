@@ -149,9 +149,7 @@ class Reserve(AttemptFrame, frozen=True, array_like=True, tag=6):
     tenant: Tenant = b""
     cache_share: Share = 1.0  # of the prefix cache, beside other tenants'
     weight: Weight = 1.0  # of what its tenant holds beside others of the same class
-    kv_key: KvKey = (
-        b""  # of the MAC of chunks and manifest, where KV is not encrypted
-    )
+    kv_key: KvKey = b""  # of the MAC of chunks and manifest, where KV is not encrypted
 
 
 class Grant(AttemptFrame, frozen=True, array_like=True, tag=7):

@@ -47,6 +47,8 @@ BOUND_EVENTS: Final = int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_MONITO
 probe of the port, is no trouble."""
 REPEAT_S: Final = 30.0
 """Between two lines about the same trouble."""
+MAX_NEW: Final = 16
+"""Bound sockets whose monitors the thread has not taken over yet; a process has two in all."""
 MAX_TROUBLES: Final = 256
 """That are remembered; beyond, the one that was told first is forgotten and may be told again."""
 _Z85_KEY_BYTES: Final = 40
@@ -199,7 +201,7 @@ class CurveGuard:
         self._keys = keys
         self._repeats = Repeats()
         self._monitors: dict[zmq.Socket[bytes], str] = {}
-        self._new_monitors: queue.SimpleQueue[tuple[zmq.Socket[bytes], str]] = queue.SimpleQueue()
+        self._new_monitors: queue.Queue[tuple[zmq.Socket[bytes], str]] = queue.Queue(MAX_NEW)
         zap, news = context.socket(zmq.REP), context.socket(zmq.PULL)
         self._wake = context.socket(zmq.PUSH)
         for socket in (zap, news, self._wake):
