@@ -42,9 +42,12 @@ CONNECTING_ROLES: Final = (Role.SERVER, Role.PREFILL, Role.OPERATOR)
 """Decode workers are connected to, and connect to nobody."""
 SHOWN_CHARACTERS: Final = 8
 """Of a public key: enough to tell a fleet's keys apart."""
-BOUND_EVENTS: Final = int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_MONITOR_STOPPED)
-"""Of a bound socket. Refused keys are known from ZAP; a connection that is closed half-way, as by a
-probe of the port, is no trouble."""
+BOUND_EVENTS: Final = int(
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_MONITOR_STOPPED
+)
+"""Of a bound socket. Refused keys are known from ZAP."""
 REPEAT_S: Final = 30.0
 """Between two lines about the same trouble."""
 MAX_NEW: Final = 16
@@ -250,10 +253,17 @@ class CurveGuard:
         if said["event"] == zmq.EVENT_MONITOR_STOPPED:
             return False
         address = self._monitors[monitor]
-        if said["value"] == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
+        sides = "--curve belongs to every process, --kv-plaintext to both sides of a KV link"
+        if said["event"] == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+            # Whichever side sees first that only one has keys hangs up; so does a port's probe.
+            reason = (
+                "a connection ended in its handshake; unless that was a probe of the port, the "
+                f"log of the other side says why: {sides}"
+            )
+        elif said["value"] == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
             reason = (
                 "a process connects with keys where none are used, or without where they are: "
-                "--curve belongs to every process, --kv-plaintext to both sides of a KV link"
+                f"{sides}"
             )
         else:
             reason = (

@@ -43,6 +43,7 @@ PATIENCE_S: Final = 60.0
 RECOVERY_S: Final = 10.0
 """From the moment at which an attacker leaves."""
 FORGED: Final = 50
+POLL_S: Final = 0.02
 QUIET_MS: Final = 200
 """In which a worker answers hundreds of times."""
 
@@ -108,7 +109,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
             (home / worker / "authorized" / guest / "its.public").write_bytes(public[guest])
     ports = [free_port() for _ in range(3)]
     for port, worker in zip(ports, ("decode", "decode", "prefill"), strict=True):
-        for connecting in ("server", "prefill"):
+        for connecting in ("server", "prefill", "stranger"):
             path = home / connecting / "bound" / f"127.0.0.1_{port}.public"
             path.write_bytes(public[worker])
     control, kv, prefill = (f"tcp://127.0.0.1:{port}" for port in ports)
@@ -171,8 +172,8 @@ def attacker(
 
 
 @asynccontextmanager
-async def fleet_of(workers: Workers) -> AsyncIterator[Fleet]:
-    """Run a server that uses the workers."""
+async def fleet_of(workers: Workers, own: str = "server") -> AsyncIterator[Fleet]:
+    """Run a server that uses the workers, once they let its keys in."""
     link = LinkConfig()
     config = server_config(
         prefill_addresses=(workers.prefill.control,),
@@ -180,13 +181,14 @@ async def fleet_of(workers: Workers) -> AsyncIterator[Fleet]:
         routing=RoutingConfig(local_prefill=LocalPrefill.OFF),
         link=link,
     )
-    network = ZmqNetwork(link, str(workers.keys["server"].path))
+    network = ZmqNetwork(link, str(workers.keys[own].path))
     try:
         fleet = Fleet(config, tiny_text(), network)
         async with trio.open_nursery() as nursery:
             await nursery.start(fleet.run)
             with trio.fail_after(PATIENCE_S):
-                await fleet.wait_ready()
+                if own == "server":
+                    await fleet.wait_ready()
             yield fleet
             nursery.cancel_scope.cancel()
     finally:
@@ -289,3 +291,24 @@ async def dropped_by_decode(fleet: Fleet) -> int:
     [view] = [view for view in (await fleet.audit()).workers if view.role is Role.DECODE]
     assert view.audit is not None
     return view.audit.dropped.get("forged", 0)
+
+
+async def test_a_server_that_is_refused_says_by_whom_and_is_let_in_without_a_restart(
+    workers: Workers,
+) -> None:
+    keys = workers.keys
+    async with fleet_of(workers, "stranger") as fleet:
+        with trio.fail_after(PATIENCE_S):
+            while not all(view.trouble for view in fleet.status().workers):  # noqa: ASYNC110
+                await trio.sleep(POLL_S)
+        for view, worker in zip(
+            fleet.status().workers, (workers.prefill, workers.decode), strict=True
+        ):
+            assert view.address == worker.control
+            assert f"refused our key {keys['stranger'].shown}" in view.trouble
+        for role in ("decode", "prefill"):
+            path = keys[role].path / "authorized" / "server" / "late.public"
+            path.write_bytes(keys["stranger"].public)
+        with trio.fail_after(RECOVERY_S):
+            await fleet.wait_ready()
+        assert [view.trouble for view in fleet.status().workers] == ["", ""]
