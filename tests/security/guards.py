@@ -37,6 +37,8 @@ _TENANCY: Final = "server/test_tenancy.py"
 _HEADS: Final = (
     "server/edge/test_head_guard.py::test_heads_that_two_parsers_could_read_differently_are_refused"
 )
+_ATTACKED: Final = "security/test_links_under_attack.py"
+_LINKS: Final = "transport/test_links.py"
 _HTTP: Final = "server/edge/test_http_traps.py"
 _WS: Final = "server/edge/test_websocket_traps.py"
 _ODD_JSON: Final = "server/api/test_json_body.py::test_what_json_takes_and_we_do_not_is_named"
@@ -54,9 +56,11 @@ MUTANTS: Final = (
            "house/test_layout.py::test_nothing_unsafe_is_ever_loaded"),
     Mutant("A2", "transport/address.py", "if mode & 0o077:", "if mode < 0:",
            "transport/test_address.py::test_a_private_directory_is_asked_for"),
-    Mutant("A2", "transport/address.py", "if not self.is_loopback:", "if not self.host:",
+    Mutant("A2", "transport/zmq_network.py", "        elif self._keys is None:\n",
+           '        elif self._keys is None and "127" not in place.host:\n',
            "transport/test_zmq_network.py::test_an_unsafe_address_is_refused_by_both_sides"),
-    Mutant("A2", "transport/zmq_curve.py", "and keys.may_connect(z85.encode(request[6]))", "",
+    Mutant("A2", "transport/zmq_curve.py", "            if roles:\n",
+           "            if roles := roles or frozenset(CONNECTING_ROLES):\n",
            "transport/test_zmq_network.py::"
            "test_a_strangers_key_gets_nothing_and_an_authorised_one_works"),
     Mutant("A3", "transport/codec.py", "return _DECODER.decode(data)",
@@ -242,4 +246,42 @@ MUTANTS: Final = (
            "            while True:\n"
            "                connections.start_soon(self._serve, await listeners[0].accept())\n",
            "server/test_main.py::test_it_lives_through_a_time_without_files_and_accepts_again"),
+    Mutant("A35", "transport/names.py", "        if peer.role not in credential.roles:\n",
+           "        if not credential.roles:\n",
+           f"{_ATTACKED}::"
+           "test_on_loopback_nobody_without_a_servers_key_gets_an_audit_a_token_or_a_drain"),
+    Mutant("A35", "transport/names.py",
+           "        if held is not None and held.key != credential.key:\n",
+           "        if held is not None and not held.key and credential.key:\n",
+           "transport/test_zmq_handshakes.py::"
+           "test_a_key_may_say_hello_in_its_role_only_and_to_no_name_of_another_key"),
+    Mutant("A35", "transport/names.py",
+           "return self._name_of.get(connection) or STRANGER + connection",
+           "return self._name_of.get(connection) or next(iter(self._claims), b'?')",
+           f"{_LINKS}::"
+           "test_who_connects_under_a_peers_name_gets_nothing_of_it_and_leaves_it_alone"),
+    Mutant("A35", "server/fleet/fleet.py",
+           "                if now - asked_since >= patience_s:\n",
+           "                if now < 0:\n",
+           "server/fleet/test_fleet.py::"
+           "test_a_hello_without_an_answer_is_said_again_over_a_new_connection"),
+    Mutant("A35", "server/fleet/fleet.py",
+           "                    asked_since = min(asked_since, now)\n                if now",
+           "                if now",
+           f"{_ATTACKED}::"
+           "test_a_server_that_is_refused_says_by_whom_and_is_let_in_without_a_restart"),
+    Mutant("A35", "decode/intake.py",
+           "        self._counters.drop(Drop.FORGED)\n        return True",
+           "        self._counters.drop(Drop.FORGED)\n        return False",
+           "worker/test_pair_forged.py::test_a_forged_chunk_writes_nothing_and_gets_no_answer"),
+    Mutant("A35", "transport/digest.py", "    head = encode(bare)\n", '    head = b""\n',
+           "worker/test_pair_forged.py::test_a_forged_chunk_writes_nothing_and_gets_no_answer"),
+    Mutant("A35", "transport/digest.py",
+           'name = attempt.request_id + attempt.attempt.to_bytes(8, "big")',
+           "name = attempt.request_id",
+           "worker/test_pair_forged.py::test_a_chunk_of_one_attempt_is_none_of_the_next"),
+    Mutant("A35", "triolet/ids.py",
+           'return f"{self.name}@{shown_epoch(self.epoch)}"',
+           'return f"{self.name}@{self.epoch:016x}"',
+           "triolet/test_ground_floor.py::test_two_lives_of_a_worker_have_two_names"),
 )  # fmt: skip

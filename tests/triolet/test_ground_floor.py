@@ -33,7 +33,7 @@ def test_ids_are_random_and_never_zero() -> None:
     assert all(0 < epoch < 2**64 for epoch in epochs)
 
 
-def test_two_lives_of_a_worker_have_two_routing_ids() -> None:
+def test_two_lives_of_a_worker_have_two_names() -> None:
     first, second = (PeerId(Role.DECODE, "decode-0", epoch) for epoch in (1, 2))
     assert first.identity() != second.identity()
     assert str(first) == f"decode-0@{shown_epoch(1)}" != str(second)
