@@ -61,7 +61,9 @@ def sealed(frame: F, key: bytes, payload: bytes | memoryview = b"") -> F:
     return msgspec.structs.replace(frame, mac=_mac(frame, key, payload))
 
 
-def is_authentic(frame: F, key: bytes, payload: bytes | memoryview = b"") -> bool:
+def is_authentic(
+    frame: KvChunk | KvManifest, key: bytes, payload: bytes | memoryview = b""
+) -> bool:
     """Return whether somebody sealed this very frame and payload who knows the key."""
     return bool(key) and hmac.compare_digest(frame.mac, _mac(frame, key, payload))
 

@@ -244,6 +244,8 @@ class CurveGuard:
                             del self._monitors[socket]
                             socket.close(0)
         finally:
+            while not self._new_monitors.empty():  # the context waits for these too
+                self._new_monitors.get_nowait()[0].close(0)
             for socket in (zap, news, *self._monitors):
                 socket.close(0)
 

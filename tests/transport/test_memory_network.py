@@ -10,11 +10,12 @@ import trio
 
 from transport.digest import payload_digest
 from transport.frames import Drain
+from transport.handshake import make_hello
 from transport.memory_network import MemoryNetwork
 from transport.memory_pipe import FaultCounts, Faults
 from triolet.errors import ConfigError
 
-from .ends import ME, chunk, number_of, receive_numbers
+from .ends import ME, SERVER, chunk, number_of, receive_numbers
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
@@ -129,6 +130,8 @@ async def test_corruption_changes_payloads_and_never_frames(autojump_clock: Mock
 async def test_a_cut_link_loses_everything_until_it_is_healed(autojump_clock: MockClock) -> None:
     network = MemoryNetwork()
     listener, connection = linked(network)
+    connection.send_nowait(make_hello(SERVER))
+    await listener.receive_many()
     other = network.connect(ADDRESS, b"other", **BOUNDS)
     network.cut(ADDRESS, ME)
     connection.send_nowait(Drain(1.0))
