@@ -69,7 +69,7 @@ class KvIntake:
         self, sender: bytes, chunk: KvChunk, payload: bytes | memoryview, now: float
     ) -> None:
         """Copy a chunk into its leased blocks if it is wanted, and answer it. A forged one gets no
-        answer: what it forges is sent again when its own answer is overdue."""
+        answer; a true one that was lost is sent again when its answer is overdue."""
         if self._is_forged(chunk, payload):
             return
         attempt = self._wanted(sender, chunk.key, chunk.target_epoch)

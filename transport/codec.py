@@ -37,10 +37,8 @@ def encode(frame: AnyFrame) -> bytes:
     """
     try:
         fields = msgspec.to_builtins(frame, builtin_types=(bytes,))
-        if isinstance(frame, _GROWN):
-            # As a release writes them that does not know these fields, which it would refuse.
-            while fields and fields[-1] == b"":
-                fields.pop()
+        if isinstance(frame, _GROWN) and not fields[-1]:
+            fields.pop()  # a peer of version 1 would refuse it
         packed: bytes = msgpack.packb(fields)
     except (ValueError, OverflowError, TypeError) as error:
         raise LocalProtocolError(f"cannot encode {type(frame).__name__}: {error}") from error

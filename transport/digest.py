@@ -46,7 +46,7 @@ def payload_digest(payload: bytes | memoryview) -> bytes:
 
 
 def kv_key(secret: bytes, attempt: AttemptKey) -> bytes:
-    """Return the key of one attempt's KV; who knows it can guess no other attempt's.
+    """Return the key of one attempt's KV; it tells nothing of any other attempt's.
 
     Args:
       secret: of the server, 32 random bytes.
@@ -64,7 +64,7 @@ def sealed(frame: F, key: bytes, payload: bytes | memoryview = b"") -> F:
 def is_authentic(
     frame: KvChunk | KvManifest, key: bytes, payload: bytes | memoryview = b""
 ) -> bool:
-    """Return whether somebody sealed this very frame and payload who knows the key."""
+    """Return whether this very frame and payload were sealed with the key."""
     return bool(key) and hmac.compare_digest(frame.mac, _mac(frame, key, payload))
 
 

@@ -22,6 +22,8 @@ from .names import Credential, PeerNames
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from triolet.ids import PeerId
+
     from .frames import Goodbye
 
 log = structlog.get_logger()
@@ -104,6 +106,7 @@ class BoundGate:
         self.frames = FrameGate(max_frame_bytes)
         self._answer = answer
         self._names = PeerNames()
+        self._refused: dict[bytes, str] = {}
 
     def admit(
         self, connection: bytes, parts: Sequence[bytes | memoryview], user_id: bytes = b""
@@ -123,11 +126,20 @@ class BoundGate:
             peer = message.frame.peer.peer_id
             objection = self._names.claim(connection, peer, Credential.parse(user_id))
             if objection:
-                self.frames.blame(connection)
-                log.warning("hello_refused", name=peer.name, role=peer.role, reason=objection)
-                self._answer(connection, goodbye(objection))
+                self._refuse(connection, peer, objection)
                 return None
+            self._refused.pop(peer.identity(), None)
         return message._replace(sender=self._names.sender(connection))
+
+    def _refuse(self, connection: bytes, peer: PeerId, objection: str) -> None:
+        self.frames.blame(connection)
+        self._answer(connection, goodbye(objection))
+        # One line for a peer that is refused again and again for the same reason.
+        if self._refused.pop(peer.identity(), None) != objection:
+            log.warning("hello_refused", name=peer.name, role=peer.role, reason=objection)
+        if len(self._refused) >= MAX_REMEMBERED_SENDERS:
+            del self._refused[next(iter(self._refused))]
+        self._refused[peer.identity()] = objection
 
     def connection_of(self, sender: bytes) -> bytes:
         """Return the connection over which to send to a sender.

@@ -57,7 +57,7 @@ class PeerNames:
         self._names_of_key: dict[str, dict[bytes, None]] = {}
 
     def sender(self, connection: bytes) -> bytes:
-        """Return what to call whoever speaks on a connection."""
+        """Return the name of a connection's sender."""
         return self._name_of.get(connection) or STRANGER + connection
 
     def connection(self, sender: bytes) -> bytes | None:
@@ -70,7 +70,7 @@ class PeerNames:
     def claim(self, connection: bytes, peer: PeerId, credential: Credential) -> str:
         """Take in a HELLO; return why it counts for nothing, or an empty text if it does count.
 
-        What another connection of the same key had under this name it has no more.
+        Another connection of the same key loses the name.
         """
         name = peer.identity()
         held = self._claims.get(name)

@@ -1,4 +1,4 @@
-"""Keys for tcp links: who we are, and whom we let in, as what.
+"""Keys for tcp links: our own, and those that may connect, by role.
 
 A key directory holds `key.secret` and `key.public` of this process and, under `authorized/`, the
 public keys of those who may connect: in any role, or under `authorized/<role>/` in that one only.
@@ -119,7 +119,7 @@ class KeyDirectory:
         return shown_key(self.public)
 
     def roles_of(self, public: bytes) -> frozenset[Role]:
-        """Return the roles in which whoever has this key may connect; none is a stranger's. Read
+        """Return the roles in which a key may connect; none for a stranger's. Read
         anew each time: no restart to let in or to revoke."""
         if public == self.public or self._holds(self._authorized, public):
             return frozenset(CONNECTING_ROLES)

@@ -218,7 +218,7 @@ class FrameProxy:
             bridge.client = frame.peer.name
             if any(self._is_dark(bridge.link, way) for way in Way):
                 raise NotZmtpError("a connection through a partition")
-        # Before its HELLO nobody knows whose a connection is: what divides others may divide it.
+        # Before its HELLO a connection has no name, and any blackout takes its frames.
         if self._is_dark(bridge.link, lane.way) if bridge.client else self._blackouts:
             return
         data = None if payload is None else bytes(payload)
