@@ -27,6 +27,7 @@ from server.fleet.progress import Finish
 from transport.frames import EndReason, Peer
 from transport.lease import LeaseTable
 from transport.liveness import PeerMonitor, SelfFence
+from transport.names import STRANGER
 from triolet.ids import PeerId, Role
 from worker.peers import PeerTable, _Known
 from worker.roster import Roster
@@ -210,7 +211,8 @@ def greetings() -> list[Exchange]:
     hear = PeerTable.hear
 
     def hear_strangers(self: PeerTable, sender: bytes, now: float) -> PeerId | None:
-        if sender not in self._known:
+        # A connection that has never said HELLO has no name that could be believed.
+        if sender not in self._known and not sender.startswith(STRANGER):
             role, name, epoch = sender.decode().split(":")
             self._known[sender] = _Known(PeerId(Role(role), name, int(epoch, 16)), now)
         return hear(self, sender, now)
