@@ -74,7 +74,7 @@ def _mac(frame: KvChunk | KvManifest, key: bytes, payload: bytes | memoryview) -
         # Where the sender's memory is shared, `shared` says how the bytes came, not what they are.
         bare = msgspec.structs.replace(bare, shared=None)
     head = encode(bare)
-    mac = blake2b(len(head).to_bytes(4, "big"), key=key, digest_size=MAC_BYTES)
-    mac.update(head)
+    # Twice as fast as keyed BLAKE2b where the CPU has instructions for SHA-256.
+    mac = hmac.new(key, len(head).to_bytes(4, "big") + head, "sha256")
     mac.update(payload)
-    return mac.digest()
+    return mac.digest()[:MAC_BYTES]

@@ -101,8 +101,8 @@ class BenchServer:
         began_at = trio.current_time()
         for key, prompt in zip(keys, prompts, strict=True):
             self._courses[key] = Course()
-            shared = (ONE_TOKEN, 0, REMAINING_S, held_blocks)
-            frame = Prefill(*key, prompt, target, *shared, kv_key=kv_key(KV_SECRET, key))
+            kv = kv_key(KV_SECRET, key)
+            frame = Prefill(*key, prompt, target, ONE_TOKEN, 0, REMAINING_S, held_blocks, kv_key=kv)
             self._connection.send_nowait(frame)
         return began_at, await self.finish(numbers)
 

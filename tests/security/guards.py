@@ -279,7 +279,8 @@ MUTANTS: Final = (
     Mutant("A35", "transport/digest.py",
            'name = attempt.request_id + attempt.attempt.to_bytes(8, "big")',
            "name = attempt.request_id",
-           "worker/test_pair_forged.py::test_a_chunk_of_one_attempt_is_none_of_the_next"),
+           "worker/test_pair_forged.py::"
+           "test_a_mac_is_of_every_field_but_the_way_that_the_bytes_came"),
     Mutant("A35", "triolet/ids.py",
            'return f"{self.name}@{shown_epoch(self.epoch)}"',
            'return f"{self.name}@{self.epoch:016x}"',
