@@ -56,6 +56,7 @@ class Attempt:
       keeper: for whom its KV is kept.
       weight: of its tenant, beside others of the same class.
       constraint: what its completion has to be, None for anything.
+      kv_key: by which its chunks and manifest are authenticated, where KV is not encrypted.
     """
 
     key: AttemptKey
@@ -80,6 +81,7 @@ class Attempt:
     keeper: Keeper = ANYBODY
     weight: float = 1.0
     constraint: Constraint | None = None
+    kv_key: bytes = b""
 
     @property
     def num_needed_blocks(self) -> int:

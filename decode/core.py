@@ -10,6 +10,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from engine.batch import check_request
+from transport.digest import KV_KEY_BYTES
 from transport.frames import (
     Goodbye,
     Grant,
@@ -274,6 +275,11 @@ class DecodeCore:
             check_request(self._engine.vocab_size, prompt_ids + replay_ids, frame.sampling)
             if not prompt_ids:
                 raise RemoteProtocolError("a prompt without tokens")
+            if self._link.wire.plaintext and len(frame.kv_key) != KV_KEY_BYTES:
+                raise RemoteProtocolError(
+                    f"{self._identity.me.name} takes KV in plaintext, and this server sends no key "
+                    "for its MAC: upgrade the server, or leave --kv-plaintext out"
+                )
             origin = None
             if frame.fork_of is not None:
                 origin = self.stepper.forks.origin(frame.fork_of, server, prompt_ids, frame.salt)
@@ -370,6 +376,7 @@ class DecodeCore:
             keeper=Keeper(frame.tenant, frame.cache_share),
             weight=frame.weight,
             constraint=self._engine.constrain(frame.sampling.grammar),
+            kv_key=frame.kv_key,
         )
         self.roster.add(attempt, now, frame.remaining_s)
         if origin is not None:

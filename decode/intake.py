@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from transport.digest import is_authentic
 from transport.frames import EndReason, KvCredit, KvDone, KvResend
 from transport.lease import LeaseEvent, LeaseState
 from triolet.errors import RemoteProtocolError
@@ -38,7 +39,7 @@ class KvIntake:
     Args:
       engine: into whose blocks they go.
       identity: names the present epoch.
-      link: how often a chunk may come damaged.
+      link: how often a chunk may come damaged, and whether each needs a MAC.
       roster: who holds a lease.
       outbox: takes the answers.
       counters: of what came.
@@ -58,6 +59,7 @@ class KvIntake:
         self._engine = engine
         self._identity = identity
         self._max_resends = link.max_chunk_resends
+        self._needs_mac = link.wire.plaintext
         self._roster = roster
         self._outbox = outbox
         self._counters = counters
@@ -66,7 +68,10 @@ class KvIntake:
     def on_chunk(
         self, sender: bytes, chunk: KvChunk, payload: bytes | memoryview, now: float
     ) -> None:
-        """Copy a chunk into its leased blocks if it is wanted, and answer it."""
+        """Copy a chunk into its leased blocks if it is wanted, and answer it. A forged one gets no
+        answer; a true one that was lost is sent again when its answer is overdue."""
+        if self._is_forged(chunk, payload):
+            return
         attempt = self._wanted(sender, chunk.key, chunk.target_epoch)
         if attempt is None:
             self._give_credit(sender, chunk, payload)
@@ -97,6 +102,8 @@ class KvIntake:
 
     def on_manifest(self, sender: bytes, manifest: KvManifest, now: float) -> None:
         """Note what there was in all; with it and every chunk the attempt is ready."""
+        if self._is_forged(manifest):
+            return
         attempt = self._wanted(sender, manifest.key, manifest.target_epoch)
         if attempt is None:
             return
@@ -111,6 +118,14 @@ class KvIntake:
         """Tell the sender of an attempt that ended that nothing more is wanted."""
         if attempt.kv_sender is not None:
             self._say_done(attempt.kv_sender, attempt.key)
+
+    def _is_forged(self, frame: KvChunk | KvManifest, payload: bytes | memoryview = b"") -> bool:
+        """Return whether a frame for an attempt that lives here lacks the attempt's MAC."""
+        attempt = self._roster.attempts.get(frame.key)
+        if not self._needs_mac or attempt is None or is_authentic(frame, attempt.kv_key, payload):
+            return False
+        self._counters.drop(Drop.FORGED)
+        return True
 
     def _wanted(self, sender: bytes, key: AttemptKey, target_epoch: int) -> Attempt | None:
         """Return the attempt that takes this frame, or None after saying that it is not wanted."""

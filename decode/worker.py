@@ -114,6 +114,11 @@ async def serve(
 def _listen_for_kv(network: Network, config: WorkerConfig) -> Listener:
     if config.kv_address is None:
         raise ConfigError("kv_address is None; allowed: an ipc:// or tcp:// address")
+    if config.link.wire.plaintext and config.kv_address.startswith("ipc://"):
+        raise ConfigError(
+            f"kv-plaintext is for tcp; KV is taken at {config.kv_address}, which needs no keys: "
+            "leave --kv-plaintext out"
+        )
     link = config.link
     return network.listen(
         config.kv_address, hwm=link.kv_hwm, max_frame_bytes=link.max_kv_frame_bytes

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 ROUND_TRIP_TIMEOUT_S: Final = 5.0
 HEALTH_TIMEOUT_S: Final = 2.0
+MAX_COMPLAINT: Final = 1000
+"""Characters of what keeps a server from being ready: a sentence for each of several workers."""
 MAX_HEADER_BYTES: Final = 100_000_000
 """What the safetensors format allows."""
 
@@ -116,9 +118,17 @@ def running_server(url: str) -> Finding | None:
     return Finding(
         "Server",
         Status.WARN,
-        f"{detail}, but is not ready: {one_line(ready.text)[:120]}",
+        f"{detail}, but is not ready: {_complaint(ready)[:MAX_COMPLAINT]}",
         "see its log; it waits for a worker, or it is shutting down",
     )
+
+
+def _complaint(ready: httpx2.Response) -> str:
+    """Return why a server is not ready: its own words, in which the remedy is."""
+    try:
+        return one_line(str(ready.json()["error"]["message"]))
+    except (ValueError, LookupError, TypeError):
+        return one_line(ready.text)
 
 
 def check_links(parent: Path) -> list[Finding]:

@@ -30,6 +30,7 @@ from .options import (
     CurveOption,
     DrainDeadlineOption,
     FleetPortOption,
+    KvPlaintextOption,
     LendingOption,
     LogLevelOption,
     ModelArgument,
@@ -231,6 +232,7 @@ def prefill(
     name: WorkerNameOption = None,
     drain_timeout: WorkerDrainOption = WORKER_DRAIN_S,
     curve: CurveOption = None,
+    kv_plaintext: KvPlaintextOption = False,
     log_level: LogLevelOption = None,
     lending: LendingOption = None,
     supervisor_pid: SupervisorPidOption = None,
@@ -244,7 +246,9 @@ def prefill(
 
     def run() -> None:
         compute = replace(engine, gpu=gpu)
-        config = worker_config(name, model, control, None, compute, link, curve, drain_timeout)
+        wire = replace(link.wire, plaintext=kv_plaintext)
+        own = replace(link, wire=wire)
+        config = worker_config(name, model, control, None, compute, own, curve, drain_timeout)
         from prefill.worker import main as run_worker
 
         run_worker(replace(config, lending=shared))
@@ -272,6 +276,7 @@ def decode(
     name: WorkerNameOption = None,
     drain_timeout: WorkerDrainOption = WORKER_DRAIN_S,
     curve: CurveOption = None,
+    kv_plaintext: KvPlaintextOption = False,
     log_level: LogLevelOption = None,
     lending: LendingOption = None,
     supervisor_pid: SupervisorPidOption = None,
@@ -285,7 +290,10 @@ def decode(
 
     def run() -> None:
         compute = replace(engine, gpu=gpu)
-        config = worker_config(name, model, control, kv, compute, link, curve, drain_timeout)
+        wire = replace(link.wire, plaintext=kv_plaintext)
+        config = worker_config(
+            name, model, control, kv, compute, replace(link, wire=wire), curve, drain_timeout
+        )
         from decode.worker import main as run_worker
         from transport.address import require_dialable
 

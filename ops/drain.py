@@ -44,7 +44,7 @@ def run_drain(target: str, deadline_s: float, keys: Path | None, port: int | Non
     Args:
       target: control address of a worker, or the name of one of a local fleet.
       deadline_s: after which what still runs there moves to other workers.
-      keys: key directory, for addresses on other machines.
+      keys: key directory, for tcp addresses.
       port: of the local fleet that is meant, if several run.
 
     Raises:
@@ -142,9 +142,10 @@ async def _greet(connection: Connection, me: PeerId, address: str, link: LinkCon
                         return peer.name
                     case Goodbye(reason=reason):
                         raise CommandFailed(f"the worker at {address} refuses: {reason}")
+    if connection.trouble:
+        raise CommandFailed(f"the worker at {address} {connection.trouble}")
     raise CommandFailed(
-        f"no worker answers at {address} within {link.hello_timeout_s:g} s: check the address, "
-        "and with tcp:// beyond this machine the keys (--curve)"
+        f"no worker answers at {address} within {link.hello_timeout_s:g} s: check the address"
     )
 
 

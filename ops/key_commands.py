@@ -1,4 +1,4 @@
-"""`triolet keys`: keys for links between machines."""
+"""`triolet keys`: keys for tcp links."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-keys_app = typer.Typer(help="Keys for links between machines.", no_args_is_help=True)
+keys_app = typer.Typer(help="Keys for tcp links between processes.", no_args_is_help=True)
 
 
 @keys_app.command("make")
 def make_keys(directory: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
-    """Write a new key pair and an empty list of those who may connect."""
+    """Write a new key pair, and folders for the keys of other processes."""
     from transport.zmq_curve import make_keys as make
 
     public = make(directory)

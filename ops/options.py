@@ -68,6 +68,13 @@ LogLevelOption: TypeAlias = Annotated[
     str | None,
     _fleet(help="debug, info, warning or error.", show_default="info; warning on a terminal"),
 ]
+KvPlaintextOption: TypeAlias = Annotated[
+    bool,
+    _fleet(
+        "--kv-plaintext",
+        help="KV over tcp unencrypted, each chunk with a MAC: in a trusted network; both sides.",
+    ),
+]
 CurveOption: TypeAlias = Annotated[
     Path | None, _fleet(help="Key directory (see `triolet keys make`).")
 ]

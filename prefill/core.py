@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from engine.batch import check_request
 from engine.pooling import Pool
+from transport.digest import KV_KEY_BYTES
 from transport.frames import (
     Embed,
     EndReason,
@@ -244,6 +245,11 @@ class PrefillCore:
             self.roster.end_older(frame.key, now)
             prompt_ids = unpack_tokens(frame.prompt)
             check_request(self._engine.vocab_size, prompt_ids, frame.sampling)
+            if self._link.wire.plaintext and len(frame.kv_key) != KV_KEY_BYTES:
+                raise RemoteProtocolError(
+                    f"{self._identity.me.name} ships KV in plaintext, and this server sends no key "
+                    "for its MAC: upgrade the server, or leave --kv-plaintext out"
+                )
             if self.reception.is_draining:
                 self.roster.turn_away(server, frame.key, EndReason.DRAIN, now)
             else:
@@ -340,6 +346,7 @@ class PrefillCore:
             num_tokens=len(prompt_ids),
             held_blocks=frame.held_blocks,
             now=now,
+            kv_key=frame.kv_key,
         )
 
     def _on_done(self, target: KvTarget, key: AttemptKey, now: float) -> None:

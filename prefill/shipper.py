@@ -103,10 +103,19 @@ class Shipper:
         num_tokens: int,
         held_blocks: int,
         now: float,
+        kv_key: bytes = b"",
     ) -> None:
         """Open a transfer; its lane sends nothing before `open_lane`."""
         lane = self._lanes.setdefault(target, Lane(self._link, self._ring, now))
-        lane.begin(Transfer(key, target.peer.epoch, num_blocks, num_tokens, held_blocks), now)
+        transfer = Transfer(
+            key,
+            target.peer.epoch,
+            num_blocks,
+            num_tokens,
+            held_blocks,
+            kv_key=kv_key if self._link.wire.plaintext else b"",
+        )
+        lane.begin(transfer, now)
         self._targets[key] = target
 
     def computed(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from transport.digest import sealed
 from transport.frames import KvChunk, KvManifest
 from triolet.units import MIB
 
@@ -114,6 +115,7 @@ class Transfer:
       num_unsent: of `chunks`, those that are to be sent.
       manifest_sent_at: when the manifest was last handed to the link.
       groups: the blocks that leave layer by layer, None if none do.
+      kv_key: by which chunks and manifest get a MAC; empty for none.
       is_released: whether the pool has been told that its blocks are not needed any more.
     """
 
@@ -129,6 +131,7 @@ class Transfer:
     num_unsent: int = 0
     manifest_sent_at: float | None = None
     groups: LayerGroups | None = None
+    kv_key: bytes = b""
     is_released: bool = False
 
     @property
@@ -190,6 +193,8 @@ class Transfer:
             first_layer=layers.start,
             num_layers=0 if is_whole else len(layers),
         )
+        if self.kv_key:
+            frame = sealed(frame, self.kv_key, slot.memory)
         chunk = self.chunks[self.num_chunks] = Chunk(frame, slot)
         self.num_chunks += 1
         self.num_unsent += 1
@@ -216,7 +221,7 @@ class Transfer:
         assert self.is_exported, "a manifest before the last chunk"
         assert self.first is not None, "a manifest before the first token"
         request_id, attempt = self.key
-        return KvManifest(
+        manifest = KvManifest(
             request_id,
             attempt,
             target_epoch=self.target_epoch,
@@ -224,3 +229,4 @@ class Transfer:
             num_tokens=self.num_tokens,
             first=self.first,
         )
+        return sealed(manifest, self.kv_key) if self.kv_key else manifest

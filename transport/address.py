@@ -1,4 +1,4 @@
-"""Where a link may be bound or connected: only where no stranger can reach it, or with keys.
+"""Where a link may be bound or connected: where only this user can reach it, or with keys.
 
 Knows the forms `ipc://path` and `tcp://host:port` and what makes each of them safe; opens nothing
 but a probe that finds out whether somebody already listens on an ipc path.
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from triolet.errors import ConfigError
-from triolet.loopback import is_loopback
 
 MAX_IPC_PATH_BYTES: Final = 107
 """`sun_path` has 108 bytes, and the last is a NUL."""
@@ -82,22 +81,8 @@ class TcpAddress:
         return f"tcp://{self.host}:{self.port or '*'}"
 
     @property
-    def is_loopback(self) -> bool:
-        """Whether only this host can reach it."""
-        return is_loopback(self.host)
-
-    @property
     def is_ipv6(self) -> bool:
         return ":" in self.host
-
-    def require_reachable_by_us_only(self) -> None:
-        """Raise a ConfigError if another host can reach it."""
-        if not self.is_loopback:
-            raise ConfigError(
-                f"{self} can be reached from other hosts, and there are no keys; allowed: ipc:// "
-                "in a directory of mode 0700, tcp:// on 127.0.0.1, or any tcp:// with a CURVE key "
-                "directory (curve_dir)"
-            )
 
 
 Address: TypeAlias = IpcAddress | TcpAddress
@@ -150,4 +135,13 @@ def address_in_use(address: str) -> ConfigError:
     return ConfigError(
         f"address {address} is in use by another process; stop that process or choose another "
         "address"
+    )
+
+
+def keys_needed(address: str) -> ConfigError:
+    """Return the error for a tcp address without keys, which every user of its host can reach."""
+    return ConfigError(
+        f"{address} can be reached by other users, and there are no CURVE keys; make them with "
+        "`triolet keys make DIR` and give --curve DIR to every process, or use ipc:// in a "
+        "directory of mode 0700"
     )

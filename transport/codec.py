@@ -19,11 +19,13 @@ import msgspec
 
 from triolet.errors import LocalProtocolError, RemoteProtocolError
 
-from .frames import AnyFrame, KvChunk
+from .frames import AnyFrame, KvChunk, KvManifest, Prefill, Reserve
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_GROWN = (Reserve, Prefill, KvChunk, KvManifest)
+"""Frames whose last field came with version 2, and is left out when it is empty."""
 _DECODER: msgspec.msgpack.Decoder[AnyFrame] = msgspec.msgpack.Decoder(AnyFrame)
 
 
@@ -34,7 +36,10 @@ def encode(frame: AnyFrame) -> bytes:
       LocalProtocolError: a field does not fit into msgpack: a bug of ours.
     """
     try:
-        packed: bytes = msgpack.packb(msgspec.to_builtins(frame, builtin_types=(bytes,)))
+        fields = msgspec.to_builtins(frame, builtin_types=(bytes,))
+        if isinstance(frame, _GROWN) and not fields[-1]:
+            fields.pop()  # a peer of version 1 would refuse it
+        packed: bytes = msgpack.packb(fields)
     except (ValueError, OverflowError, TypeError) as error:
         raise LocalProtocolError(f"cannot encode {type(frame).__name__}: {error}") from error
     return packed

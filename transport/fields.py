@@ -37,6 +37,10 @@ Weight: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
 """Of one tenant beside others."""
 Vector: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=4 * 65_536)]
 """Numbers as little-endian fp32; far more than any model's hidden states have."""
+KvKey: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=32)]
+"""With which an attempt's chunks are authenticated. Empty from a server that knows of none."""
+Mac: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=16)]
+"""Of a frame and its payload, by the attempt's `KvKey`. Empty where the link has keys itself."""
 Digest: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
 

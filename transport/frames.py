@@ -22,6 +22,8 @@ from .fields import MAX_TOKEN_ROWS as MAX_TOKEN_ROWS
 from .fields import (
     Count,
     Digest,
+    KvKey,
+    Mac,
     PackedTokens,
     RequestIdField,
     Salt,
@@ -47,9 +49,11 @@ from .parts import TopToken as TopToken
 from .reasons import EndReason as EndReason  # noqa: TC001
 from .reasons import RefuseReason as RefuseReason  # noqa: TC001
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 OLDEST_PROTOCOL_VERSION: Final = 1
 """Peers that speak this version are still understood: one release back, for rolling upgrades."""
+KV_KEY_VERSION: Final = 2
+"""The first that knows `kv_key` and `mac`."""
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -145,6 +149,7 @@ class Reserve(AttemptFrame, frozen=True, array_like=True, tag=6):
     tenant: Tenant = b""
     cache_share: Share = 1.0  # of the prefix cache, beside other tenants'
     weight: Weight = 1.0  # of what its tenant holds beside others of the same class
+    kv_key: KvKey = b""  # of the MAC of chunks and manifest, where KV is not encrypted
 
 
 class Grant(AttemptFrame, frozen=True, array_like=True, tag=7):
@@ -179,6 +184,7 @@ class Prefill(AttemptFrame, frozen=True, array_like=True, tag=9):
     salt: Salt = b""
     tenant: Tenant = b""
     cache_share: Share = 1.0  # as in Reserve
+    kv_key: KvKey = b""  # as in Reserve
 
 
 class FirstToken(AttemptFrame, frozen=True, array_like=True, tag=10):
@@ -204,6 +210,7 @@ class KvChunk(AttemptFrame, frozen=True, array_like=True, tag=11):
     shared: SharedRange | None = None
     first_layer: Count = 0
     num_layers: Count = 0  # of each block, from `first_layer` on; 0 is all of them
+    mac: Mac = b""  # of everything here but `shared`, and the bytes
 
 
 class KvManifest(AttemptFrame, frozen=True, array_like=True, tag=12):
@@ -213,6 +220,7 @@ class KvManifest(AttemptFrame, frozen=True, array_like=True, tag=12):
     num_chunks: Count
     num_tokens: Count
     first: TokenRow
+    mac: Mac = b""  # of everything here
 
 
 class KvCredit(AttemptFrame, frozen=True, array_like=True, tag=13):

@@ -1,4 +1,5 @@
-"""What every link does with what arrives: parse it, count what is no frame, shut its sender out.
+"""What every link does with what arrives: parse it, count what is no frame, shut its sender out,
+and on a bound side name it.
 
 Knows no sockets: message parts in, messages out. Used by the ZeroMQ links and the in-memory ones,
 so that both treat an enemy alike.
@@ -13,10 +14,17 @@ import structlog
 from triolet.errors import RemoteProtocolError
 
 from .codec import decode_message
-from .link import MAX_BAD_FRAMES, Message
+from .frames import Hello
+from .handshake import goodbye
+from .link import MAX_BAD_FRAMES, LinkStatistics, Message, PeerGone
+from .names import Credential, PeerNames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from triolet.ids import PeerId
+
+    from .frames import Goodbye
 
 log = structlog.get_logger()
 
@@ -33,8 +41,8 @@ class FrameGate:
       before_blame: called before a bad frame is held against its sender, who may be new.
 
     Attributes:
-      received_frames: good ones.
-      bad_frames: those that were dropped, with all that came from senders shut out.
+      received_frames: those that could be parsed.
+      bad_frames: those that were dropped, with refused HELLOs and all from senders shut out.
     """
 
     def __init__(
@@ -47,17 +55,21 @@ class FrameGate:
         self._bad_by_sender: dict[bytes, int] = {}
 
     def admit(self, sender: bytes, parts: Sequence[bytes | memoryview]) -> Message | None:
-        """Return the message that the parts hold, or None if they are dropped."""
+        """Return the message that the parts hold, or None if they are dropped.
+
+        Args:
+          sender: whoever sent them: the id of its connection.
+          parts: of the message.
+        """
         if self.is_shut_out(sender):
             self.bad_frames += 1
             return None
         try:
             frame, payload = decode_message(parts, self._max_frame_bytes)
         except RemoteProtocolError as error:
-            self.bad_frames += 1
             if self._before_blame is not None:
                 self._before_blame()
-            self._blame(sender)
+            self.blame(sender)
             # At most `MAX_BAD_FRAMES` lines a sender: what comes after is not parsed any more.
             log.warning("bad_frame", sender=repr(sender), error=str(error))
             return None
@@ -72,9 +84,76 @@ class FrameGate:
         """Forget the sender's bad frames: a new process may stand behind the same name."""
         self._bad_by_sender.pop(sender, None)
 
-    def _blame(self, sender: bytes) -> None:
+    def blame(self, sender: bytes) -> None:
+        """Count a frame that was dropped against its sender."""
+        self.bad_frames += 1
         if sender not in self._bad_by_sender and (
             len(self._bad_by_sender) >= MAX_REMEMBERED_SENDERS
         ):
             del self._bad_by_sender[next(iter(self._bad_by_sender))]
         self._bad_by_sender[sender] = self._bad_by_sender.get(sender, 0) + 1
+
+
+class BoundGate:
+    """The entrance of a bound side, where peers are known by name.
+
+    Args:
+      max_frame_bytes: the most that a frame may have.
+      answer: sends a frame over a connection.
+    """
+
+    def __init__(self, max_frame_bytes: int, answer: Callable[[bytes, Goodbye], None]) -> None:
+        self.frames = FrameGate(max_frame_bytes)
+        self._answer = answer
+        self._names = PeerNames()
+        self._refused: dict[bytes, str] = {}
+
+    def admit(
+        self, connection: bytes, parts: Sequence[bytes | memoryview], user_id: bytes = b""
+    ) -> Message | None:
+        """Return the message that the parts hold, with its sender's name, or None if they are
+        dropped.
+
+        Args:
+          connection: over which they came.
+          parts: of the message.
+          user_id: what the connection's handshake has proved, see `Credential`.
+        """
+        message = self.frames.admit(connection, parts)
+        if message is None:
+            return None
+        if isinstance(message.frame, Hello):
+            peer = message.frame.peer.peer_id
+            objection = self._names.claim(connection, peer, Credential.parse(user_id))
+            if objection:
+                self._refuse(connection, peer, objection)
+                return None
+            self._refused.pop(peer.identity(), None)
+        return message._replace(sender=self._names.sender(connection))
+
+    def _refuse(self, connection: bytes, peer: PeerId, objection: str) -> None:
+        self.frames.blame(connection)
+        self._answer(connection, goodbye(objection))
+        # One line for a peer that is refused again and again for the same reason.
+        if self._refused.pop(peer.identity(), None) != objection:
+            log.warning("hello_refused", name=peer.name, role=peer.role, reason=objection)
+        if len(self._refused) >= MAX_REMEMBERED_SENDERS:
+            del self._refused[next(iter(self._refused))]
+        self._refused[peer.identity()] = objection
+
+    def connection_of(self, sender: bytes) -> bytes:
+        """Return the connection over which to send to a sender.
+
+        Raises:
+          PeerGone: there is none, or it was cut off.
+        """
+        connection = self._names.connection(sender)
+        if connection is None:
+            raise PeerGone(f"{sender!r} is not connected")
+        if self.frames.is_shut_out(connection):
+            raise PeerGone(f"{sender!r} was cut off: it sent what is no frame")
+        return connection
+
+    def statistics(self, sent_frames: int) -> LinkStatistics:
+        """Return the counters."""
+        return LinkStatistics(sent_frames, self.frames.received_frames, self.frames.bad_frames)

@@ -38,7 +38,6 @@ def make_hello(me: PeerId, fingerprint: str = "", ring: SharedRing | None = None
 def answer_hello(
     hello: Hello,
     *,
-    sender: bytes,
     me: PeerId,
     expected: Collection[Role],
     fingerprint: str,
@@ -49,7 +48,6 @@ def answer_hello(
 
     Args:
       hello: what came.
-      sender: the routing id that it came from; must be that of the peer that it names.
       me: who is asked.
       expected: the roles that may connect here.
       fingerprint: of the model that is loaded here.
@@ -57,8 +55,6 @@ def answer_hello(
       kv_address: where KV is taken; goes into the WELCOME.
     """
     peer = hello.peer.peer_id
-    if sender != peer.identity():
-        return goodbye(f"routing id {sender!r} is not that of {peer}: two processes share a name")
     if peer.role not in expected:
         allowed = ", ".join(sorted(expected))
         return goodbye(f"a {peer.role} connected to {me}, where only {allowed} may")

@@ -42,7 +42,8 @@ class Message(NamedTuple):
     """One received frame.
 
     Attributes:
-      sender: routing id of the peer; empty on a Connection.
+      sender: name of the peer, as its HELLO said it (PeerId.identity), or a name for its connection
+        before that; empty on a Connection.
       frame: what it says.
       payload: KV bytes beside it, or None. The buffer is not aligned: copy, never view as a tensor.
     """
@@ -96,8 +97,14 @@ class Connection(Protocol):
     """The connecting side. It reconnects by itself; a new life of the peer says so in WELCOME.
 
     Frames that were under way to a peer whose connection broke are dropped, never delivered to its
-    next life. A peer that was cut off for bad frames is PeerGone until it connects anew.
+    next life. A peer that was cut off for bad frames is PeerGone until it connects anew. The bound
+    side knows each connection anew: after a reconnect HELLO comes first again.
     """
+
+    @property
+    def trouble(self) -> str:
+        """Why there is no connection, for people; empty if there is one or nothing is known."""
+        ...
 
     async def send(self, frame: AnyFrame, payload: bytes | memoryview | None = None) -> None:
         """Wait until connected and until the pipe has room, then hand the frame over.
@@ -145,7 +152,8 @@ class Network(Protocol):
     def connect(
         self, address: str, identity: bytes, *, hwm: int, max_frame_bytes: int
     ) -> Connection:
-        """Connect (and keep connecting). `identity` has the epoch in it (PeerId.identity)."""
+        """Connect (and keep connecting). `identity` (PeerId.identity) says whose link it is, to
+        people and to the faults of a test; the bound side believes HELLO only."""
         ...
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ memory_pipe.py's.
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING
 
 import trio
@@ -16,14 +17,14 @@ from triolet.errors import ConfigError
 
 from .address import address_in_use
 from .codec import encode_message
-from .gate import FrameGate
+from .gate import BoundGate, FrameGate
 from .link import LinkStatistics, Message, PeerBusy, PeerGone
 from .memory_pipe import Conditions, Faults, Inbox, Pipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .frames import AnyFrame
+    from .frames import AnyFrame, Goodbye
     from .memory_pipe import Alarm, LinkName
 
 _BOUND_SIDE = b""
@@ -44,7 +45,8 @@ class MemoryNetwork:
     def __init__(self, seed: int = 0, faults: Faults | None = None) -> None:
         self.conditions = Conditions(seed, faults if faults is not None else Faults())
         self._listeners: dict[str, MemoryListener] = {}
-        self._connections: dict[tuple[str, bytes], MemoryConnection] = {}
+        self._numbers = count()
+        self._connections: dict[MemoryConnection, None] = {}  # in order, unlike a set
         # The last pipe of each name, kept only while `conditions.outlives_links`.
         self._last_pipes: dict[tuple[LinkName, str], Pipe] = {}
 
@@ -60,7 +62,7 @@ class MemoryNetwork:
             address, hwm, max_frame_bytes, self.conditions.make_alarm(), self._drop_listener
         )
         self._listeners[address] = listener
-        for connection in self._connections.values():
+        for connection in self._connections:
             if connection.address == address:
                 self._attach(connection, listener)
         return listener
@@ -68,16 +70,13 @@ class MemoryNetwork:
     def connect(
         self, address: str, identity: bytes, *, hwm: int, max_frame_bytes: int
     ) -> MemoryConnection:
-        """Connect, now or when somebody is bound there; an older link of that name is replaced.
+        """Connect, now or when somebody is bound there.
 
         Raises:
           ConfigError: the identity is empty.
         """
         if not identity:
             raise ConfigError("a connection needs an identity")
-        older = self._connections.get((address, identity))
-        if older is not None:
-            older.detach()
         connection = MemoryConnection(
             address,
             identity,
@@ -86,7 +85,7 @@ class MemoryNetwork:
             self.conditions.make_alarm(),
             self._drop_connection,
         )
-        self._connections[address, identity] = connection
+        self._connections[connection] = None
         listener = self._listeners.get(address)
         if listener is not None:
             self._attach(connection, listener)
@@ -104,7 +103,7 @@ class MemoryNetwork:
         """Close every link."""
         for listener in tuple(self._listeners.values()):
             listener.close()
-        for connection in tuple(self._connections.values()):
+        for connection in tuple(self._connections):
             connection.close()
 
     def _attach(self, connection: MemoryConnection, listener: MemoryListener) -> None:
@@ -113,8 +112,9 @@ class MemoryNetwork:
         capacity = connection.hwm + listener.hwm
         up = self._pipe(link, "up", capacity, listener.inbox)
         down = self._pipe(link, "down", capacity, connection.inbox)
-        listener.attach(connection.identity, up, down)
-        connection.attach(up, down)
+        number = next(self._numbers).to_bytes(4, "big")
+        listener.attach(number, up, down)
+        connection.attach(number, up, down)
 
     def _pipe(self, link: LinkName, direction: str, capacity: int, inbox: Inbox) -> Pipe:
         pipe = Pipe(self.conditions, link, direction, capacity, inbox)
@@ -127,19 +127,16 @@ class MemoryNetwork:
 
     def _drop_listener(self, listener: MemoryListener) -> None:
         del self._listeners[listener.address]
-        for connection in self._connections.values():
+        for connection in self._connections:
             if connection.address == listener.address:
                 connection.detach()
 
     def _drop_connection(self, connection: MemoryConnection) -> None:
-        name = (connection.address, connection.identity)
-        if self._connections.get(name) is not connection:
-            return  # a newer one of that name has taken its place
-        del self._connections[name]
-        connection.detach()
+        del self._connections[connection]
         listener = self._listeners.get(connection.address)
-        if listener is not None:
-            listener.detach(connection.identity)
+        if listener is not None and connection.number is not None:
+            listener.detach(connection.number)
+        connection.detach()
 
 
 class MemoryListener:
@@ -157,7 +154,7 @@ class MemoryListener:
         self.inbox = Inbox(alarm)
         self._address = address
         self._on_close = on_close
-        self._gate = FrameGate(max_frame_bytes)
+        self._gate = BoundGate(max_frame_bytes, self._refuse)
         self._outgoing: dict[bytes, Pipe] = {}
         self._sent_frames = 0
 
@@ -168,7 +165,7 @@ class MemoryListener:
 
     async def receive_many(self, max_messages: int = 256) -> Sequence[Message]:
         """Wait for one message, then take what else is there."""
-        return await _receive_good(self.inbox, self._gate, max_messages)
+        return await _receive_good(self.inbox, self._gate.admit, max_messages)
 
     def send_nowait(
         self, to: bytes, frame: AnyFrame, payload: bytes | memoryview | None = None
@@ -176,9 +173,9 @@ class MemoryListener:
         """Hand a frame to the peer's pipe."""
         parts = encode_message(frame, payload)
         self.inbox.require_open()
-        pipe = self._outgoing.get(to)
-        if pipe is None or self._gate.is_shut_out(to):
-            raise PeerGone(f"{to!r} is not connected, or was cut off")
+        pipe = self._outgoing.get(self._gate.connection_of(to))
+        if pipe is None:
+            raise PeerGone(f"{to!r} is not connected")
         if pipe.is_full:
             raise PeerBusy(f"the pipe to {to!r} is full")
         pipe.put(parts)
@@ -186,7 +183,7 @@ class MemoryListener:
 
     def statistics(self) -> LinkStatistics:
         """Return the counters."""
-        return LinkStatistics(self._sent_frames, self._gate.received_frames, self._gate.bad_frames)
+        return self._gate.statistics(self._sent_frames)
 
     def close(self) -> None:
         """Drop everything unsent and close."""
@@ -195,19 +192,35 @@ class MemoryListener:
             self.inbox.wake()
             self._on_close(self)
 
-    def attach(self, identity: bytes, incoming: Pipe, outgoing: Pipe) -> None:
-        """Take in a peer; an older one of that name is replaced."""
-        self.inbox.pipes[identity] = incoming
-        self._outgoing[identity] = outgoing
+    def attach(self, number: bytes, incoming: Pipe, outgoing: Pipe) -> None:
+        """Take in a connection."""
+        self.inbox.pipes[number] = incoming
+        self._outgoing[number] = outgoing
 
-    def detach(self, identity: bytes) -> None:
-        """Forget a peer and what it had under way."""
-        self.inbox.pipes.pop(identity, None)
-        self._outgoing.pop(identity, None)
+    def detach(self, number: bytes) -> None:
+        """Forget a connection and what it had under way."""
+        self.inbox.pipes.pop(number, None)
+        self._outgoing.pop(number, None)
+
+    def _refuse(self, number: bytes, frame: Goodbye) -> None:
+        pipe = self._outgoing.get(number)
+        if pipe is not None and not pipe.is_full:
+            pipe.put(encode_message(frame, None))
 
 
 class MemoryConnection:
-    """The connecting side. See link.Connection."""
+    """The connecting side. See link.Connection.
+
+    Attributes:
+      address: of the bound side.
+      identity: whose link it is.
+      hwm: frames that its pipes take.
+      inbox: where what comes waits.
+      number: what the bound side calls this connection, or its last one; None before the first.
+      trouble: nothing keeps two ends in memory apart.
+    """
+
+    trouble = ""
 
     def __init__(
         self,
@@ -223,6 +236,7 @@ class MemoryConnection:
         self.hwm = hwm
         self.inbox = Inbox(alarm)
         self._on_close = on_close
+        self.number: bytes | None = None
         self._gate = FrameGate(max_frame_bytes)
         self._outgoing: Pipe | None = None
         self._attached = ParkingLot()
@@ -230,7 +244,7 @@ class MemoryConnection:
 
     async def receive_many(self, max_messages: int = 256) -> Sequence[Message]:
         """Wait for one message, then take what else is there."""
-        return await _receive_good(self.inbox, self._gate, max_messages)
+        return await _receive_good(self.inbox, self._gate.admit, max_messages)
 
     async def send(self, frame: AnyFrame, payload: bytes | memoryview | None = None) -> None:
         """Wait until connected and until the pipe has room, then hand the frame over."""
@@ -273,8 +287,9 @@ class MemoryConnection:
             self._attached.unpark_all()
             self._on_close(self)
 
-    def attach(self, outgoing: Pipe, incoming: Pipe) -> None:
+    def attach(self, number: bytes, outgoing: Pipe, incoming: Pipe) -> None:
         """Be connected to whoever is bound now."""
+        self.number = number
         self._outgoing = outgoing
         self.inbox.pipes[_BOUND_SIDE] = incoming
         self._gate.forgive(_BOUND_SIDE)
@@ -292,13 +307,17 @@ class MemoryConnection:
             await self._outgoing.room.park()
 
 
-async def _receive_good(inbox: Inbox, gate: FrameGate, max_messages: int) -> Sequence[Message]:
-    """Return at least one message that the gate let in."""
+async def _receive_good(
+    inbox: Inbox,
+    admit: Callable[[bytes, Sequence[bytes | memoryview]], Message | None],
+    max_messages: int,
+) -> Sequence[Message]:
+    """Return at least one message that a gate let in."""
     while True:
         messages = [
             message
             for sender, parcel in await inbox.take(max_messages)
-            if (message := gate.admit(sender, parcel.parts)) is not None
+            if (message := admit(sender, parcel.parts)) is not None
         ]
         if messages:
             return messages

@@ -7,6 +7,7 @@ makes one for control and another for KV, so that bulk never stands before a hea
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,11 +17,12 @@ from zmq.utils.monitor import parse_monitor_message
 
 from triolet.errors import ConfigError
 
-from .address import IpcAddress, TcpAddress, address_in_use, parse_address
+from .address import IpcAddress, TcpAddress, address_in_use, keys_needed, parse_address
 from .codec import encode_message
-from .gate import FrameGate
+from .gate import BoundGate, FrameGate
 from .link import LinkStatistics, Message, PeerBusy, PeerGone
-from .zmq_curve import KeyDirectory, guard_context
+from .zmq_curve import CurveGuard, KeyDirectory
+from .zmq_handshake import WATCHED_EVENTS, HandshakeLog
 from .zmq_socket import ZmqSocket
 
 if TYPE_CHECKING:
@@ -28,14 +30,13 @@ if TYPE_CHECKING:
 
     from triolet.config import LinkConfig
 
-    from .frames import AnyFrame
+    from .frames import AnyFrame, Goodbye
     from .link import Hold
 
 MAX_SOCKETS: Final = 16_384
 """A connection takes three of them (its own, and two for its monitor); ZeroMQ's default of 1023
 would end at 341 workers."""
 
-_WATCHED_EVENTS: Final = int(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
 USES_PER_LOOK: Final = 64
 """A connection that is lost and made again says so in two events, of which a thousand may wait."""
 _BOUND_SIDE: Final = b""
@@ -47,20 +48,23 @@ class ZmqNetwork:
 
     Args:
       config: bounds and deadlines.
-      curve_dir: key directory; with it every tcp link is authenticated and encrypted.
+      curve_dir: key directory; every tcp link is authenticated and encrypted with its keys.
+      is_plain: tcp links are neither. For KV inside a trusted network, where each chunk has a MAC.
 
     Raises:
       ConfigError: the key directory cannot be used.
     """
 
-    def __init__(self, config: LinkConfig, curve_dir: str | None = None) -> None:
+    def __init__(
+        self, config: LinkConfig, curve_dir: str | None = None, *, is_plain: bool = False
+    ) -> None:
         self._config = config
+        self._is_plain = is_plain
         self._keys = KeyDirectory.load(Path(curve_dir)) if curve_dir is not None else None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._links: set[ZmqListener | ZmqConnection] = set()
-        if self._keys is not None:
-            guard_context(self._context, self._keys)
+        self._guard = None if self._keys is None else CurveGuard(self._context, self._keys)
 
     def listen(self, address: str, *, hwm: int, max_frame_bytes: int) -> ZmqListener:
         """Bind.
@@ -70,18 +74,25 @@ class ZmqNetwork:
         """
         place = parse_address(address)
         raw = self._new_socket(zmq.ROUTER, place, hwm, max_frame_bytes)
+        keys = self._keys_for(place)
         try:
             raw.set(zmq.ROUTER_MANDATORY, 1)
-            raw.set(zmq.ROUTER_HANDOVER, 1)
+            # The id of a connection comes first and takes a place; with CURVE and one place in all
+            # nothing else ever comes.
+            raw.set(zmq.RCVHWM, hwm + 1)
             if isinstance(place, IpcAddress):
                 place.require_unused()
-            elif self._keys is not None:
+            if keys is not None:
                 raw.set(zmq.CURVE_SERVER, 1)
             _bind(raw, str(place))
         except ConfigError:
             raw.close(0)
             raise
-        listener = ZmqListener(raw, max_frame_bytes, self._links.discard)
+        if self._guard is not None and isinstance(place, TcpAddress):
+            self._guard.watch(raw)
+        listener = ZmqListener(
+            raw, max_frame_bytes, self._links.discard, is_authenticated=keys is not None
+        )
         self._links.add(listener)
         return listener
 
@@ -95,12 +106,13 @@ class ZmqNetwork:
         """
         place = parse_address(address)
         raw = self._new_socket(zmq.DEALER, place, hwm, max_frame_bytes)
-        raw.set(zmq.IDENTITY, identity)
         # Without it a message waits for a peer that is gone and reaches its next life.
         raw.set(zmq.IMMEDIATE, 1)
-        if isinstance(place, TcpAddress) and self._keys is not None:
-            raw.set(zmq.CURVE_SERVERKEY, self._keys.key_of(place))
-        connection = ZmqConnection(raw, str(place), max_frame_bytes, self._links.discard)
+        keys = self._keys_for(place)
+        if isinstance(place, TcpAddress) and keys is not None:
+            raw.set(zmq.CURVE_SERVERKEY, keys.key_of(place))
+        handshakes = HandshakeLog(place, keys, identity)
+        connection = ZmqConnection(raw, handshakes, max_frame_bytes, self._links.discard)
         self._links.add(connection)
         try:
             raw.connect(str(place))
@@ -113,6 +125,8 @@ class ZmqNetwork:
         """Close every link and the I/O thread. Idempotent."""
         for link in tuple(self._links):
             link.close()
+        if self._guard is not None:
+            self._guard.close()
         # Waits for what was just sent to reach the kernel: not longer than the sockets linger.
         self._context.term()
 
@@ -122,12 +136,13 @@ class ZmqNetwork:
         if isinstance(place, IpcAddress):
             place.require_private_directory()
         elif self._keys is None:
-            place.require_reachable_by_us_only()
+            raise keys_needed(str(place))
         raw = self._context.socket(kind)
         raw.set(zmq.LINGER, round(self._config.linger_s * 1000))
         raw.set(zmq.SNDHWM, hwm)
         raw.set(zmq.RCVHWM, hwm)
         raw.set(zmq.MAXMSGSIZE, max_frame_bytes)
+        raw.set(zmq.HANDSHAKE_IVL, round(self._config.handshake_s * 1000))
         # ZeroMQ's own heartbeats stay off: where a connection breaks whose input waits for us to
         # read, or that another one has taken over, their timer aborts the process (libzmq 4.3.5).
         if isinstance(place, TcpAddress):
@@ -137,10 +152,16 @@ class ZmqNetwork:
             raw.set(zmq.TCP_KEEPALIVE_IDLE, 1)
             raw.set(zmq.TCP_KEEPALIVE_INTVL, 1)
             raw.set(zmq.TCP_KEEPALIVE_CNT, round(self._config.dead_host_s))
-            if self._keys is not None:
-                raw.set(zmq.CURVE_PUBLICKEY, self._keys.public)
-                raw.set(zmq.CURVE_SECRETKEY, self._keys.secret)
+            keys = self._keys_for(place)
+            if keys is not None:
+                raw.set(zmq.CURVE_PUBLICKEY, keys.public)
+                raw.set(zmq.CURVE_SECRETKEY, keys.secret)
         return raw
+
+    def _keys_for(self, place: IpcAddress | TcpAddress) -> KeyDirectory | None:
+        """Return the keys of a link to there, None where it carries none."""
+        is_plain = self._is_plain or isinstance(place, IpcAddress)
+        return None if is_plain else self._keys
 
 
 def _bind(raw: zmq.Socket[bytes], address: str) -> None:
@@ -162,12 +183,17 @@ class ZmqListener:
         raw: zmq.Socket[bytes],
         max_frame_bytes: int,
         on_close: Callable[[ZmqListener], None],
+        *,
+        is_authenticated: bool,
     ) -> None:
         self._on_close = on_close
         self._address = raw.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._socket = ZmqSocket(raw, copied_parts=2)
-        self._gate = FrameGate(max_frame_bytes)
+        self._raw = raw
+        self._socket = ZmqSocket(raw, copied_parts=2, has_user_ids=is_authenticated)
+        self._is_authenticated = is_authenticated
+        self._gate = BoundGate(max_frame_bytes, self._refuse)
         self._sent_frames = 0
+        self._is_closed = False
 
     @property
     def address(self) -> str:
@@ -178,11 +204,7 @@ class ZmqListener:
         """Wait for one message, then take what else is there."""
         while True:
             received = await self._socket.receive_many(max_messages)
-            messages = [
-                message
-                for sender, *parts in received
-                if (message := self._gate.admit(bytes(sender), parts)) is not None
-            ]
+            messages = [m for parts in received if (m := self._admit(parts)) is not None]
             if messages:
                 return messages
 
@@ -191,10 +213,8 @@ class ZmqListener:
     ) -> None:
         """Hand a frame to the peer's pipe."""
         parts = encode_message(frame, payload)
-        if self._gate.is_shut_out(to):
-            raise PeerGone(f"{to!r} was cut off: it sent what is no frame")
         try:
-            self._socket.send_nowait([to, *parts])
+            self._socket.send_nowait([self._gate.connection_of(to), *parts])
         except trio.WouldBlock:
             raise PeerBusy(f"the pipe to {to!r} is full") from None
         except trio.BrokenResourceError:
@@ -203,12 +223,27 @@ class ZmqListener:
 
     def statistics(self) -> LinkStatistics:
         """Return the counters."""
-        return LinkStatistics(self._sent_frames, self._gate.received_frames, self._gate.bad_frames)
+        return self._gate.statistics(self._sent_frames)
 
     def close(self) -> None:
         """Drop everything unsent and close."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._raw.disable_monitor()
         self._socket.close()
         self._on_close(self)
+
+    def _admit(self, parts: list[bytes | memoryview]) -> Message | None:
+        if self._is_authenticated:
+            user_id, connection, *rest = parts
+            return self._gate.admit(bytes(connection), rest, bytes(user_id))
+        connection, *rest = parts
+        return self._gate.admit(bytes(connection), rest)
+
+    def _refuse(self, connection: bytes, frame: Goodbye) -> None:
+        with suppress(trio.WouldBlock, trio.BrokenResourceError):  # it has left, or reads nothing
+            self._socket.send_nowait([connection, *encode_message(frame, None)])
 
 
 class ZmqConnection:
@@ -217,20 +252,26 @@ class ZmqConnection:
     def __init__(
         self,
         raw: zmq.Socket[bytes],
-        address: str,
+        handshakes: HandshakeLog,
         max_frame_bytes: int,
         on_close: Callable[[ZmqConnection], None],
     ) -> None:
         self._on_close = on_close
-        self._address = address
+        self._address = handshakes.address
         self._raw = raw
-        self._monitor = raw.get_monitor_socket(_WATCHED_EVENTS)
+        self._handshakes = handshakes
+        self._monitor = raw.get_monitor_socket(WATCHED_EVENTS)
         self._socket = ZmqSocket(raw, copied_parts=1)
         self._gate = FrameGate(max_frame_bytes, self._note_events)
         self._sent_frames = 0
         self._uses = 0
-        self._is_connected = False
         self._is_closed = False
+
+    @property
+    def trouble(self) -> str:
+        """Why there is no connection, as far as the handshake said."""
+        self._note_events()
+        return self._handshakes.trouble
 
     async def receive_many(self, max_messages: int = 256) -> Sequence[Message]:
         """Wait for one message, then take what else is there."""
@@ -264,7 +305,7 @@ class ZmqConnection:
             hold = self._socket.send_nowait(parts)
         except trio.WouldBlock:
             self._note_events()
-            if self._is_connected:
+            if self._handshakes.is_connected:
                 raise PeerBusy(f"the pipe to {self._address} is full") from None
             raise PeerGone(f"{self._address} is not connected") from None
         self._sent_frames += 1
@@ -303,7 +344,7 @@ class ZmqConnection:
             return
         # Asked first: a look that finds nothing costs a third of a read that fails.
         while int(self._monitor.get(zmq.EVENTS)) & zmq.POLLIN:
-            event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]
-            self._is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            if self._is_connected:
+            said = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+            self._handshakes.note(said["event"], said["value"])
+            if self._handshakes.is_connected:
                 self._gate.forgive(_BOUND_SIDE)

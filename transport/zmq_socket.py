@@ -48,11 +48,15 @@ class ZmqSocket:
       raw: the socket; owned from now on, and used by nobody else.
       copied_parts: leading parts of a message that are small: copied into bytes. What follows is
         handed out as a view on ZeroMQ's own buffer.
+      has_user_ids: each message is to begin with one part more, what ZAP called its sender.
     """
 
-    def __init__(self, raw: zmq.Socket[bytes], copied_parts: int) -> None:
+    def __init__(
+        self, raw: zmq.Socket[bytes], copied_parts: int, *, has_user_ids: bool = False
+    ) -> None:
         self._raw = raw
         self._copied_parts = copied_parts
+        self._has_user_ids = has_user_ids
         self._fd = int(raw.get(zmq.FD))
         self._has_leader = False
         self._leader_event = 0
@@ -153,13 +157,19 @@ class ZmqSocket:
     def _take_one(self) -> list[bytes | memoryview]:
         """Return one message. All its parts are there once the first is: libzmq is atomic."""
         raw = self._raw
-        parts: list[bytes | memoryview] = [raw.recv(zmq.NOBLOCK)]
+        parts: list[bytes | memoryview]
+        if self._has_user_ids:
+            first = raw.recv(zmq.NOBLOCK, copy=False)
+            parts = [str(first.get("User-Id")).encode(), first.bytes]
+        else:
+            parts = [raw.recv(zmq.NOBLOCK)]
+        num_more = len(parts) - 1
         while raw.get(zmq.RCVMORE):
-            if len(parts) < self._copied_parts:
+            if len(parts) < self._copied_parts + num_more:
                 parts.append(raw.recv(zmq.NOBLOCK))
                 continue
             frame = raw.recv(zmq.NOBLOCK, copy=False)
-            if len(parts) < MAX_PARTS:
+            if len(parts) < MAX_PARTS + num_more:
                 parts.append(frame.buffer)
         return parts
 

@@ -119,6 +119,15 @@ class LinkConfig:
     """A worker that leaves waits this long for its servers to have heard it, which takes a busy
     machine a while; one that does not answer finds out by silence, as with a worker that died.
     Below what a supervisor waits before it kills."""
+    handshake_s: float = 5.0 * SECONDS
+    """A connection whose handshake takes longer is closed: a stranger cannot hold one for nothing.
+    The two round trips take milliseconds."""
+    redial_s: float = 2.0 * SECONDS
+    """A HELLO without an answer for this long is said again over a new connection: the old one may
+    lead nowhere, although its peer lives. Four heartbeats, so that a busy worker is not redialled;
+    doubled each time, up to `max_redial_s`."""
+    max_redial_s: float = 8.0 * SECONDS
+    """A fleet whose keys or workers have been mended is whole again after at most this long."""
     linger_s: float = 200 * MILLISECONDS
     """A closed link may still hand what was sent to the kernel for this long, so that last words
     (ENDED, GOODBYE) arrive; a peer that reads nothing holds up the end of a process no longer."""
@@ -157,6 +166,13 @@ class LinkConfig:
             self.lease_ttl_s,
             f"> peer_timeout_s ({self.peer_timeout_s})",
         )
+        require(
+            0 < self.redial_s <= self.max_redial_s,
+            "redial_s",
+            self.redial_s,
+            f"> 0 and <= max_redial_s ({self.max_redial_s})",
+        )
+        require(self.handshake_s > 0, "handshake_s", self.handshake_s, "> 0")
         require(self.dead_host_s >= 1.0, "dead_host_s", self.dead_host_s, ">= 1")
         require(self.kv_chunk_bytes >= 1, "kv_chunk_bytes", self.kv_chunk_bytes, ">= 1")
         require(self.kv_window_bytes >= 1, "kv_window_bytes", self.kv_window_bytes, ">= 1")
@@ -279,7 +295,7 @@ class WorkerConfig:
     lending: LendingConfig | None = None
     """With whom it shares cores that have nothing to compute; None for nobody."""
     curve_dir: str | None = None
-    """Key directory; required for any address that leaves this host."""
+    """Key directory; required for any tcp address."""
     max_waiting_tokens: int = 32_768
     """Prefill only: prompt tokens that may wait inside the worker. So few that fairness, deadlines
     and cancellation act in the server; this much keeps the device busy for a round trip."""

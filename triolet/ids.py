@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import secrets
 from enum import StrEnum
+from hashlib import blake2b
 from typing import NamedTuple
 
 REQUEST_ID_BYTES = 16
+SECRET_BYTES = 32
 
 
 class Role(StrEnum):
@@ -51,16 +53,27 @@ class PeerId(NamedTuple):
     epoch: int
 
     def __str__(self) -> str:
-        return f"{self.name}@{self.epoch:016x}"
+        return f"{self.name}@{shown_epoch(self.epoch)}"
 
     def identity(self) -> bytes:
-        """Return the ZeroMQ routing id: with the epoch in it, two lives never share a pipe."""
+        """Return what a bound side calls this peer: two lives never share a name."""
         return f"{self.role}:{self.name}:{self.epoch:016x}".encode()
+
+
+def shown_epoch(epoch: int) -> str:
+    """Return what logs and audits tell a life apart by: a digest, for the epoch itself is told to
+    the peers of a process only."""
+    return blake2b(epoch.to_bytes(8, "big"), digest_size=8).hexdigest()
 
 
 def new_request_id() -> bytes:
     """Return 128 random bits."""
     return secrets.token_bytes(REQUEST_ID_BYTES)
+
+
+def new_secret() -> bytes:
+    """Return 256 random bits, of which keys are made."""
+    return secrets.token_bytes(SECRET_BYTES)
 
 
 def new_epoch() -> int:

@@ -14,6 +14,7 @@ from transport.frames import CacheLoad
 from transport.lease import LeaseState
 from triolet.audit import LeaseAudit, PoolAudit, ProcessFacts, WindowsAudit, WorkerAudit
 from triolet.config import MAX_AUDIT_LEASES
+from triolet.ids import shown_epoch
 
 from .roster import Member
 
@@ -67,7 +68,7 @@ def worker_account(
     audit = WorkerAudit(
         role=identity.me.role,
         name=identity.me.name,
-        epoch=f"{identity.me.epoch:016x}",
+        epoch=shown_epoch(identity.me.epoch),
         lease_ttl_s=link.lease_ttl_s,
         is_draining=is_draining,
         pool=_pool(cache.ledger, cache.check_invariants),

@@ -14,6 +14,7 @@ class Drop(StrEnum):
     STRANGER = "stranger"  # its sender has not said HELLO
     FOREIGN = "foreign"  # the attempt is another server's
     REJECTED = "rejected"  # it asks for what cannot be
+    FORGED = "forged"  # its MAC is not by the key of its attempt
     UNEXPECTED = "unexpected"  # not a frame for this listener
 
 

@@ -17,6 +17,7 @@ import trio
 from engine.device_thread import DeviceThread
 from engine.load import load_engine
 from transport.zmq_network import ZmqNetwork
+from triolet.errors import ConfigError
 from triolet.status import Progress, WorkerReady, report
 
 from .lending import Cores
@@ -78,7 +79,7 @@ async def run_worker(
         with (
             _cores_of(config) as cores,
             closing(ZmqNetwork(config.link, config.curve_dir)) as control_network,
-            closing(ZmqNetwork(config.link, config.curve_dir)) as kv_network,
+            closing(_kv_network(config)) as kv_network,
             trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals,
         ):
             async with trio.open_nursery() as nursery:
@@ -100,6 +101,15 @@ async def run_worker(
                 task_status.started(shell)
                 await _heed_signals(signals, shell, config.drain_timeout_s)
                 nursery.cancel_scope.cancel()
+
+
+def _kv_network(config: WorkerConfig) -> ZmqNetwork:
+    if config.link.wire.plaintext and config.curve_dir is None:
+        raise ConfigError(
+            "kv-plaintext opens the KV link only, and there are no keys for control; make them "
+            "with `triolet keys make DIR` and give --curve DIR"
+        )
+    return ZmqNetwork(config.link, config.curve_dir, is_plain=config.link.wire.plaintext)
 
 
 def _cores_of(config: WorkerConfig) -> AbstractContextManager[Cores | None]:

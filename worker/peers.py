@@ -68,7 +68,6 @@ class PeerTable:
         """Answer a HELLO; return whether the peer was welcomed."""
         answer = answer_hello(
             hello,
-            sender=sender,
             me=self._identity.me,
             expected=(self._expected,),
             fingerprint=self._identity.fingerprint,

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 
+from transport.zmq_curve import make_keys
 from triolet.units import MIB
 
 from .machine import describe
@@ -38,6 +39,9 @@ PROMPTS: Final = 12
 FRAMES: Final = (1 * MIB, 2 * MIB, 4 * MIB)
 KINDS: Final = ("tcp", "ipc")
 SHARED: Final = "shared memory"
+ENCRYPTED, PLAIN = "tcp, CURVE", "tcp, plaintext with MAC"
+PATHS: Final = (ENCRYPTED, PLAIN, "ipc", SHARED)
+"""Of KV between two workers. Encryption alone moves less than a bare socket can be asked for."""
 ZMQ: Final = {"zmq tcp, spread": False, "zmq tcp, copied and digested": True}
 """ZeroMQ without Triolet, by whether it does the KV path's work on every byte: how fast that can
 be on this machine, whoever drives it."""
@@ -56,12 +60,14 @@ class Throughput:
 
     def __init__(self, sockets: Path, repetitions: int) -> None:
         self._sockets = sockets
+        self._keys = sockets / "keys"
         self._repetitions = repetitions
         self.moved: dict[tuple[str, int], list[Moved]] = {}
 
     def measure(self) -> None:
         """Let all paths take turns."""
         num_bytes = PROMPTS * PROMPT_TOKENS * SHAPES["150m"].kv_bytes_per_token
+        make_keys(self._keys)
         for frame_bytes in FRAMES:
             with ExitStack() as stack:
                 raws = {k: stack.enter_context(RawPair(k, self._socket())) for k in KINDS}
@@ -73,9 +79,11 @@ class Throughput:
                             frame_bytes,
                             PROMPTS * PROMPT_TOKENS,
                             is_shared=kind == SHARED,
+                            keys=self._keys if kind in (ENCRYPTED, PLAIN) else None,
+                            is_plain=kind == PLAIN,
                         )
                     )
-                    for kind in (*KINDS, SHARED)
+                    for kind in PATHS
                 }
                 for repetition in range(self._repetitions + 1):
                     for kind in KINDS:
@@ -105,7 +113,8 @@ class Throughput:
         for frame_bytes in FRAMES:
             size = f"{frame_bytes // MIB} MiB"
             raw = self._speed("raw tcp, spread", frame_bytes)
-            for kind, floor in (("tcp", FLOOR), ("ipc", None), (SHARED, FLOOR)):
+            for kind in PATHS:
+                floor = FLOOR if kind == SHARED else None
                 ours = self._speed(f"kv path {kind}", frame_bytes)
                 yield f"{size}: kv path over {kind} vs raw tcp", Ratio(ours / raw, floor)
             for name in ZMQ:
@@ -122,7 +131,7 @@ class Throughput:
         return str(self._sockets / f"raw{next(_NUMBERS)}")
 
     def _address(self, kind: str) -> str:
-        if kind == "tcp":
+        if kind in (ENCRYPTED, PLAIN):
             return "tcp://127.0.0.1:*"
         return f"ipc://{self._sockets}/kv{next(_NUMBERS)}"
 

@@ -172,6 +172,8 @@ class WorkerPair(Pair):
       size: of the model whose KV travels.
       model: computes it; None if it is there already.
       is_shared: decode reads prefill's ring.
+      keys: directory of both workers' keys, for tcp.
+      is_plain: KV goes unencrypted, each chunk with a MAC.
     """
 
     def __init__(
@@ -183,6 +185,8 @@ class WorkerPair(Pair):
         size: str = "150m",
         model: Path | None = None,
         is_shared: bool = False,
+        keys: Path | None = None,
+        is_plain: bool = False,
     ) -> None:
         common = ["--size", size, "--pool-tokens", str(2 * pool_tokens)]
         if chunk_bytes is not None:
@@ -190,6 +194,10 @@ class WorkerPair(Pair):
             common += ["--window-bytes", str(WINDOW_CHUNKS * chunk_bytes)]
         if is_shared:
             common.append("--share-memory")
+        if keys is not None:
+            common += ["--curve", str(keys)]
+        if is_plain:
+            common.append("--kv-plaintext")
         computing = [] if model is None else ["--model", str(model)]
         sender = End("wire_worker", "prefill", *common, *computing)
         fingerprint = sender.answer()["fingerprint"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from transport.digest import kv_key
 from transport.frames import (
     AttemptRow,
     Ended,
@@ -24,7 +25,7 @@ from transport.frames import (
 )
 from transport.handshake import make_hello
 from transport.tokens import pack_tokens
-from triolet.ids import AttemptKey, PeerId, Role
+from triolet.ids import SECRET_BYTES, AttemptKey, PeerId, Role
 from triolet.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from transport.memory_network import MemoryConnection
 
 SERVER: Final = PeerId(Role.SERVER, "bench", 1)
+KV_SECRET: Final = bytes(SECRET_BYTES)
 REMAINING_S: Final = 600.0
 BEAT_S: Final = 0.5
 ONE_TOKEN: Final = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
@@ -82,7 +84,10 @@ class BenchServer:
         keys = [key_of(number) for number in numbers]
         for key in keys:
             self._courses[key] = Course()
-            frame = Reserve(*key, prompt_of(key, num_tokens), b"", ONE_TOKEN, 0, 1, REMAINING_S)
+            prompt = prompt_of(key, num_tokens)
+            frame = Reserve(
+                *key, prompt, b"", ONE_TOKEN, 0, 1, REMAINING_S, kv_key=kv_key(KV_SECRET, key)
+            )
             self._connection.send_nowait(frame)
         for key in keys:
             await self._courses[key].granted.wait()
@@ -96,7 +101,8 @@ class BenchServer:
         began_at = trio.current_time()
         for key, prompt in zip(keys, prompts, strict=True):
             self._courses[key] = Course()
-            frame = Prefill(*key, prompt, target, ONE_TOKEN, 0, REMAINING_S, held_blocks)
+            kv = kv_key(KV_SECRET, key)
+            frame = Prefill(*key, prompt, target, ONE_TOKEN, 0, REMAINING_S, held_blocks, kv_key=kv)
             self._connection.send_nowait(frame)
         return began_at, await self.finish(numbers)
 

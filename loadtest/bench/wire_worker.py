@@ -118,7 +118,9 @@ async def serve(arguments: argparse.Namespace) -> None:
             link=link,
             max_waiting_tokens=64 * MAX_MODEL_LEN,
         )
-        network = stack.enter_context(closing(ZmqNetwork(link)))
+        network = stack.enter_context(
+            closing(ZmqNetwork(link, arguments.curve, is_plain=arguments.kv_plaintext))
+        )
         nursery = await stack.enter_async_context(trio.open_nursery())
         await nursery.start(SERVE[role], config, engine, device, memory, network)
         connection = memory.connect(CONTROL, SERVER.identity(), hwm=1000, max_frame_bytes=16 * MIB)
@@ -138,7 +140,10 @@ def link_of(arguments: argparse.Namespace) -> LinkConfig:
         lease_ttl_s=60.0,
         progress_timeout_s=60.0,
         kv_stall_s=30.0,
-        wire=WireConfig(MemorySharing.ON if arguments.share_memory else MemorySharing.OFF),
+        wire=WireConfig(
+            MemorySharing.ON if arguments.share_memory else MemorySharing.OFF,
+            plaintext=arguments.kv_plaintext,
+        ),
     )
     chosen = {
         "kv_chunk_bytes": arguments.chunk_bytes,
@@ -166,6 +171,8 @@ def main() -> None:
     parser.add_argument("--chunk-bytes", type=int)
     parser.add_argument("--window-bytes", type=int)
     parser.add_argument("--share-memory", action="store_true")
+    parser.add_argument("--curve")
+    parser.add_argument("--kv-plaintext", action="store_true")
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(30),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import trio
 
 from transport.codec import decode_message, encode
-from transport.frames import AnyFrame, Welcome, WorkerHeartbeat
+from transport.frames import AnyFrame, Hello, Welcome, WorkerHeartbeat
 
 from .journal import Journal
 from .rules import Blackout, Fate, Link, Rule, Sighting, Way, turn_a_bit, with_fields
-from .zmtp import Kind, NotZmtpError, Piece, Splitter, identity_of, pack_message
+from .zmtp import Kind, NotZmtpError, Piece, Splitter, pack_message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -209,20 +209,20 @@ class FrameProxy:
         nursery.cancel_scope.cancel()
 
     async def _carry(self, bridge: Bridge, lane: Lane, piece: Piece) -> None:
-        if piece.kind is Kind.COMMAND and lane.way is Way.TO_WORKER and not bridge.client:
-            identity = identity_of(piece.parts[0])
-            if identity is not None:
-                bridge.client = identity.decode().split(":")[1]
-                if any(self._is_dark(bridge.link, way) for way in Way):
-                    raise NotZmtpError("a connection through a partition")
-        if bridge.client and self._is_dark(bridge.link, lane.way):
+        if piece.kind is not Kind.MESSAGE:
+            if not (bridge.client and self._is_dark(bridge.link, lane.way)):
+                await lane.put(piece.raw)
             return
-        if piece.kind is Kind.MESSAGE:
-            frame, payload = decode_message(piece.parts, MAX_FRAME_BYTES)
-            data = None if payload is None else bytes(payload)
-            await self._pass_frame(bridge.link, lane, frame, data, piece.raw)
-        else:
-            await lane.put(piece.raw)
+        frame, payload = decode_message(piece.parts, MAX_FRAME_BYTES)
+        if isinstance(frame, Hello) and not bridge.client:
+            bridge.client = frame.peer.name
+            if any(self._is_dark(bridge.link, way) for way in Way):
+                raise NotZmtpError("a connection through a partition")
+        # Before its HELLO a connection has no name, and any blackout takes its frames.
+        if self._is_dark(bridge.link, lane.way) if bridge.client else self._blackouts:
+            return
+        data = None if payload is None else bytes(payload)
+        await self._pass_frame(bridge.link, lane, frame, data, piece.raw)
 
     async def _pass_frame(
         self, link: Link, lane: Lane, frame: AnyFrame, payload: bytes | None, raw: bytes

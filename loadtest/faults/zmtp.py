@@ -125,25 +125,3 @@ def pack_message(parts: list[bytes]) -> bytes:
             packed += struct.pack("!BQ", flags | LONG, len(part))
         packed += part
     return bytes(packed)
-
-
-def identity_of(command: bytes) -> bytes | None:
-    """Return the routing id in a READY command, or None if this is another command.
-
-    Raises:
-      NotZmtpError: a READY that cannot be read.
-    """
-    if not command.startswith(b"\x05READY"):
-        return None
-    at = len(b"\x05READY")
-    while at < len(command):
-        name_end = at + 1 + command[at]
-        name = command[at + 1 : name_end]
-        if name_end + 4 > len(command):
-            raise NotZmtpError("a READY that ends too early")
-        (length,) = struct.unpack_from("!I", command, name_end)
-        value = command[name_end + 4 : name_end + 4 + length]
-        if name.lower() == b"identity":
-            return value
-        at = name_end + 4 + length
-    return b""

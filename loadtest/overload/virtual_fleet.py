@@ -19,7 +19,7 @@ from server.fleet.fleet import Fleet
 from transport.memory_network import MemoryNetwork
 from transport.memory_pipe import Conditions
 from triolet.config import EngineConfig, LinkConfig, ServerConfig, WorkerConfig
-from triolet.ids import Role
+from triolet.ids import SECRET_BYTES, Role
 from triolet.units import KIB, SECONDS
 
 from ..simulate.clock import ClockAlarm, VirtualClock
@@ -126,6 +126,7 @@ class VirtualFleet:
             observer,
             draw_epoch=lambda: next(self._epochs),
             charges=charges,
+            kv_secret=bytes(SECRET_BYTES),
         )
 
     async def start(self, nursery: trio.Nursery) -> None:

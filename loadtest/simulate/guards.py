@@ -27,6 +27,8 @@ from server.fleet.progress import Finish
 from transport.frames import EndReason, Peer
 from transport.lease import LeaseTable
 from transport.liveness import PeerMonitor, SelfFence
+from transport.memory_network import MemoryListener
+from transport.names import Credential
 from triolet.ids import PeerId, Role
 from worker.peers import PeerTable, _Known
 from worker.roster import Roster
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from server.fleet.sequence import Attempt, Sequence
     from server.fleet.workers import Worker
     from transport.frames import Grant, KvChunk, KvTarget, TokenRow, Welcome
+    from transport.memory_pipe import Pipe
     from triolet.ids import AttemptKey
 
 
@@ -206,16 +209,28 @@ def end() -> list[Exchange]:
 
 
 def greetings() -> list[Exchange]:
-    """A worker listens to whoever speaks, also to those who never said HELLO to this life."""
-    hear = PeerTable.hear
+    """A worker believes the name that a connection has from its beginning, and listens to whoever
+    speaks, also to those who never said HELLO to this life."""
+    hear, attach = PeerTable.hear, MemoryListener.attach
 
     def hear_strangers(self: PeerTable, sender: bytes, now: float) -> PeerId | None:
         if sender not in self._known:
-            role, name, epoch = sender.decode().split(":")
-            self._known[sender] = _Known(PeerId(Role(role), name, int(epoch, 16)), now)
+            self._known[sender] = _Known(_named(sender), now)
         return hear(self, sender, now)
 
-    return [Exchange(PeerTable, "hear", hear_strangers)]
+    def attach_by_name(self: MemoryListener, number: bytes, incoming: Pipe, outgoing: Pipe) -> None:
+        attach(self, number, incoming, outgoing)
+        self._gate._names.claim(number, _named(incoming._link[1]), Credential.parse(b""))
+
+    return [
+        Exchange(PeerTable, "hear", hear_strangers),
+        Exchange(MemoryListener, "attach", attach_by_name),
+    ]
+
+
+def _named(identity: bytes) -> PeerId:
+    role, name, epoch = identity.decode().split(":")
+    return PeerId(Role(role), name, int(epoch, 16))
 
 
 def gaps() -> list[Exchange]:

@@ -15,7 +15,7 @@ import prefill.worker
 from server.fleet.fleet import Fleet
 from server.fleet.observer import SilentObserver
 from triolet.config import WorkerConfig
-from triolet.ids import Role
+from triolet.ids import SECRET_BYTES, Role
 
 from .charges import RecordingCharges
 from .engine import SimulatedDevice, SimulatedEngine
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from .hosts import Host
     from .process import Surroundings
 
+KV_SECRET: Final = bytes(SECRET_BYTES)
+"""No enemy is simulated; the bytes on the wire have to be the seed's."""
 SERVE: Final[dict[Role, Callable[..., Awaitable[None]]]] = {
     Role.PREFILL: prefill.worker.serve,
     Role.DECODE: decode.worker.serve,
@@ -201,6 +203,7 @@ class ServerProcess(Process):
             name=self.name,
             draw_epoch=self.draw_epoch,
             charges=charges,
+            kv_secret=KV_SECRET,
         )
         async with trio.open_nursery() as nursery:
             await nursery.start(fleet.run)

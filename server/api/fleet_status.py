@@ -110,6 +110,7 @@ def _worker(worker: WorkerView) -> dict[str, Any]:
         "role": worker.role.value,
         "state": worker.state,
         "breaker": worker.breaker,
+        "trouble": worker.trouble,
         "blocks": {
             "used": load.leased_blocks,
             "cached": load.cached_blocks,

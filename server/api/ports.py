@@ -66,6 +66,16 @@ class WorkerView(Protocol):
         ...
 
     @property
+    def address(self) -> str:
+        """Where it is reached."""
+        ...
+
+    @property
+    def trouble(self) -> str:
+        """Why it does not answer or is not used; empty if nothing is known."""
+        ...
+
+    @property
     def load(self) -> Load:
         """What it last said it does."""
         ...

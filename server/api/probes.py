@@ -44,7 +44,8 @@ def ready(services: Services) -> Response:
     if not status.is_ready:
         roles = {worker.role.value for worker in status.workers if worker.state == "alive"}
         missing = sorted({role.value for role in _needed(services)} - roles)
-        raise no_worker(f"no live worker for {' and '.join(missing) or 'a request'}")
+        known = "".join(f"; {said}" for said in _troubles(status.workers))
+        raise no_worker(f"no live worker for {' and '.join(missing) or 'a request'}{known}")
     # By name, so that whoever replaces a worker sees from here whether the new one is used.
     workers = {
         worker.name: worker.state if _is_used(worker, status.workers, services) else ANOTHER_MODEL
@@ -52,10 +53,21 @@ def ready(services: Services) -> Response:
         if worker.capacity is not None
     }
     limits = "" if services.tenancy.is_open else _limits(services)
+    troubles = _troubles(status.workers)
     return json_response(
         {"status": "ready", "model": services.config.model_name, "workers": workers}
         | ({"limits": limits} if limits else {})
+        | ({"troubles": troubles} if troubles else {})
     )
+
+
+def _troubles(workers: Sequence[WorkerView]) -> list[str]:
+    """Return what keeps workers from being used, where that is known."""
+    return [
+        f"{worker.role} at {worker.address} {worker.trouble}"
+        for worker in workers
+        if worker.trouble
+    ]
 
 
 def _limits(services: Services) -> str:

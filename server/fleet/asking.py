@@ -8,13 +8,14 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
-from transport.frames import AttemptRow, KvTarget, Prefill, Reserve
+from transport.frames import KV_KEY_VERSION, AttemptRow, KvTarget, Prefill, Reserve
 from transport.tokens import pack_tokens
 
 if TYPE_CHECKING:
     from triolet.service_class import Claim
 
     from .sequence import Attempt, Sequence
+    from .workers import Worker
 
 TENANT_BYTES: Final = 8
 
@@ -38,6 +39,7 @@ def reserve_frame(
         tenant=tenant_digest(sequence.request.claim),
         cache_share=sequence.request.claim.cache_share,
         weight=sequence.request.claim.weight,
+        kv_key=_kv_key_for(attempt, attempt.pair.decode),
     )
 
 
@@ -63,7 +65,14 @@ def prefill_frame(
         salt=sequence.request.cache_salt,
         tenant=tenant_digest(sequence.request.claim),
         cache_share=sequence.request.claim.cache_share,
+        kv_key=_kv_key_for(attempt, attempt.pair.prefill),
     )
+
+
+def _kv_key_for(attempt: Attempt, worker: Worker) -> bytes:
+    """Return the key of an attempt's KV, nothing to a worker of the release that knows none."""
+    assert worker.welcome is not None, "an attempt goes to welcomed workers only"
+    return attempt.kv_key if worker.welcome.version >= KV_KEY_VERSION else b""
 
 
 def tenant_digest(claim: Claim) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from transport.digest import kv_key
 from transport.frames import End, Ended, EndReason, FirstToken, Grant, Refuse, RefuseReason
 from triolet.ids import AttemptKey, Role
 from triolet.service_class import Band
@@ -67,6 +68,7 @@ class Attempts:
       eos_token_ids: the model's end tokens, told to workers with each attempt.
       observer: told of what happens.
       now: the time of the start.
+      kv_secret: from which the keys of attempts' KV are made; 32 bytes.
 
     Attributes:
       line: who waits for workers, and what those on workers were charged.
@@ -83,6 +85,7 @@ class Attempts:
         eos_token_ids: tuple[int, ...],
         observer: FleetObserver,
         now: float,
+        kv_secret: bytes,
     ) -> None:
         self.line: FairQueue[Sequence] = FairQueue(config.queue)
         self.gate = Gate(config, workers, self.line, observer.overload, now)
@@ -93,6 +96,7 @@ class Attempts:
         self._outbox = outbox
         self._eos_token_ids = eos_token_ids
         self._observer = observer
+        self._kv_secret = kv_secret
         self._turns = Turns(
             config, workers, self.line, self.recovery, self.gate.overload.kept_share
         )
@@ -283,6 +287,7 @@ class Attempts:
             local_tokens=route.local_tokens,
             why=route.why,
             fork_of=route.fork_of,
+            kv_key=kv_key(self._kv_secret, key),
         )
         sequence.num_attempts += 1
         sequence.attempt = attempt

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from triolet.audit import AttemptAudit, Doubt, FleetAudit, ServerAudit, WorkerView
 from triolet.errors import overloaded
+from triolet.ids import shown_epoch
 
 from .status import present, worker_status
 
@@ -98,7 +99,7 @@ class Auditor:
         survey = self._open.get(frame.serial)
         if survey is None or worker not in survey.asked or worker in survey.answers:
             return
-        if frame.account.epoch != _epoch(worker):
+        if not _is_of(worker, frame.account):
             return  # a life that is over
         before, after = survey.asked[worker], self._attempts(worker)
         unknown, missing = self._weigh(worker, frame.account, before, after, now)
@@ -133,7 +134,7 @@ class Auditor:
         conductor, accounting = self._conductor, self._conductor.accounting
         return ServerAudit(
             name=self._me.name,
-            epoch=f"{self._me.epoch:016x}",
+            epoch=shown_epoch(self._me.epoch),
             received=accounting.received,
             accepted=accounting.accepted,
             rejected=dict(accounting.rejected),
@@ -170,6 +171,8 @@ class Auditor:
 
     def _silent(self, worker: Worker, survey: Survey) -> WorkerView:
         silence = f"it is {worker_status(worker).state}"
+        if worker.trouble:
+            silence = f"it {worker.trouble}"
         if worker.is_connected:
             silence = f"no answer within {self._config.audit_timeout_s:g} s"
         attempts = self._attempts(worker)
@@ -209,7 +212,15 @@ def _lasting(since: dict[str, float], now: float) -> tuple[Doubt, ...]:
 
 
 def _epoch(worker: Worker) -> str:
-    return "" if worker.welcome is None else f"{worker.welcome.peer.epoch:016x}"
+    return "" if worker.welcome is None else shown_epoch(worker.welcome.peer.epoch)
+
+
+def _is_of(worker: Worker, account: WorkerAudit) -> bool:
+    """Return whether an account is of a worker's present life; the release before told epochs."""
+    if worker.welcome is None:
+        return False
+    epoch = worker.welcome.peer.epoch
+    return account.epoch in (shown_epoch(epoch), f"{epoch:016x}")
 
 
 def _view(

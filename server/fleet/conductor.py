@@ -15,6 +15,7 @@ from transport.frames import Embedded, Ended, FirstToken, Grant, Refuse, Tokens,
 from transport.liveness import PeerEvent, PeerState, SelfFence
 from triolet.audit import MAX_SECONDS
 from triolet.errors import RequestError, draining, server_error
+from triolet.ids import new_secret
 
 from ..charges import NO_CHARGES
 from . import ends
@@ -66,6 +67,7 @@ class Conductor:
       observer: told of what happens.
       now: the time of its start.
       charges: told what each request used.
+      kv_secret: from which the keys of attempts' KV are made; None draws one.
 
     Attributes:
       outbox: frames to send.
@@ -87,6 +89,7 @@ class Conductor:
         observer: FleetObserver,
         now: float,
         charges: Charges = NO_CHARGES,
+        kv_secret: bytes | None = None,
     ) -> None:
         self.outbox = Outbox()
         self._config = config
@@ -94,7 +97,14 @@ class Conductor:
         self._observer = observer
         self.book = RequestBook(config, text, observer, charges)
         self._attempts = Attempts(
-            config, self._workers, self.book, self.outbox, text.eos_token_ids, observer, now
+            config,
+            self._workers,
+            self.book,
+            self.outbox,
+            text.eos_token_ids,
+            observer,
+            now,
+            new_secret() if kv_secret is None else kv_secret,
         )
         self.background = Background(self.book, self._attempts.line)
         self.doorkeeper = Doorkeeper(self._attempts.gate, self.book)

@@ -6,6 +6,8 @@ sent goes out. No task here belongs to a request, so no client can hold one up o
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -31,7 +33,7 @@ from .stream import Stream
 from .workers import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence, Set
+    from collections.abc import Awaitable, Callable, Sequence, Set
 
     from transport.frames import AnyFrame
     from transport.link import Connection, Network
@@ -47,6 +49,89 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 
+class Links:
+    """One connection for each worker, and the HELLO over it.
+
+    Args:
+      network: makes connections.
+      me: who says HELLO.
+      link: bounds and deadlines.
+      wake: to be called before anything else in every turn.
+
+    Attributes:
+      connections: the present ones.
+    """
+
+    def __init__(
+        self, network: Network, me: PeerId, link: LinkConfig, wake: Callable[[float], None]
+    ) -> None:
+        self.connections: dict[Worker, Connection] = {}
+        self._network = network
+        self._me = me
+        self._link = link
+        self._wake = wake
+
+    def dial(self, worker: Worker) -> None:
+        """Make a connection in the place of the present one.
+
+        Raises:
+          ConfigError: the address cannot be used.
+        """
+        older = self.connections.get(worker)
+        if older is not None:
+            older.close()
+        self.connections[worker] = self._network.connect(
+            worker.address,
+            self._me.identity(),
+            hwm=self._link.control_hwm,
+            max_frame_bytes=self._link.max_control_frame_bytes,
+        )
+
+    async def keep(
+        self, worker: Worker, receive: Callable[[Worker, Connection], Awaitable[None]]
+    ) -> None:
+        """Greet a worker and listen to it, over a new connection whenever HELLO gets no answer: the
+        old one may lead nowhere for good, as after a handshake that failed, though it lives."""
+        patience_s = self._link.redial_s
+        while True:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(receive, worker, self.connections[worker])
+                was_answered = await self._greet(worker, patience_s)
+                nursery.cancel_scope.cancel()
+            log.info("redialling", worker=str(worker), trouble=worker.trouble)
+            self.dial(worker)
+            patience_s = min(2 * patience_s, self._link.max_redial_s)
+            if was_answered:
+                patience_s = self._link.redial_s
+
+    async def _greet(self, worker: Worker, patience_s: float) -> bool:
+        """Say HELLO whenever the worker is not there, until it answers.
+
+        Returns:
+          When it has not for `patience_s` since HELLO was sent, or since a handshake failed:
+          whether this connection brought an answer before.
+        """
+        connection = self.connections[worker]
+        was_answered, asked_since = False, math.inf
+        while True:
+            now = trio.current_time()
+            self._wake(now)
+            if worker.is_connected:
+                was_answered, asked_since = True, math.inf
+            else:
+                if connection.trouble:
+                    worker.trouble = connection.trouble
+                    asked_since = min(asked_since, now)
+                if now - asked_since >= patience_s:
+                    return was_answered
+                with trio.move_on_after(self._link.heartbeat_interval_s) as unsent:
+                    with suppress(PeerGone):  # cut off: it answers with what is no frame
+                        await connection.send(make_hello(self._me))
+                if not unsent.cancelled_caught:
+                    asked_since = min(asked_since, now)
+            await trio.sleep(self._link.heartbeat_interval_s)
+
+
 class Fleet:
     """Submits requests to workers and gives their tokens back.
 
@@ -58,6 +143,7 @@ class Fleet:
       name: of this server, as workers see it.
       draw_epoch: where its epoch comes from; a simulator brings its own.
       charges: told what each request used.
+      kv_secret: from which the keys of attempts' KV are made; a simulator brings its own.
 
     Attributes:
       doorkeeper: whom to ask before anything is spent on a request.
@@ -74,10 +160,10 @@ class Fleet:
         name: str = "server",
         draw_epoch: Callable[[], int] = new_epoch,
         charges: Charges = NO_CHARGES,
+        kv_secret: bytes | None = None,
     ) -> None:
         now = trio.current_time()
         self._config = config
-        self._network = network
         self._me = PeerId(Role.SERVER, name, draw_epoch())
         addresses = {Role.PREFILL: config.prefill_addresses, Role.DECODE: config.decode_addresses}
         self._workers = tuple(
@@ -86,12 +172,14 @@ class Fleet:
             for address in of_role
         )
         self._observer = observer or SilentObserver()
-        self._conductor = Conductor(config, self._workers, text, self._observer, now, charges)
+        self._conductor = Conductor(
+            config, self._workers, text, self._observer, now, charges, kv_secret
+        )
         self.embed = partial(begin_embeddings, self._conductor, config, self._flush)
         self.doorkeeper = self._conductor.doorkeeper
         self.hold_s = self._conductor.background.hold_s
         self._auditor = Auditor(self._me, config, self._workers, self._conductor)
-        self._connections: dict[Worker, Connection] = {}
+        self._links = Links(network, self._me, config.link, self._conductor.wake)
         self._credit_due = trio.Event()
         self._handout = Handout()
         self._intake = Intake(self._conductor, self._handout, self._take, self._flush)
@@ -159,19 +247,11 @@ class Fleet:
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the links until cancelled. Started at once; `wait_ready` waits for workers."""
-        link = self._config.link
         try:
             async with trio.open_nursery() as nursery:
                 for worker in self._workers:
-                    self._connections[worker] = self._network.connect(
-                        worker.address,
-                        self._me.identity(),
-                        hwm=link.control_hwm,
-                        max_frame_bytes=link.max_control_frame_bytes,
-                    )
-                    connection = self._connections[worker]
-                    nursery.start_soon(self._intake.receive, worker, connection)
-                    nursery.start_soon(_greet, worker, connection, self._me, self._conductor, link)
+                    self._links.dial(worker)
+                    nursery.start_soon(self._links.keep, worker, self._intake.receive)
                 nursery.start_soon(self._beat)
                 nursery.start_soon(self._sweep)
                 nursery.start_soon(self._send_credit)
@@ -179,11 +259,11 @@ class Fleet:
                 nursery.start_soon(self._handout.run)
                 task_status.started()
         finally:
-            for worker, connection in self._connections.items():
+            for worker, connection in self._links.connections.items():
                 # Their blocks are free at once, instead of when our leases run out.
                 self._send(worker, goodbye("this server has shut down"))
                 connection.close()
-            self._connections.clear()
+            self._links.connections.clear()
 
     async def wait_ready(self) -> None:
         """Wait until workers take requests."""
@@ -248,6 +328,7 @@ class Fleet:
                 if objection is None:
                     self._conductor.welcomed(worker, frame, now)
                 else:
+                    worker.trouble = f"cannot be used: {objection.reason}"
                     self._observer.worker_refused(str(worker), objection.reason)
             case Goodbye() if worker.is_connected:
                 log.info("worker said goodbye", worker=str(worker), reason=frame.reason)
@@ -256,6 +337,7 @@ class Fleet:
                     self._send(worker, goodbye("heard"))
                 self._conductor.lost(worker, FAREWELL if frame.is_farewell else "goodbye", now)
             case Goodbye():
+                worker.trouble = f"refuses: {frame.reason}"
                 self._observer.worker_refused(str(worker), frame.reason)
             case Audited():
                 self._auditor.take(worker, frame, now)
@@ -310,7 +392,7 @@ class Fleet:
             self._changed.unpark_all()
 
     def _send(self, worker: Worker, frame: AnyFrame) -> None:
-        connection = self._connections.get(worker)
+        connection = self._links.connections.get(worker)
         try:
             if connection is not None and worker.is_connected:
                 connection.send_nowait(frame)
@@ -318,15 +400,3 @@ class Fleet:
             self._conductor.lost(worker, "link_gone", trio.current_time())
         except PeerBusy:
             self._conductor.lost(worker, "link_full", trio.current_time())
-
-
-async def _greet(
-    worker: Worker, connection: Connection, me: PeerId, conductor: Conductor, link: LinkConfig
-) -> None:
-    """Say HELLO whenever the worker is not there, until it answers."""
-    while True:
-        conductor.wake(trio.current_time())
-        if not worker.is_connected:
-            with trio.move_on_after(link.hello_timeout_s):
-                await connection.send(make_hello(me))
-        await trio.sleep(link.heartbeat_interval_s)

@@ -45,6 +45,7 @@ class Attempt:
       local_tokens: decode computes the prompt if no more than these have no KV there.
       why: decode does so, and why it does not.
       fork_of: the attempt whose prompt it shares; None for none.
+      kv_key: by which its KV is authenticated on its way.
       early: rows whose predecessors are still under way, by position.
       gap_since: since when something is missing; None if nothing is.
       quiet_since: when its credit was repeated last, or there was none to repeat.
@@ -64,6 +65,7 @@ class Attempt:
     local_tokens: int = 0
     why: tuple[Why, Why] = (Why.OFF, Why.OFF)
     fork_of: AttemptKey | None = None
+    kv_key: bytes = b""
     early: dict[int, TokenRow] = field(default_factory=dict)
     gap_since: float | None = None
     quiet_since: float = 0.0

@@ -34,6 +34,7 @@ class WorkerStatus:
       load: what it last said it does.
       attempts: this server's attempts there.
       breaker: closed, open or half_open; unless closed it is left out, or tried.
+      trouble: why it does not answer or is not used, in words; empty if nothing is known.
     """
 
     role: Role
@@ -45,6 +46,7 @@ class WorkerStatus:
     load: Load
     attempts: int
     breaker: str
+    trouble: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,4 +145,5 @@ def worker_status(worker: Worker) -> WorkerStatus:
         load=worker.load,
         attempts=len(worker.shares) + len(worker.inputs),
         breaker=worker.breaker.state.value,
+        trouble=worker.trouble,
     )

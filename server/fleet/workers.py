@@ -64,6 +64,8 @@ class Worker:
       inputs: the same of inputs that become vectors, and their tokens.
       prefixes: what its prefix cache probably holds.
       missing_since: when it was last seen to be gone; None while it is there.
+      trouble: why it does not answer or is not used, as far as the link or its GOODBYE says; empty
+        while it is there.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Worker:
         self.inputs: dict[AttemptKey, int] = {}
         self.prefixes = PrefixIndex()
         self.missing_since: float | None = now
+        self.trouble = ""
 
     def __str__(self) -> str:
         return str(self.peer_id or f"{self.role} at {self.address}")
@@ -138,6 +141,7 @@ class Worker:
         self.welcome = welcome
         self.busy_until = now
         self.missing_since = None
+        self.trouble = ""
         return is_another_life
 
     def heartbeat(self, beat: WorkerHeartbeat, now: float) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 from loadtest.bench.model import SHAPES
 from loadtest.bench.report import Ratio
-from loadtest.bench.wire import FRAMES, KINDS, SHARED, ZMQ, Throughput
+from loadtest.bench.wire import FRAMES, KINDS, PATHS, ZMQ, Throughput
 from loadtest.bench.wire_costs import measure_costs
 from loadtest.bench.wire_engine import StoredEngine
 from loadtest.bench.wire_pairs import Moved, RawPair, WorkerPair, ZmqPair
@@ -34,12 +34,14 @@ def test_our_share_is_of_the_bare_socket_that_fills_as_much_memory(tmp_path: Pat
     for frame_bytes in FRAMES:
         for name in ZMQ:
             throughput.moved[name, frame_bytes] = [Moved(10**9, 1.6, 1.0)] * 3
-        for kind in (*KINDS, SHARED):
-            for name, seconds in (("raw", 1.0), ("raw spread", 2.0), ("kv path", 2.5)):
-                named = f"raw {kind}, spread" if name == "raw spread" else f"{name} {kind}"
-                throughput.moved[named, frame_bytes] = [Moved(10**9, seconds, 1.0)] * 3
+        for kind in KINDS:
+            throughput.moved[f"raw {kind}", frame_bytes] = [Moved(10**9, 1.0, 1.0)] * 3
+            throughput.moved[f"raw {kind}, spread", frame_bytes] = [Moved(10**9, 2.0, 1.0)] * 3
+        for kind in PATHS:
+            throughput.moved[f"kv path {kind}", frame_bytes] = [Moved(10**9, 2.5, 1.0)] * 3
     ratios = dict(throughput.ratios())
-    assert ratios["1 MiB: kv path over tcp vs raw tcp"] == Ratio(0.8, 0.8)
+    assert ratios["1 MiB: kv path over shared memory vs raw tcp"] == Ratio(0.8, 0.8)
+    assert ratios["1 MiB: kv path over tcp, CURVE vs raw tcp"] == Ratio(0.8)
     assert ratios["4 MiB: kv path over ipc vs raw tcp"] == Ratio(0.8)
     assert ratios["2 MiB: zmq tcp, spread vs raw tcp"] == Ratio(1.25)
     assert {row["gb_per_s"] for row in throughput.rows()} == {1.0, 0.62, 0.5, 0.4}

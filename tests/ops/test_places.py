@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import socket
 import struct
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytest
@@ -186,6 +188,35 @@ def test_a_hub_name_gets_the_command_that_downloads_it() -> None:
 def test_a_busy_port_is_a_failure_and_a_free_one_is_not(busy_port: int) -> None:
     assert check_port("127.0.0.1", busy_port).status is Status.FAIL
     assert check_port("127.0.0.1", claim_port("127.0.0.1", 0)).status is Status.OK
+
+
+class Unready(BaseHTTPRequestHandler):
+    """A server that a worker refuses."""
+
+    def do_GET(self) -> None:
+        is_version = self.path == "/version"
+        body = {"version": "1"} if is_version else {"error": {"message": REFUSED}}
+        self.send_response(200 if is_version else 503)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        del format, args
+
+
+REFUSED = (
+    "no live worker for decode; decode at tcp://10.0.0.5:7001 refused our key abcdefgh…: copy "
+    "/etc/triolet/keys/key.public into authorized/ of the key directory there"
+)
+
+
+def test_a_server_that_is_not_ready_says_which_worker_refused_it_and_what_to_do() -> None:
+    with HTTPServer(("127.0.0.1", 0), Unready) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        finding = check_port("127.0.0.1", server.server_port)
+        server.shutdown()
+    assert finding.status is Status.WARN
+    assert REFUSED in finding.detail
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from transport.frames import (
     Capacity,
     Ended,
     EndReason,
+    Goodbye,
     Hello,
     KvChunk,
     KvTarget,
@@ -82,9 +83,12 @@ class Sender:
         return [message.frame for message in await self.listener.receive_many()]
 
     async def welcome(self, target: KvTarget, kv_window_bytes: int = 64) -> None:
-        """Take the HELLO and answer it."""
-        [message] = await self.listener.receive_many()
-        assert isinstance(message.frame, Hello)
+        """Take the HELLO, after the last words of an older link, and answer it."""
+        messages = list(await self.listener.receive_many())
+        while not isinstance(messages[-1].frame, Hello):
+            messages += await self.listener.receive_many()
+        *before, message = messages
+        assert all(isinstance(earlier.frame, Goodbye) for earlier in before)
         capacity = Capacity(8, 4, 16, 4, 64, kv_window_bytes=kv_window_bytes)
         welcome = Welcome(target.peer, 1, self.engine.fingerprint, capacity)
         self.listener.send_nowait(message.sender, welcome)

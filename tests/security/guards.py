@@ -40,6 +40,8 @@ _PRIVATE: Final = "triolet/test_private_files.py"
 _HEADS: Final = (
     "server/edge/test_head_guard.py::test_heads_that_two_parsers_could_read_differently_are_refused"
 )
+_ATTACKED: Final = "security/test_links_under_attack.py"
+_LINKS: Final = "transport/test_links.py"
 _HTTP: Final = "server/edge/test_http_traps.py"
 _MASKS: Final = "engine/test_constraints.py"
 _WS: Final = "server/edge/test_websocket_traps.py"
@@ -62,9 +64,11 @@ MUTANTS: Final = (
            "house/test_layout.py::test_nothing_unsafe_is_ever_loaded"),
     Mutant("A2", "transport/address.py", "if mode & 0o077:", "if mode < 0:",
            "transport/test_address.py::test_a_private_directory_is_asked_for"),
-    Mutant("A2", "transport/address.py", "if not self.is_loopback:", "if not self.host:",
+    Mutant("A2", "transport/zmq_network.py", "        elif self._keys is None:\n",
+           '        elif self._keys is None and "127" not in place.host:\n',
            "transport/test_zmq_network.py::test_an_unsafe_address_is_refused_by_both_sides"),
-    Mutant("A2", "transport/zmq_curve.py", "and keys.may_connect(z85.encode(request[6]))", "",
+    Mutant("A2", "transport/zmq_curve.py", "            if roles:\n",
+           "            if roles := roles or frozenset(CONNECTING_ROLES):\n",
            "transport/test_zmq_network.py::"
            "test_a_strangers_key_gets_nothing_and_an_authorised_one_works"),
     Mutant("A3", "transport/codec.py", "return _DECODER.decode(data)",
@@ -367,4 +371,43 @@ MUTANTS: Final = (
            "self.recovery.condemn(sequence.request, now)", "pass",
            "server/fleet/test_suspects.py::"
            "test_a_grammar_that_held_a_worker_up_ends_its_request_and_is_refused_for_its_tenant"),
+    Mutant("A35", "transport/names.py", "        if peer.role not in credential.roles:\n",
+           "        if not credential.roles:\n",
+           f"{_ATTACKED}::"
+           "test_on_loopback_nobody_without_a_servers_key_gets_an_audit_a_token_or_a_drain"),
+    Mutant("A35", "transport/names.py",
+           "        if held is not None and held.key != credential.key:\n",
+           "        if held is not None and not held.key and credential.key:\n",
+           "transport/test_zmq_handshakes.py::"
+           "test_a_key_may_say_hello_in_its_role_only_and_to_no_name_of_another_key"),
+    Mutant("A35", "transport/names.py",
+           "return self._name_of.get(connection) or STRANGER + connection",
+           "return self._name_of.get(connection) or next(iter(self._claims), b'?')",
+           f"{_LINKS}::"
+           "test_who_connects_under_a_peers_name_gets_nothing_of_it_and_leaves_it_alone"),
+    Mutant("A35", "server/fleet/fleet.py",
+           "                if now - asked_since >= patience_s:\n",
+           "                if now < 0:\n",
+           "server/fleet/test_fleet.py::"
+           "test_a_hello_without_an_answer_is_said_again_over_a_new_connection"),
+    Mutant("A35", "server/fleet/fleet.py",
+           "                    asked_since = min(asked_since, now)\n                if now",
+           "                if now",
+           f"{_ATTACKED}::"
+           "test_a_server_that_is_refused_says_by_whom_and_is_let_in_without_a_restart"),
+    Mutant("A35", "decode/intake.py",
+           "        self._counters.drop(Drop.FORGED)\n        return True",
+           "        self._counters.drop(Drop.FORGED)\n        return False",
+           "worker/test_pair_forged.py::test_a_forged_chunk_writes_nothing_and_gets_no_answer"),
+    Mutant("A35", "transport/digest.py", "    head = encode(bare)\n", '    head = b""\n',
+           "worker/test_pair_forged.py::test_a_forged_chunk_writes_nothing_and_gets_no_answer"),
+    Mutant("A35", "transport/digest.py",
+           'name = attempt.request_id + attempt.attempt.to_bytes(8, "big")',
+           "name = attempt.request_id",
+           "worker/test_pair_forged.py::"
+           "test_a_mac_is_of_every_field_but_the_way_that_the_bytes_came"),
+    Mutant("A35", "triolet/ids.py",
+           'return f"{self.name}@{shown_epoch(self.epoch)}"',
+           'return f"{self.name}@{self.epoch:016x}"',
+           "triolet/test_ground_floor.py::test_two_lives_of_a_worker_have_two_names"),
 )  # fmt: skip

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from transport.frames import Drain, KvChunk
+from transport.handshake import make_hello
 from transport.zmq_network import ZmqNetwork
 from triolet.config import LinkConfig
 from triolet.ids import PeerId, Role, new_epoch
@@ -74,8 +75,8 @@ def echo_peer(*arguments: str) -> Iterator[EchoPeer]:
         peer.process.stdout.close()
 
 
-async def _bind(address: str) -> None:
-    listener = ZmqNetwork(LinkConfig()).listen(address, hwm=1000, max_frame_bytes=64 * MIB)
+async def _bind(address: str, keys: str | None = None) -> None:
+    listener = ZmqNetwork(LinkConfig(), keys).listen(address, hwm=1000, max_frame_bytes=64 * MIB)
     print(listener.address, flush=True)  # noqa: T201
     while True:
         for message in await listener.receive_many():
@@ -83,11 +84,11 @@ async def _bind(address: str) -> None:
 
 
 async def _connect(address: str) -> None:
-    identity = PeerId(Role.SERVER, f"echo-{os.getpid()}", new_epoch()).identity()
+    me = PeerId(Role.SERVER, f"echo-{os.getpid()}", new_epoch())
     network = ZmqNetwork(LinkConfig())
-    connection = network.connect(address, identity, hwm=4, max_frame_bytes=64 * MIB)
-    await connection.send(Drain(0.0))
-    print(identity.decode(), flush=True)  # noqa: T201
+    connection = network.connect(address, me.identity(), hwm=4, max_frame_bytes=64 * MIB)
+    await connection.send(make_hello(me))
+    print(me.identity().decode(), flush=True)  # noqa: T201
     while True:
         for message in await connection.receive_many():
             await connection.send(_echoed(message), _copied(message))
@@ -105,7 +106,7 @@ def _copied(message: Message) -> bytes | None:
 async def _main() -> None:
     act = {"bind": _bind, "connect": _connect}[sys.argv[1]]
     with trio.move_on_after(LIFETIME_S):
-        await act(sys.argv[2])
+        await act(*sys.argv[2:])
 
 
 if __name__ == "__main__":

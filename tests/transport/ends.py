@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import trio
 import zmq
 
 from transport.frames import Drain, KvChunk
+from transport.handshake import make_hello
 from transport.link import PeerBusy, PeerGone
 from transport.memory_network import MemoryConnection, MemoryNetwork
+from transport.zmq_curve import KeyDirectory, make_keys
 from transport.zmq_network import ZmqNetwork
 from triolet.config import LinkConfig
 from triolet.ids import PeerId, Role
@@ -18,12 +21,12 @@ from triolet.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from transport.link import Connection, Listener, Message, Network
 
 KINDS = ("memory", "ipc", "tcp")
-ME = PeerId(Role.SERVER, "web-0", 1).identity()
+SERVER = PeerId(Role.SERVER, "web-0", 1)
+ME = SERVER.identity()
 POLL_S = 0.002
 PATIENCE_S = 60.0
 """Nothing here takes a second on an idle machine; the machine is not always idle."""
@@ -34,15 +37,21 @@ class Enemy(Protocol):
 
     def send(self, *parts: bytes) -> None: ...
 
+    def has_received(self) -> bool: ...
+
 
 class Ends:
     """A bound and a connecting network that reach each other.
 
     Attributes:
       address: where the bound side listens, once it did.
+      keys: directory of keys that both share; None without.
     """
 
-    def __init__(self, bound: Network, connecting: Network, address: str) -> None:
+    def __init__(
+        self, bound: Network, connecting: Network, address: str, keys: str | None = None
+    ) -> None:
+        self.keys = keys
         self.bound = bound
         self.connecting = connecting
         self.address = address
@@ -56,10 +65,10 @@ class Ends:
         return self.connecting.connect(self.address, identity, hwm=hwm, max_frame_bytes=64 * MIB)
 
     async def linked(self, hwm: int = 1000) -> tuple[Listener, Connection]:
-        """Return both sides of a link over which a frame has gone each way."""
+        """Return both sides of a link over which HELLO and a frame back have gone."""
         listener, connection = self.listen(hwm), self.connect(hwm=hwm)
         with trio.fail_after(PATIENCE_S):
-            await connection.send(Drain(0.0))
+            await connection.send(make_hello(SERVER))
             await listener.receive_many()
             listener.send_nowait(ME, Drain(0.0))
             await connection.receive_many()
@@ -78,6 +87,11 @@ class Ends:
             with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
                 socket.set(zmq.IDENTITY, identity)
                 socket.set(zmq.LINGER, 0)
+                if self.keys is not None:
+                    own = KeyDirectory.load(Path(self.keys))
+                    socket.set(zmq.CURVE_PUBLICKEY, own.public)
+                    socket.set(zmq.CURVE_SECRETKEY, own.secret)
+                    socket.set(zmq.CURVE_SERVERKEY, own.public)
                 socket.connect(self.address)
                 yield _ZmqEnemy(socket)
 
@@ -93,6 +107,9 @@ class _MemoryEnemy:
     def send(self, *parts: bytes) -> None:
         self._connection.send_parts_nowait(parts)
 
+    def has_received(self) -> bool:
+        return any(pipe.peek() for pipe in self._connection.inbox.pipes.values())
+
 
 class _ZmqEnemy:
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
@@ -101,6 +118,9 @@ class _ZmqEnemy:
     def send(self, *parts: bytes) -> None:
         self._socket.send_multipart(parts)
 
+    def has_received(self) -> bool:
+        return bool(self._socket.poll(50))
+
 
 def open_ends(kind: str, directory: Path) -> Ends:
     """Return two ends of one kind of network; ipc sockets lie in `directory`."""
@@ -108,8 +128,17 @@ def open_ends(kind: str, directory: Path) -> Ends:
         network = MemoryNetwork()
         return Ends(network, network, "memory://worker")
     directory.chmod(0o700)
-    address = f"ipc://{directory}/worker" if kind == "ipc" else "tcp://127.0.0.1:*"
-    return Ends(ZmqNetwork(LinkConfig()), ZmqNetwork(LinkConfig()), address)
+    if kind == "ipc":
+        return Ends(ZmqNetwork(LinkConfig()), ZmqNetwork(LinkConfig()), f"ipc://{directory}/worker")
+    keys = make_key_directory(directory)
+    networks = ZmqNetwork(LinkConfig(), keys), ZmqNetwork(LinkConfig(), keys)
+    return Ends(*networks, "tcp://127.0.0.1:*", keys)
+
+
+def make_key_directory(directory: Path) -> str:
+    """Return a directory of keys that a fleet shares."""
+    make_keys(directory / "keys")
+    return str(directory / "keys")
 
 
 def chunk(index: int) -> KvChunk:

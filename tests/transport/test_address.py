@@ -71,32 +71,6 @@ def test_an_ipc_path_has_a_longest_length() -> None:
         parse_address("ipc:///" + "ü" * 54)
 
 
-@pytest.mark.parametrize(
-    ("host", "is_loopback"),
-    [
-        ("127.0.0.1", True),
-        ("127.9.9.9", True),
-        ("localhost", True),
-        ("[::1]", True),
-        ("0.0.0.0", False),
-        ("*", False),
-        ("10.0.0.5", False),
-        ("[::]", False),
-        ("[2001:db8::1]", False),
-        ("localhost.example", False),
-        ("eth0", False),
-    ],
-)
-def test_only_loopback_is_safe_without_keys(host: str, is_loopback: bool) -> None:
-    address = TcpAddress(host, 7001)
-    assert address.is_loopback is is_loopback
-    if is_loopback:
-        address.require_reachable_by_us_only()
-    else:
-        with pytest.raises(ConfigError, match="CURVE"):
-            address.require_reachable_by_us_only()
-
-
 def test_a_private_directory_is_asked_for(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     address = IpcAddress(directory / "decode-0")

@@ -17,9 +17,12 @@ from transport.frames import (
     Capacity,
     Drain,
     KvChunk,
+    KvManifest,
     Peer,
+    Prefill,
     Refuse,
     RefuseReason,
+    Reserve,
     ServerHeartbeat,
     TokenRow,
     Welcome,
@@ -52,6 +55,24 @@ def test_blocks_hold_tokens() -> None:
     welcome = Welcome(Peer(Role.DECODE, "decode-0", 1), 1, "model", capacity)
     with pytest.raises(RemoteProtocolError, match=r">= 1"):
         decode(encode(welcome), MAX_BYTES)
+
+
+@pytest.mark.parametrize("frame_type", [Reserve, Prefill, KvChunk, KvManifest])
+def test_what_is_new_in_a_frame_is_left_out_where_it_is_empty(
+    frame_type: type[Reserve | Prefill | KvChunk | KvManifest],
+) -> None:
+    """A peer of version 1 refuses a field that it does not know."""
+    new = "kv_key" if frame_type in (Reserve, Prefill) else "mac"
+    assert frame_type.__struct_fields__[-1] == new
+
+    @given(frames(frame_type))
+    def check(frame: AnyFrame) -> None:
+        bare = msgspec.structs.replace(frame, **{new: b""})
+        fields = msgspec.msgpack.decode(encode(bare))
+        assert len(fields) == len(frame_type.__struct_fields__)  # the tag, and all but one
+        assert decode(encode(bare), MIB) == bare
+
+    check()
 
 
 def test_tags_are_unique_and_begin_the_frame() -> None:

@@ -9,14 +9,18 @@ import trio
 
 from transport.codec import encode
 from transport.frames import Drain
+from transport.handshake import make_hello
 from transport.link import MAX_BAD_FRAMES, LinkStatistics, Message, PeerBusy, PeerGone
+from transport.names import STRANGER
 from triolet.errors import ConfigError, LocalProtocolError
+from triolet.ids import PeerId, Role
 
 from .cancel_at import Moment, run_cancelled_at
 from .ends import (
     KINDS,
     ME,
     PATIENCE_S,
+    SERVER,
     Ends,
     chunk,
     is_gone,
@@ -105,18 +109,83 @@ async def test_receive_many_takes_no_more_than_asked_for(ends: Ends) -> None:
 
 async def test_many_peers_are_told_apart(ends: Ends) -> None:
     listener = ends.listen()
-    connections = {b"peer-%d" % n: ends.connect(b"peer-%d" % n) for n in range(8)}
+    peers = [PeerId(Role.SERVER, f"web-{n}", n + 1) for n in range(8)]
+    connections = {peer.identity(): ends.connect(peer.identity()) for peer in peers}
     with trio.fail_after(PATIENCE_S):
-        for number, connection in enumerate(connections.values()):
-            await connection.send(Drain(float(number)))
-        seen: dict[bytes, float] = {}
+        for peer in peers:
+            await connections[peer.identity()].send(make_hello(peer))
+        seen: set[bytes] = set()
         while len(seen) < 8:
-            seen |= {m.sender: number_of(m) for m in await listener.receive_many()}
-        assert seen == {b"peer-%d" % n: float(n) for n in range(8)}
-        for identity, said in seen.items():
-            listener.send_nowait(identity, Drain(said))
+            seen |= {message.sender for message in await listener.receive_many()}
+        assert seen == set(connections)
+        for number, identity in enumerate(connections):
+            listener.send_nowait(identity, Drain(float(number)))
             [message] = await connections[identity].receive_many()
-            assert number_of(message) == said
+            assert number_of(message) == number
+
+
+async def test_before_its_hello_a_connection_is_a_stranger_that_can_be_answered(
+    ends: Ends,
+) -> None:
+    listener, connection = ends.listen(), ends.connect()
+    with trio.fail_after(PATIENCE_S):
+        await connection.send(Drain(1.0))
+        [message] = await listener.receive_many()
+        assert message.sender.startswith(STRANGER)
+        with pytest.raises(PeerGone):
+            listener.send_nowait(ME, Drain(13.0))
+        listener.send_nowait(message.sender, Drain(2.0))
+        assert number_of((await connection.receive_many())[0]) == 2.0
+
+
+async def test_who_connects_under_a_peers_name_gets_nothing_of_it_and_leaves_it_alone(
+    ends: Ends,
+) -> None:
+    listener, connection = await ends.linked()
+    with ends.enemy(ME) as enemy, trio.fail_after(PATIENCE_S):
+        enemy.send(encode(Drain(5.0)))
+        [message] = await listener.receive_many()
+        assert message.sender != ME
+        listener.send_nowait(ME, Drain(3.0))
+        assert number_of((await connection.receive_many())[0]) == 3.0
+        connection.send_nowait(Drain(4.0))
+        assert await listener.receive_many() == [Message(ME, Drain(4.0), None)]
+        assert not enemy.has_received()
+
+
+async def test_whoever_says_hello_last_has_the_name_and_who_had_it_is_told_apart(
+    ends: Ends,
+) -> None:
+    listener, older = await ends.linked()
+    newer = ends.connect()
+    with trio.fail_after(PATIENCE_S):
+        await newer.send(make_hello(SERVER))
+        assert (await listener.receive_many())[0].sender == ME
+        listener.send_nowait(ME, Drain(1.0))
+        assert number_of((await newer.receive_many())[0]) == 1.0
+        older.send_nowait(Drain(2.0))
+        [message] = await listener.receive_many()
+        assert message.sender.startswith(STRANGER)
+        older.send_nowait(make_hello(SERVER))
+        assert (await listener.receive_many())[0].sender == ME
+        listener.send_nowait(ME, Drain(3.0))
+        assert number_of((await older.receive_many())[0]) == 3.0
+
+
+async def test_a_peer_that_redials_says_hello_before_it_is_sent_anything(ends: Ends) -> None:
+    listener, connection = await ends.linked()
+    connection.close()
+    await until(lambda: is_gone(lambda: listener.send_nowait(ME, Drain(13.0))))
+    again = ends.connect()
+    with trio.fail_after(PATIENCE_S):
+        await again.send(Drain(1.0))
+        await listener.receive_many()
+        with pytest.raises(PeerGone):
+            listener.send_nowait(ME, Drain(13.0))
+        await again.send(make_hello(SERVER))
+        await listener.receive_many()
+        listener.send_nowait(ME, Drain(2.0))
+        assert number_of((await again.receive_many())[0]) == 2.0
 
 
 async def test_before_anybody_is_bound_send_nowait_fails_and_send_waits(ends: Ends) -> None:
@@ -177,9 +246,9 @@ async def test_the_next_life_of_a_peer_gets_nothing_that_was_sent_to_the_last(en
     await until(lambda: is_gone(lambda: connection.send_nowait(Drain(13.0))))
     reborn = ends.listen()
     with trio.fail_after(PATIENCE_S):
-        await connection.send(Drain(1.0))
+        await connection.send(make_hello(SERVER))
         [message] = await reborn.receive_many()
-        assert number_of(message) == 1.0
+        assert message.frame == make_hello(SERVER)
         reborn.send_nowait(ME, Drain(2.0))
         [message] = await connection.receive_many()
     assert number_of(message) == 2.0
@@ -190,8 +259,9 @@ async def test_a_sender_of_bad_frames_is_cut_off_and_nobody_else(ends: Ends) -> 
     good = encode(Drain(7.0))
     with ends.enemy(b"enemy") as enemy, trio.fail_after(PATIENCE_S):
         enemy.send(good)
-        assert await listener.receive_many() == [Message(b"enemy", Drain(7.0), None)]
-        listener.send_nowait(b"enemy", Drain(1.0))
+        [message] = await listener.receive_many()
+        assert number_of(message) == 7.0
+        listener.send_nowait(message.sender, Drain(1.0))
         for bad in (b"", b"\xc0", good + b"!")[:MAX_BAD_FRAMES]:
             enemy.send(bad)
         enemy.send(good, b"payload", b"more", b"and more", b"and more")
@@ -202,7 +272,7 @@ async def test_a_sender_of_bad_frames_is_cut_off_and_nobody_else(ends: Ends) -> 
             await until(lambda: listener.statistics().bad_frames == MAX_BAD_FRAMES + 2)
             connection.send_nowait(Drain(1.0))
         with pytest.raises(PeerGone):
-            listener.send_nowait(b"enemy", Drain(1.0))
+            listener.send_nowait(message.sender, Drain(1.0))
         listener.send_nowait(ME, Drain(1.0))
 
 

@@ -10,12 +10,12 @@ import trio
 
 from transport.digest import payload_digest
 from transport.frames import Drain
-from transport.link import PeerGone
+from transport.handshake import make_hello
 from transport.memory_network import MemoryNetwork
 from transport.memory_pipe import FaultCounts, Faults
 from triolet.errors import ConfigError
 
-from .ends import ME, chunk, number_of, receive_numbers
+from .ends import ME, SERVER, chunk, number_of, receive_numbers
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
@@ -130,6 +130,8 @@ async def test_corruption_changes_payloads_and_never_frames(autojump_clock: Mock
 async def test_a_cut_link_loses_everything_until_it_is_healed(autojump_clock: MockClock) -> None:
     network = MemoryNetwork()
     listener, connection = linked(network)
+    connection.send_nowait(make_hello(SERVER))
+    await listener.receive_many()
     other = network.connect(ADDRESS, b"other", **BOUNDS)
     network.cut(ADDRESS, ME)
     connection.send_nowait(Drain(1.0))
@@ -215,19 +217,6 @@ async def test_an_earlier_frame_shortens_the_wait_for_a_later_one(
         network.conditions.faults = Faults(min_delay_s=1.0, max_delay_s=1.0)
         fast.send_nowait(Drain(1.0))
     assert received == [1.0, 10.0]
-
-
-async def test_a_link_of_the_same_name_takes_the_olders_place(autojump_clock: MockClock) -> None:
-    network = MemoryNetwork()
-    listener, older = linked(network)
-    newer = network.connect(ADDRESS, ME, **BOUNDS)
-    with pytest.raises(PeerGone):
-        older.send_nowait(Drain(1.0))
-    newer.send_nowait(Drain(2.0))
-    older.close()
-    listener.send_nowait(ME, Drain(3.0))
-    assert number_of((await listener.receive_many())[0]) == 2.0
-    assert number_of((await newer.receive_many())[0]) == 3.0
 
 
 def test_a_connection_without_a_name_is_refused() -> None:

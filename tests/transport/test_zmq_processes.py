@@ -16,7 +16,16 @@ from triolet.config import LinkConfig
 from triolet.units import MIB
 
 from .echo_peer import ROOT, EchoPeer, echo_peer
-from .ends import ME, PATIENCE_S, chunk, is_gone, number_of, receive_numbers, until
+from .ends import (
+    ME,
+    PATIENCE_S,
+    chunk,
+    is_gone,
+    make_key_directory,
+    number_of,
+    receive_numbers,
+    until,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,8 +38,13 @@ BOUNDS = {"hwm": 4, "max_frame_bytes": 64 * MIB}
 
 
 @pytest.fixture
-def network() -> Iterator[ZmqNetwork]:
-    opened = ZmqNetwork(LinkConfig())
+def keys(tmp_path: Path) -> str:
+    return make_key_directory(tmp_path)
+
+
+@pytest.fixture
+def network(keys: str) -> Iterator[ZmqNetwork]:
+    opened = ZmqNetwork(LinkConfig(), keys)
     yield opened
     opened.close()
 
@@ -42,10 +56,10 @@ def ipc_address(directory: Path) -> str:
 
 @pytest.mark.parametrize("kind", ["ipc", "tcp"])
 async def test_frames_and_payloads_cross_processes_unchanged(
-    network: Network, tmp_path: Path, kind: str
+    network: Network, keys: str, tmp_path: Path, kind: str
 ) -> None:
     address = ipc_address(tmp_path) if kind == "ipc" else "tcp://127.0.0.1:*"
-    with echo_peer("bind", address) as peer, trio.fail_after(PATIENCE_S):
+    with echo_peer("bind", address, keys) as peer, trio.fail_after(PATIENCE_S):
         connection = network.connect(peer.said, ME, hwm=1000, max_frame_bytes=64 * MIB)
         numbers = [float(n) for n in range(300)]
         for number in numbers:

@@ -10,7 +10,15 @@ import pytest
 from triolet import errors
 from triolet.config import MAX_NUM_SEQS, EngineConfig, LinkConfig, ServerConfig, WorkerConfig
 from triolet.errors import ConfigError, RequestError, TrioletError
-from triolet.ids import REQUEST_ID_BYTES, AttemptKey, PeerId, Role, new_epoch, new_request_id
+from triolet.ids import (
+    REQUEST_ID_BYTES,
+    AttemptKey,
+    PeerId,
+    Role,
+    new_epoch,
+    new_request_id,
+    shown_epoch,
+)
 from triolet.loopback import is_loopback
 from triolet.sampling import MAX_SEED, SamplingParams, end_token_ids, is_end_token
 
@@ -25,10 +33,11 @@ def test_ids_are_random_and_never_zero() -> None:
     assert all(0 < epoch < 2**64 for epoch in epochs)
 
 
-def test_two_lives_of_a_worker_have_two_routing_ids() -> None:
+def test_two_lives_of_a_worker_have_two_names() -> None:
     first, second = (PeerId(Role.DECODE, "decode-0", epoch) for epoch in (1, 2))
     assert first.identity() != second.identity()
-    assert str(first) == "decode-0@0000000000000001"
+    assert str(first) == f"decode-0@{shown_epoch(1)}" != str(second)
+    assert "0000000000000001" not in str(first), "an epoch is told to peers only"
 
 
 def test_an_attempt_names_itself_in_hexadecimal() -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from decode.core import DecodeCore
 from decode.drafts import Drafts
 from prefill.core import PrefillCore
+from transport.digest import kv_key
 from transport.frames import (
     AttemptRow,
     CreditRow,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 LINK = LinkConfig(kv_chunk_bytes=32, kv_window_bytes=64, kv_ring_bytes=128)
 """Two blocks of the fake engine per chunk, two chunks under way, four in the ring."""
 SERVER = PeerId(Role.SERVER, "server-0", 1)
+KV_SECRET = bytes(range(32))
 
 
 @dataclass(slots=True)
@@ -223,6 +225,7 @@ class Pair:
             tenant=keeper.tenant,
             cache_share=keeper.share,
             weight=weight,
+            kv_key=kv_key(KV_SECRET, key),
         )
         self.to_worker(Role.DECODE, reserve)
         if self.heard[key].is_local:
@@ -230,7 +233,8 @@ class Pair:
         if self.heard[key].granted:
             held_blocks = self.heard[key].held_blocks
             shared = (params, priority, remaining_s, held_blocks)
-            frame = Prefill(*key, packed, self.target, *shared, (), salt, *keeper)
+            kv = kv_key(KV_SECRET, key)
+            frame = Prefill(*key, packed, self.target, *shared, (), salt, *keeper, kv)
             self.to_worker(Role.PREFILL, frame)
         else:
             self.live.discard(key)

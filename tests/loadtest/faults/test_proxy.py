@@ -14,7 +14,8 @@ from loadtest.faults.matches import between, frames
 from loadtest.faults.polling import until
 from loadtest.faults.proxy import FrameProxy, Place
 from loadtest.faults.rules import Blackout, Fate, Rule, Way, with_fields
-from transport.frames import Capacity, Drain, Goodbye, KvChunk, Peer, Welcome
+from transport.frames import Capacity, Drain, Goodbye, Hello, KvChunk, Peer, Welcome
+from transport.handshake import make_hello
 from transport.link import PeerGone
 from transport.zmq_network import ZmqNetwork
 from triolet.config import LinkConfig
@@ -63,7 +64,6 @@ class Ends:
             while len(got) < count:
                 for message in await self.worker.receive_many():
                     assert isinstance(message.frame, Drain)
-                    assert message.sender == SERVER.identity()
                     got.append(message.frame.deadline_s)
         return got
 
@@ -98,8 +98,10 @@ async def linked(directory: Path) -> AsyncIterator[Ends]:
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(ends.proxy.run)
-            await ends.to_worker(0)
-            assert await ends.at_worker(1) == [0]
+            with trio.fail_after(PATIENCE_S):
+                await ends.server.send(make_hello(SERVER))
+                [message] = await ends.worker.receive_many()
+            assert message.sender == SERVER.identity()
             yield ends
             nursery.cancel_scope.cancel()
     finally:
@@ -118,7 +120,7 @@ async def test_frames_and_payloads_pass_unchanged_and_are_seen(directory: Path) 
         ways = [(s.link, s.way, type(s.frame)) for s in ends.proxy.sightings.entries]
         link = ("web", "d0", "control")
         assert ways == [
-            (link, Way.TO_WORKER, Drain),
+            (link, Way.TO_WORKER, Hello),
             (link, Way.TO_WORKER, KvChunk),
             (link, Way.FROM_WORKER, Goodbye),
         ]

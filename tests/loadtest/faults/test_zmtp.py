@@ -13,7 +13,6 @@ from loadtest.faults.zmtp import (
     Kind,
     NotZmtpError,
     Splitter,
-    identity_of,
     pack_message,
 )
 
@@ -54,16 +53,8 @@ def test_a_greeting_passes_as_it_comes() -> None:
     assert [piece.raw for piece in splitter.feed(GREETING[10:])] == [GREETING[10:]]
 
 
-def test_a_ready_says_who_connects() -> None:
-    assert identity_of(READY) == b"server:web-0:00ff"
-    assert identity_of(b"\x05READY") == b""
-    assert identity_of(b"\x04PING\x00\x00") is None
-
-
 def test_what_is_no_zmtp_is_refused() -> None:
     with pytest.raises(NotZmtpError, match="flags"):
         Splitter().feed(GREETING + b"\x80\x00")
     with pytest.raises(NotZmtpError, match="bytes"):
         Splitter().feed(GREETING + b"\x02" + struct.pack("!Q", 1 << 60))
-    with pytest.raises(NotZmtpError, match="early"):
-        identity_of(b"\x05READY\x08Identity\x00")

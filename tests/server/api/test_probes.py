@@ -49,6 +49,20 @@ async def test_who_is_there_is_shown_by_name() -> None:
     assert answer.json["workers"] == states
 
 
+async def test_what_keeps_a_worker_away_is_said_whether_ready_or_not() -> None:
+    async with surface() as server:
+        decode = server.fleet.status().workers[1]
+        decode.trouble, decode.address = "refused our key abcdefgh…", "tcp://10.0.0.5:7001"
+        ready = await server.request("GET", "/health/ready")
+        decode.state = "connecting"
+        unready = await server.request("GET", "/health/ready")
+        shown = await server.request("GET", "/fleet/status")
+    words = "decode at tcp://10.0.0.5:7001 refused our key abcdefgh…"
+    assert ready.json["troubles"] == [words]
+    assert unready.error["message"].startswith(f"no live worker for decode; {words}")
+    assert shown.json["workers"][1]["trouble"] == decode.trouble
+
+
 async def test_a_process_with_a_successor_answers_and_asks_to_be_left() -> None:
     async with surface() as server:
         before = await server.request("GET", "/health/ready")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from triolet.audit import LeaseAudit, PoolAudit, WorkerAudit
+from triolet.ids import shown_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,7 +52,7 @@ def _account(
     return WorkerAudit(
         role=fake.role,
         name=fake.name,
-        epoch=f"{fake.epoch:016x}",
+        epoch=shown_epoch(fake.epoch),
         lease_ttl_s=LEASE_TTL_S,
         is_draining=fake.is_draining,
         pool=PoolAudit(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from server.generation import GenerationRequest
 from tests.server.tiny_text import EOS_ID
 from transport.frames import (
+    PROTOCOL_VERSION,
     AnyFrame,
     Audit,
     Audited,
@@ -140,6 +141,7 @@ class FakeDecode:
     received: list[AnyFrame] = field(default_factory=list)
     steps: int = 0
     server: str = ""
+    version: int = PROTOCOL_VERSION
     forsaken: list[AnyFrame] = field(default_factory=list)
 
     @property
@@ -150,7 +152,7 @@ class FakeDecode:
     def welcome(self) -> Welcome:
         return Welcome(
             peer=Peer(self.role, self.name, self.epoch),
-            version=1,
+            version=self.version,
             fingerprint=self.fingerprint,
             capacity=_capacity(self.num_blocks),
             kv_address=f"mem://{self.name}-kv",
@@ -290,11 +292,12 @@ class FakePrefill:
     received: list[AnyFrame] = field(default_factory=list)
     steps: int = 0
     server: str = ""
+    version: int = PROTOCOL_VERSION
 
     def welcome(self) -> Welcome:
         return Welcome(
             peer=Peer(self.role, self.name, self.epoch),
-            version=1,
+            version=self.version,
             fingerprint=self.fingerprint,
             capacity=_capacity(self.num_blocks),
         )

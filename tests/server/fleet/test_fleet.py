@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,8 +13,10 @@ import trio.testing
 from server.fleet.fleet import Fleet
 from server.generation import CancelReason, Delta, Failed, Finished
 from tests.server.tiny_text import tiny_text
-from transport.frames import EndReason, RefuseReason
-from transport.memory_network import MemoryNetwork
+from transport.digest import KV_KEY_BYTES
+from transport.frames import PROTOCOL_VERSION, EndReason, Prefill, RefuseReason, Reserve
+from transport.memory_network import MemoryConnection, MemoryNetwork
+from triolet.config import LinkConfig
 from triolet.errors import LocalProtocolError, RequestError
 from triolet.invariants import check_at_rest, check_invariants
 
@@ -35,9 +38,11 @@ REST_S = 5.0
 class Cluster:
     """A fleet, its workers, and a nursery for more of them."""
 
-    def __init__(self, nursery: trio.Nursery, **config: object) -> None:
+    def __init__(
+        self, nursery: trio.Nursery, network: MemoryNetwork | None = None, **config: object
+    ) -> None:
         self.nursery = nursery
-        self.network = MemoryNetwork()
+        self.network = network or MemoryNetwork()
         self.decode = FakeDecode()
         self.prefill = FakePrefill()
         self.decodes = [self.decode]
@@ -167,6 +172,67 @@ async def test_a_partition_heals_into_a_new_attempt(autojump_clock: MockClock) -
         after, end = await read_all(generation)
         assert before + after == completion_ids(0, 150)
         assert isinstance(end, Finished)
+
+
+@pytest.mark.parametrize("version", [1, PROTOCOL_VERSION])
+async def test_each_attempt_has_a_kv_key_that_only_workers_of_this_release_are_sent(
+    version: int, autojump_clock: MockClock
+) -> None:
+    async with trio.open_nursery() as nursery:
+        cluster = Cluster(nursery)
+        cluster.prefill.version = cluster.decode.version = version
+        await nursery.start(cluster.decode_process.run)
+        await nursery.start(cluster.prefill_process.run)
+        await nursery.start(cluster.fleet.run)
+        await cluster.fleet.wait_ready()
+        for number in (1, 2):
+            await read_all(cluster.fleet.submit(make_request(number, max_tokens=5)))
+        reserved = [f.kv_key for f in cluster.decode.received if isinstance(f, Reserve)]
+        asked = [f.kv_key for f in cluster.prefill.received if isinstance(f, Prefill)]
+        assert reserved[-2:] == asked[-2:]
+        if version == 1:
+            assert reserved[-2:] == [b"", b""]
+        else:
+            assert {len(key) for key in reserved} == {KV_KEY_BYTES}
+            assert reserved[-1] != reserved[-2]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_hello_without_an_answer_is_said_again_over_a_new_connection(
+    autojump_clock: MockClock,
+) -> None:
+    """The worker lives; the connection leads nowhere, and does not end either."""
+    dialled: list[float] = []
+
+    class OneDeadEnd(MemoryNetwork):
+        def connect(
+            self, address: str, identity: bytes, *, hwm: int, max_frame_bytes: int
+        ) -> MemoryConnection:
+            if address != "mem://decode-0":
+                return super().connect(address, identity, hwm=hwm, max_frame_bytes=max_frame_bytes)
+            dialled.append(trio.current_time())
+            name = identity if len(dialled) > DEAD_ENDS else b"dead end %d" % len(dialled)
+            if len(dialled) <= DEAD_ENDS:
+                self.cut(address, name)
+            return super().connect(address, name, hwm=hwm, max_frame_bytes=max_frame_bytes)
+
+    async with trio.open_nursery() as nursery:
+        cluster = Cluster(nursery, network=OneDeadEnd())
+        await nursery.start(cluster.decode_process.run)
+        await nursery.start(cluster.prefill_process.run)
+        await nursery.start(cluster.fleet.run)
+        with trio.fail_after(60.0):
+            await cluster.fleet.wait_ready()
+        waits = [later - earlier for earlier, later in pairwise(dialled)]
+        link = LinkConfig()
+        patience = [link.redial_s, 2 * link.redial_s, link.max_redial_s, link.max_redial_s]
+        assert waits == pytest.approx(patience, abs=2 * link.heartbeat_interval_s)
+        generation = cluster.fleet.submit(make_request(max_tokens=20))
+        assert (await read_all(generation))[0] == completion_ids(0, 20)
+        nursery.cancel_scope.cancel()
+
+
+DEAD_ENDS = 4
 
 
 async def test_no_worker_for_too_long_fails_the_request(autojump_clock: MockClock) -> None:

@@ -164,6 +164,8 @@ class FakeWorker:
     load: Load = field(default_factory=Load)
     breaker: str = "closed"
     fingerprint: str = "tiny"
+    trouble: str = ""
+    address: str = "ipc:///w"
 
 
 class FakeDoorkeeper:
