@@ -269,6 +269,10 @@ class WorkerConfig:
     """After SIGTERM running sequences may finish for this long; the server's own bound."""
 
 
+ANY_MODEL: Final = "*"
+"""An alias that stands for every name."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     """The front process."""
@@ -277,6 +281,12 @@ class ServerConfig:
     model_name: str
     prefill_addresses: tuple[str, ...]
     decode_addresses: tuple[str, ...]
+    model_aliases: tuple[str, ...] = ()
+    """Other names that requests may use for the model; ANY_MODEL accepts every name. Tools with a
+    fixed name work unchanged then."""
+    strict_requests: bool = False
+    """Whether a parameter that is not known is refused. Otherwise it is ignored and named in the
+    answer's `x-triolet-ignored`: clients of other servers send their extensions."""
     host: str = "127.0.0.1"
     port: int = 8000
     link: LinkConfig = field(default_factory=LinkConfig)
@@ -380,6 +390,10 @@ class ServerConfig:
     one is replaced."""
     exit_grace_s: float = 5.0 * SECONDS
     """After the drain the process leaves within this time, whatever a socket does."""
+
+    def serves(self, name: str) -> bool:
+        """Return whether requests may call the model by this name."""
+        return name in (self.model_name, *self.model_aliases) or ANY_MODEL in self.model_aliases
 
     def __post_init__(self) -> None:
         require(self.token_window >= 1, "token_window", self.token_window, ">= 1")
