@@ -107,6 +107,10 @@ def server_arguments(config: ServerConfig) -> list[str]:
     arguments += ["--response-cache-ttl", str(config.response_cache.ttl_s)]
     if config.batches.directory is not None:
         arguments += ["--batch-dir", config.batches.directory]
+    for alias in config.model_aliases:
+        arguments += ["--model-name", alias]
+    if config.strict_requests:
+        arguments.append("--strict-requests")
     if config.allow_remote_clients:
         arguments.append("--allow-remote-clients")
     if config.tenants.file is not None:

@@ -13,6 +13,7 @@ import msgspec
 import typer
 
 from triolet.config import (
+    ANY_MODEL,
     DAY_S,
     Dtype,
     EngineConfig,
@@ -108,12 +109,19 @@ WorkerNameOption: TypeAlias = Annotated[
 RemoteClientsOption: TypeAlias = Annotated[
     bool, _http("--allow-remote-clients", help="Listen beyond this machine without tenants.")
 ]
+ModelNameOption: TypeAlias = Annotated[
+    list[str] | None,
+    _http(
+        help="What clients call the model; repeatable: further ones are aliases, * is any name.",
+        show_default="the directory's name",
+    ),
+]
+StrictOption: TypeAlias = Annotated[
+    bool, _http("--strict-requests", help="Refuse parameters that are not known.")
+]
 MaxConnectionsOption: TypeAlias = Annotated[int, _http(min=1, help="Client connections.")]
 MetricsCompatOption: TypeAlias = Annotated[
     str, _http(help="Second names of metrics: vllm or none.")
-]
-ModelNameOption: TypeAlias = Annotated[
-    str, _http(help="What clients call the model.", show_default="the directory's name")
 ]
 MaxPerAddressOption: TypeAlias = Annotated[
     int | None,
@@ -349,6 +357,13 @@ def link_options(
     )
 
 
+def _served_names(given: list[str] | None) -> tuple[str, tuple[str, ...]]:
+    """Return the model's name, empty for its directory's, and its aliases."""
+    names = [name for name in dict.fromkeys(given or ()) if name != ANY_MODEL]
+    any_name = (ANY_MODEL,) if ANY_MODEL in (given or ()) else ()
+    return (names[0] if names else ""), (*names[1:], *any_name)
+
+
 def server_options(
     host: Annotated[str, _http(help="Address to listen on.")] = _SERVER.host,
     port: Annotated[int, _http(min=0, max=65_535, help="0 is any free one.")] = _SERVER.port,
@@ -357,7 +372,8 @@ def server_options(
     limits: LimitsOption = MEMORY,
     limits_timeout: LimitsTimeoutOption = _SERVER.tenants.quotas.call_timeout_s,
     spend_file: SpendFileOption = None,
-    model_name: ModelNameOption = "",
+    model_name: ModelNameOption = None,
+    strict_requests: StrictOption = _SERVER.strict_requests,
     token_window: Annotated[
         int, _http(help="Tokens a stream may run ahead.")
     ] = _SERVER.token_window,
@@ -387,7 +403,9 @@ def server_options(
     """Return the front's settings; its model and workers are filled in by the command."""
     return ServerConfig(
         model_dir="",
-        model_name=model_name,
+        model_name=_served_names(model_name)[0],
+        model_aliases=_served_names(model_name)[1],
+        strict_requests=strict_requests,
         prefill_addresses=(),
         decode_addresses=(),
         host=host,

@@ -88,12 +88,22 @@ class HttpMetrics:
             ("outcome",),
             registry=registry,
         )
+        self._ignored = Counter(
+            "triolet_ignored_parameters",
+            "Parameters of requests that this server does not know and that had no effect",
+            ("parameter",),
+            registry=registry,
+        )
         self._resumptions = Counter(
             "triolet_resumptions",
             "Answers that clients may come back to, and what became of them",
             ("what",),
             registry=registry,
         )
+
+    def ignored(self, name: str) -> None:
+        """A request had a parameter without effect; its name is from a bounded set."""
+        self._ignored.labels(name).inc()
 
     def batch_line(self, outcome: str) -> None:
         """A line of a batch has its answer, or was somebody else's."""

@@ -315,6 +315,10 @@ def _require_network(network: str) -> None:
         ) from None
 
 
+ANY_MODEL: Final = "*"
+"""An alias that stands for every name."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     """The front process."""
@@ -323,6 +327,12 @@ class ServerConfig:
     model_name: str
     prefill_addresses: tuple[str, ...]
     decode_addresses: tuple[str, ...]
+    model_aliases: tuple[str, ...] = ()
+    """Other names that requests may use for the model; ANY_MODEL accepts every name. Tools with a
+    fixed name work unchanged then."""
+    strict_requests: bool = False
+    """Whether a parameter that is not known is refused. Otherwise it is ignored and named in the
+    answer's `x-triolet-ignored`: clients of other servers send their extensions."""
     host: str = "127.0.0.1"
     port: int = 8000
     link: LinkConfig = field(default_factory=LinkConfig)
@@ -446,6 +456,10 @@ class ServerConfig:
     def address_connections(self) -> int:
         """Connections that one client address may have."""
         return self.max_connections_per_address or max(1, self.max_connections // 2)
+
+    def serves(self, name: str) -> bool:
+        """Return whether requests may call the model by this name."""
+        return name in (self.model_name, *self.model_aliases) or ANY_MODEL in self.model_aliases
 
     def __post_init__(self) -> None:
         require(self.token_window >= 1, "token_window", self.token_window, ">= 1")

@@ -49,6 +49,35 @@ def total_usage(usages: Sequence[Usage], per_prompt: int) -> dict[str, Any]:
     }
 
 
+class RunningUsage:
+    """Token counts of a stream so far.
+
+    Args:
+      prompt_tokens: of all prompts.
+      count: number of choices.
+    """
+
+    def __init__(self, prompt_tokens: int, count: int) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._completion_tokens = [0] * count
+
+    def take(self, index: int, event: Event) -> None:
+        """Count the tokens of an event; a terminal event states its choice's total."""
+        if isinstance(event, Delta):
+            self._completion_tokens[index] += len(event.token_ids)
+        else:
+            self._completion_tokens[index] = event.usage.completion_tokens
+
+    def shown(self) -> bytes:
+        """Return the value of a chunk's `usage`."""
+        completion_tokens = sum(self._completion_tokens)
+        return b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}' % (
+            self._prompt_tokens,
+            completion_tokens,
+            self._prompt_tokens + completion_tokens,
+        )
+
+
 class Envelope:
     """What surrounds every choice of one stream.
 
@@ -56,11 +85,20 @@ class Envelope:
       head: the fields that all chunks share: id, object, created, model.
       with_usage: whether the client asked for usage; all chunks but its own then carry null.
       with_token_ids: whether each chunk lists its tokens.
+      running: counts that every chunk carries (`continuous_usage_stats`); None for none.
     """
 
-    def __init__(self, head: dict[str, Any], *, with_usage: bool, with_token_ids: bool) -> None:
+    def __init__(
+        self,
+        head: dict[str, Any],
+        *,
+        with_usage: bool,
+        with_token_ids: bool,
+        running: RunningUsage | None = None,
+    ) -> None:
         self.with_usage = with_usage
         self.with_token_ids = with_token_ids
+        self.running = running
         self._head = b"data: " + _encode(head)[:-1]
         self._tail = b',"usage":null}\n\n' if with_usage else b"}\n\n"
 
@@ -76,7 +114,10 @@ class Envelope:
         """Return a chunk with one choice; everything is JSON, `content` and `more` with keys."""
         choice = b'{"index":%d,%b,"logprobs":%b,"finish_reason":%b%b}'
         inner = choice % (index, content, logprobs, reason, more)
-        return b'%b,"choices":[%b]%b' % (self._head, inner, self._tail)
+        tail = self._tail
+        if self.running is not None:
+            tail = b',"usage":%b}\n\n' % self.running.shown()
+        return b'%b,"choices":[%b]%b' % (self._head, inner, tail)
 
     def usage(self, usage: dict[str, Any]) -> bytes:
         """Return the chunk that carries the usage and no choice."""
@@ -198,6 +239,8 @@ class ChunkStream:
 
     def write(self, index: int, event: Event) -> bytes:
         """Return an event's chunk."""
+        if (running := self._writer.envelope.running) is not None:
+            running.take(index, event)
         match event:
             case Delta():
                 is_shown = self._writer.envelope.is_worth_a_chunk(event)

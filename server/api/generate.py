@@ -20,7 +20,7 @@ from ..generation import GenerationRequest
 from ..tenancy import current_tenant
 from .answers import WholeScript, collect
 from .choices import Choices
-from .chunks import ChunkStream, Envelope, total_usage
+from .chunks import ChunkStream, Envelope, RunningUsage, total_usage
 from .claims import own_claim, renew_tenant, tier_field
 from .event_stream import EventStreamBody
 from .intake import check_model, deadline_s, live_request, shown_request_id
@@ -242,10 +242,14 @@ async def stream_response(
     """Begin a plan and return the stream of its answer."""
     options = plan.fields.stream_options
     requests = own_requests(plan, services)
+    running = None
+    if options is not None and options.continuous_usage_stats:
+        running = RunningUsage(sum(map(len, plan.prompts)), plan.count)
     envelope = Envelope(
         fields_of_chunk | tier_field(plan.fields.service_tier, requests[0].claim),
         with_usage=options is not None and bool(options.include_usage),
         with_token_ids=bool(plan.fields.return_token_ids),
+        running=running,
     )
     stream = ChunkStream(form(envelope), count=plan.count, per_prompt=plan.per_prompt)
     return await begin_stream(requests, stream, plan.fields, services)

@@ -20,10 +20,10 @@ from ..threads import in_thread
 from .errors import echo, http_error, too_large
 from .json_body import parse_object
 from .live import SCOPE_KEY, WITHIN_KEY, LiveRequest
-from .schemas import read_request
+from .schemas import EXTENSIONS, OTHER_EXTENSION, read_request, take_unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from werkzeug.datastructures import Headers
 
@@ -37,6 +37,7 @@ _T = TypeVar("_T")
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _SECONDS: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 _CHARSETS: Final = frozenset({"utf-8", "utf8", ""})
+IGNORED_HEADER: Final = "x-triolet-ignored"
 KEY_BYTES: Final = 32 * KIB
 """Of a body's beginning and end, by which a request that is sent again is known."""
 INLINE_BYTES: Final = 64 * KIB
@@ -87,7 +88,7 @@ def deadline_s(config: ServerConfig, *, is_streamed: bool = True) -> float:
 
 def check_model(name: str | None, config: ServerConfig) -> None:
     """Raise the RequestError for a model that is not the served one. None means whichever is."""
-    if name is not None and name != config.model_name:
+    if name is not None and not config.serves(name):
         raise RequestError(
             f"there is no model {echo(name)}; GET /v1/models lists them",
             status=404,
@@ -112,11 +113,23 @@ async def read_fields(kind: type[ModelT], services: Services) -> ModelT:
     ends = (body[:KEY_BYTES], body[-KEY_BYTES:])
     live_request().key = hash((current_tenant().name, request.path, len(body), ends))
 
-    def parse() -> ModelT:
-        return read_request(kind, parse_object(body))
+    def parse() -> tuple[ModelT, tuple[str, ...]]:
+        named = parse_object(body)
+        unknown = () if services.config.strict_requests else take_unknown(kind, named)
+        return read_request(kind, named), unknown
 
     is_quick = len(body) <= INLINE_BYTES and body.count(b"{") <= INLINE_OBJECTS
-    return await in_parser_thread(parse, services, is_quick=is_quick)
+    fields, unknown = await in_parser_thread(parse, services, is_quick=is_quick)
+    if unknown:
+        _note_ignored(unknown, services)
+    return fields
+
+
+def _note_ignored(names: Sequence[str], services: Services) -> None:
+    """Tell the client and the operator which parameters have no effect."""
+    for name in names:
+        services.metrics.http.ignored(name if name in EXTENSIONS else OTHER_EXTENSION)
+    live_request().headers[IGNORED_HEADER] = ", ".join(names)
 
 
 async def in_parser_thread(parse: Callable[[], _T], services: Services, *, is_quick: bool) -> _T:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from triolet.config import ANY_MODEL
 from triolet.errors import invalid_request
 
 from .chat import read_turns
@@ -23,14 +24,16 @@ STARTED_AT: Final = int(time.time())
 
 
 def list_models(services: Services) -> Response:
-    """Return the one model that there is."""
-    return json_response({"object": "list", "data": [_card(services)]})
+    """Return the model under each of its names."""
+    config = services.config
+    names = (config.model_name, *(n for n in config.model_aliases if n != ANY_MODEL))
+    return json_response({"object": "list", "data": [_card(name, services) for name in names]})
 
 
 def show_model(services: Services, name: str) -> Response:
     """Return one model by name."""
     check_model(name, services.config)
-    return json_response(_card(services))
+    return json_response(_card(name, services))
 
 
 async def tokenize(services: Services) -> Response:
@@ -70,9 +73,9 @@ async def detokenize(services: Services) -> Response:
     return json_response({"prompt": text})
 
 
-def _card(services: Services) -> dict[str, Any]:
+def _card(name: str, services: Services) -> dict[str, Any]:
     return {
-        "id": services.config.model_name,
+        "id": name,
         "object": "model",
         "created": STARTED_AT,
         "owned_by": "triolet",

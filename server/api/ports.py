@@ -297,6 +297,10 @@ class HttpMetricsPort(Protocol):
         """Count a request that was answered with an error."""
         ...
 
+    def ignored(self, name: str) -> None:
+        """Count a parameter that had no effect, by a name from a bounded set."""
+        ...
+
     def resumption(self, what: str) -> None:
         """Count what becomes of answers that clients may come back to."""
         ...

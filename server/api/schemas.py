@@ -1,12 +1,15 @@
 """What a request may hold: names, types and ranges. Knows no tokens and no workers.
 
-Each name falls into one of three classes: applied (a field here), accepted without effect
-(IGNORED), or refused by name (UNSUPPORTED, unless it asks for what happens anyway). Anything else
-is unknown, and refused too: a parameter that silently does nothing misleads its user.
+Each name falls into one of four classes: applied (a field here), accepted without effect
+(IGNORED), refused by name (UNSUPPORTED, unless it asks for what happens anyway), or unknown.
+Unknown names are extensions of other servers or mistakes: HTTP endpoints ignore them and name them
+in the answer's `x-triolet-ignored`; with `strict_requests` they are refused.
 """
 
 from __future__ import annotations
 
+import re
+from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar
 
@@ -32,7 +35,7 @@ from .strict_fields import StrictFields
 from .tool_schema import MAX_TOOLS, ToolCall, ToolFields
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from triolet.errors import RequestError
 
@@ -73,8 +76,57 @@ UNSUPPORTED: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
     "max_tool_calls": ("calling tools", ()),
     "truncation": ("truncating the input", ("disabled",)),
     "generate": ("a request without an answer", (True,)),
+    # Extensions of vLLM, SGLang and llama.cpp that change what is generated or how it is written.
+    "allowed_token_ids": ("a list of allowed tokens", ([],)),
+    "bad_words": ("forbidden words", ([],)),
+    "custom_logit_processor": ("a processor of logits", ()),
+    "documents": ("documents beside the messages", ([],)),
+    "dry_multiplier": ("DRY sampling", (0, 0.0)),
+    "dynatemp_range": ("dynamic temperature", (0, 0.0)),
+    "early_stopping": ("beam search", (False,)),
+    "ebnf": ("this name (it is structured_outputs.grammar)", ()),
+    "id_slot": ("choosing a slot", (-1,)),
+    "image_data": ("images", ([],)),
+    "input_embeds": ("a prompt of vectors", ()),
+    "json_schema": ("this name (it is response_format or structured_outputs.json)", ()),
+    "length_penalty": ("beam search", (1, 1.0)),
+    "logits_processors": ("processors of logits", ([],)),
+    "lora": ("adapters", ([],)),
+    "lora_path": ("adapters", ()),
+    "mirostat": ("mirostat sampling", (0,)),
+    "n_predict": ("this name (it is max_tokens)", (-1,)),
+    "n_probs": ("this name (it is logprobs)", (0,)),
+    "prompt_embeds": ("a prompt of vectors", ()),
+    "repeat_penalty": ("this name (it is repetition_penalty)", (1, 1.0)),
+    "return_hidden_states": ("hidden states in the answer", (False,)),
+    "return_tokens_as_token_ids": ("this form of tokens (see return_token_ids)", (False,)),
+    "samplers": ("an order of samplers", ()),
+    "stop_regex": ("an expression that ends the text", ()),
+    "top_n_sigma": ("top-n-sigma sampling", (-1, -1.0, 0, 0.0)),
+    "truncate_prompt_tokens": ("truncating the prompt", ()),
+    "typical_p": ("typical sampling", (1, 1.0)),
+    "xtc_probability": ("XTC sampling", (0, 0.0)),
 }
 """By name: what it would be, and the values that ask for nothing more than happens anyway."""
+
+EXTENSIONS: Final = frozenset(
+    # vLLM
+    "include_reasoning kv_transfer_params media_io_kwargs mm_processor_kwargs request_id "
+    "spaces_between_special_tokens vllm_xargs "
+    # SGLang
+    "data_parallel_rank no_stop_trim rid return_cached_tokens_details separate_reasoning "
+    "session_params stream_reasoning "
+    # llama.cpp
+    "cache_prompt dry_allowed_length dry_base dry_penalty_last_n dry_sequence_breakers "
+    "dynatemp_exponent min_keep mirostat_eta mirostat_tau n_discard n_keep parse_tool_calls "
+    "post_sampling_probs reasoning_format repeat_last_n response_fields return_progress "
+    "t_max_predict_ms timings_per_token xtc_threshold "
+    # benchmark clients and routers
+    "nvext provider route transforms".split()
+)
+"""Extensions of other servers that change no promise, or only refine what UNSUPPORTED refuses.
+Metrics count them by name; every other unknown name is counted as OTHER_EXTENSION."""
+OTHER_EXTENSION: Final = "other"
 
 
 def _stop(value: object) -> object:
@@ -261,6 +313,8 @@ class StreamOptions(StrictModel):
     """How a stream is written."""
 
     include_usage: bool | None = None
+    # Every chunk carries the counts so far; an extension of vLLM's that benchmark clients send.
+    continuous_usage_stats: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
 
@@ -335,6 +389,48 @@ class DetokenizeRequest(StrictModel):
 ModelT = TypeVar("ModelT", bound=StrictModel)
 
 
+MAX_UNKNOWN: Final = 16
+"""Unknown names in one body; the extensions of all known servers together send fewer."""
+_EXTENSION_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+TYPO_RATIO: Final = 0.8
+"""Names that are so alike are one name with a typing error, or the same parameter of another
+server (`max_new_tokens`): ignoring it would change the answer."""
+
+
+def take_unknown(kind: type[StrictModel], body: dict[str, Any]) -> tuple[str, ...]:
+    """Remove from a body the extensions that its endpoint does not know; return their names.
+
+    A name that is a parameter of chat or completions, resembles one of this endpoint, or is no word
+    stays and is refused by `read_request`: it would change the answer, or cannot be told.
+
+    Raises:
+      RequestError: 400, there are more than MAX_UNKNOWN.
+    """
+    fields = {info.alias or name for name, info in kind.model_fields.items()}
+    unknown = [name for name in body if name not in fields | kind.ignored | kind.unsupported.keys()]
+    if len(unknown) > MAX_UNKNOWN:
+        raise http_error(
+            400, f"{len(unknown)} parameters are unknown; at most {MAX_UNKNOWN} are ignored"
+        )
+    others = ChatRequest.model_fields.keys() | CompletionRequest.model_fields.keys()
+    names = tuple(
+        name
+        for name in unknown
+        if name in EXTENSIONS
+        or (_EXTENSION_NAME.fullmatch(name) and name not in others and not _meant(name, fields))
+    )
+    for name in names:
+        del body[name]
+    return names
+
+
+def _meant(name: str, fields: Iterable[str]) -> str | None:
+    """Return the parameter whose name an unknown one resembles."""
+    if not _EXTENSION_NAME.fullmatch(name):
+        return None  # comparing costs the product of their lengths
+    return next(iter(get_close_matches(name, fields, 1, TYPO_RATIO)), None)
+
+
 def read_request(kind: type[ModelT], body: dict[str, Any]) -> ModelT:
     """Return a request's fields.
 
@@ -356,10 +452,10 @@ def read_request(kind: type[ModelT], body: dict[str, Any]) -> ModelT:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        raise _first_fault(error) from None
+        raise _first_fault(error, kind.model_fields) from None
 
 
-def _first_fault(error: ValidationError) -> RequestError:
+def _first_fault(error: ValidationError, fields: Iterable[str]) -> RequestError:
     fault = error.errors(include_url=False, include_context=False)[0]
     # A name that the client made up may be as long as its body.
     param = ".".join(str(part) for part in fault["loc"])[:MAX_ECHO] or None
@@ -368,7 +464,9 @@ def _first_fault(error: ValidationError) -> RequestError:
     if fault["type"] == "missing":
         return http_error(400, f"{param} is required", param)
     if fault["type"] == "extra_forbidden":
-        return http_error(400, f"{echo(param)} is no parameter of this endpoint", param)
+        meant = _meant(param or "", fields)
+        advice = f"; is {meant} meant?" if meant else ""
+        return http_error(400, f"{echo(param)} is no parameter of this endpoint{advice}", param)
     if fault["type"] == "value_error":
         return http_error(400, f"{param} {fault['msg'].removeprefix('Value error, ')}", param)
     return http_error(400, f"{param}: {fault['msg']}; it is {echo(fault['input'])}", param)

@@ -206,10 +206,52 @@ async def test_what_changes_nothing_is_accepted() -> None:
     assert answer.status == 200
 
 
-async def test_an_unknown_parameter_is_refused() -> None:
+async def test_a_misspelt_parameter_is_refused_with_the_one_that_is_meant() -> None:
     async with surface() as server:
-        error = await refused(server, CHAT, {"messages": HI, "temprature": 1})
-    assert "temprature" in error["param"]
+        for name, meant in (("temprature", "temperature"), ("max_new_tokens", "max_tokens")):
+            error = await refused(server, CHAT, {"messages": HI, name: 1})
+            assert (error["param"], meant in error["message"]) == (name, True)
+
+
+EXTENSIONS = {"cache_prompt": True, "nvext": {"a": [1]}, "a_name_of_another_server": None}
+
+
+async def test_extensions_of_other_servers_are_ignored_and_named_in_the_answer() -> None:
+    async with surface() as server:
+        answer = await server.post(CHAT, {"messages": HI, **EXTENSIONS})
+        await refused(server, CHAT, {"messages": HI, "a name\r\nwith: more": 1})
+        metrics = (await server.request("GET", "/metrics")).body.decode()
+    assert answer.status == 200
+    assert answer.headers["x-triolet-ignored"] == ", ".join(EXTENSIONS)
+    for name, count in (("cache_prompt", 1), ("nvext", 1), ("other", 1)):
+        assert f'triolet_ignored_parameters_total{{parameter="{name}"}} {count}.0' in metrics
+
+
+async def test_too_many_unknown_parameters_are_a_mistake() -> None:
+    async with surface() as server:
+        error = await refused(server, CHAT, {"messages": HI, **{f"x{i}": 1 for i in range(17)}})
+    assert "17 parameters" in error["message"]
+
+
+async def test_a_strict_server_refuses_every_unknown_parameter() -> None:
+    async with surface(strict_requests=True) as server:
+        for name, value in EXTENSIONS.items():
+            error = await refused(server, CHAT, {"messages": HI, name: value})
+            assert error["param"] == name
+
+
+async def test_a_model_goes_by_every_name_that_it_was_given() -> None:
+    async with surface(model_aliases=("gpt-4o-mini",)) as server:
+        for name in (MODEL, "gpt-4o-mini"):
+            answer = await server.post(CHAT, {"model": name, "messages": HI})
+            assert (answer.status, answer.json["model"]) == (200, MODEL)
+        listed = (await server.request("GET", "/v1/models")).json["data"]
+        assert [card["id"] for card in listed] == [MODEL, "gpt-4o-mini"]
+        assert (await server.post(CHAT, {"model": "gpt-4", "messages": HI})).status == 404
+    async with surface(model_aliases=("*",)) as server:
+        assert (await server.post(CHAT, {"model": "whatever", "messages": HI})).status == 200
+        listed = (await server.request("GET", "/v1/models")).json["data"]
+        assert [card["id"] for card in listed] == [MODEL]
 
 
 @pytest.mark.parametrize("missing", [CHAT, COMPLETIONS])

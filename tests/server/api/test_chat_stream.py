@@ -73,6 +73,21 @@ async def test_usage_comes_once_at_the_end_and_null_before() -> None:
     }
 
 
+@pytest.mark.parametrize("with_total", [True, False])
+async def test_usage_so_far_is_in_every_chunk_if_asked_for(with_total: bool) -> None:
+    options = {"include_usage": with_total, "continuous_usage_stats": True}
+    async with surface() as server:
+        answer = await server.post(PATH, chat(stream_options=options, n=2))
+    chunks = [event for event in answer.events if event != "[DONE]"]
+    usages = [chunk["usage"] for chunk in chunks]
+    counts = [usage["completion_tokens"] for usage in usages]
+    assert all(chunk["choices"] for chunk in chunks) is not with_total
+    assert counts[0] == 0 < counts[-1]
+    assert counts == sorted(counts)
+    assert len({usage["prompt_tokens"] for usage in usages}) == 1
+    assert all(u["prompt_tokens"] + u["completion_tokens"] == u["total_tokens"] for u in usages)
+
+
 async def test_several_choices_share_a_stream_and_each_finishes_once() -> None:
     fleet = FakeFleet(by_hand)
     async with surface(fleet) as server, trio.open_nursery() as nursery:

@@ -130,7 +130,6 @@ REFUSED: dict[str, Any] = {
     "logit_bias": {"999999": 1},
     "min_tokens": True,
     "cache_salt": "",
-    "a_name_that_nobody_knows": 1,
 }
 
 
