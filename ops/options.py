@@ -120,6 +120,7 @@ StrictOption: TypeAlias = Annotated[
     bool, _http("--strict-requests", help="Refuse parameters that are not known.")
 ]
 MaxConnectionsOption: TypeAlias = Annotated[int, _http(min=1, help="Client connections.")]
+TokenWindowOption: TypeAlias = Annotated[int, _http(help="Tokens a stream may run ahead.")]
 MetricsCompatOption: TypeAlias = Annotated[
     str, _http(help="Second names of metrics: vllm or none.")
 ]
@@ -374,9 +375,7 @@ def server_options(
     spend_file: SpendFileOption = None,
     model_name: ModelNameOption = None,
     strict_requests: StrictOption = _SERVER.strict_requests,
-    token_window: Annotated[
-        int, _http(help="Tokens a stream may run ahead.")
-    ] = _SERVER.token_window,
+    token_window: TokenWindowOption = _SERVER.token_window,
     stall_timeout: Annotated[
         float, _http(help="Seconds after which a client that reads nothing is cut off.")
     ] = _SERVER.stall_timeout_s,
