@@ -168,7 +168,7 @@ async def test_rows_that_never_wait_for_their_masks_choose_the_same_tokens(
     hurry = replace(
         SETTINGS,
         masks=MaskConfig(
-            step_wait_share=0.0, least_wait_s=0.0, alone_wait_s=0.0, slow_mask_cpu_s=0.0
+            step_wait_share=0.0, least_wait_s=0.0, alone_wait_s=0.001, slow_mask_cpu_s=0.0
         ),
     )
     hurried = {role: LocalEngine(open_engine(DEMO, hurry)) for role in Role if role in engines}
