@@ -123,6 +123,11 @@ class Attempt:
         """Whether it may not go on until its client has read more."""
         return self.samples_next and not self.window.may_produce(len(self.output_ids))
 
+    @property
+    def is_awaiting_mask(self) -> bool:
+        """Whether its next row would be computed for nothing: the mask is slow and not there."""
+        return self.samples_next and self.constraint is not None and self.constraint.is_awaited
+
     def rows(self, guesses: Sequence[int] = (), num_more: int = 0) -> list[StepRow]:
         """Return its next decode rows: the first token that is not computed yet, then those behind
         it that are known, or that are guessed to follow.

@@ -286,7 +286,8 @@ class Stepper:
                 runnable.append(attempt)
             else:
                 del self._awake[key]
-        return runnable
+        # With nothing else to compute the step itself waits for a mask.
+        return [attempt for attempt in runnable if not attempt.is_awaiting_mask] or runnable
 
     def _room(self) -> Room:
         # Everybody here may need another block soon: a guess must not make that a preemption.

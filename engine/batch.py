@@ -61,6 +61,12 @@ class Constraint(Protocol):
         """Whether its masks take so long that other rows should not wait for them."""
         ...
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a slow mask is not there yet, so that a row would be computed for nothing. Not to
+        be asked while a step runs."""
+        ...
+
     def begin(self, output_ids: Sequence[int]) -> Future[Mask | Barred]:
         """Begin to find out what may follow the completion so far. Asked again for the same tokens
         it goes on with what it has begun."""

@@ -152,6 +152,11 @@ class GrammarConstraint:
         self._is_condemned = False
         self._begun: dict[int, _Begun] = {}
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a slow mask is not there yet."""
+        return self.is_slow and not all(begun.mask.done() for begun in self._begun.values())
+
     def begin(self, output_ids: Sequence[int]) -> Future[Mask | Barred]:
         """Begin to find out what may follow; the tokens are read at once."""
         token_ids = list(output_ids)

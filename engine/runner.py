@@ -198,10 +198,10 @@ class Runner:
 
 
 def _is_alone(rows: Sequence[StepRow]) -> bool:
-    """Return whether all rows are of one sequence with a constraint."""
+    """Return whether all rows are of one sequence with a constraint, or have slow masks."""
     constraints = [None if row.sample is None else row.sample.constraint for row in rows]
-    first = constraints[0]
-    return first is not None and all(one is first for one in constraints)
+    is_one = constraints[0] is not None and all(one is constraints[0] for one in constraints)
+    return is_one or all(one is not None and one.is_slow for one in constraints)
 
 
 def _with_token(row: StepRow, previous: Sequence[Sampled | None]) -> StepRow:

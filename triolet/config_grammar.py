@@ -66,8 +66,8 @@ class MaskConfig:
     least_wait_s: float = 2 * MILLISECONDS
     """The same, at least: a mask takes some 0.1 ms, but its thread has to wake."""
     alone_wait_s: float = 20 * MILLISECONDS
-    """The same, at least, for a step of one sequence alone: only what comes meanwhile, a cancel or
-    a new prompt, waits for it."""
+    """The same, for a step of one sequence alone or of slow ones: only what comes meanwhile, a
+    cancel or a new prompt, waits for it."""
     launched_wait_s: float = 10 * MILLISECONDS
     """The same for steps that are launched and not timed: about a step of a GPU."""
     slow_mask_cpu_s: float = 2 * MILLISECONDS

@@ -27,7 +27,7 @@ LIMITS: Final = LLParserLimits(
     step_lexer_fuel=100_000,  # 7 ms, for one token
     step_max_items=5_000,
     max_lexer_states=20_000,  # about 40 MB
-    max_grammar_size=20_000,
+    max_grammar_size=100_000,
     verbose_errors=False,
 )
 """What one grammar may cost, in the library's units, which count work alone: a sequence ends at the
@@ -38,8 +38,7 @@ let an ambiguous grammar of 80 bytes take 0.8 s for one mask; 5,000 end it after
 2 ms. Measured needs, four walks of 60 tokens each: random schemas (loadtest/schemas.py) 100 with a
 vocabulary of 2,048 tokens and 200 with one of 65,000; recursive ones, SQL and Python statements up
 to 2,000; `anyOf` of 150 objects 5,000; only objects of more than 100 optional properties more.
-`step_lexer_fuel`: real formats and patterns take up to 50,000. `max_grammar_size`: 600 properties
-take 5,000."""
+`step_lexer_fuel`: real formats and patterns take up to 50,000."""
 PARAMETERS_OF_JSON: Final = "x-guidance"
 
 

@@ -4,8 +4,9 @@ One fleet with the demo model. Random schemas (loadtest/schemas.py) are asked fo
 at once, and every answer is validated by jsonschema. Then the same prompts with and without a
 schema take turns, which compares the time per token. Then hostile grammars are sent while a canary
 stream goes on. Then each grammar that costs more with every token is sent again and again over
-several connections, beside the canary and by turns with the canary alone. Exits with 1 if an answer
-does not validate, a hostile one was not dealt with in time, or the canary's tokens changed.
+several connections, and as many requests without one, beside the canary and by turns with it
+alone. Exits with 1 if an answer does not validate, a hostile one was not dealt with in time, or the
+canary's tokens changed.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ HOSTILE_S: Final = 0.3
 """Within which a hostile grammar has to be refused."""
 HOSTILE_TOKENS: Final = 32
 """What is harmless to compile may cost its tokens."""
+HARMLESS: Final = "no grammar"
+"""As many requests without one: what any company costs the canary."""
 CANARY_TOKENS: Final = 300
 """Of the stream beside which one kind of costly grammars is sent."""
 ATTACKERS: Final = 4
@@ -183,7 +186,7 @@ async def wear(client: httpx2.AsyncClient, rounds: int, found: Found) -> None:
     }
     expected: list[int] = []
     await gaps_of(client, canary, expected)
-    for name, fields in costly().items():
+    for name, fields in {HARMLESS: {}, **costly()}.items():
         attack = found.attacks.setdefault(name, Attack())
         for _ in range(rounds):
             for gaps, num_attackers in ((attack.alone, 0), (attack.beside, ATTACKERS)):

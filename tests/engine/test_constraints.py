@@ -195,13 +195,13 @@ def test_a_row_whose_grammar_leaves_nothing_says_so_alone(constraints: Constrain
     assert (other.token_id, other.barred) == (z, None)
 
 
-BRANCHES = " | ".join(f'"a" y{number % 20}' for number in range(700))
+BRANCHES = " | ".join(f'"a" y{number % 40}' for number in range(1200))
 DEFERRED = Grammar(
     GrammarKind.LARK,
     f"start: /[0-9]/ x x\nx: {BRANCHES}\n"
-    + "\n".join(f'y{number}: "a"? x?' for number in range(20)),
+    + "\n".join(f'y{number}: "a"? x?' for number in range(40)),
 )
-"""One mask of it, behind a digit, takes some 50 ms whatever the library's bounds are."""
+"""One mask of it, behind a digit, takes some 0.2 s whatever the library's bounds are."""
 
 
 def opened(**bounds: float) -> Constraints:
@@ -216,6 +216,7 @@ def wait_until_late(constraint: GrammarConstraint, expected: Barred) -> None:
         os.sched_yield()
 
 
+@pytest.mark.slow
 def test_a_mask_that_takes_too_long_ends_its_sequence_and_holds_up_no_other() -> None:
     constraints = opened(mask_cpu_s=0.005)
     other = constraints.constrain(FORWARDS)
@@ -231,7 +232,7 @@ def test_a_mask_that_takes_too_long_ends_its_sequence_and_holds_up_no_other() ->
     assert isinstance(again.result(), Mask)
     assert same(other.begin([]).result(), expected)
     assert begun.result() is Barred.TOO_COSTLY
-    assert behind.result() is Barred.LATE or behind is again
+    assert (behind is again, behind.result()) == (False, Barred.LATE)
     assert costly.begin(digit).result() is Barred.TOO_COSTLY
 
 
@@ -269,6 +270,7 @@ class Never(NamedTuple):
 
     verdict: Barred
     is_slow: bool = False
+    is_awaited: bool = False
 
     def begin(self, output_ids: Sequence[int]) -> Future[Mask | Barred]:
         return Future()
@@ -293,10 +295,21 @@ def test_a_sequence_is_slow_from_its_first_slow_mask_on() -> None:
     constraint = opened(slow_mask_cpu_s=0.0).constrain(FORWARDS)
     assert not constraint.is_slow
     assert isinstance(constraint.begin([]).result(), Mask)
-    assert constraint.is_slow
+    assert (constraint.is_slow, constraint.is_awaited) == (True, False)
     assert isinstance(constraint.begin(ids_of("a")).result(), Mask)
 
 
+@pytest.mark.slow
+def test_a_slow_mask_is_awaited_until_it_is_there() -> None:
+    constraint = opened(slow_mask_cpu_s=0.0, mask_cpu_s=9.0, burst_cpu_s=9.0).constrain(DEFERRED)
+    constraint.begin([]).result()
+    begun = constraint.begin(ids_of("1"))
+    assert constraint.is_awaited
+    assert isinstance(begun.result(), Mask)
+    assert not constraint.is_awaited
+
+
+@pytest.mark.slow
 def test_with_as_many_stragglers_as_may_be_a_thread_is_not_replaced() -> None:
     constraints = opened(mask_cpu_s=0.005, max_stragglers=0)
     costly, other = constraints.constrain(DEFERRED), constraints.constrain(FORWARDS)
