@@ -123,7 +123,7 @@ bench-serve: bench-model  ## whole servers over HTTP side by side: 1, 8, 32 stre
 bench-wire: install-dev  ## the KV path beside bare sockets, and its share of a prompt's time
 	$(BIN)/python -m loadtest.bench.wire $(ARGS)
 
-bench-fairness: install-dev  ## a quiet tenant beside a flood, shares by weight, Jain's index, on real processes
+bench-fairness: install-dev  ## a quiet tenant beside a flood, shares by weight, Jain's index (ARGS=--attacks: beside hostile ones)
 	$(BIN)/python -m loadtest.bench.fairness $(ARGS)
 
 bench-queue: install-dev  ## what one step of the fair queue costs with up to 100,000 waiting, beside a sorted list

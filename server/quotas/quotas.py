@@ -199,19 +199,15 @@ class Quotas:
         """Return how many requests of a tenant are between the door and their end, here."""
         return self._tickets.get(tenant, 0) + self._reservations.get(tenant, 0)
 
-    def check(self, tenant: Tenant, *, uses_tokens: bool = True) -> None:
+    def check(self, tenant: Tenant) -> None:
         """Refuse at once whoever has nothing left, before anything is worked on. Costs no round
         trip, and says nothing of whoever has a little.
-
-        Args:
-          tenant: whose request it is.
-          uses_tokens: of the limits only the one on requests counts otherwise.
 
         Raises:
           RequestError: 429.
         """
         if tenant.name:
-            self._check(tenant, limits_of(tenant.plan), uses_tokens=uses_tokens)
+            self._check(tenant, limits_of(tenant.plan), uses_tokens=True)
 
     def enter(self, tenant: Tenant, *, uses_tokens: bool, is_charged: bool) -> Ticket:
         """Let a request in, or refuse it before its body is read.
