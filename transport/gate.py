@@ -129,7 +129,7 @@ class BoundGate:
                 self._refuse(connection, peer, objection)
                 return None
             self._refused.pop(peer.identity(), None)
-        return message._replace(sender=self._names.sender(connection))
+        return Message(self._names.sender(connection), message.frame, message.payload)
 
     def _refuse(self, connection: bytes, peer: PeerId, objection: str) -> None:
         self.frames.blame(connection)
