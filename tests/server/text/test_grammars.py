@@ -27,7 +27,9 @@ BAD = Grammar(GrammarKind.REGEX, "(a")
 PATTERNS = {
     f"p{i}": {"type": "string", "pattern": f"^[a-z]{{{i % 9 + 1},40}}$"} for i in range(5000)
 }
-COSTLY = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"properties": PATTERNS}))
+COSTLY = Grammar(
+    GrammarKind.JSON_SCHEMA, json.dumps({"properties": PATTERNS, "required": list(PATTERNS)})
+)
 """Usable, but takes seconds and many megabytes, without coming near any bound of the compiler's
 own; far beyond the bytes that the API lets through."""
 PATIENT = GrammarConfig(wait_s=60.0)
