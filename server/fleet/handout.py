@@ -31,8 +31,8 @@ STREAMS_PER_CHECKPOINT: Final = 128
 """Streams that are handed their tokens before others may run: two or three milliseconds."""
 
 
-ROWS_PER_TURN: Final = 64
-"""Tokens that are taken before others may run, where several tenants have streams: about a
+ROWS_PER_TURN: Final = 32
+"""Tokens that are taken before others may run, where several tenants have streams: half a
 millisecond with the writes that follow. With 16 the turns themselves cost more than the tokens."""
 
 
