@@ -1,8 +1,8 @@
 """The threads in which masks are computed: a quick one, and a slow one for sequences with costly
 masks.
 
-A mask cannot be broken off. A thread whose mask takes longer than any may is left to end it at the
-lowest priority, and a new one takes its place; whatever had waited behind is asked for again.
+A mask cannot be broken off. A thread whose mask takes longer than any may is left to end it at a low
+priority, and a new one takes its place; whatever had waited behind is asked for again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import structlog
 
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from .batch import Mask
 
 log = structlog.get_logger()
-
-LOWEST: Final = 19
-"""The niceness of threads whose result is not wanted any more."""
 
 
 class Masked(Protocol):
@@ -99,7 +96,7 @@ class Lane:
         if len(self._stragglers) >= self._config.max_stragglers:
             return
         log.warning("mask_thread_replaced", thread=self._name, stragglers=len(self._stragglers) + 1)
-        os.setpriority(os.PRIO_PROCESS, running.thread, LOWEST)
+        _stand_back(running.thread, self._config.straggler_niceness)
         left, self._running = self._threads, None
         self.generation += 1
         self._threads = self._new_threads()
@@ -108,7 +105,7 @@ class Lane:
         left.shutdown(wait=False)
 
     def _new_threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(1, self._name, _stand_back, (self._niceness,))
+        return ThreadPoolExecutor(1, self._name, _begin_thread, (self._niceness,))
 
     def _compute(self, masked: Masked, output_ids: list[int], generation: int) -> Mask | Barred:
         if generation != self.generation:
@@ -140,8 +137,12 @@ class Lanes:
         self.slow.prepare()
 
 
-def _stand_back(niceness: int) -> None:
+def _begin_thread(niceness: int) -> None:
+    _stand_back(threading.get_native_id(), niceness)
+
+
+def _stand_back(thread: int, niceness: int) -> None:
+    """Raise a thread's niceness; the kernel takes what is too high for the highest."""
     if niceness:
-        thread = threading.get_native_id()
         own = os.getpriority(os.PRIO_PROCESS, thread)
-        os.setpriority(os.PRIO_PROCESS, thread, min(LOWEST, own + niceness))
+        os.setpriority(os.PRIO_PROCESS, thread, own + niceness)

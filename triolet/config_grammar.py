@@ -73,9 +73,11 @@ class MaskConfig:
     slow_mask_cpu_s: float = 2 * MILLISECONDS
     """A sequence with a mask that took longer has its next ones computed in the slow thread, where
     it delays its like alone, and steps with other rows do not wait for it at all."""
-    slow_niceness: int = 15
-    """Of the slow thread: behind the device's (`EngineConfig.niceness`), with a tenth of its part
-    of a core that both want."""
+    slow_niceness: int = 5
+    """Of the slow thread: that of the device's (`EngineConfig.niceness`). No more, for it holds the
+    interpreter's lock at times, and the device waits for whoever holds that."""
+    straggler_niceness: int = 10
+    """Of a thread that only ends a mask whose sequence has ended."""
     mask_cpu_s: float = 100 * MILLISECONDS
     """For one mask; beyond it the sequence ends, without waiting for the mask. The library's bounds
     are looked at between two rows of a parse, and one row may take long."""
