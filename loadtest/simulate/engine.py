@@ -324,10 +324,11 @@ class SimulatedDevice:
     async def run(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
         """Run a step after the time that it takes."""
         began_at = trio.current_time()
-        if self.on_step is not None:
+        rows = _rows(args)
+        if rows and self.on_step is not None:
             self.on_step(began_at)
         num_tokens = 0
-        for row in _rows(args):
+        for row in rows:
             num_tokens += len(row.token_ids)
             if row.sample is not None:
                 chosen = (row.sample.prompt_ids, row.sample.params.seed)
@@ -341,6 +342,5 @@ class SimulatedDevice:
 
 
 def _rows(args: tuple[object, ...]) -> Sequence[StepRow]:
-    """Return what a device is asked for; nothing but steps is run on this one."""
-    (rows,) = args
-    return cast("Sequence[StepRow]", rows)
+    """Return the rows of a step; none where the device is only asked whether it still works."""
+    return cast("Sequence[StepRow]", args[0]) if args else ()

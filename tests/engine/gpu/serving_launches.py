@@ -85,7 +85,7 @@ def runner() -> Runner:
     attention = TritonAttention(pool, MODEL.num_heads, MAX_MODEL_LEN)
     transformer = FusedTransformer(MODEL, weights, pool, attention, MAX_MODEL_LEN)
     sizes = bucket_sizes(CONFIG.max_num_seqs, fixed=False)
-    decoder = Decoder(transformer, pool, sizes, MAX_MODEL_LEN)
+    decoder = Decoder(transformer, pool, sizes, MAX_MODEL_LEN, mask_wait_s=0.01)
     return Runner(FusedModel(transformer, BLOCK_SIZE, CPU), BLOCK_SIZE, pool, decoder)
 
 
