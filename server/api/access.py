@@ -175,8 +175,8 @@ async def let_in(services: Services) -> None:
 
 
 def _take_ticket(services: Services, entry: Entry, endpoint: str | None, *, is_inner: bool) -> None:
-    is_kept = endpoint in RESUMABLE
-    if is_kept and (owner_elsewhere(services) is not None or has_answer(services)):
+    may_be_kept = entry.may_come_back and endpoint in RESUMABLE
+    if may_be_kept and (owner_elsewhere(services) is not None or has_answer(services)):
         return
     uses_tokens = endpoint not in TEXT_ONLY
     entry.ticket = services.quotas.enter(

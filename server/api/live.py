@@ -69,6 +69,9 @@ class Departure:
 WAITING: Final = frozenset({b"expect", b"transfer-encoding"})
 """Headers of requests whose bodies wait for leave, however short they are."""
 
+COMING_BACK: Final = frozenset({b"idempotency-key", b"last-event-id"})
+"""Headers of requests whose answer may be there already."""
+
 
 class Entry:
     """How far a request has come in, and what it holds until it is queued.
@@ -79,6 +82,7 @@ class Entry:
     Attributes:
       expected_bytes: of the body, as its head says; 0 if it does not.
       waits_for_leave: its client does not say how long its body is, or waits to be asked for it.
+      may_come_back: it names an answer that may be there already.
       received_bytes: of the body, so far.
       is_decided: it is let in, or turned away.
       is_turned_away: its body is dropped unread.
@@ -89,12 +93,14 @@ class Entry:
 
     def __init__(self, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
         self.expected_bytes = self.received_bytes = 0
-        self.waits_for_leave = False
+        self.waits_for_leave = self.may_come_back = False
         for name, value in headers:
             if name == b"content-length":
                 self.expected_bytes = int(value)  # the parser of heads lets digits through only
             elif name in WAITING:
                 self.waits_for_leave = True
+            elif name in COMING_BACK:
+                self.may_come_back = True
         self.is_decided = self.is_turned_away = self.is_whole = False
         self.ticket: Ticket | None = None
         self.hold: BodyHold | None = None
