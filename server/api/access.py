@@ -172,18 +172,18 @@ async def let_in(services: Services) -> None:
         if asked.method == "POST" and asked.endpoint not in UNMETERED:
             _take_ticket(services, entry, asked.endpoint, is_inner=is_inner)
         if not is_inner:
-            _take_room(services, entry, key, asked.content_length or 0)
+            _take_room(services, entry, key)
     except RequestError:
-        entry.turn_away()
+        entry.decide(is_turned_away=True)
         if not is_inner:
-            await _pause(services, entry, key, asked.content_length or 0)
+            await _pause(services, entry, key)
         raise
-    entry.decided.set()
+    entry.decide(is_turned_away=False)
 
 
 def _take_ticket(services: Services, entry: Entry, endpoint: str | None, *, is_inner: bool) -> None:
-    is_kept = endpoint in RESUMABLE
-    if is_kept and (owner_elsewhere(services) is not None or has_answer(services)):
+    may_be_kept = entry.may_come_back and endpoint in RESUMABLE
+    if may_be_kept and (owner_elsewhere(services) is not None or has_answer(services)):
         return
     uses_tokens = endpoint not in TEXT_ONLY
     entry.ticket = services.quotas.enter(
@@ -191,19 +191,19 @@ def _take_ticket(services: Services, entry: Entry, endpoint: str | None, *, is_i
     )
 
 
-def _take_room(services: Services, entry: Entry, key: str, num_bytes: int) -> None:
+def _take_room(services: Services, entry: Entry, key: str) -> None:
     entry.hold = services.bodies.hold(key)
-    if not entry.hold.grow_to(max(num_bytes, entry.received_bytes)):
+    if not entry.hold.grow_to(max(entry.expected_bytes, entry.received_bytes)):
         assert entry.hold.refusal is not None, "says why"
         raise entry.hold.refusal
 
 
-async def _pause(services: Services, entry: Entry, key: str, num_bytes: int) -> None:
+async def _pause(services: Services, entry: Entry, key: str) -> None:
     """Wait until a refusal is due, and for a body that is on its way already: its connection can
     then be used again."""
     now = trio.current_time()
     answered_at = now + services.refusals.wait_s(key, now)
-    if num_bytes <= services.config.door.small_body_bytes:
+    if entry.expected_bytes <= services.config.door.small_body_bytes:
         with trio.move_on_after(BODY_UNDER_WAY_S):
-            await entry.whole.wait()
+            await entry.wait_whole()
     await trio.sleep_until(answered_at)

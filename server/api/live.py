@@ -17,7 +17,7 @@ from ..generation import CancelReason
 from .shortcut import NoShortcut
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from types import TracebackType
 
     from ..door import BodyHold
@@ -109,45 +109,76 @@ class Departure:
         self.reason = CancelReason.CLIENT_GONE
 
 
+WAITING: Final = frozenset({b"expect", b"transfer-encoding"})
+"""Headers of requests whose bodies wait for leave, however short they are."""
+
+COMING_BACK: Final = frozenset({b"idempotency-key", b"last-event-id"})
+"""Headers of requests whose answer may be there already."""
+
+
 class Entry:
     """How far a request has come in, and what it holds until it is queued.
 
+    Args:
+      headers: of the request, in lower case; none of a WebSocket's message.
+
     Attributes:
-      decided: set once it is let in, or turned away.
+      expected_bytes: of the body, as its head says; 0 if it does not.
+      waits_for_leave: its client does not say how long its body is, or waits to be asked for it.
+      may_come_back: it names an answer that may be there already.
+      received_bytes: of the body, so far.
+      is_decided: it is let in, or turned away.
       is_turned_away: its body is dropped unread.
-      whole: set once all of its body came.
+      is_whole: all of its body came.
       ticket: counts it as under way; None where it does not count.
       hold: of the room that its body takes; None where that is not counted.
     """
 
-    def __init__(self) -> None:
-        self.decided = trio.Event()
-        self.is_turned_away = False
-        self.whole = trio.Event()
+    def __init__(self, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        self.expected_bytes = self.received_bytes = 0
+        self.waits_for_leave = self.may_come_back = False
+        for name, value in headers:
+            if name == b"content-length":
+                self.expected_bytes = int(value)  # the parser of heads lets digits through only
+            elif name in WAITING:
+                self.waits_for_leave = True
+            elif name in COMING_BACK:
+                self.may_come_back = True
+        self.is_decided = self.is_turned_away = self.is_whole = False
         self.ticket: Ticket | None = None
         self.hold: BodyHold | None = None
-        self._received = 0
+        self._changed: trio.Event | None = None
 
-    @property
-    def received_bytes(self) -> int:
-        """Of the body, so far."""
-        return self._received
+    async def wait_decided(self) -> None:
+        """Wait until it is let in, or turned away."""
+        while not self.is_decided:
+            await self._wait_changed()
+
+    async def wait_whole(self) -> None:
+        """Wait until all of its body came."""
+        while not self.is_whole:
+            await self._wait_changed()
+
+    def decide(self, *, is_turned_away: bool) -> None:
+        """Let it in, or drop its body."""
+        self.is_decided, self.is_turned_away = True, is_turned_away
+        self._wake()
+
+    def complete(self) -> None:
+        """Note that nothing more of the body comes."""
+        self.is_whole = True
+        self._wake()
 
     @property
     def is_cut(self) -> bool:
         """Whether the rest of the body is not taken: the connection cannot be used again."""
         is_full = self.hold is not None and self.hold.refusal is not None
-        return (self.is_turned_away or is_full) and not self.whole.is_set()
+        return (self.is_turned_away or is_full) and not self.is_whole
 
     def receive(self, num_bytes: int) -> bool:
         """Count bytes of the body; return whether they are to be kept."""
-        self._received += num_bytes
-        return self.hold is None or self.hold.grow_to(self._received)
-
-    def turn_away(self) -> None:
-        """Drop the body."""
-        self.is_turned_away = True
-        self.decided.set()
+        self.received_bytes += num_bytes
+        return self.hold is None or self.hold.grow_to(self.received_bytes)
 
     def begin_work(self) -> None:
         """Let the request count from here on, even if nothing comes of it."""
@@ -170,6 +201,16 @@ class Entry:
         if self.hold is not None:
             self.hold.give_back()
 
+    async def _wait_changed(self) -> None:
+        # Made where somebody waits, which is seldom.
+        self._changed = self._changed or trio.Event()
+        await self._changed.wait()
+
+    def _wake(self) -> None:
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
+
 
 class Running(Protocol):
     """Something that a request began: a generation, or a run of inputs."""
@@ -189,6 +230,7 @@ class LiveRequest:
 
     Args:
       departure: of its connection.
+      headers: as `Entry` takes them.
 
     Attributes:
       request_id: 16 random bytes.
@@ -200,10 +242,10 @@ class LiveRequest:
       is_crowded_out: it was refused, because of what waited or ran already.
     """
 
-    def __init__(self, departure: Departure) -> None:
+    def __init__(self, departure: Departure, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
         self.request_id = new_request_id()
         self.began_at = trio.current_time()
-        self.entry = Entry()
+        self.entry = Entry(headers)
         self.key = 0
         self.headers: dict[str, str] = {}
         self.cache: CacheAsk | None = None

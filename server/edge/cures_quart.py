@@ -46,7 +46,7 @@ class CuredHTTPConnection(TrioASGIHTTPConnection):
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         """Run the request; whatever ends it, the generations it began end with it."""
         state = self.scope["state"]
-        with LiveRequest(state[DEPARTURE_KEY]) as live:
+        with LiveRequest(state[DEPARTURE_KEY], self.scope["headers"]) as live:
             state[SCOPE_KEY] = live
             await super().__call__(receive, send)
 
@@ -56,28 +56,21 @@ class CuredHTTPConnection(TrioASGIHTTPConnection):
         """Take the body in as far as the door lets it, and note when the client leaves."""
         state = self.scope["state"]
         entry: Entry = state[SCOPE_KEY].entry
-        if not self._is_small(request):
-            await entry.decided.wait()
+        is_small = entry.expected_bytes <= self.app.config["SMALL_BODY_BYTES"]
+        if entry.waits_for_leave or not is_small:
+            await entry.wait_decided()
             if not entry.is_turned_away and CONTINUE_KEY in state:
                 await state[CONTINUE_KEY]()
         while (message := await receive())["type"] == "http.request":
-            data = message.get("body", b"")
-            is_last = not message.get("more_body", False)
-            if entry.receive(len(data)) and not entry.is_turned_away:
+            data, is_last = message.get("body", b""), not message.get("more_body", False)
+            is_kept = entry.receive(len(data)) and not entry.is_turned_away
+            if is_kept:
                 request.body.append(data)
-            else:
-                is_last = True
-            if is_last:
+            if is_last or not is_kept:
                 request.body.set_complete()
-            if not message.get("more_body", False):
-                entry.whole.set()
+            if is_last:
+                entry.complete()
         nursery.cancel_scope.cancel()
-
-    def _is_small(self, request: Request) -> bool:
-        """Whether the body is so short that it needs no leave, and is on its way already."""
-        length = request.content_length or 0
-        is_known = "Transfer-Encoding" not in request.headers and "Expect" not in request.headers
-        return is_known and length <= self.app.config["SMALL_BODY_BYTES"]
 
     async def _send_response(self, send: ASGISendCallable, response: ResponseTypes) -> None:
         async def send_last_in_peace(message: ASGISendEvent) -> None:

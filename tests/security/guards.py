@@ -349,8 +349,7 @@ MUTANTS: Final = (
            'return turns.join("", item,',
            "server/text/test_grammars.py::"
            "test_a_line_of_one_clients_grammars_is_not_in_front_of_anothers"),
-    Mutant("A33", "server/api/access.py",
-           "            _take_room(services, entry, key, asked.content_length or 0)\n",
+    Mutant("A33", "server/api/access.py", "            _take_room(services, entry, key)\n",
            "            pass\n",
            f"{_DOOR}::test_a_tenant_has_room_for_so_many_bytes_and_all_together_for_more"),
     Mutant("A33", "server/quotas/quotas.py",
