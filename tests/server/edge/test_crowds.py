@@ -204,8 +204,8 @@ async def test_connections_by_proxy_protocol_count_for_their_client() -> None:
             await client.send(preamble("192.0.2.8") + CHAT)
             assert (await client.head())[0] == 200
         third = await connected(server, stack)
-        assert await asked(third, preamble("192.0.2.8") + CHAT) == 429
-        assert await third.is_closed()
+        await third.send(preamble("192.0.2.8") + CHAT)
+        assert (await third.head())[0] == 429
         others = [await connected(server, stack) for _ in range(4)]
         for client in others:
             assert await asked(client, GET) == 200  # the proxy itself is not bounded
