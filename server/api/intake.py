@@ -73,9 +73,10 @@ def deadline_s(config: ServerConfig, *, is_streamed: bool = True) -> float:
     within_s: float | None = request.scope["state"].get(WITHIN_KEY)
     if within_s is not None:
         return within_s
-    text = request.headers.get("x-request-timeout-ms")
+    headers = request.headers
+    text = headers.get("x-request-timeout-ms")
     if text is None:
-        hint = request.headers.get("x-stainless-read-timeout", "")
+        hint = headers.get("x-stainless-read-timeout", "")
         if is_streamed or not _SECONDS.fullmatch(hint) or not float(hint):
             return config.default_deadline_s
         return min(float(hint), config.default_deadline_s)

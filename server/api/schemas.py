@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from difflib import get_close_matches
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from pydantic import (
@@ -406,22 +406,37 @@ def take_unknown(kind: type[StrictModel], body: dict[str, Any]) -> tuple[str, ..
     Raises:
       RequestError: 400, there are more than MAX_UNKNOWN.
     """
-    fields = {info.alias or name for name, info in kind.model_fields.items()}
-    unknown = [name for name in body if name not in fields | kind.ignored | kind.unsupported.keys()]
+    unknown = body.keys() - _known_names(kind)
+    if not unknown:
+        return ()
     if len(unknown) > MAX_UNKNOWN:
         raise http_error(
             400, f"{len(unknown)} parameters are unknown; at most {MAX_UNKNOWN} are ignored"
         )
+    fields = _field_names(kind)
     others = ChatRequest.model_fields.keys() | CompletionRequest.model_fields.keys()
     names = tuple(
         name
-        for name in unknown
-        if name in EXTENSIONS
-        or (_EXTENSION_NAME.fullmatch(name) and name not in others and not _meant(name, fields))
+        for name in body
+        if name in unknown
+        and (
+            name in EXTENSIONS
+            or (_EXTENSION_NAME.fullmatch(name) and name not in others and not _meant(name, fields))
+        )
     )
     for name in names:
         del body[name]
     return names
+
+
+def _field_names(kind: type[StrictModel]) -> frozenset[str]:
+    return frozenset(info.alias or name for name, info in kind.model_fields.items())
+
+
+@cache
+def _known_names(kind: type[StrictModel]) -> frozenset[str]:
+    """Return all names that an endpoint knows; asked for with every request."""
+    return _field_names(kind) | kind.ignored | kind.unsupported.keys()
 
 
 def _meant(name: str, fields: Iterable[str]) -> str | None:
