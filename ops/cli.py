@@ -345,7 +345,8 @@ def chat(
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0.0, max=2.0)] = None,
 ) -> None:
-    """Talk to a running server; piped, it answers each line of stdin."""
+    """Talk to a running server; piped, it answers each line of stdin. Where the server asks for an
+    API key, set the environment variable TRIOLET_API_KEY to it."""
     from .chat import ChatOptions, run_chat
 
     run_chat(ChatOptions(url, model, max_tokens, temperature))

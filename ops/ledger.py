@@ -20,7 +20,7 @@ from triolet.audit import FleetAudit
 from triolet.config import require
 from triolet.invariants import check_invariants
 
-from .api_key import key_headers
+from .api_key import key_headers, key_remedy
 from .exit_codes import EXIT_BAD_INPUT, EXIT_FAILED, CommandFailed
 from .plain_text import one_line
 from .quantities import show_size
@@ -96,7 +96,9 @@ def fetch_audit(url: str) -> FleetAudit:
         ) from error
     if answer.status_code != httpx2.codes.OK:
         raise CommandFailed(
-            f"{url}{PATH} answers {answer.status_code}: {_complaint(answer)}", EXIT_BAD_INPUT
+            f"{url}{PATH} answers {answer.status_code}: {_complaint(answer)}"
+            + (f"; {remedy}" if (remedy := key_remedy(answer.status_code)) else ""),
+            EXIT_BAD_INPUT,
         )
     try:
         return FleetAudit.from_json(answer.content)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from ..door import BodyRoom, RefusalPace
+from ..door import BodyRoom, RefusalLog, RefusalPace
 from ..quotas.opening import quotas_in_memory
 from ..response_cache.front import CachingFleet
 from ..tenancy import Tenancy
@@ -379,6 +379,8 @@ class Services:
     """Bytes of bodies under way."""
     refusals: RefusalPace = field(init=False)
     """How fast refusals are answered."""
+    refusal_log: RefusalLog = field(init=False)
+    """Which of them are logged."""
 
     def __post_init__(self) -> None:
         door = self.config.door
@@ -386,6 +388,7 @@ class Services:
         object.__setattr__(self, "parser_threads", limiter)
         object.__setattr__(self, "bodies", BodyRoom(door))
         object.__setattr__(self, "refusals", RefusalPace(door))
+        object.__setattr__(self, "refusal_log", RefusalLog(door))
         sweeps: list[Callable[[float], None]] = []
         if self.config.response_cache.max_bytes:
             fleet = CachingFleet(self.fleet, self.config.response_cache, self.quotas)

@@ -13,7 +13,8 @@ import { ChatStore } from "./store.js";
 import { View } from "./view.js";
 
 const REFUSED = 1006; // the close code of a connection that was never one
-const NEEDS_KEY = "This server asks for an API key. Whoever runs it makes one with `triolet tenant add`.";
+const NEEDS_KEY = "This server asks for an API key. Its operator makes one with `triolet tenant add`.";
+const WRONG_KEY = "This server refuses the API key below: it is wrong, or has ended. Enter another one.";
 
 const url = new URL("/v1/responses", location.href);
 url.protocol = url.protocol.replace("http", "ws");
@@ -79,7 +80,7 @@ async function connectionChanged(state, closeCode) {
     models.forget();
     chat.lost(closeCode);
     // A refused handshake looks like any other failure from here.
-    if (closeCode === REFUSED && (await models.wantsKey())) settings.open(NEEDS_KEY);
+    if (closeCode === REFUSED && (await models.wantsKey())) settings.open(settings.key ? WRONG_KEY : NEEDS_KEY);
   }
   if (state === ConnectionState.OPEN) {
     chat.reconnected();

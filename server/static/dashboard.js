@@ -2,7 +2,7 @@
 // shows what changed. Numbers and names go into text nodes only.
 
 import { Series, between, quantile } from "./figures.js";
-import { keyHeaders, keptKey } from "./keys.js";
+import { keepKey, keyHeaders, keptKey } from "./keys.js";
 import { drawSparkline } from "./sparkline.js";
 
 const PERIOD_MS = 2_000; // half a heartbeat's worth of looks: what changes faster nobody reads
@@ -11,10 +11,9 @@ const PLACES = 60; // two minutes
 const FEWEST_PLACES = 20; // until there are as many looks, they stand at the right
 const WINDOW = 15; // looks over which latencies are taken: 30 s
 const GONE = "The server does not answer. The figures below are the last ones; trying again…";
-const REFUSALS = {
-  401: "This server asks for an API key. Enter it in the settings of the chat page, in this tab; then come back.",
-  403: "This is for operators: enter the key of one in the settings of the chat page, in this tab. A server without keys shows it to its own machine only; from elsewhere: ssh -L 8000:127.0.0.1:8000 HOST.",
-};
+const NEEDS_KEY = "This server asks for an API key. Enter the key of an operator.";
+const WRONG_KEY = "This server refuses the API key below: it is wrong, or has ended. Enter the key of an operator.";
+const FOR_OPERATORS = "This is for operators: enter the key of one. A server without keys shows it to its own machine only; from elsewhere: ssh -L 8000:127.0.0.1:8000 HOST.";
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const part = (root, name) => root.querySelector(`[data-figure="${name}"]`);
@@ -25,6 +24,13 @@ const looks = [];
 let timer = 0;
 let isAsking = false;
 
+const keyForm = document.getElementById("key-form");
+const keyField = document.getElementById("key");
+keyForm.addEventListener("submit", (event) => {
+  event.preventDefault();
+  keepKey(keyField.value.trim());
+  look();
+});
 document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : look()));
 look();
 
@@ -36,13 +42,23 @@ async function look() {
     const signal = AbortSignal.timeout(ANSWER_DEADLINE_MS);
     const answer = await fetch("/fleet/status", { headers: keyHeaders(keptKey()), signal, cache: "no-store" });
     if (answer.ok) show(await answer.json());
-    else say(REFUSALS[answer.status] ?? `The server answered with an error (${answer.status}); trying again…`);
+    else refuse(answer.status);
   } catch {
     say(GONE);
   } finally {
     isAsking = false;
     if (!document.hidden) timer = setTimeout(look, PERIOD_MS);
   }
+}
+
+function refuse(status) {
+  const wantsKey = status === 401 || status === 403;
+  if (status === 401) say(keptKey() ? WRONG_KEY : NEEDS_KEY);
+  else say(wantsKey ? FOR_OPERATORS : `The server answered with an error (${status}); trying again…`);
+  if (!wantsKey || !keyForm.hidden) return;
+  keyField.value = keptKey();
+  keyForm.hidden = false;
+  keyField.focus();
 }
 
 function say(words) {
@@ -55,6 +71,7 @@ function say(words) {
 }
 
 function show(status) {
+  keyForm.hidden = true;
   say(status.is_draining ? "This server takes no new requests: it is about to end." : "");
   const previous = looks.at(-1);
   const change = previous && between(status, previous);

@@ -248,8 +248,8 @@ MUTANTS: Final = (
     Mutant("A29", "triolet/tenants_form.py", 'shown = "" if name == "keys" else',
            'shown = "" if name == "none" else',
            "triolet/test_tenants_form.py::test_what_is_wrong_is_named"),
-    Mutant("A29", "server/api/app.py", 'log.error("request failed", request_id=request_id,',
-           'log.error("request failed", what=dict(request.headers), request_id=request_id,',
+    Mutant("A29", "server/api/app.py", 'log.error("request_failed", request_id=request_id,',
+           'log.error("request_failed", what=dict(request.headers), request_id=request_id,',
            "security/test_secrets.py::"
            "test_a_request_that_fails_inside_tells_nothing_of_its_words"),
     Mutant("A30", "server/edge/accept.py",

@@ -148,6 +148,7 @@ class FakeServer:
 
     def __init__(self) -> None:
         self.models = ["triolet-demo"]
+        self.wants_key = False
         self.status: dict[str, Any] = {}
         self.status_refused: HTTPStatus | None = None
         self.answers_handshakes = threading.Event()
@@ -225,6 +226,8 @@ class FakeServer:
         self._exchanges.put(exchange, timeout=WAIT_S)
 
     def _process(self, connection: ServerConnection, request: Request) -> Response | None:
+        if self.wants_key and request.path.startswith("/v1/"):
+            return reply(b"{}", "application/json", HTTPStatus.UNAUTHORIZED)
         if request.path == "/v1/responses":
             assert self.answers_handshakes.wait(WAIT_S)
             # Before the page can know that it is connected: a test may cut it the moment it does.

@@ -161,7 +161,6 @@ def test_a_server_that_is_gone_is_said_to_be_and_found_again(
     ("refusal", "words"),
     [
         (HTTPStatus.FORBIDDEN, "ssh -L"),
-        (HTTPStatus.UNAUTHORIZED, "asks for an API key"),
         (HTTPStatus.INTERNAL_SERVER_ERROR, "an error (500)"),
     ],
 )
@@ -173,6 +172,24 @@ def test_a_refusal_says_what_to_do(
     expect(board.get_by_role("alert")).to_contain_text(words)
     server.status_refused = None
     next_look(board)
+    expect(board.get_by_role("alert")).to_be_hidden()
+
+
+def test_a_key_can_be_entered_where_it_is_needed(board: Page, server: FakeServer) -> None:
+    server.status_refused = HTTPStatus.UNAUTHORIZED
+    next_look(board)
+    expect(board.get_by_role("alert")).to_contain_text("asks for an API key")
+    field = board.get_by_label("API key of an operator")
+    expect(field).to_be_focused()
+    field.fill("sk-wrong")
+    field.press("Enter")
+    expect(board.get_by_role("alert")).to_contain_text("refuses the API key below")
+    server.status_refused = None
+    field.fill("sk-right")
+    with board.expect_request("**/fleet/status") as asked:
+        board.get_by_role("button", name="Show the fleet").click()
+    assert asked.value.headers["authorization"] == "Bearer sk-right"
+    expect(field).to_be_hidden()
     expect(board.get_by_role("alert")).to_be_hidden()
 
 
