@@ -91,8 +91,8 @@ class Tenancy:
           now: in seconds since 1970.
 
         Raises:
-          RequestError: 401, no key was sent, or a wrong one, of which one that has ended is not told
-            apart; 403, the tenant is disabled.
+          RequestError: 401, no key was sent, or a wrong one (one that has ended is a wrong one);
+            403, the tenant is disabled.
         """
         if self._tenants is None:
             return ANONYMOUS

@@ -246,7 +246,8 @@ async def test_what_cannot_be_stored_on_a_full_disk_is_refused_as_such(world: Wo
     }
     headers = {"authorization": "Bearer key"}
     with few_pages(world.storage):
-        answer = await world.server.request("POST", "/v1/batches", fields, headers=headers)
+        body = json.dumps(fields).encode()
+        answer = await world.server.request("POST", "/v1/batches", body=body, headers=headers)
     assert (answer.status, answer.error["code"]) == (507, "disk_full")
     assert "the disk is full" in answer.error["message"]
     assert int(answer.headers["retry-after"]) >= 1
