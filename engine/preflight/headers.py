@@ -52,7 +52,9 @@ def weight_files(model_dir: Path) -> list[Path]:
     names = sorted({str(name) for name in weight_map.values()})
     for name in names:
         if not _SHARD_NAME.fullmatch(name):
-            raise ModelError(f"{index} names {name!r}, which is no plain *.safetensors file name")
+            raise ModelError(
+                f"{index} names {name!r}, which is no plain *.safetensors file name; fetch it again"
+            )
         if not (model_dir / name).exists():
             raise ModelError(f"{model_dir / name} is missing, {INDEX_FILE} names it; fetch it")
     return [model_dir / name for name in names]

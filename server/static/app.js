@@ -10,6 +10,7 @@ import { keyHeaders, keyProtocols } from "./keys.js";
 import { Models } from "./models.js";
 import { Settings } from "./settings.js";
 import { ChatStore } from "./store.js";
+import { keepUnderWay, takeUnderWay } from "./under_way.js";
 import { View } from "./view.js";
 
 const REFUSED = 1006; // the close code of a connection that was never one
@@ -64,7 +65,9 @@ for (const suggestion of document.querySelectorAll(".suggestion")) {
 addEventListener("online", () => connection.connect());
 addEventListener("popstate", () => chats.openByAddress());
 addEventListener("storage", (event) => store.changedElsewhere(event));
-addEventListener("pagehide", () => chat.leave());
+addEventListener("pagehide", () => keepUnderWay(chat.leave()));
+addEventListener("pageshow", ({ persisted }) => persisted && takeUnderWay()); // it never ended
+chats.resume(takeUnderWay());
 chats.openByAddress();
 connection.connect();
 

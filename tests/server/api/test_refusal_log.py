@@ -36,8 +36,8 @@ REFUSED: list[tuple[str, str, bytes | None, dict[str, str], int]] = [
     ("POST", CHAT, body(), {"authorization": "Bearer wrong"}, 401),
     ("GET", "/metrics", None, KEY, 403),
     ("GET", "/v1/nothing", None, KEY, 404),
-    ("POST", CHAT, body(), KEY | {"content-length": "999999999"}, 413),
-    ("POST", CHAT, body(), KEY | {"content-type": "text/plain"}, 415),
+    ("POST", CHAT, body(), KEY | {"Content-Length": "999999999"}, 413),
+    ("POST", CHAT, body(), KEY | {"Content-Type": "text/plain"}, 415),
     ("POST", CHAT, body(), {"authorization": "Bearer poor"}, 429),
 ]
 
@@ -50,7 +50,7 @@ def refusals(logs: Sequence[MutableMapping[str, Any]]) -> list[MutableMapping[st
 async def test_a_refused_request_leaves_one_line(
     method: str, path: str, content: bytes | None, headers: dict[str, str], status: int
 ) -> None:
-    poor = tenant("bob", "poor", plan=Plan("none", requests_per_minute=0.001))
+    poor = tenant("bob", "poor", plan=Plan("spent", budget=0.0))
     tenancy = Tenancy(tenants_of(tenant("alice", "key"), poor))
     async with surface(FakeFleet(), tenancy=tenancy, quotas=quotas_in_memory()) as server:
         await server.request("POST", CHAT, body=body(), headers={"authorization": "Bearer poor"})

@@ -171,7 +171,12 @@ class FakeServer:
     def start(self) -> None:
         """Listen, on the same port as before."""
         server = serve(
-            self._converse, "127.0.0.1", self._port, process_request=self._process, compression=None
+            self._converse,
+            "127.0.0.1",
+            self._port,
+            process_request=self._process,
+            select_subprotocol=lambda _, offered: "triolet" if "triolet" in offered else None,
+            compression=None,
         )
         self._server = server
         self._thread = threading.Thread(target=server.serve_forever)
