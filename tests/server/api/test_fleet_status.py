@@ -61,6 +61,7 @@ async def test_the_last_seconds_are_told_at_once_and_no_more_than_those(
     recent = RecentFigures(metrics, CONFIG)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(recent.run)
+        await trio.testing.wait_all_tasks_blocked()
         metrics.first_token(0.02)
         await trio.sleep(CONFIG.recent_s - CONFIG.sample_s / 2)
         assert recent.since_then()["latencies"]["ttft"]["totals"][-1] == 1
