@@ -246,7 +246,7 @@ class FakeServer:
                 return reply(b"{}", "application/json", self.status_refused)
             return reply(json.dumps(self.status).encode(), "application/json")
         name = PAGES.get(request.path) or request.path.removeprefix("/static/")
-        if name not in {path.name for path in STATIC.iterdir()}:
+        if name not in {path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*.*")}:
             return reply(b"not found", "text/plain", HTTPStatus.NOT_FOUND)
         media_type = mimetypes.guess_type(name)[0]
         assert media_type is not None, f"no media type for {name}"
