@@ -85,7 +85,7 @@ MUTANTS: Final = (
            "engine/test_model_config.py::test_a_directory_with_code_in_it_is_refused"),
     Mutant("A5", "engine/model_config.py", 'if fields.get("auto_map"):', "if not fields:",
            "engine/test_model_config.py::test_what_cannot_be_computed_is_refused"),
-    Mutant("A5", "engine/weights.py", "if not _SHARD_NAME.fullmatch(name):", "if not name:",
+    Mutant("A5", "engine/preflight/headers.py", "if not _SHARD_NAME.fullmatch(name):", "if not name:",
            "engine/test_weights.py::test_a_lying_index_is_a_clean_error"),
     Mutant("A6", "server/api/intake.py", "if name is not None and not config.serves(name):",
            "if name is not None and name[:1] != config.model_name[:1] and not open(name):",
