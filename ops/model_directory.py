@@ -62,8 +62,14 @@ def check_start(
     Raises:
       ConfigError: it cannot be served so; the text says why and what to do.
     """
-    path = find_model(model).path
-    checked = Checked(path, check_model(path, engine))
+    try:
+        path = find_model(model).path
+        checked = Checked(path, check_model(path, engine))
+    except OSError as error:
+        where = error.filename or model
+        raise ModelError(
+            f"{where} cannot be read: {error.strerror}; let this user read the directory and its files"
+        ) from error
     if speculation is not None and speculation.source not in (NO_GUESSES, LOOKUP):
         pool_bytes = speculation.draft_pool_bytes
         own = replace(engine, backend=AUTO_BACKEND, kv_pool_bytes=pool_bytes, max_model_len=None)

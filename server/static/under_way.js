@@ -16,8 +16,12 @@ export function takeUnderWay() {
   keepUnderWay([]);
   try {
     const notes = JSON.parse(text ?? "[]");
-    return Array.isArray(notes) ? notes : [];
+    return Array.isArray(notes) ? notes.filter(isNote) : [];
   } catch {
     return []; // somebody else wrote there
   }
+}
+
+function isNote(note) {
+  return ["chat", "lane", "responseId"].every((name) => typeof note?.[name] === "string");
 }

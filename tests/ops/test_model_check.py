@@ -194,6 +194,13 @@ def test_a_gpu_that_no_process_may_see_is_refused(
     assert row["detail"] in line
 
 
+def test_what_the_system_refuses_to_read_is_no_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["serve", "--port", "0", "x" * 300]) == 2
+    assert "cannot be read: File name too long; let this user read" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
