@@ -68,7 +68,7 @@ def check_start(
     except OSError as error:
         where = error.filename or model
         raise ModelError(
-            f"{where} cannot be read: {error.strerror}; let this user read the directory and its files"
+            f"{where} cannot be read: {error.strerror}; let this user read it, and its files"
         ) from error
     if speculation is not None and speculation.source not in (NO_GUESSES, LOOKUP):
         pool_bytes = speculation.draft_pool_bytes
