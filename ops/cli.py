@@ -66,7 +66,6 @@ EXIT_INTERRUPTED = 130
 
 app = typer.Typer(
     name="triolet",
-    help="Serve language models: prefill and decode in separate processes.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -74,6 +73,22 @@ app = typer.Typer(
 )
 app.add_typer(keys_app, name="keys")
 app.add_typer(tenant_app, name="tenant")
+
+
+def _version(is_wanted: bool) -> None:
+    if is_wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """Serve language models: prefill and decode in separate processes."""
+    del version  # its callback has done everything
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

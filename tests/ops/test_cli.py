@@ -95,8 +95,9 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
     assert "supervisor-pid" not in out
 
 
-def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["version"]) == 0
+@pytest.mark.parametrize("word", ["version", "--version"])
+def test_the_version_is_printed(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([word]) == 0
     assert capsys.readouterr().out.startswith("triolet 0.")
 
 
