@@ -40,6 +40,7 @@ GROWING: Final = (
     "cached_prompt_tokens",
 )
 GROUPS: Final = ("queued_by_class", "rejected_by_code", "errors_by_status")
+UNAVAILABLE: Final = "503"
 LATENCIES: Final = {
     "ttft": "time_to_first_token_seconds",
     "itl": "inter_token_latency_seconds",
@@ -138,10 +139,17 @@ def _status(services: Services) -> dict[str, Any]:
         "recent": services.recent.since_then(),
         "queued_by_class": dict(status.queued_by_class),
         "rejected_by_code": _by_first(services.metrics.figures()["requests_rejected"]),
-        "errors_by_status": services.metrics.http.errors(),
+        "errors_by_status": _errors(services),
         "workers": [_worker(worker) for worker in status.workers],
         "tenants": asdict(services.tenancy.report),
     }
+
+
+def _errors(services: Services) -> dict[str, float]:
+    """Return how many requests ended in an error, by status. Without 503: what the queue refuses is
+    told by its reason, and a probe of readiness that is answered so is no refusal."""
+    counted = services.metrics.http.errors()
+    return {status: count for status, count in counted.items() if status != UNAVAILABLE}
 
 
 def _by_first(counts: Mapping[str, float]) -> dict[str, float]:

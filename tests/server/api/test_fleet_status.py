@@ -78,6 +78,7 @@ async def test_the_last_seconds_are_told_at_once_and_no_more_than_those(
 async def test_errors_are_told_by_status() -> None:
     async with surface() as server:
         await server.request("GET", "/v1/nothing")
+        server.services.metrics.http.error(503)
         status = (await server.request("GET", "/fleet/status")).json
     assert status["errors_by_status"] == {"404": 1}
     assert status["recent"]["seconds"] == 0.0
