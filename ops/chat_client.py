@@ -12,7 +12,7 @@ import httpx2
 
 from triolet.config import require
 
-from .api_key import key_headers
+from .api_key import key_headers, key_remedy
 from .exit_codes import CommandFailed
 from .plain_text import one_line
 
@@ -23,6 +23,8 @@ CONNECT_TIMEOUT_S: Final = 5.0
 SILENCE_TIMEOUT_S: Final = 60.0
 """The server sends a comment every 10 s, even while a request waits; six missed are a dead link."""
 DONE: Final = "[DONE]"
+UNKNOWN: Final = "unknown"
+"""The code of an answer that is no error of a server of this API."""
 
 
 class Message(TypedDict):
@@ -119,6 +121,10 @@ class ChatClient:
         """
         with self._explained():
             answer = self._http.get("/v1/models")
+        if answer.is_client_error or answer.is_server_error:
+            refusal = _failure(answer.content, answer.status_code)
+            if refusal.code != UNKNOWN:
+                raise CommandFailed(f"{self._url} answers {answer.status_code}: {refusal}")
         try:
             return str(answer.raise_for_status().json()["data"][0]["id"])
         except (httpx2.HTTPStatusError, ValueError, LookupError, TypeError) as error:
@@ -198,6 +204,8 @@ def _take_chunk(data: str, times: AnswerTimes) -> str:
 def _failure(body: bytes, status: int | None) -> AnswerFailed:
     try:
         error = json.loads(body)["error"]
-        return AnswerFailed(one_line(str(error["message"])), str(error.get("code")))
+        message, code = one_line(str(error["message"])), str(error.get("code"))
     except (ValueError, LookupError, TypeError):
-        return AnswerFailed(f"the server answered with status {status}", "unknown")
+        return AnswerFailed(f"the server answered with status {status}", UNKNOWN)
+    remedy = None if status is None else key_remedy(status)
+    return AnswerFailed(message if remedy is None else f"{message}; {remedy}", code)

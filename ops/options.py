@@ -53,6 +53,8 @@ _GUESSES: Final = SpeculationConfig()
 _SERVER: Final = ServerConfig(
     model_dir="", model_name="", prefill_addresses=(), decode_addresses=()
 )
+DEFAULT_HOST: Final = _SERVER.host
+DEFAULT_PORT: Final = _SERVER.port
 
 _COMPUTE: Final = "Model and compute"
 _HTTP: Final = "Server"

@@ -233,6 +233,7 @@ async def _run_beside(
     """Do what no client waits for: batches, and looking for other tenants."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_run_batches, services, app, fleet, metrics)
+        nursery.start_soon(services.recent.run)
         if tenant_file is not None:
             nursery.start_soon(tenant_file.run, services.tenancy, fleet.dismiss)
 

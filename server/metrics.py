@@ -18,6 +18,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from triolet.service_class import DEFAULT_CLAIM
 
+from .fleet.conductor import FAREWELL
 from .metrics_collectors import AliasCollector, FleetCollector
 from .metrics_faults import FaultMetrics
 from .metrics_histogram import TokenHistogram
@@ -237,17 +238,19 @@ class Metrics:
     def worker_joined(self, worker: str) -> None:
         """A worker, or its next life, was greeted."""
         self._counters["workers_joined"].inc()
-        log.info("worker joined", worker=worker)
+        log.info("worker_joined", worker=worker)
 
     def worker_lost(self, worker: str, cause: str) -> None:
         """A worker was given up."""
         self._counters["workers_lost"].labels(self._words["cause"].bounded(cause)).inc()
-        log.warning("worker lost", worker=worker, cause=cause)
+        # One that was drained has moved or ended what it ran: a restart that somebody asked for.
+        tell = log.info if cause == FAREWELL else log.warning
+        tell("worker_lost", worker=worker, cause=cause)
 
     def worker_refused(self, worker: str, reason: str) -> None:
         """A worker and this server cannot work together; an operator has to act."""
         self._counters["workers_refused"].inc()
-        log.error("worker refused", worker=worker, reason=reason)
+        log.error("worker_refused", worker=worker, reason=reason)
 
     def _own_family(self, name: str) -> Metric:
         """Return a counter or histogram by its own name, without the prefix."""

@@ -430,6 +430,11 @@ class ServerConfig:
     """Frames that wait for a WebSocket's writer; at the bound the answers wait, and with them the
     tokens' credit. Bytes, because a token with 20 alternatives takes 2 KiB; at half of what the
     kernel holds, a client that reads is never kept waiting by it."""
+    recent_s: float = 30.0 * SECONDS
+    """Over which `/fleet/status` tells rates and latencies: a dashboard that was just opened shows
+    them at once."""
+    sample_s: float = 2.0 * SECONDS
+    """How often the counters are kept for that: sixteen copies of two histograms."""
     audit_timeout_s: float = 1.0 * SECONDS
     """An audit waits for its workers this long. A live one answers between two frames; below
     `peer_timeout_s`, so that a worker which is listed as silent is not simply dead."""
@@ -471,6 +476,8 @@ class ServerConfig:
             self.drain_timeout_s,
             f">= 0 and <= {DAY_S:.0f}, a day: the timer that ends the process takes no infinity",
         )
+        sample_s, most = self.sample_s, f"> 0 and <= recent_s ({self.recent_s})"
+        require(0 < sample_s <= self.recent_s, "sample_s", sample_s, most)
         per_address = self.max_connections_per_address
         require(
             per_address is None or per_address >= 1,

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from triolet.config import Dtype
 from triolet.errors import ConfigError
 
-from .interface import BackendTraits, PagedAttention
+from .interface import PagedAttention
 from .row_groups import group_rows
+from .traits import FLASH
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,15 +28,7 @@ if TYPE_CHECKING:
     from ..kv_pool import KVPool
     from .row_groups import RowGroup
 
-TRAITS: Final = BackendTraits(
-    name="flash",
-    device_types=frozenset({"cuda"}),
-    dtypes=frozenset({Dtype.BFLOAT16}),
-    block_size_multiple=256,
-    head_dim_multiple=8,
-    max_head_dim=256,
-    is_capturable=True,
-)
+TRAITS: Final = FLASH
 
 SPLIT_TOKENS: Final = 512
 """Tokens of one split while there are few splits: below it combining them costs more than sharing

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import structlog
 import trio
-from quart import Response, has_request_context, request
+from quart import Response, has_request_context, request, websocket
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from triolet.errors import RequestError, server_error
 
 from ..edge.cures_quart import CuredHTTPConnection, CuredQuart
+from ..tenancy import current_tenant
 from .access import check_request, check_websocket
 from .batches import cancel_batch, create_batch, list_batches, show_batch
 from .chat import chat_completions
@@ -30,6 +31,7 @@ from .fleet_audit import OWN_AUDIT, fleet_audit, own_audit
 from .fleet_status import OWN_STATUS, fleet_status, own_status
 from .fleet_status import PATH as STATUS
 from .intake import live_request, shown_request_id
+from .live import OWNER_KEY
 from .messages import MESSAGES, count_message_tokens, create_message
 from .messages_form import message_error
 from .models import detokenize, list_models, show_model, tokenize
@@ -195,10 +197,27 @@ async def _on_error(services: Services, error: Exception) -> Response:
         live_request().is_crowded_out = shown.is_crowded_out
         live_request().entry.leave(shown)
     services.metrics.http.error(shown.status)
+    _note_refusal(services, shown, headers.get("x-request-id"))
     body = error_body(shown)
     if _is_of_messages():
         body = msgspec.json.encode(message_error(shown, shown_request_id()))
     return Response(body, shown.status, headers=headers, content_type="application/json")
+
+
+def _note_refusal(services: Services, error: RequestError, request_id: str | None) -> None:
+    """Log who was refused what; a line of a batch tells its batch."""
+    asked = request if has_request_context() else websocket
+    if OWNER_KEY in asked.scope["state"]:
+        return
+    services.refusal_log.tell(
+        error,
+        trio.current_time(),
+        request_id=request_id or shown_request_id(),
+        method=asked.method if has_request_context() else "WS",
+        path=asked.path,
+        client=asked.remote_addr,
+        tenant=current_tenant().name,
+    )
 
 
 def _is_of_messages() -> bool:
@@ -212,7 +231,7 @@ def _shown(error: Exception) -> RequestError:
     if isinstance(error, HTTPException) and error.code in CODES:
         return http_error(error.code, _advice(error))
     request_id = shown_request_id() if has_request_context() else None
-    log.error("request failed", request_id=request_id, exc_info=error)
+    log.error("request_failed", request_id=request_id, exc_info=error)
     return server_error()
 
 

@@ -174,6 +174,8 @@ RESULTS: Final[dict[str, Schema]] = {
         latencies={"type": "object"},
         queued_by_class={"type": "object"},
         rejected_by_code={"type": "object"},
+        errors_by_status={"type": "object"},
+        recent={"type": "object"},
         workers=_list({"type": "object"}),
     ),
     "Anything": {"type": "object"},

@@ -8,13 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from ..door import BodyRoom, RefusalPace
+from ..door import BodyRoom, RefusalLog, RefusalPace
 from ..quotas.opening import quotas_in_memory
 from ..response_cache.front import CachingFleet
 from ..tenancy import Tenancy
 from ..text.embedding_files import EmbeddingModel
 from ..text.sampling_defaults import SamplingDefaults
 from ..threads import FairLimiter
+from .fleet_status import RecentFigures
 from .kept_answers import KeptAnswers
 from .live import Lifecycle
 
@@ -297,6 +298,10 @@ class HttpMetricsPort(Protocol):
         """Count a request that was answered with an error."""
         ...
 
+    def errors(self) -> Mapping[str, float]:
+        """Return how many requests were answered with an error, by status."""
+        ...
+
     def ignored(self, name: str) -> None:
         """Count a parameter that had no effect, by a name from a bounded set."""
         ...
@@ -379,6 +384,10 @@ class Services:
     """Bytes of bodies under way."""
     refusals: RefusalPace = field(init=False)
     """How fast refusals are answered."""
+    recent: RecentFigures = field(init=False)
+    """What was counted in the last seconds."""
+    refusal_log: RefusalLog = field(init=False)
+    """Which of them are logged."""
 
     def __post_init__(self) -> None:
         door = self.config.door
@@ -386,6 +395,8 @@ class Services:
         object.__setattr__(self, "parser_threads", limiter)
         object.__setattr__(self, "bodies", BodyRoom(door))
         object.__setattr__(self, "refusals", RefusalPace(door))
+        object.__setattr__(self, "refusal_log", RefusalLog(door))
+        object.__setattr__(self, "recent", RecentFigures(self.metrics, self.config))
         sweeps: list[Callable[[float], None]] = []
         if self.config.response_cache.max_bytes:
             fleet = CachingFleet(self.fleet, self.config.response_cache, self.quotas)

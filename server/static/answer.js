@@ -52,6 +52,24 @@ export class Answer {
     return answer;
   }
 
+  /** Make one that goes on where its page was left. */
+  static resumed({ text }, { lane, responseId, position }) {
+    const answer = new Answer();
+    answer.#state = text ? STREAMING : WAITING;
+    answer.#text = text;
+    answer.#lane = lane;
+    answer.#responseId = responseId;
+    answer.#position = position;
+    answer.#isInterrupted = true;
+    answer.#meter = new Meter(null);
+    return answer;
+  }
+
+  /** Where it stands, for a page that goes on with it. */
+  get whereabouts() {
+    return { lane: this.#lane, responseId: this.#responseId, position: this.#position };
+  }
+
   /** What is kept of it. */
   record() {
     const state = this.isOver ? this.#state : STOPPED;

@@ -1,7 +1,7 @@
 // What was said: questions and their answers, the model's input made from them, and the record that
 // is kept of it all. Knows no socket, no storage and no page.
 
-import { Answer } from "./answer.js";
+import { Answer, AnswerState } from "./answer.js";
 
 const LONGEST_TITLE = 60; // characters; a row of the list shows fewer
 
@@ -64,6 +64,14 @@ export class Conversation {
 
   rename(title) {
     this.#title = shortened(title) || this.#title;
+  }
+
+  /** Let the last answer go on. @returns {Answer|null} null where there is nothing to go on with. */
+  resumeLast(note) {
+    const kept = this.last?.answer?.record();
+    if (!kept || kept.state !== AnswerState.STOPPED) return null;
+    this.last.answer = Answer.resumed(kept, note);
+    return this.last.answer;
   }
 
   /** What is kept of it; an answer that is under way counts as stopped here. */

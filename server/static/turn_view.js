@@ -76,8 +76,8 @@ export class TurnView {
 
   #showFigures({ figures, isOver, finishReason }) {
     const { ttft, speed, tokens, prompt, reason } = this.#parts;
-    const hasBegun = figures !== null && figures.ttftMs !== null;
-    fill(ttft, hasBegun && `${wholeNumber.format(figures.ttftMs)} ms`);
+    const hasBegun = figures !== null && (figures.ttftMs !== null || figures.tokens > 0);
+    fill(ttft, hasBegun && figures.ttftMs !== null && `${wholeNumber.format(figures.ttftMs)} ms`);
     fill(speed, hasBegun && figures.tokensPerSecond !== null && `${rate(figures.tokensPerSecond)} tokens/s`);
     fill(tokens, hasBegun && count(figures, isOver));
     fill(prompt, hasBegun && isOver && figures.promptTokens !== null && promptWords(figures));

@@ -14,6 +14,7 @@ import pytest
 
 from ops.chat import ChatOptions, Conversation, run_chat, summary
 from ops.chat_client import AnswerFailed, AnswerTimes, ChatClient
+from ops.cli import main
 from ops.exit_codes import CommandFailed
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class FakeServer(ThreadingHTTPServer):
         self.scripts: list[Script] = []
         self.questions: list[dict[str, Any]] = []
         self.models = '{"data": [{"id": "tiny"}]}'
+        self.models_status = 200
         self.hangs = threading.Event()
         self.saw_client_leave = threading.Event()
 
@@ -51,7 +53,7 @@ class Handler(BaseHTTPRequestHandler):
     server: FakeServer
 
     def do_GET(self) -> None:
-        self._send(200, self.server.models)
+        self._send(self.server.models_status, self.server.models)
 
     def do_POST(self) -> None:
         length = int(self.headers["content-length"])
@@ -229,3 +231,31 @@ def test_the_line_below_an_answer_says_what_it_cost(
     times: AnswerTimes, forgotten: int, note: str, text: str
 ) -> None:
     assert summary(times, forgotten, note) == text
+
+
+@pytest.mark.parametrize(
+    ("key", "message", "remedy"),
+    [
+        ("", "this server asks for an API key", "set the environment variable TRIOLET_API_KEY"),
+        ("sk-old", "the API key that was sent is wrong", "taken from the environment variable TRI"),
+    ],
+)
+def test_a_server_with_tenants_is_told_from_a_program_that_is_none(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, key: str, message: str, remedy: str
+) -> None:
+    monkeypatch.setenv("TRIOLET_API_KEY", key)
+    server.models_status = 401
+    server.models = json.dumps({"error": {"message": message, "code": "invalid_api_key"}})
+    with pytest.raises(CommandFailed) as caught:
+        run_chat(ChatOptions(server.url))
+    assert message in str(caught.value)
+    assert remedy in str(caught.value)
+    assert "--url" not in str(caught.value)
+    server.models = "<html>"
+    with pytest.raises(CommandFailed, match="not as a Triolet server does"):
+        run_chat(ChatOptions(server.url))
+
+
+def test_help_names_the_variable_that_holds_the_key(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--help"]) == 0
+    assert "TRIOLET_API_KEY" in capsys.readouterr().out

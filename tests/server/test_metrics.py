@@ -9,6 +9,7 @@ import trio
 from prometheus_client import generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
+from structlog.testing import capture_logs
 
 from server.generation import Usage
 from server.metrics import MAX_WORDS, Metrics
@@ -112,6 +113,13 @@ def test_refusals_and_losses_are_counted_by_cause(metrics: Metrics) -> None:
         'triolet_workers_lost_total{cause="silent"} 1.0',
         "triolet_workers_refused_total 1.0",
     } <= lines(metrics)
+
+
+@pytest.mark.parametrize(("cause", "level"), [("farewell", "info"), ("silent", "warning")])
+def test_a_worker_that_was_drained_is_no_warning(metrics: Metrics, cause: str, level: str) -> None:
+    with capture_logs() as logs:
+        metrics.worker_lost("decode-0", cause)
+    assert [(entry["event"], entry["log_level"]) for entry in logs] == [("worker_lost", level)]
 
 
 def test_faults_and_what_is_done_about_them_are_counted() -> None:
