@@ -176,6 +176,8 @@ class Attempts:
 
     def apply(self, sequence: Sequence, change: Change | None, now: float) -> None:
         """Do what follows from a frame, a loss or a timeout."""
+        if isinstance(change, Again) and sequence.attempt and sequence.attempt.end:
+            change = Finish(sequence.attempt.end)  # all tokens are there
         match change:
             case None:
                 return
