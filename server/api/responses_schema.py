@@ -121,7 +121,9 @@ class TextFormat(StrictModel):
         for name, value in (("name", self.name), ("schema", self.schema_)):
             if value is None:
                 raise invalid_request("is required with this type", f"text.format.{name}")
-        named = NamedSchema.model_construct(name=self.name, schema_=self.schema_)
+        named = NamedSchema.model_construct(
+            name=self.name, schema_=self.schema_, strict=self.strict
+        )
         return ResponseFormat(type="json_schema", json_schema=named)
 
 
