@@ -198,6 +198,18 @@ async def test_requests_are_counted_by_route_and_errors_by_status() -> None:
     assert b'{endpoint="GET /v1/models/<path:name>"} 1.0' in answer.body
 
 
+@pytest.mark.parametrize("path", ["/health/ready", "/health"])
+async def test_a_probe_of_readiness_that_is_told_no_is_no_error(path: str) -> None:
+    async with surface() as server:
+        server.fleet.status().workers.clear()
+        assert (await server.request("GET", path)).status == 503
+        assert (await server.request("GET", path, headers={"Host": "elsewhere"})).status == 403
+        answer = await server.request("GET", "/metrics")
+    assert b'triolet_http_errors_total{status="503"}' not in answer.body
+    assert b'triolet_http_errors_total{status="403"} 1.0' in answer.body
+    assert f'triolet_http_requests_total{{endpoint="GET {path}"}}'.encode() in answer.body
+
+
 async def test_the_page_and_its_files_come_under_a_strict_policy() -> None:
     async with surface() as server:
         page = await server.request("GET", "/")
