@@ -190,6 +190,7 @@ class ResponseFields(SamplingFields, FunctionFields, CacheFields):
     text: TextConfig | None = None
     priority: Annotated[int, Field(ge=-100, le=100)] | None = None
     service_tier: accepted.ServiceTier | None = None
+    metadata: accepted.Metadata | None = None
     chat_template_kwargs: TemplateSwitches | None = None
     prompt_cache_options: CacheOptions | None = None
 
