@@ -86,5 +86,6 @@ def _card(name: str, services: Services) -> dict[str, Any]:
         "max_model_len": services.fleet.max_model_len,
         "type": "model",
         "display_name": name,
+        "lifecycle": "active",
         "created_at": datetime.fromtimestamp(STARTED_AT, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }

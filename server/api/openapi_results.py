@@ -53,6 +53,7 @@ _MODEL: Final = _object(
     max_model_len=_COUNT,
     type=_one_of("model"),
     display_name=_TEXT,
+    lifecycle=_one_of("active"),
     created_at=_TEXT,
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 
 import pytest
 
@@ -178,6 +179,18 @@ async def test_pools_and_their_bytes_are_in_the_metrics() -> None:
         f"vllm:num_preemptions_total{{{labels}}} 2.0",
         'vllm:cache_config_info{block_size="16",num_gpu_blocks="256"} 1.0',
     } <= lines
+
+
+async def test_a_model_is_described_in_the_words_of_both_apis() -> None:
+    async with surface() as server:
+        listed = (await server.request("GET", "/v1/models")).json
+        model = (await server.request("GET", f"/v1/models/{MODEL}")).json
+    assert listed["data"] == [model]
+    assert (listed["first_id"], listed["last_id"], listed["has_more"]) == (MODEL, MODEL, False)
+    assert (model["object"], model["type"]) == ("model", "model")
+    assert (model["id"], model["display_name"]) == (MODEL, MODEL)
+    created = datetime.fromisoformat(model["created_at"])
+    assert created.timestamp() == model["created"]
 
 
 async def test_metrics_go_by_their_own_names_only_if_told_so() -> None:
