@@ -18,7 +18,7 @@ OWN_SHARE: Final = "own_share"
 ALL: Final = "all"
 Reason = Literal["own_share", "all"]
 MAX_PACED: Final = 4096
-"""Keys whose refusals are counted: as many as there may be connections."""
+"""Keys with counted refusals: as many as there may be connections."""
 
 
 class BodyRoom:
@@ -50,7 +50,7 @@ class BodyRoom:
         """Take room for bytes.
 
         Args:
-          key: whose body it is.
+          key: of the tenant or address that the body is of.
           num_bytes: more than before.
           is_small: the whole body has at most `small_body_bytes`.
 
@@ -90,7 +90,7 @@ class BodyHold:
 
     Args:
       room: where it is taken.
-      key: whose body it is.
+      key: of the tenant or address that the body is of.
       small_bytes: bodies up to here are never refused.
 
     Attributes:

@@ -427,7 +427,7 @@ def take_unknown(kind: type[StrictModel], body: dict[str, Any]) -> tuple[str, ..
 
 
 def _meant(name: str, fields: Iterable[str]) -> str | None:
-    """Return the parameter whose name an unknown one resembles."""
+    """Return the parameter with a name that an unknown one resembles."""
     if not _EXTENSION_NAME.fullmatch(name):
         return None  # comparing costs the product of their lengths
     return next(iter(get_close_matches(name, fields, 1, TYPO_RATIO)), None)

@@ -125,7 +125,7 @@ class RequestBook:
         return len(self._by_tenant)
 
     def tenant_of(self, row: TokenRow) -> str:
-        """Return whose a token is; that of no live sequence is nobody's."""
+        """Return the tenant of a token; that of no live sequence has none."""
         sequence = self._sequences.get(row.request_id)
         return "" if sequence is None else sequence.request.claim.tenant
 

@@ -189,7 +189,7 @@ def refused_as_stuck() -> Fail:
 
 
 def condemned() -> Fail:
-    """Return the end of a sequence whose grammar takes too long to follow."""
+    """Return the end of a sequence with a grammar that takes too long to follow."""
     end = ends.grammar_too_costly()
     return Fail(end.error, end.outcome, is_by_grammar=True)
 
