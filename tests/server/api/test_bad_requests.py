@@ -208,10 +208,10 @@ SAID: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"stream": 1}, "stream", "must be true or false; it is 1"),
     (CHAT, {"model": 7}, "model", "must be a string; it is 7"),
     (CHAT, {"messages": "hi"}, "messages", "must be a list; it is 'hi'"),
-    (CHAT, {"messages": []}, "messages", "must have at least 1 entries; it is []"),
+    (CHAT, {"messages": []}, "messages", "must have 1 or more entries; it is []"),
     (CHAT, {"stop": 5}, "stop", "must be a string or a list of strings"),
     (CHAT, {"stream_options": 7}, "stream_options", "must be an object; it is 7"),
-    (CHAT, {"cache_salt": ""}, "cache_salt", "must have at least 1 characters; it is ''"),
+    (CHAT, {"cache_salt": ""}, "cache_salt", "must have 1 or more characters; it is ''"),
     (CHAT, {"guided_json": 5}, "guided_json", "must be an object or be a string; it is 5"),
     (
         CHAT,

@@ -129,7 +129,9 @@ def test_usage_has_what_prefill_found_cached_where_decodes_end_overtakes_its_fir
     world.check_idle()
 
 
-@pytest.mark.parametrize("event", ["handed over", "prefill lost", "decode lost", "time"])
+@pytest.mark.parametrize(
+    "event", ["handed over", "prefill lost", "decode lost", "deadline", "time"]
+)
 def test_an_end_does_not_wait_for_a_first_token_that_will_not_come(event: str) -> None:
     world = World(max_attempts=1)
     reader, key = overtaken(world)
@@ -141,6 +143,9 @@ def test_an_end_does_not_wait_for_a_first_token_that_will_not_come(event: str) -
             world.lose(prefill)
         case "decode lost":
             world.lose(world.worker(world.decode))
+        case "deadline":
+            reader.sequence.deadline = world.now + LINK.peer_timeout_s / 2
+            world.sweep(LINK.peer_timeout_s * 0.6)
         case _:
             world.sweep(LINK.peer_timeout_s * 0.9)
             assert not reader.terminals
