@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -24,7 +25,6 @@ repeat its keys."""
 MAX_CHAIN: Final = 32
 """References that lead to one another: as many as brackets may be nested."""
 _COMBINING: Final = ("allOf", "anyOf", "oneOf")
-_BRANCHING: Final = ("anyOf", "oneOf")
 _BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions")
 _VALUES: Final = ("items", "prefixItems", "additionalItems", "additionalProperties")
 _OF_DOCUMENT: Final = ("$id", "$schema", "$defs", "definitions")
@@ -146,12 +146,12 @@ class _Closing:
         combining = [word for word in (*_COMBINING, "$ref") if word in node]
         if not combining:
             return self._narrowed(self._mapped(node, is_part=False), self._keys(node))
+        branching = self._branching(node)
         if len(combining) == 1 and not _ABOUT_KEYS & node.keys():
             word = combining[0]
-            if word != "allOf" or len(_list(node[word])) == 1:
+            if word in (branching, "$ref") or (word == "allOf" and len(_list(node[word])) == 1):
                 return self._mapped(node, is_part=False)
         done = self._mapped(node, is_part=True)
-        branching = next((word for word in _BRANCHING if word in node), None)
         if branching is None:
             return self._narrowed(done, self._keys(node))
         around = {word: value for word, value in node.items() if word != branching}
@@ -160,6 +160,43 @@ class _Closing:
             keys.add(self._keys(branch))
             done[branching][index] = self._narrowed(done[branching][index], keys)
         return done
+
+    def _branching(self, node: Schema) -> str | None:
+        """Return the keyword with branches that may be closed one by one.
+
+        A value that several branches of oneOf take, it does not take. A branch that is closed takes
+        fewer values, so that another one might be left alone with a value of both: branches of
+        oneOf are closed if none of them shares a value with another.
+        """
+        if "anyOf" in node:
+            return "anyOf"
+        if "oneOf" not in node:
+            return None
+        tags = [self._tags(branch) for branch in _list(node["oneOf"])]
+        objects = [tag for tag in tags if tag is not None]
+        self._spend(len(objects) ** 2)
+        are_apart = all(
+            any(one[key].isdisjoint(other[key]) for key in one.keys() & other.keys())
+            for one, other in combinations(objects, 2)
+        )
+        return "oneOf" if are_apart else None
+
+    def _tags(self, branch: Any) -> dict[str, frozenset[str]] | None:  # noqa: ANN401
+        """Return the strings that required keys of an object may have; None if it is no object."""
+        for _ in range(MAX_CHAIN):
+            if not isinstance(branch, dict) or "$ref" not in branch or "properties" in branch:
+                break
+            branch = self._target(branch["$ref"])
+        if not isinstance(branch, dict):
+            return {}
+        if not _may_be_object(branch):
+            return None
+        tags = {}
+        for key, value in _dict(branch.get("properties", {})).items():
+            words = _strings(value) if key in _list(branch.get("required", [])) else None
+            if words is not None:
+                tags[key] = words
+        return tags
 
     def _part(self, node: Any) -> Any:  # noqa: ANN401
         """Return a schema that describes a value together with others, open."""
@@ -237,11 +274,12 @@ class _Closing:
 
     def _keys_at(self, pointer: str) -> _Keys:
         """Return what a reference's target says about keys."""
+        target = self._target(pointer)
         if pointer not in self._keys_of:
             if pointer in self._chain or len(self._chain) == MAX_CHAIN:
                 raise _LeftOpen
             self._chain.append(pointer)
-            self._keys_of[pointer] = self._keys(self._target(pointer))
+            self._keys_of[pointer] = self._keys(target)
             self._chain.pop()
         keys = self._keys_of[pointer]
         self._spend(len(keys.names))
@@ -276,6 +314,16 @@ def _may_be_object(node: Schema) -> bool:
     """Return whether a schema's own type lets a value be an object."""
     kind = node.get("type", "object")
     return kind == "object" or (isinstance(kind, list) and "object" in kind)
+
+
+def _strings(schema: Any) -> frozenset[str] | None:  # noqa: ANN401
+    """Return the strings that a schema takes, if it takes nothing else and names them."""
+    if not isinstance(schema, dict):
+        return None
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        return None
+    return frozenset(values)
 
 
 def _list(value: Any) -> list[Any]:  # noqa: ANN401

@@ -32,6 +32,16 @@ B: dict[str, Any] = {
 OPTIONAL: dict[str, Any] = {"properties": {"a": {}, "b": {}}}
 BOTH = {"allOf": [{"$ref": "#/$defs/A"}, B]}
 
+
+def tagged(kind: str, key: str) -> dict[str, Any]:
+    """Return an object of a kind, with one key of its own."""
+    return {
+        "type": "object",
+        "properties": {"kind": {"type": "string", "const": kind}, key: {"type": "integer"}},
+        "required": ["kind"],
+    }
+
+
 CLOSED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "plain": (A, ['{"a":1}'], ['{"a":1,"x":2}']),
     "no type": ({"properties": {"a": {}}}, ['{"a":1}', "5"], ['{"x":1}']),
@@ -92,6 +102,11 @@ CLOSED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         {"anyOf": [A, B | {"additionalProperties": True}]},
         ['{"b":1,"x":1}'],
         ['{"a":1,"x":1}'],
+    ),
+    "oneOf by a tag": (
+        {"oneOf": [tagged("cat", "a"), tagged("dog", "b"), {"type": "null"}]},
+        ['{"kind":"cat","a":1}', '{"kind":"dog","b":1}', "null"],
+        ['{"kind":"cat","b":1}', '{"kind":"dog","b":1,"x":1}'],
     ),
     "recursive": (
         {"type": "object", "properties": {"v": {}, "next": {"$ref": "#"}}, "required": ["v"]},
@@ -159,6 +174,16 @@ def test_what_is_said_or_not_understood_stays_as_it_is(name: str) -> None:
     assert len(text) <= GrammarConfig().max_bytes
     assert closed(schema) == schema
     assert closed_text(text) is text
+
+
+def test_branches_that_share_values_stay_open_together() -> None:
+    # Both take {"a": 1, "b": 2}, so oneOf takes it not; the first would, alone closed.
+    shared = [{**A, "required": ["a", "b"]}, A]
+    assert closed({"oneOf": shared}) == {
+        "oneOf": shared,
+        "properties": {"a": {}, "b": {}},
+        "additionalProperties": False,
+    }
 
 
 def test_strict_closes_objects_that_list_no_keys_and_heeds_what_is_said() -> None:
