@@ -48,7 +48,7 @@ async def read_grammar(fields: ConstraintFields, services: Services) -> Grammar 
 
 def _is_strict(fields: ConstraintFields) -> bool:
     """Return whether a schema is held to as OpenAI does: every object that it has is closed."""
-    wanted = fields.response_format and fields.response_format.json_schema
+    wanted = None if fields.response_format is None else fields.response_format.json_schema
     return wanted is not None and bool(wanted.strict) and wanted.schema_ is not None
 
 

@@ -286,7 +286,7 @@ class Conductor:
         worker.monitor.heard(now)
         match frame:
             case WorkerHeartbeat(load=load):
-                before = worker.beat and worker.beat.load
+                before = None if worker.beat is None else worker.beat.load
                 if not worker.heartbeat(frame, now):
                     self.lost(worker, "another_life", now)
                 elif before is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
+from openai.types.responses import Response
 
 from loadtest.campaign.batch_kills import run_batch
 
@@ -98,7 +99,7 @@ def run_mixed(client: openai.OpenAI) -> Batch:
 
 def run_responses(client: openai.OpenAI) -> Batch:
     """Run lines in the words of the Responses API."""
-    lines = [
+    lines: list[dict[str, Any]] = [
         {
             "custom_id": str(n),
             "method": "POST",
@@ -111,9 +112,9 @@ def run_responses(client: openai.OpenAI) -> Batch:
     assert batch.status == "completed"
     assert batch.request_counts is not None
     assert batch.request_counts.completed == len(lines)
-    single = client.responses.create(**lines[0]["body"])  # type: ignore[arg-type]
+    single = client.responses.create(**lines[0]["body"])
     for line in results(client, batch.output_file_id):
-        answered = openai.types.responses.Response.model_validate(line["response"]["body"])
+        answered = Response.model_validate(line["response"]["body"])
         assert answered.output_text == single.output_text
     return batch
 
