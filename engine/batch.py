@@ -73,7 +73,7 @@ class Constraint(Protocol):
         ...
 
     def late(self) -> Barred:
-        """Return what becomes of a row whose mask did not come in time."""
+        """Return what becomes of a row without a mask in time."""
         ...
 
 

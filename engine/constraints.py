@@ -168,7 +168,7 @@ class GrammarConstraint:
         return begun.mask
 
     def late(self) -> Barred:
-        """Return what becomes of a row whose mask did not come in time."""
+        """Return what becomes of a row without a mask in time."""
         self._lanes.quick.relieve()
         self._lanes.slow.relieve()
         return Barred.TOO_COSTLY if self._is_condemned else Barred.LATE

@@ -66,7 +66,7 @@ def sample(
       specs: how to choose, row by row.
       masks: what `begin_masks` returned for them, if it was called already.
       wait_s: how long the masks of all rows together are waited for.
-      slow_wait_s: how long those of rows whose masks are slow.
+      slow_wait_s: how long those of rows with slow masks.
     """
     if masks is None:
         masks = begin_masks(specs)

@@ -226,7 +226,7 @@ def check_triton(include: Path) -> list[Finding]:
 
 
 def check_flash() -> list[Finding]:
-    """Look at flash-attn where it is installed: nobody needs it beside Triton."""
+    """Look at flash-attn where it is installed: beside Triton it is not needed."""
     try:
         found = version("flash-attn")
     except PackageNotFoundError:

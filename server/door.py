@@ -27,7 +27,7 @@ Reason = Literal["own_share", "all"]
 DISK_FULL: Final = 507
 """A status of the server's that its operator has to do something about."""
 MAX_PACED: Final = 4096
-"""Keys whose refusals are counted: as many as there may be connections."""
+"""Keys with counted refusals: as many as there may be connections."""
 
 
 class BodyRoom:
@@ -59,7 +59,7 @@ class BodyRoom:
         """Take room for bytes.
 
         Args:
-          key: whose body it is.
+          key: of the tenant or address that the body is of.
           num_bytes: more than before.
           is_small: the whole body has at most `small_body_bytes`.
 
@@ -99,7 +99,7 @@ class BodyHold:
 
     Args:
       room: where it is taken.
-      key: whose body it is.
+      key: of the tenant or address that the body is of.
       small_bytes: bodies up to here are never refused.
 
     Attributes:

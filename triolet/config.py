@@ -66,7 +66,7 @@ class LinkConfig:
     heartbeat_interval_s: float = 0.5 * SECONDS
     """Both ways. Three fit into `peer_timeout_s`, so one lost or late frame is no death."""
     load_report_interval_s: float = 20 * MILLISECONDS
-    """A worker whose leases have ended sends its load in the turn after that, but not sooner than
+    """When leases end their worker sends its load in the turn after that, but not sooner than
     this after its last heartbeat. A cancel is promised within 100 ms and takes 40 ms at p99: this
     leaves time to see it. A thousand ends in one turn are one report."""
     peer_timeout_s: float = 1.5 * SECONDS
@@ -120,14 +120,14 @@ class LinkConfig:
     machine a while; one that does not answer finds out by silence, as with a worker that died.
     Below what a supervisor waits before it kills."""
     handshake_s: float = 5.0 * SECONDS
-    """A connection whose handshake takes longer is closed: a stranger cannot hold one for nothing.
+    """A connection with a longer handshake is closed: a stranger cannot hold one for nothing.
     The two round trips take milliseconds."""
     redial_s: float = 2.0 * SECONDS
     """A HELLO without an answer for this long is said again over a new connection: the old one may
     lead nowhere, although its peer lives. Four heartbeats, so that a busy worker is not redialled;
     doubled each time, up to `max_redial_s`."""
     max_redial_s: float = 8.0 * SECONDS
-    """A fleet whose keys or workers have been mended is whole again after at most this long."""
+    """After its keys or workers have been mended a fleet is whole again within this time."""
     linger_s: float = 200 * MILLISECONDS
     """A closed link may still hand what was sent to the kernel for this long, so that last words
     (ENDED, GOODBYE) arrive; a peer that reads nothing holds up the end of a process no longer."""
@@ -375,11 +375,11 @@ class ServerConfig:
     idle connections give way. Peers in `trusted_proxies` are counted in the total only."""
     trusted_proxies: tuple[str, ...] = ()
     """Networks (CIDR) of proxies that may name the client that they ask for, by PROXY protocol v2,
-    `Forwarded` or `X-Forwarded-For`. None by default: whoever connects could claim any address."""
+    `Forwarded` or `X-Forwarded-For`. None by default: any client could claim any address."""
     requests_per_turn: int = 2
     """Requests that begin in one turn of the event loop; the others wait for the next turns. One
     that is read and refused at once costs up to 5 ms, and a probe of liveness takes ten turns: so
-    it is answered within 100 ms whoever asks. A refused small request costs less processor time
+    it is answered within 100 ms in any crowd. A refused small request costs less processor time
     than without the bound (1.41 ms for 1.66, 40 connections)."""
     listen_backlog: int = 1024
     """Connections the kernel holds during a burst; hypercorn's default of 100 drops some."""

@@ -38,7 +38,7 @@ MAX_SPLITS: Final = 32
 contexts get longer splits. The kernel takes 128 at most."""
 MIN_CHUNK_LEN: Final = 2
 """Least `max_seqlen_q` that the kernel for chunks is told; an upper bound is all that it needs. At
-1 it changes over to a decode kernel whose number of splits follows from the size of the batch."""
+1 it changes over to a decode kernel, with a number of splits that depends on the batch's size."""
 
 
 def splits_for(max_model_len: int) -> int:

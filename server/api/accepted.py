@@ -17,6 +17,17 @@ MAX_STOP_CHARS: Final = 64
 MAX_INT: Final = 2**31 - 1
 
 
+MAX_METADATA: Final = 16
+Metadata: TypeAlias = Annotated[
+    dict[
+        Annotated[str, Field(max_length=64)],
+        Annotated[str, Field(max_length=512)],
+    ],
+    Field(max_length=MAX_METADATA),
+]
+"""What a client notes beside its request; it comes back as it is."""
+
+
 class TextPart(TypedDict):
     """A part of a message's content."""
 

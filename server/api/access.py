@@ -1,6 +1,6 @@
-"""Who may ask what, and how much at once: the one gate before every route.
+"""What each client may ask, and how much at once: the one gate before every route.
 
-Closed by default: a route that nobody thought of needs an operator's key. Knows routes by their
+Closed by default: a route that is in no list needs an operator's key. Knows routes by their
 endpoints and tenants by their roles; what a request is about, it does not know. Limits are asked
 and room is taken before a request's body is read.
 """
@@ -66,7 +66,7 @@ UNMETERED: Final = frozenset(
         "POST /v1/batches/<batch_id>/cancel",
     }
 )
-"""Endpoints whose requests are not those of a plan: no text is worked on for them, and lines of
+"""Endpoints that do not count in a plan's requests: no text is worked on for them, and lines of
 batches count themselves. None is a path at which there is nothing."""
 TEXT_ONLY: Final = frozenset(
     {
@@ -80,7 +80,7 @@ TEXT_ONLY: Final = frozenset(
 RESUMABLE: Final = frozenset(
     {"POST /v1/chat/completions", "POST /v1/completions", "POST /v1/responses", "POST /v1/messages"}
 )
-"""Endpoints whose answers are kept by their idempotency key, by one of several servers."""
+"""Endpoints with answers that one of several servers keeps by their idempotency key."""
 BODY_UNDER_WAY_S: Final = 0.1
 """For a short body of a refused request that left its client together with the head."""
 
@@ -91,7 +91,7 @@ def is_for_users(endpoint: str | None) -> bool:
 
 
 async def check_request(services: Services) -> None:
-    """Let the running task serve whoever sent this request, and read its body.
+    """Let the running task serve this request's tenant, and read its body.
 
     Raises:
       RequestError: 401 or 403; 429 or 503 before the body is read.
@@ -146,7 +146,7 @@ def check_key(services: Services, headers: Headers, subprotocols: Iterable[str] 
 
 
 def _note_key(services: Services, scope: object) -> None:
-    """Note that a connection is of a tenant; where there are no keys it is nobody's."""
+    """Note that a connection is of a tenant; where there are no keys there is none."""
     if not services.tenancy.is_open:
         own_peer(scope).on_key()
 
@@ -159,8 +159,8 @@ def _check_host(services: Services, host: str | None) -> None:
 async def let_in(services: Services, asked: Request) -> None:
     """Decide on the HTTP request before its body is read: take its ticket, and room for its body.
 
-    Refusals of one client beyond a rate wait for their answer. Whoever may be coming back to an
-    answer needs no ticket: that costs nothing. Nor does a request that a sibling owns: it asks.
+    Refusals of one client beyond a rate wait for their answer. A request that may join a kept
+    answer needs no ticket: that costs nothing. Nor does one that a sibling owns: the sibling asks.
 
     Raises:
       RequestError: 429, its tenant has nothing left or as much under way as it may; 429 or 503,

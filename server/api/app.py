@@ -42,6 +42,7 @@ from .passing_on import by_owner, is_passed_on
 from .probes import (
     OWN_LOAD,
     OWN_METRICS,
+    READY_PATHS,
     live,
     load,
     metrics,
@@ -120,7 +121,7 @@ def _add_routes(app: CuredQuart, services: Services) -> None:
     add("POST", "/detokenize", detokenize)
     for path in ("/health/live", "/ping"):
         add("GET", path, live)
-    for path in ("/health/ready", "/health"):
+    for path in READY_PATHS:
         add("GET", path, ready)
     add("GET", "/metrics", metrics)
     add("GET", "/version", version)
@@ -196,8 +197,9 @@ async def _on_error(services: Services, error: Exception) -> Response:
     else:
         live_request().is_crowded_out = shown.is_crowded_out
         live_request().entry.leave(shown)
-    services.metrics.http.error(shown.status)
-    _note_refusal(services, shown, headers.get("x-request-id"))
+        if shown.status != 503 or not has_request_context() or request.path not in READY_PATHS:
+            services.metrics.http.error(shown.status)
+        _note_refusal(services, shown, headers.get("x-request-id"))
     body = error_body(shown)
     if _is_of_messages():
         body = msgspec.json.encode(message_error(shown, shown_request_id()))

@@ -87,15 +87,7 @@ def params_called(names: Mapping[str, str]) -> Iterator[None]:
         param = _renamed((error.param or "").split("."), names)
         if param is None:
             raise
-        raise RequestError(
-            error.message,
-            status=error.status,
-            code=error.code,
-            param=param,
-            retry_after_s=error.retry_after_s,
-            is_spread=error.is_spread,
-            is_crowded_out=error.is_crowded_out,
-        ) from error
+        raise RequestError(**error.said | {"param": param}) from error
 
 
 def _renamed(parts: list[str], names: Mapping[str, str]) -> str | None:

@@ -98,8 +98,7 @@ async def _plan(fields: MessagesRequest, services: Services) -> Plan:
         plan = await plan_chat(chat, services)
     if fields.max_tokens == 0:
         return warming(plan)
-    # Beyond the context it is not refused, because clients have to name a number, but cut.
-    return replace(plan, max_tokens=None, default_max_tokens=fields.max_tokens)
+    return replace(plan, max_tokens=fields.max_tokens)
 
 
 def _as_chat(fields: PromptFields) -> ChatRequest:

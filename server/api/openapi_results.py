@@ -46,7 +46,15 @@ _USAGE: Final = _object(
     prompt_tokens_details=_object(cached_tokens=_COUNT),
 )
 _MODEL: Final = _object(
-    id=_TEXT, object=_one_of("model"), created=_INT, owned_by=_TEXT, max_model_len=_COUNT
+    id=_TEXT,
+    object=_one_of("model"),
+    created=_INT,
+    owned_by=_TEXT,
+    max_model_len=_COUNT,
+    type=_one_of("model"),
+    display_name=_TEXT,
+    lifecycle=_one_of("active"),
+    created_at=_TEXT,
 )
 
 UPLOAD: Final = _object(purpose=_one_of("batch"), file={"type": "string", "format": "binary"})
@@ -160,7 +168,13 @@ RESULTS: Final[dict[str, Schema]] = {
     "Batch": _object(id=_TEXT, object=_one_of("batch"), status=_TEXT),
     "List": _object(object=_one_of("list"), data=_list({"type": "object"})),
     "Model": _MODEL,
-    "ModelList": _object(object=_one_of("list"), data=_list(ref("Model"))),
+    "ModelList": _object(
+        object=_one_of("list"),
+        data=_list(ref("Model")),
+        first_id=_TEXT,
+        last_id=_TEXT,
+        has_more={"type": "boolean"},
+    ),
     "Tokens": _object(count=_COUNT, max_model_len=_COUNT, tokens=_list(_COUNT)),
     "Text": _object(prompt=_TEXT),
     "Health": _object(status=_one_of("live", "ready"), model=_TEXT),

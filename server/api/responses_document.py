@@ -154,7 +154,7 @@ class ResponseDocument:
             "incomplete_details": None,
             "instructions": fields.instructions,
             "max_output_tokens": fields.max_output_tokens,
-            "metadata": {},
+            "metadata": fields.metadata or {},
             "model": config.model_name,
             "output": [],
             "parallel_tool_calls": fields.parallel_tool_calls is not False,

@@ -121,7 +121,9 @@ class TextFormat(StrictModel):
         for name, value in (("name", self.name), ("schema", self.schema_)):
             if value is None:
                 raise invalid_request("is required with this type", f"text.format.{name}")
-        named = NamedSchema.model_construct(name=self.name, schema_=self.schema_)
+        named = NamedSchema.model_construct(
+            name=self.name, schema_=self.schema_, strict=self.strict
+        )
         return ResponseFormat(type="json_schema", json_schema=named)
 
 
@@ -188,6 +190,7 @@ class ResponseFields(SamplingFields, FunctionFields, CacheFields):
     text: TextConfig | None = None
     priority: Annotated[int, Field(ge=-100, le=100)] | None = None
     service_tier: accepted.ServiceTier | None = None
+    metadata: accepted.Metadata | None = None
     chat_template_kwargs: TemplateSwitches | None = None
     prompt_cache_options: CacheOptions | None = None
 

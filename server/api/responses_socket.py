@@ -258,7 +258,7 @@ class ResponsesSession:
 
 
 class _Peeked(msgspec.Struct):
-    """What is looked at before a message is parsed: what it is, and whose answer its error is."""
+    """What is looked at before a message is parsed: its type, and the lane of an error."""
 
     type: str = ""
     stream_id: str | None = None

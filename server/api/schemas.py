@@ -31,13 +31,15 @@ from .accepted import MAX_INT as MAX_INT
 from .accepted import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from .constraint_schema import ConstraintFields
 from .errors import MAX_ECHO, echo, http_error, unsupported
-from .strict_fields import StrictFields
+from .strict_fields import StrictFields, first_fault
 from .tool_schema import MAX_TOOLS, ToolCall, ToolFields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from triolet.errors import RequestError
+
+    from .strict_fields import Fault
 
 MAX_MESSAGES: Final = 4096
 MAX_DETOKENIZED: Final = 1_000_000
@@ -440,7 +442,7 @@ def _known_names(kind: type[StrictModel]) -> frozenset[str]:
 
 
 def _meant(name: str, fields: Iterable[str]) -> str | None:
-    """Return the parameter whose name an unknown one resembles."""
+    """Return the parameter with a name that an unknown one resembles."""
     if not _EXTENSION_NAME.fullmatch(name):
         return None  # comparing costs the product of their lengths
     return next(iter(get_close_matches(name, fields, 1, TYPO_RATIO)), None)
@@ -467,21 +469,20 @@ def read_request(kind: type[ModelT], body: dict[str, Any]) -> ModelT:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        raise _first_fault(error, kind.model_fields) from None
+        raise _refusal(first_fault(error, fields), kind.model_fields) from None
 
 
-def _first_fault(error: ValidationError, fields: Iterable[str]) -> RequestError:
-    fault = error.errors(include_url=False, include_context=False)[0]
+def _refusal(fault: Fault, fields: Iterable[str]) -> RequestError:
     # A name that the client made up may be as long as its body.
-    param = ".".join(str(part) for part in fault["loc"])[:MAX_ECHO] or None
-    if fault["type"] == "unsupported":
-        return unsupported(param or "", fault["msg"])
-    if fault["type"] == "missing":
+    param = fault.param[:MAX_ECHO] or None
+    if fault.kind == "unsupported":
+        return unsupported(param or "", fault.message)
+    if fault.kind == "missing":
         return http_error(400, f"{param} is required", param)
-    if fault["type"] == "extra_forbidden":
+    if fault.kind == "extra_forbidden":
         meant = _meant(param or "", fields)
         advice = f"; is {meant} meant?" if meant else ""
         return http_error(400, f"{echo(param)} is no parameter of this endpoint{advice}", param)
-    if fault["type"] == "value_error":
-        return http_error(400, f"{param} {fault['msg'].removeprefix('Value error, ')}", param)
-    return http_error(400, f"{param}: {fault['msg']}; it is {echo(fault['input'])}", param)
+    if fault.kind == "value_error":
+        return http_error(400, f"{param} {fault.message}", param)
+    return http_error(400, f"{param} {fault.message}; it is {echo(fault.value)}", param)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from triolet.errors import invalid_request
 from triolet.sampling import JSON_WHITESPACE, MAX_GRAMMAR_CHARS, Grammar, GrammarKind
 
+from ..text.closed_schema import closed
 from .constraints import check_bounds, json_schema
 from .json_body import holds_many_values
 from .tool_schema import NamedTool
@@ -89,7 +90,7 @@ def _grammar(
         param = f"tools.{index}.function.parameters"
         check_bounds(json_schema(schema), param, services.config.grammar)
         head = json.dumps(f'{{"name": "{function.name}", "{form.arguments}": ')
-        own = schema | {"x-guidance": JSON_FORM}
+        own = closed(schema, is_strict=bool(function.strict)) | {"x-guidance": JSON_FORM}
         rules.append(f'call_{index}: {head} %json {json.dumps(own, ensure_ascii=False)} "}}"')
     if not callable_ids:
         raise invalid_request("names a tool that is not among tools", "tool_choice")

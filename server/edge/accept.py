@@ -97,7 +97,7 @@ class Edge:
     def counters(
         self,
     ) -> tuple[Callable[[], int], Callable[[], Mapping[str, int]], Callable[[], Mapping[str, int]]]:
-        """How to read the open connections, the writes by their way, and who was turned away."""
+        """How to read the connections that are open, the writes by way, and those turned away."""
         return lambda: self.connections, lambda: self.writes.by_way, lambda: self.places.turned_away
 
     def stop_accepting(self) -> None:

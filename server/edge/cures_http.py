@@ -5,8 +5,8 @@ stays at zero makes it buffer without bound (its buffer is declared drained by a
 The preface ends in 505, `Upgrade: h2c` is ignored as RFC 9110 7.8 allows; a proxy in front speaks
 HTTP/2 to the world.
 
-hypercorn says 100 Continue to whoever asks, before the application has seen the request. Here the
-application does, once it is to have the body: what is refused at its door is never sent.
+hypercorn says 100 Continue wherever it is asked for, before the application has seen the request.
+Here the application does, once it is to have the body: what is refused at its door is never sent.
 
 hypercorn stops reading when bytes come behind a request whose answer is not complete, and who does
 not read does not see the client leave. Here reading goes on: a bounded number of such bytes is held

@@ -72,7 +72,7 @@ class WriteCounts:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Who has connected.
+    """A connection as it came.
 
     Attributes:
       host: the other end's address, or UNIX_PEER.

@@ -54,7 +54,7 @@ class Links:
 
     Args:
       network: makes connections.
-      me: who says HELLO.
+      me: the server, as its HELLO names it.
       link: bounds and deadlines.
       wake: to be called before anything else in every turn.
 

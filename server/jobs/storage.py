@@ -72,7 +72,7 @@ class Storage:
         """Return how much the database may still take: of its disk, and of its own free pages.
 
         Raises:
-          RequestError: 503, nobody knows.
+          RequestError: 503, it cannot be known.
         """
         return await self.run(free_bytes, self._connection, self._directory)
 

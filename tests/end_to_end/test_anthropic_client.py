@@ -54,6 +54,14 @@ def text_of(message: anthropic.types.Message) -> str:
     return "".join(block.text for block in message.content if block.type == "text")
 
 
+def test_models_are_described_and_listed(client: Anthropic) -> None:
+    model = client.models.retrieve("demo")
+    assert (model.id, model.type, model.display_name) == ("demo", "model", "demo")
+    assert [listed.id for listed in client.models.list()] == ["demo"]
+    with pytest.raises(anthropic.NotFoundError):
+        client.models.retrieve("claude")
+
+
 def test_pieces_and_helper_and_whole_answer_are_the_same(client: Anthropic) -> None:
     whole = client.messages.create(**ASKED)
     events = list(client.messages.create(**ASKED, stream=True))

@@ -70,6 +70,32 @@ def test_answers_keep_to_their_schemas(client: OpenAI) -> None:
     assert reasons.count("stop") > NUM_SCHEMAS // 2
 
 
+def test_objects_end_where_their_schema_lists_keys_and_does_not_close_them(
+    client: OpenAI,
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string"},
+            "age": {"type": "integer", "minimum": 0, "maximum": 120},
+            "pet": {"type": "object", "properties": {"kind": {"enum": ["cat", "dog"]}}},
+        },
+        "required": ["name", "age", "pet"],
+    }
+
+    def keys(seed: int) -> list[str]:
+        asked = ASK | {"seed": seed, "max_tokens": 500}
+        form: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
+        choice = client.chat.completions.create(**asked, response_format=form).choices[0]
+        assert choice.finish_reason == "stop", choice.message.content
+        answer = json.loads(choice.message.content or "")
+        jsonschema.validate(answer, schema)
+        return list(answer)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(keys, range(10))) == [["name", "age", "pet"]] * 10
+
+
 def test_the_same_seed_keeps_to_a_regex_in_the_same_words(client: OpenAI) -> None:
     wanted = {"structured_outputs": {"regex": "[a-z]{4,9}@[a-z]{3}"}, "max_tokens": 50}
     texts = [

@@ -30,7 +30,7 @@ CONTINUED: Any = [*HI, {"role": "assistant", "content": "He"}]
 
 SCHEMA: Any = {"type": "object", "properties": {"a": {"type": "integer"}}}
 ANY_OBJECT = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object"}')
-OF_SCHEMA = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
+OF_SCHEMA = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA | {"additionalProperties": False}))
 OF_REGEX = Grammar(GrammarKind.REGEX, "a+")
 OF_LARK = Grammar(GrammarKind.LARK, 'start: "a"')
 TOOLS: Any = [{"type": "function", "function": {"name": "weather"}}]

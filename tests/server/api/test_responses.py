@@ -208,8 +208,21 @@ async def test_logprobs_come_where_they_are_asked_for() -> None:
     assert without["output"][0]["content"][0]["logprobs"] == []
 
 
+async def test_metadata_come_back_as_they_were_sent_also_in_events() -> None:
+    noted = {"trip": "to the moon", "é": ""}
+    async with surface() as server:
+        whole = (await server.post(PATH, ask(metadata=noted))).json
+        without = (await server.post(PATH, ask())).json
+        stream = (await server.post(PATH, ask(metadata=noted, stream=True))).named_events
+        too_many = await server.post(PATH, ask(metadata={str(n): "" for n in range(17)}))
+    assert whole["metadata"] == noted
+    assert without["metadata"] == {}
+    assert [event["response"]["metadata"] for _, event in (stream[0], stream[-1])] == [noted] * 2
+    assert (too_many.status, too_many.error["param"]) == (400, "metadata")
+
+
 async def test_the_text_may_have_to_follow_a_schema_and_the_response_repeats_it() -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    schema = {"type": "array", "items": {"type": "object"}}
     form = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
     async with surface() as server:
         whole = (await server.post(PATH, ask(text={"format": form, "verbosity": "low"}))).json
@@ -219,7 +232,10 @@ async def test_the_text_may_have_to_follow_a_schema_and_the_response_repeats_it(
     first, second = (g.request.sampling.grammar for g in server.fleet.generations)
     assert first is not None
     assert second is not None
-    assert json.loads(first.text) == schema
+    assert json.loads(first.text) == {
+        "type": "array",
+        "items": {"type": "object", "additionalProperties": False},
+    }
     assert json.loads(second.text) == {"type": "object"}
 
 
