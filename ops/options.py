@@ -136,6 +136,14 @@ TrustedProxiesOption: TypeAlias = Annotated[
         show_default="none",
     ),
 ]
+AllowOriginOption: TypeAlias = Annotated[
+    list[str] | None,
+    _http(
+        metavar="ORIGIN",
+        help="Origin whose pages may use the API from a browser; repeatable; * is any.",
+        show_default="none",
+    ),
+]
 PinOption: TypeAlias = Annotated[
     Pinning, _fleet(help="auto: give decode workers cores of their own, if one is left (Linux).")
 ]
@@ -388,6 +396,7 @@ def server_options(
     max_connections: MaxConnectionsOption = _SERVER.max_connections,
     max_connections_per_address: MaxPerAddressOption = None,
     trusted_proxies: TrustedProxiesOption = "",
+    allow_origin: AllowOriginOption = None,
     local_prefill: LocalPrefillOption = _SERVER.routing.local_prefill,
     max_local_tokens: Annotated[
         int,
@@ -418,6 +427,7 @@ def server_options(
         max_connections=max_connections,
         max_connections_per_address=max_connections_per_address,
         trusted_proxies=tuple(network for network in trusted_proxies.split(",") if network),
+        allow_origins=tuple(dict.fromkeys(allow_origin or ())),
         metrics_compat=metrics_compat,
         batches=BatchConfig(
             None if batch_dir is None else str(batch_dir.absolute()), concurrency=batch_concurrency

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 import trio
-from quart import request, websocket
+from quart import Response, request, websocket
 
 from triolet.errors import RequestError
 from triolet.loopback import is_loopback
@@ -23,13 +23,13 @@ from .claims import enter_batch
 from .errors import http_error
 from .keys import sent_key
 from .live import OWNER_KEY, SCOPE_KEY, own_peer
-from .origins import check_host, check_origin
+from .origins import check_host, check_origin, preflight_headers, shown_origin
 from .passing_on import is_passed_on, owner_elsewhere
 from .quota import enter_request
 from .resuming import has_answer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from quart import Request
     from werkzeug.datastructures import Headers
@@ -56,7 +56,8 @@ OPEN_ENDPOINTS: Final = frozenset(
 that ask for a key themselves. Everything else, also what is not there, is closed."""
 USER_PATHS: Final = ("/v1/", "/tokenize", "/detokenize", "/version")
 """How the paths begin that every tenant's keys open; the rest is for operators."""
-
+PAGE_PATHS: Final = (*USER_PATHS, "/openapi.json")
+"""How the paths begin that pages of allowed origins may use; never those of operators."""
 
 UNMETERED: Final = frozenset(
     {
@@ -90,31 +91,56 @@ def is_for_users(endpoint: str | None) -> bool:
     return endpoint is None or endpoint.partition(" ")[2].startswith(USER_PATHS)
 
 
-async def check_request(services: Services) -> None:
+def origins_here(services: Services, path: str) -> Sequence[str]:
+    """Return the origins whose pages may use a path."""
+    return services.config.allow_origins if path.startswith(PAGE_PATHS) else ()
+
+
+async def check_request(services: Services) -> Response | None:
     """Let the running task serve whoever sent this request, and read its body.
+
+    Returns:
+      The answer to a browser's preflight, which carries no key; None for any other request.
 
     Raises:
       RequestError: 401 or 403; 429 or 503 before the body is read.
     """
     _check_host(services, request.headers.get("host"))
+    preflight = _answer_preflight(services)
     owner = request.scope["state"].get(OWNER_KEY)
     if owner is not None:
         # From within: nothing that a client sends gets there.
         enter_batch()
         enter_tenant(services.tenancy.tenant_named(owner))
         enter_line(f"batches of {owner}")
-    elif is_passed_on() or (
-        request.endpoint not in OPEN_ENDPOINTS and not own_peer(request.scope).is_unix
+    elif preflight is None and (
+        is_passed_on()
+        or (request.endpoint not in OPEN_ENDPOINTS and not own_peer(request.scope).is_unix)
     ):
         tenant = check_key(services, request.headers)
         _note_key(services, request.scope)
         if tenant.role is not TenantRole.OPERATOR and not is_for_users(request.endpoint):
             raise http_error(403, "this needs the key of a tenant whose role is operator")
     if request.method not in SAFE_METHODS:
-        check_origin(request.headers.get("origin"), request.headers.get("host"))
+        origins = origins_here(services, request.path)
+        check_origin(request.headers.get("origin"), request.headers.get("host"), origins)
     if owner is None:
         enter_line(current_tenant().name or request.remote_addr or "")
     await let_in(services)
+    return preflight
+
+
+def _answer_preflight(services: Services) -> Response | None:
+    """Return what an allowed origin's page may do; None if this is not what is asked."""
+    asked = request.headers
+    if request.method != "OPTIONS" or "access-control-request-method" not in asked:
+        return None
+    if shown_origin(asked.get("origin"), origins_here(services, request.path)) is None:
+        return None
+    wanted = asked.get("access-control-request-headers")
+    return Response(
+        status=204, headers=preflight_headers(wanted, services.config.preflight_max_age_s)
+    )
 
 
 async def check_websocket(services: Services) -> None:
@@ -126,7 +152,8 @@ async def check_websocket(services: Services) -> None:
     _check_host(services, websocket.headers.get("host"))
     check_key(services, websocket.headers, websocket.requested_subprotocols)
     _note_key(services, websocket.scope)
-    check_origin(websocket.headers.get("origin"), websocket.headers.get("host"))
+    origins = origins_here(services, websocket.path)
+    check_origin(websocket.headers.get("origin"), websocket.headers.get("host"), origins)
     enter_line(current_tenant().name or websocket.remote_addr or "")
 
 

@@ -19,7 +19,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from triolet.errors import RequestError, server_error
 
 from ..edge.cures_quart import CuredHTTPConnection, CuredQuart
-from .access import check_request, check_websocket
+from .access import check_request, check_websocket, origins_here
 from .batches import cancel_batch, create_batch, list_batches, show_batch
 from .chat import chat_completions
 from .completions import completions
@@ -35,6 +35,7 @@ from .messages_form import message_error
 from .models import detokenize, list_models, show_model, tokenize
 from .openapi import PATH as OPENAPI
 from .openapi import serve_openapi
+from .origins import page_headers
 from .pages import chat_page, dashboard, static_file
 from .passing_on import by_owner, is_passed_on
 from .probes import (
@@ -173,6 +174,9 @@ async def _finish(services: Services, response: Response) -> Response:
     response.headers["openai-processing-ms"] = str(round(elapsed_s * 1000))
     for name, value in rate_headers(services.quotas).items():
         response.headers.setdefault(name, value)  # who owns a kept answer has said so already
+    origins = origins_here(services, request.path)
+    own = tuple(response.headers.keys())
+    response.headers.update(page_headers(request.headers.get("origin"), origins, own))
     if services.lifecycle.is_leaving:
         # The next request needs a connection to somebody else.
         response.headers["connection"] = "close"
