@@ -45,6 +45,7 @@ from .tenancy import Tenancy
 from .tenant_file import TenantFile
 from .text.embedding_files import read_embedding_model
 from .text.grammars import Grammars
+from .text.model_card import read_model_card
 from .text.sampling_defaults import read_sampling_defaults
 from .text.tokenizer import TextModel
 
@@ -121,6 +122,7 @@ async def serve(
                 lifecycle or Lifecycle(),
                 count_connections=lambda: edge.connections,
                 embedding=read_embedding_model(config.model_dir),
+                card=read_model_card(config.model_dir),
                 storage=sockets.enter_context(_storage(config)),
                 siblings=siblings,
                 tenancy=tenancy,

@@ -54,7 +54,16 @@ OPEN_ENDPOINTS: Final = frozenset(
 )
 """All that is answered without a key where there are keys: whether the process is well, and pages
 that ask for a key themselves. Everything else, also what is not there, is closed."""
-USER_PATHS: Final = ("/v1/", "/tokenize", "/detokenize", "/version")
+USER_PATHS: Final = (
+    "/v1/",
+    "/v2/rerank",
+    "/rerank",
+    "/score",
+    "/api/",
+    "/tokenize",
+    "/detokenize",
+    "/version",
+)
 """How the paths begin that every tenant's keys open; the rest is for operators."""
 PAGE_PATHS: Final = (*USER_PATHS, "/openapi.json")
 """How the paths begin that pages of allowed origins may use; never those of operators."""
@@ -65,6 +74,11 @@ UNMETERED: Final = frozenset(
         "POST /v1/files",
         "POST /v1/batches",
         "POST /v1/batches/<batch_id>/cancel",
+        "POST /api/show",
+        "POST /api/pull",
+        "POST /api/push",
+        "POST /api/create",
+        "POST /api/copy",
     }
 )
 """Endpoints whose requests are not those of a plan: no text is worked on for them, and lines of

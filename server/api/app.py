@@ -33,6 +33,10 @@ from .intake import live_request, shown_request_id
 from .messages import MESSAGES, count_message_tokens, create_message
 from .messages_form import message_error
 from .models import detokenize, list_models, show_model, tokenize
+from .ollama import chat as ollama_chat
+from .ollama import embed as ollama_embed
+from .ollama import models as ollama_models
+from .ollama.answers import ollama_error
 from .openapi import PATH as OPENAPI
 from .openapi import serve_openapi
 from .origins import page_headers
@@ -52,6 +56,7 @@ from .probes import (
 from .quota import rate_headers
 from .responses import count_input_tokens, create_response
 from .responses_socket import responses_socket
+from .scoring import views as scoring
 from .static_files import read_static_files
 from .usage import FLEET_USAGE, OWN_USAGE, fleet_usage, own_usage, server_usage
 
@@ -66,6 +71,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 RESPONSES: Final = "/v1/responses"
+OLLAMA: Final = "/api/"
 NOT_FOUND: Final = "there is nothing at this path; the API is below /v1, the chat page at /"
 HEADERS: Final = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
 
@@ -110,6 +116,8 @@ def _add_routes(app: CuredQuart, services: Services) -> None:
     add("POST", MESSAGES, by_owner(create_message))
     add("POST", f"{MESSAGES}/count_tokens", count_message_tokens)
     _add_stored(add)
+    _add_scoring(add)
+    _add_ollama(add)
     add("GET", "/v1/models", list_models)
     add("GET", "/v1/models/<path:name>", show_model)
     add("GET", "/v1/usage", own_usage)
@@ -136,6 +144,27 @@ def _add_routes(app: CuredQuart, services: Services) -> None:
     add("GET", "/dashboard", partial(dashboard, files))
     add("GET", "/static/<path:name>", partial(static_file, files))
     app.add_websocket(RESPONSES, endpoint="WS", view_func=partial(responses_socket, services))
+
+
+def _add_scoring(add: Callable[[str, str, View], None]) -> None:
+    for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
+        add("POST", path, scoring.rerank)
+    for path in ("/v1/score", "/score"):
+        add("POST", path, scoring.score)
+
+
+def _add_ollama(add: Callable[[str, str, View], None]) -> None:
+    add("POST", "/api/chat", ollama_chat.chat)
+    add("POST", "/api/generate", ollama_chat.generate)
+    add("POST", "/api/embed", ollama_embed.embed_inputs)
+    add("POST", "/api/embeddings", ollama_embed.embed_prompt)
+    add("GET", "/api/tags", ollama_models.list_tags)
+    add("GET", "/api/ps", ollama_models.list_running)
+    add("GET", "/api/version", ollama_models.show_version)
+    add("POST", "/api/show", ollama_models.show)
+    for action in ("pull", "push", "create", "copy"):
+        add("POST", f"{OLLAMA}{action}", ollama_models.refuse)
+    add("DELETE", "/api/delete", ollama_models.refuse)
 
 
 def _add_stored(add: Callable[[str, str, View], None]) -> None:
@@ -202,6 +231,8 @@ async def _on_error(services: Services, error: Exception) -> Response:
     body = error_body(shown)
     if _is_of_messages():
         body = msgspec.json.encode(message_error(shown, shown_request_id()))
+    elif has_request_context() and request.path.startswith(OLLAMA):
+        body = msgspec.json.encode(ollama_error(shown))
     return Response(body, shown.status, headers=headers, content_type="application/json")
 
 

@@ -16,6 +16,13 @@ from quart import Response
 
 from .batches import BatchFields
 from .messages_schema import CountRequest, MessagesRequest
+from .ollama.schema import (
+    OllamaChat,
+    OllamaEmbed,
+    OllamaEmbeddings,
+    OllamaGenerate,
+    ShowModel,
+)
 from .openapi_results import RESULTS, UPLOAD, ref
 from .probes import VERSION
 from .responses_schema import InputTokensRequest, ResponseRequest
@@ -26,6 +33,7 @@ from .schemas import (
     TokenizeRequest,
 )
 from .schemas_embeddings import EmbeddingFields
+from .scoring.schema import RerankRequest, ScoreRequest
 
 if TYPE_CHECKING:
     from quart_trio import QuartTrio
@@ -37,6 +45,7 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
+JSON_LINES: Final = "application/x-ndjson"
 LINES: Final = "application/octet-stream"
 PLAIN: Final = "text/plain"
 PAGE: Final = "text/html"
@@ -54,6 +63,7 @@ class Operation:
       result: name of a component for JSON, or the media type of another answer.
       body: what its request is read with, or its schema; None where there is no body.
       streams: whether `stream: true` gets events.
+      stream_media: the media type of a stream.
       media: of the request's body.
       status: of a good answer.
       error: name of a component for any other.
@@ -66,6 +76,18 @@ class Operation:
     media: str = JSON
     status: int = 200
     error: str = "Error"
+    stream_media: str = EVENTS
+
+
+def _ollama(summary: str, result: str, body: type[StrictModel]) -> Operation:
+    return Operation(
+        f"{summary[:-1]}, in Ollama's words.",
+        result,
+        body,
+        streams=True,
+        error="OllamaError",
+        stream_media=JSON_LINES,
+    )
 
 
 OPERATIONS: Final[dict[str, Operation]] = {
@@ -99,6 +121,44 @@ OPERATIONS: Final[dict[str, Operation]] = {
         "MessageTokens",
         CountRequest,
         error="MessagesError",
+    ),
+    **dict.fromkeys(
+        ("POST /v1/rerank", "POST /v2/rerank", "POST /rerank"),
+        Operation("Order documents by how near they are to a query.", "Ranking", RerankRequest),
+    ),
+    **dict.fromkeys(
+        ("POST /v1/score", "POST /score"),
+        Operation("How near one text is to others.", "Scores", ScoreRequest),
+    ),
+    "POST /api/chat": _ollama("Answer a conversation.", "OllamaChatAnswer", OllamaChat),
+    "POST /api/generate": _ollama("Continue a prompt.", "OllamaText", OllamaGenerate),
+    "POST /api/embed": Operation(
+        "Turn one or several inputs into vectors, in Ollama's words.",
+        "OllamaVectors",
+        OllamaEmbed,
+        error="OllamaError",
+    ),
+    "POST /api/embeddings": Operation(
+        "Turn a prompt into a vector, in Ollama's older words.",
+        "OllamaVector",
+        OllamaEmbeddings,
+        error="OllamaError",
+    ),
+    "GET /api/tags": Operation("List the served model.", "OllamaModels", error="OllamaError"),
+    "GET /api/ps": Operation("The same, as a loaded one.", "OllamaModels", error="OllamaError"),
+    "GET /api/version": Operation(
+        "Which release's API is spoken.", "OllamaVersion", error="OllamaError"
+    ),
+    "POST /api/show": Operation("Show the model.", "OllamaModel", ShowModel, error="OllamaError"),
+    **dict.fromkeys(
+        (
+            "POST /api/pull",
+            "POST /api/push",
+            "POST /api/create",
+            "POST /api/copy",
+            "DELETE /api/delete",
+        ),
+        Operation("Always refused: the model is the server's.", "OllamaError", status=501),
     ),
     "POST /v1/files": Operation("Keep a file of requests.", "File", UPLOAD, media=FORM),
     "GET /v1/files": Operation("List the files.", "List"),
@@ -202,7 +262,7 @@ def _answer(row: Operation) -> Document:
     if row.result in RESULTS:
         content: Document = {JSON: {"schema": ref(row.result)}}
         if row.streams:
-            content[EVENTS] = {}
+            content[row.stream_media] = {}
     elif row.summary.startswith("A file"):
         content = {media: {} for media in (PAGE, "text/javascript", "text/css", "image/svg+xml")}
     else:
