@@ -48,6 +48,7 @@ OPEN_ENDPOINTS: Final = frozenset(
         "GET /ping",
         "GET /",
         "GET /dashboard",
+        "GET /docs",
         "GET /static/<path:name>",
         "GET /openapi.json",
     }

@@ -40,7 +40,7 @@ from .ollama.answers import ollama_error
 from .openapi import PATH as OPENAPI
 from .openapi import serve_openapi
 from .origins import page_headers
-from .pages import chat_page, dashboard, static_file
+from .pages import api_page, chat_page, dashboard, static_file
 from .passing_on import by_owner, is_passed_on
 from .probes import (
     OWN_LOAD,
@@ -142,6 +142,7 @@ def _add_routes(app: CuredQuart, services: Services) -> None:
     files = read_static_files()
     add("GET", "/", partial(chat_page, files))
     add("GET", "/dashboard", partial(dashboard, files))
+    add("GET", "/docs", partial(api_page, files))
     add("GET", "/static/<path:name>", partial(static_file, files))
     app.add_websocket(RESPONSES, endpoint="WS", view_func=partial(responses_socket, services))
 

@@ -51,6 +51,29 @@ PLAIN: Final = "text/plain"
 PAGE: Final = "text/html"
 FORM: Final = "multipart/form-data"
 PATH: Final = "/openapi.json"
+_TAGS: Final = (
+    ("/v1/messages", "Messages (Anthropic)"),
+    ("/v1/responses", "Responses (OpenAI)"),
+    ("/v1/files", "Files and batches"),
+    ("/v1/batches", "Files and batches"),
+    ("/v1/usage", "Fleet"),
+    ("/v1/models", "Models and tokens"),
+    ("/v1/", "Text and vectors"),
+    ("/v2/rerank", "Text and vectors"),
+    ("/rerank", "Text and vectors"),
+    ("/score", "Text and vectors"),
+    ("/api/", "Ollama"),
+    ("/tokenize", "Models and tokens"),
+    ("/detokenize", "Models and tokens"),
+    ("/fleet", "Fleet"),
+    ("/metrics", "Fleet"),
+    ("/load", "Fleet"),
+    ("/health", "Process"),
+    ("/ping", "Process"),
+    ("/version", "Process"),
+    ("/", "Pages"),
+)
+"""By how paths begin: under which heading they are shown. The first that fits counts."""
 _VARIABLE: Final = re.compile(r"<(?:\w+:)?(\w+)>")
 
 
@@ -195,6 +218,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "GET /fleet/status/own": Operation("The same of one server process.", "FleetStatus"),
     "GET /": Operation("The chat page.", PAGE),
     "GET /dashboard": Operation("A page that shows the fleet.", PAGE),
+    "GET /docs": Operation("A page that shows this document.", PAGE),
     "GET /static/<path:name>": Operation("A file of the pages.", PAGE),
     f"GET {PATH}": Operation("This document.", "Anything"),
 }
@@ -242,6 +266,7 @@ def _operation(rule: Rule, schemas: dict[str, Any]) -> Document:
     row = OPERATIONS.get(rule.endpoint, Operation(rule.endpoint, "Anything"))
     shown: Document = {
         "summary": row.summary,
+        "tags": [next(tag for begin, tag in _TAGS if rule.rule.startswith(begin))],
         "operationId": re.sub(r"\W+", "_", rule.endpoint).strip("_"),
         "responses": {str(row.status): _answer(row), "default": _error(row)},
     }
