@@ -21,7 +21,7 @@ from .ollama.schema import (
     OllamaEmbed,
     OllamaEmbeddings,
     OllamaGenerate,
-    ShowModel,
+    OllamaShow,
 )
 from .openapi_results import RESULTS, UPLOAD, ref
 from .probes import VERSION
@@ -172,7 +172,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "GET /api/version": Operation(
         "Which release's API is spoken.", "OllamaVersion", error="OllamaError"
     ),
-    "POST /api/show": Operation("Show the model.", "OllamaModel", ShowModel, error="OllamaError"),
+    "POST /api/show": Operation("Show the model.", "OllamaModel", OllamaShow, error="OllamaError"),
     **dict.fromkeys(
         (
             "POST /api/pull",
@@ -302,7 +302,8 @@ def _error(row: Operation) -> Document:
 def _add_schema(kind: type[StrictModel], schemas: dict[str, Any]) -> str:
     """Add a request's schema and those that it is made of. Returns its name."""
     schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
-    schemas.update(schema.pop("$defs", {}))
+    for name, part in schema.pop("$defs", {}).items():
+        assert schemas.setdefault(name, part) == part, f"two models are named {name}"
     if schema.get("additionalProperties") is False:
         schema["properties"] |= _other_names(kind)
     schemas[kind.__name__] = schema

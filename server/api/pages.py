@@ -1,5 +1,5 @@
-"""GET /, /dashboard, /docs and /static: the pages, under a policy that lets them reach nothing but this
-server."""
+"""GET /, /dashboard, /docs and /static: the pages, under a policy that lets them reach this server
+only."""
 
 from __future__ import annotations
 

@@ -26,14 +26,14 @@ from ..schemas import ChatRequest, CompletionRequest, Message, TemplateSwitches,
 from ..tool_schema import CalledFunction, ToolCall
 from .answers import Clock, LineStream, OllamaForm, loaded
 from .names import served_model
-from .schema import LOAD_OPTIONS, OllamaChat, OllamaGenerate, Options
+from .schema import LOAD_OPTIONS, OllamaChat, OllamaGenerate, OllamaOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..ports import Services
     from ..schemas import ModelT
-    from .schema import AnyRequest, Turn
+    from .schema import AnyRequest, OllamaTurn
 
 MAX_SHOWN: Final = 64
 """Characters of an unknown option's name that an error repeats as its parameter."""
@@ -161,7 +161,7 @@ async def _plan_raw(fields: CompletionRequest, services: Services) -> Plan:
     )
 
 
-def _most_tokens(options: Options | None, plan: Plan) -> int | None:
+def _most_tokens(options: OllamaOptions | None, plan: Plan) -> int | None:
     """Return how many tokens an answer may have, as far as they fit; None for as many as fit."""
     wanted = None if options is None else options.num_predict
     if wanted is None:
@@ -175,7 +175,7 @@ def _common(fields: AnyRequest, services: Services) -> dict[str, Any]:
     Raises:
       RequestError: 400, an option; 404, the model.
     """
-    options = fields.options or Options()
+    options = fields.options or OllamaOptions()
     check_options(options, services)
     common: dict[str, Any] = {name: getattr(options, name) for name in _SAME}
     common |= {
@@ -193,7 +193,7 @@ def _common(fields: AnyRequest, services: Services) -> dict[str, Any]:
     return common
 
 
-def check_options(options: Options, services: Services) -> None:
+def check_options(options: OllamaOptions, services: Services) -> None:
     """Refuse an option that cannot be kept, and tell the client which have no effect.
 
     Raises:
@@ -208,7 +208,7 @@ def check_options(options: Options, services: Services) -> None:
     known = [name for name in extra if name in LOAD_OPTIONS]
     for name in known:
         del extra[name]
-    unknown = () if services.config.strict_requests else take_unknown(Options, extra)
+    unknown = () if services.config.strict_requests else take_unknown(OllamaOptions, extra)
     for name in extra:
         raise invalid_request(
             f"{echo(name)} is no option of this server", f"options.{name[:MAX_SHOWN]}"
@@ -227,7 +227,7 @@ def _response_format(wanted: Mapping[str, Any] | str | None) -> ResponseFormat |
     return ResponseFormat(type="json_schema", json_schema=named)
 
 
-def _messages(turns: list[Turn]) -> list[Message]:
+def _messages(turns: list[OllamaTurn]) -> list[Message]:
     """Return the conversation in the words of a chat, where a call has a name of its own.
 
     Calls are named by their place, so that a conversation that grows keeps its beginning.

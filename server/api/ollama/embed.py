@@ -17,7 +17,7 @@ from ..schemas_embeddings import EmbeddingFields
 from .answers import NS_PER_S
 from .chat import check_options, read_body
 from .names import served_model
-from .schema import OllamaEmbed, OllamaEmbeddings, Options
+from .schema import OllamaEmbed, OllamaEmbeddings, OllamaOptions
 
 if TYPE_CHECKING:
     from quart import Response
@@ -29,7 +29,7 @@ async def embed_inputs(services: Services) -> Response:
     """Return the vectors of one or several inputs; of none, none."""
     fields = await read_body(OllamaEmbed, services)
     model = served_model(fields.model, services.config)
-    check_options(fields.options or Options(), services)
+    check_options(fields.options or OllamaOptions(), services)
     texts = [fields.input] if isinstance(fields.input, str) else fields.input
     if len(texts) > (most := services.config.embedding.max_inputs):
         raise invalid_request(f"at most {most} inputs are taken at once", "input")
@@ -38,8 +38,6 @@ async def embed_inputs(services: Services) -> Response:
     lists: list[msgspec.Raw] = []
     num_tokens = 0
     if texts:
-        if "" in texts:
-            raise invalid_request("may hold no empty string beside others", "input")
         asked = EmbeddingFields.model_construct(
             input=tuple(texts), model=model, dimensions=fields.dimensions
         )
@@ -64,7 +62,7 @@ async def embed_prompt(services: Services) -> Response:
     """Return the vector of one prompt; of an empty one, an empty one."""
     fields = await read_body(OllamaEmbeddings, services)
     model = served_model(fields.model, services.config)
-    check_options(fields.options or Options(), services)
+    check_options(fields.options or OllamaOptions(), services)
     if not fields.prompt:
         return json_response({"embedding": []})
     asked = EmbeddingFields.model_construct(input=(fields.prompt,), model=model)

@@ -10,7 +10,7 @@ from ..generate import json_response
 from .answers import stamp
 from .chat import read_body
 from .names import listed_names, served_model
-from .schema import ShowModel
+from .schema import OllamaShow
 
 if TYPE_CHECKING:
     from quart import Response
@@ -47,7 +47,7 @@ def show_version(services: Services) -> Response:
 
 async def show(services: Services) -> Response:
     """Return what the model's directory says of it."""
-    fields = await read_body(ShowModel, services)
+    fields = await read_body(OllamaShow, services)
     name = fields.model or fields.name
     if name is None:
         raise invalid_request("is required", "model")

@@ -26,9 +26,10 @@ LOAD_OPTIONS: Final = frozenset(
     "num_gpu num_keep num_thread numa penalize_newline repeat_last_n use_mlock use_mmap "
     "vocab_only".split()
 )
-"""Options that load a model, or only refine another; the model is loaded already. Named as ignored
+"""OllamaOptions that load a model, or only refine another; the model is loaded already. Named as ignored
 in the answer's `x-triolet-ignored`."""
 
+NO_EFFECT: Final = "Accepted without effect."
 ModelName = Annotated[str, Field(min_length=1, max_length=MAX_MODEL_CHARS)]
 KeepAlive = float | str | None
 """How long the model should stay loaded; it always does."""
@@ -56,11 +57,17 @@ class OllamaModel(StrictModel):
     unsupported: ClassVar[Unsupported] = _NOTHING
 
 
-class Options(OllamaModel):
+def _listed(schema: dict[str, Any]) -> None:
+    """Name what has no effect. Other names are ignored too, unless they look like mistakes."""
+    schema["additionalProperties"] = False
+    schema["properties"] |= {name: {"description": NO_EFFECT} for name in sorted(LOAD_OPTIONS)}
+
+
+class OllamaOptions(OllamaModel):
     """What decides the next token and the end. -1 and -2 of `num_predict` are as many as fit; a
     `seed` of -1 is a new one."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", json_schema_extra=_listed)
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -79,7 +86,7 @@ class Options(OllamaModel):
     typical_p: Annotated[float, Field(ge=1, le=1)] | None = None
 
 
-class CalledTool(OllamaModel):
+class OllamaCalled(OllamaModel):
     """What the model has called."""
 
     model_config = ConfigDict(extra="ignore")
@@ -88,16 +95,16 @@ class CalledTool(OllamaModel):
     arguments: dict[str, Any]
 
 
-class Call(OllamaModel):
+class OllamaCall(OllamaModel):
     """A call in an earlier turn of the model's."""
 
     model_config = ConfigDict(extra="ignore")
 
     id: str | None = None
-    function: CalledTool
+    function: OllamaCalled
 
 
-class Turn(OllamaModel):
+class OllamaTurn(OllamaModel):
     """One turn of a conversation."""
 
     model_config = ConfigDict(extra="ignore")
@@ -105,7 +112,7 @@ class Turn(OllamaModel):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     images: NoImages = None
-    tool_calls: Annotated[list[Call], Field(max_length=MAX_TOOLS)] | None = None
+    tool_calls: Annotated[list[OllamaCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
 
 
@@ -117,7 +124,7 @@ class AnyRequest(OllamaModel):
     model: ModelName
     stream: bool | None = None
     format: Literal["", "json"] | dict[str, Any] | None = None
-    options: Options | None = None
+    options: OllamaOptions | None = None
     keep_alive: KeepAlive = None
     think: Think = None
     priority: Annotated[int, Field(ge=-100, le=100)] | None = None
@@ -127,7 +134,7 @@ class AnyRequest(OllamaModel):
 class OllamaChat(AnyRequest):
     """POST /api/chat."""
 
-    messages: Annotated[list[Turn], Field(max_length=MAX_MESSAGES)] | None = None
+    messages: Annotated[list[OllamaTurn], Field(max_length=MAX_MESSAGES)] | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
 
 
@@ -145,7 +152,7 @@ class OllamaGenerate(AnyRequest):
     raw: bool | None = None
 
 
-Inputs = str | list[str]
+Inputs = str | list[Annotated[str, Field(min_length=1)]]
 
 
 class OllamaEmbed(OllamaModel):
@@ -155,7 +162,7 @@ class OllamaEmbed(OllamaModel):
     input: Inputs
     truncate: bool | None = None
     dimensions: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
-    options: Options | None = None
+    options: OllamaOptions | None = None
     keep_alive: KeepAlive = None
 
 
@@ -164,11 +171,11 @@ class OllamaEmbeddings(OllamaModel):
 
     model: ModelName
     prompt: str | None = None
-    options: Options | None = None
+    options: OllamaOptions | None = None
     keep_alive: KeepAlive = None
 
 
-class ShowModel(OllamaModel):
+class OllamaShow(OllamaModel):
     """POST /api/show."""
 
     ignored: ClassVar[frozenset[str]] = frozenset({"options", "system", "template", "verbose"})

@@ -12,7 +12,7 @@ from ..schemas import IGNORED, MAX_INT, StrictModel
 Text = Annotated[str, Field(min_length=1)]
 
 
-class Document(StrictModel):
+class RankedDocument(StrictModel):
     """A document as an object; what else it holds is not read."""
 
     model_config = ConfigDict(extra="ignore")
@@ -38,7 +38,7 @@ class RerankRequest(ScoringFields):
     """POST /v1/rerank, /v2/rerank and /rerank."""
 
     query: Text
-    documents: Annotated[list[Text | Document], Field(min_length=1)]
+    documents: Annotated[list[Text | RankedDocument], Field(min_length=1)]
     top_n: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
     return_documents: bool | None = None
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from quart import Response
 
     from ..ports import Services
-    from .schema import Document, ScoringFields
+    from .schema import RankedDocument, ScoringFields
 
 COHERE: Final = "/v2/rerank"
 """Whose answers hold no documents unless they are asked for; Jina's do unless they are not."""
@@ -97,7 +97,7 @@ def _check_count(count: int, param: str, services: Services) -> None:
         raise invalid_request(f"has {count} texts; at most {most} are taken at once", param)
 
 
-def _text(document: str | Document) -> str:
+def _text(document: str | RankedDocument) -> str:
     return document if isinstance(document, str) else document.text
 
 
