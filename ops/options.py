@@ -185,6 +185,9 @@ LocalPrefillOption: TypeAlias = Annotated[
         "no prefill worker is there) or always."
     ),
 ]
+MaxLocalTokensOption: TypeAlias = Annotated[
+    int, _fleet(min=0, help="Longest prompt, without what is cached, that auto lets decode have.")
+]
 PoisonOption: TypeAlias = Annotated[
     bool,
     _compute("--poison-freed-blocks", help="Fill freed blocks with NaN, to find bugs in Triolet."),
@@ -398,10 +401,7 @@ def server_options(
     trusted_proxies: TrustedProxiesOption = "",
     allow_origin: AllowOriginOption = None,
     local_prefill: LocalPrefillOption = _SERVER.routing.local_prefill,
-    max_local_tokens: Annotated[
-        int,
-        _fleet(min=0, help="Longest prompt, without what is cached, that auto lets decode have."),
-    ] = _SERVER.routing.max_local_tokens,
+    max_local_tokens: MaxLocalTokensOption = _SERVER.routing.max_local_tokens,
     batch_dir: BatchDirOption = None,
     batch_concurrency: BatchConcurrencyOption = _SERVER.batches.concurrency,
     response_cache: ResponseCacheOption = "0",

@@ -93,7 +93,6 @@ async def serve(
     """Serve until `lifecycle` says to drain, and what runs then has ended.
 
     Args:
-      config: all there is to know.
       lifecycle: how the caller says that it is enough; None to serve until cancelled.
       on_drained: called once nothing runs any more, before connections are closed.
       task_status: started with the address once connections are accepted, with workers or not.

@@ -46,6 +46,7 @@ LINE_HEADERS: Final = {
 MEDIA: Final = JSON_ONLY | {"application/x-www-form-urlencoded", ""}
 """JSON, also as curl sends it where its user names no type: this API's own examples do that."""
 PARAMS: Final = {
+    "response_format.json_schema.schema": "format",
     "response_format.json_schema": "format",
     "response_format": "format",
     "repetition_penalty": "options.repeat_penalty",

@@ -26,7 +26,7 @@ LOAD_OPTIONS: Final = frozenset(
     "num_gpu num_keep num_thread numa penalize_newline repeat_last_n use_mlock use_mmap "
     "vocab_only".split()
 )
-"""OllamaOptions that load a model, or only refine another; the model is loaded already. Named as ignored
+"""Options that load a model, or only refine another; the model is loaded already. Named as ignored
 in the answer's `x-triolet-ignored`."""
 
 NO_EFFECT: Final = "Accepted without effect."

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from server.quotas.opening import quotas_in_memory
 from server.tenancy import Tenancy
-from tests.server.support.fakes import FakeFleet
+from tests.server.support.fakes import ChargingFleet, FakeFleet
 from tests.server.support.surface import CONFIG, surface
 from tests.server.support.tenants import tenancy_of, tenant, tenants_of
 from tests.server.support.websocket import handshake, open_socket
@@ -68,7 +69,9 @@ async def test_a_preflight_that_names_no_headers_or_nonsense_gets_the_usual_ones
 async def test_errors_and_streams_can_be_read_by_an_allowed_page() -> None:
     plan = Plan("p", requests_per_minute=1.0)
     tenancy = Tenancy(tenants_of(tenant("alice", "key-of-alice", plan=plan)))
-    async with surface(tenancy=tenancy, allow_origins=ALLOWED) as server:
+    quotas = quotas_in_memory()
+    fleet = ChargingFleet(quotas)
+    async with surface(fleet, tenancy=tenancy, quotas=quotas, allow_origins=ALLOWED) as server:
         headers = KEY | {"Origin": EDITOR}
         stream = await server.post("/v1/chat/completions", CHAT | {"stream": True}, headers=headers)
         assert stream.events[-1] == "[DONE]"
