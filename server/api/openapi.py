@@ -15,6 +15,8 @@ import msgspec
 from quart import Response
 
 from .batches import BatchFields
+from .document.conditions import RELATIONS, add_conditions
+from .document.limits import add_limits, model_names
 from .messages_schema import CountRequest, MessagesRequest
 from .ollama.schema import (
     OllamaChat,
@@ -226,43 +228,45 @@ OPERATIONS: Final[dict[str, Operation]] = {
 
 def serve_openapi(app: QuartTrio, services: Services) -> Response:
     """Answer with the document."""
-    document = openapi_document(app, has_keys=not services.tenancy.is_open)
+    document = openapi_document(app, services)
     return Response(msgspec.json.encode(document), content_type=JSON)
 
 
-def openapi_document(app: QuartTrio, *, has_keys: bool) -> Document:
+def openapi_document(app: QuartTrio, services: Services) -> Document:
     """Return the OpenAPI document of an application.
 
     Args:
       app: with all its routes.
-      has_keys: whether clients need a key.
+      services: whose bounds hold.
     """
-    schemas: dict[str, Any] = dict(RESULTS)
+    schemas: dict[str, Any] = {}
     paths: dict[str, Document] = {}
     for rule in app.url_map.iter_rules():
         if not rule.websocket:
             method = next(iter((rule.methods or {"GET"}) - {"HEAD", "OPTIONS"})).lower()
             path = _VARIABLE.sub(r"{\1}", rule.rule)
-            paths.setdefault(path, {})[method] = _operation(rule, schemas)
+            paths.setdefault(path, {})[method] = _operation(rule, schemas, services)
+    add_limits(schemas, services)
+    add_conditions(schemas)
     document: Document = {
         "openapi": "3.1.0",
         "info": {
             "title": "Triolet",
             "version": VERSION,
-            "description": "Fields that are not listed are refused by name.",
+            "description": f"Fields that are not listed are refused by name. Also: {RELATIONS}.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
-        "components": {"schemas": schemas},
+        "components": {"schemas": schemas | RESULTS},
     }
-    if has_keys:
+    if not services.tenancy.is_open:
         scheme = {"type": "http", "scheme": "bearer"}
         document["components"]["securitySchemes"] = {"key": scheme}
         document["security"] = [{"key": []}]
     return document
 
 
-def _operation(rule: Rule, schemas: dict[str, Any]) -> Document:
+def _operation(rule: Rule, schemas: dict[str, Any], services: Services) -> Document:
     row = OPERATIONS.get(rule.endpoint, Operation(rule.endpoint, "Anything"))
     shown: Document = {
         "summary": row.summary,
@@ -273,7 +277,7 @@ def _operation(rule: Rule, schemas: dict[str, Any]) -> Document:
     names = _VARIABLE.findall(rule.rule)
     if names:
         shown["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            {"name": name, "in": "path", "required": True, "schema": _variable(rule, services)}
             for name in names
         ]
     if row.body is not None:
@@ -281,6 +285,12 @@ def _operation(rule: Rule, schemas: dict[str, Any]) -> Document:
         schema = body if isinstance(body, dict) else ref(_add_schema(body, schemas))
         shown["requestBody"] = {"required": True, "content": {row.media: {"schema": schema}}}
     return shown
+
+
+def _variable(rule: Rule, services: Services) -> Document:
+    """Return what a variable part of a path may be."""
+    names = model_names(services) if rule.rule.startswith("/v1/models/") else []
+    return {"type": "string", "enum": names} if names else {"type": "string", "minLength": 1}
 
 
 def _answer(row: Operation) -> Document:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
+from typing_extensions import TypedDict
 
 from .. import accepted  # noqa: TC001 (pydantic reads it)
 from ..schemas import IGNORED, MAX_INT, StrictModel
@@ -12,12 +13,14 @@ from ..schemas import IGNORED, MAX_INT, StrictModel
 Text = Annotated[str, Field(min_length=1)]
 
 
-class RankedDocument(StrictModel):
+class RankedDocument(TypedDict):
     """A document as an object; what else it holds is not read."""
 
-    model_config = ConfigDict(extra="ignore")
-
     text: Text
+
+
+def _text(value: object) -> object:
+    return value.get("text") if isinstance(value, dict) else value
 
 
 def _texts(value: object) -> object:
@@ -38,7 +41,16 @@ class RerankRequest(ScoringFields):
     """POST /v1/rerank, /v2/rerank and /rerank."""
 
     query: Text
-    documents: Annotated[list[Text | RankedDocument], Field(min_length=1)]
+    documents: Annotated[
+        list[
+            Annotated[
+                str,
+                BeforeValidator(_text, json_schema_input_type=Text | RankedDocument),
+                Field(min_length=1),
+            ]
+        ],
+        Field(min_length=1),
+    ]
     top_n: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
     return_documents: bool | None = None
 

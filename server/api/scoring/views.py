@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from quart import Response
 
     from ..ports import Services
-    from .schema import RankedDocument, ScoringFields
+    from .schema import ScoringFields
 
 COHERE: Final = "/v2/rerank"
 """Whose answers hold no documents unless they are asked for; Jina's do unless they are not."""
@@ -38,7 +38,7 @@ async def rerank(services: Services) -> Response:
     """Order documents by how near they are to a query."""
     fields = await read_fields(RerankRequest, services)
     _check_count(len(fields.documents), "documents", services)
-    texts = [_text(one) for one in fields.documents]
+    texts = fields.documents
     with params_called({"input": "documents"}):
         scores, num_tokens = await _scores([fields.query] * len(texts), texts, fields, services)
     ranked = sorted(enumerate(scores), key=itemgetter(1), reverse=True)[: fields.top_n]
@@ -95,10 +95,6 @@ def _check_count(count: int, param: str, services: Services) -> None:
     most = services.config.embedding.max_documents
     if count > most:
         raise invalid_request(f"has {count} texts; at most {most} are taken at once", param)
-
-
-def _text(document: str | RankedDocument) -> str:
-    return document if isinstance(document, str) else document.text
 
 
 async def _scores(
