@@ -53,6 +53,8 @@ PLAIN: Final = "text/plain"
 PAGE: Final = "text/html"
 FORM: Final = "multipart/form-data"
 PATH: Final = "/openapi.json"
+REFUSED: Final = "x-triolet-refused"
+"""Beside a schema's properties: names that are known and not served."""
 _TAGS: Final = (
     ("/v1/messages", "Messages (Anthropic)"),
     ("/v1/responses", "Responses (OpenAI)"),
@@ -136,7 +138,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     ),
     "POST /v1/messages": Operation(
         "Answer a conversation in the words of Anthropic's Messages API.",
-        "Message",
+        "MessagesAnswer",
         MessagesRequest,
         streams=True,
         error="MessagesError",
@@ -246,6 +248,7 @@ def openapi_document(app: QuartTrio, services: Services) -> Document:
             method = next(iter((rule.methods or {"GET"}) - {"HEAD", "OPTIONS"})).lower()
             path = _VARIABLE.sub(r"{\1}", rule.rule)
             paths.setdefault(path, {})[method] = _operation(rule, schemas, services)
+    assert not schemas.keys() & RESULTS.keys(), "a request and an answer share a name"
     add_limits(schemas, services)
     add_conditions(schemas)
     document: Document = {
@@ -315,20 +318,28 @@ def _add_schema(kind: type[StrictModel], schemas: dict[str, Any]) -> str:
     for name, part in schema.pop("$defs", {}).items():
         assert schemas.setdefault(name, part) == part, f"two models are named {name}"
     if schema.get("additionalProperties") is False:
-        schema["properties"] |= _other_names(kind)
+        schema["properties"] |= _ignored_names(kind)
+        schema[REFUSED] = _refused_names(kind)
     schemas[kind.__name__] = schema
     return kind.__name__
 
 
-def _other_names(kind: type[StrictModel]) -> dict[str, Any]:
-    """Return what is taken although no field is named so: what has no effect, and what would have
-    one, as long as it asks for nothing."""
-    fields = kind.model_fields
-    ignored: dict[str, Any] = {
+def _ignored_names(kind: type[StrictModel]) -> dict[str, Any]:
+    """Return what is taken although no field is named so, because it has no effect."""
+    return {
         name: {"description": "Accepted without effect."}
-        for name in sorted(kind.ignored - set(fields))
+        for name in sorted(kind.ignored - set(kind.model_fields))
     }
-    for name, (what, harmless) in kind.unsupported.items():
-        if name not in fields:
-            ignored[name] = {"enum": [None, *harmless], "description": f"Not served: {what}."}
-    return ignored
+
+
+def _refused_names(kind: type[StrictModel]) -> dict[str, Any]:
+    """Return what would have an effect and is not served, with what it would be.
+
+    Not among the properties: most are names of other servers, and a field of each would hide those
+    that are served. Values that ask for nothing are taken all the same.
+    """
+    return {
+        name: {"description": f"Not served: {what}.", "enum": [None, *harmless]}
+        for name, (what, harmless) in kind.unsupported.items()
+        if name not in kind.model_fields
+    }

@@ -147,7 +147,7 @@ RESULTS: Final[dict[str, Schema]] = {
     "MessagesError": _object(
         type=_one_of("error"), error=_object(type=_TEXT, message=_TEXT), request_id=_TEXT
     ),
-    "Message": _object(
+    "MessagesAnswer": _object(
         id=_TEXT,
         type=_one_of("message"),
         role=_one_of("assistant"),

@@ -1,1 +1,1 @@
-"""What the OpenAPI document says beyond the types of fields: conditions between them, and bounds."""
+"""The OpenAPI document beyond the types of fields: conditions between them, and bounds."""

@@ -14,7 +14,8 @@ RELATIONS: Final = (
     "the tokens of a prompt and its completion fit into the context, and min_tokens into "
     "max_tokens; a tool has a name of its own, and tool_choice names one of tools; a message that "
     "is to be continued is the last, of the assistant and not empty; text_1 and text_2 have as "
-    "many texts, or one; a JSON Schema, a regular expression and a grammar can be compiled; the "
+    "many texts, or one; only one of response_format, structured_outputs and guided_ asks for "
+    "something; a JSON Schema, a regular expression and a grammar can be compiled; the "
     "model's chat template takes the conversation"
 )
 """What else holds between fields; the document says it in prose."""
@@ -29,7 +30,7 @@ _CONTENT: Final[Schema] = {"type": ["string", "array"]}
 
 def _has(**properties: Schema) -> Schema:
     """Return the schema of objects that have all of these."""
-    return {"required": list(properties), "properties": properties}
+    return {"type": "object", "required": list(properties), "properties": properties}
 
 
 def _may_have(**properties: Schema) -> Schema:
@@ -41,20 +42,6 @@ def _either(*schemas: Schema) -> Schema:
     return {"anyOf": list(schemas)}
 
 
-def _at_most_one(**harmless: Schema) -> Schema:
-    """Return the schema of objects of whose properties at most one asks for something.
-
-    Args:
-      **harmless: by name, what asks for nothing.
-    """
-    return _either(
-        *(
-            _may_have(**{name: one for name, one in harmless.items() if name != used})
-            for used in harmless
-        )
-    )
-
-
 _STREAM_OPTIONS: Final = _either(_may_have(stream_options=_NULL), _has(stream={"const": True}))
 _TOOL_CHOICE: Final = _either(
     _may_have(tool_choice={"enum": [None, "none", "auto"]}), _has(tools=_ONE_OR_MORE)
@@ -63,14 +50,11 @@ _TOOL_USE: Final = _either(
     _may_have(tool_choice=_either(_NULL, _has(type={"enum": ["auto", "none"]}))),
     _has(tools=_ONE_OR_MORE),
 )
-_CONSTRAINTS: Final = _at_most_one(
-    response_format=_either(_NULL, _has(type={"const": "text"})),
-    structured_outputs=_NULL,
-    guided_json=_NULL,
-    guided_regex=_NULL,
-    guided_choice=_NULL,
-    guided_grammar=_NULL,
+_CONSTRAINTS: Final = _either(
+    _may_have(structured_outputs=_NULL),
+    _may_have(response_format=_either(_NULL, _has(type={"const": "text"}))),
 )
+_GUIDED: Final = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 _NO_EARLIER: Final = _may_have(previous_response_id=_NULL)
 _TEXT_PART: Final = _has(type={"enum": ["text", "input_text", "output_text"]}, text=_TEXT)
 _TEXTS: Final = _either(_TEXT, {"type": "array", "items": _TEXT_PART})
@@ -106,17 +90,14 @@ CONDITIONS: Final[dict[str, tuple[Schema, ...]]] = {
     ),
     "ChatRequest": (
         _either(_may_have(top_logprobs=_NULL), _has(logprobs={"const": True})),
-        _either(_may_have(continue_final_message=_OFF), _may_have(add_generation_prompt=_OFF)),
         _STREAM_OPTIONS,
         _TOOL_CHOICE,
         _CONSTRAINTS,
-        _may_have(guided_choice=_CHOICES),
     ),
     "CompletionRequest": (
         _either(_may_have(echo=_OFF), _may_have(logprobs=_NULL)),
         _STREAM_OPTIONS,
         _CONSTRAINTS,
-        _may_have(guided_choice=_CHOICES),
     ),
     "InputItem": (
         _either(
@@ -176,8 +157,24 @@ CONDITIONS: Final[dict[str, tuple[Schema, ...]]] = {
 }
 
 
+UNLISTED: Final[dict[str, tuple[str, ...]]] = {
+    "ChatRequest": (*_GUIDED, "continue_final_message"),
+    "CompletionRequest": _GUIDED,
+}
+"""Fields that are served, but are no properties in the document: the older names of what
+structured_outputs says, of which each excludes every other, and one that depends on the end of the
+conversation. With conditions for all of them the programs that make requests from a document give
+up."""
+MORE: Final = "x-triolet-more"
+"""Where they stand instead."""
+
+
 def add_conditions(schemas: dict[str, Schema]) -> None:
     """Add to each component what its validators ask for beyond the types of its fields."""
+    for component, names in UNLISTED.items():
+        if component in schemas:
+            properties = schemas[component]["properties"]
+            schemas[component][MORE] = {name: properties.pop(name) for name in names}
     for name, conditions in CONDITIONS.items():
         if name in schemas:
             schemas[name]["allOf"] = [*schemas[name].get("allOf", ()), *conditions]

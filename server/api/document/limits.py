@@ -108,13 +108,14 @@ def _narrow_lists(schemas: dict[str, Schema], services: Services) -> None:
             if part.get("type") == "array":
                 is_ids = part["items"].get("type") == "integer"
                 part["maxItems"] = most_ids if is_ids else most
-    dimensions = schemas.get("EmbeddingFields", {}).get("properties", {}).get("dimensions")
     model = services.embedding
-    if dimensions and model.size:
-        if model.sizes is None:
+    for component in ("EmbeddingFields", "OllamaEmbed"):
+        dimensions = schemas.get(component, {}).get("properties", {}).get("dimensions", {})
+        if model.sizes is not None:
+            sizes = sorted({*model.sizes, model.size} - {0})
+            _narrow(dimensions, "integer", **({"enum": sizes} if sizes else {"not": {}}))
+        elif model.size:
             _narrow(dimensions, "integer", maximum=model.size)
-        else:
-            _narrow(dimensions, "integer", enum=sorted({*model.sizes, model.size}))
 
 
 def _narrow(schema: Schema, kind: str, **bounds: object) -> None:

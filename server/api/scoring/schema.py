@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from .. import accepted  # noqa: TC001 (pydantic reads it)
@@ -15,6 +15,8 @@ Text = Annotated[str, Field(min_length=1)]
 
 class RankedDocument(TypedDict):
     """A document as an object; what else it holds is not read."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore")  # type: ignore[misc]
 
     text: Text
 
