@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
+from rich.console import Console
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -20,8 +23,10 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from tests.end_to_end.fleet_process import FleetProcess
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 CHECKS: Final = [
     not_a_server_error,
@@ -71,12 +76,14 @@ class Tally:
       refused: those that the document allows, by operation and what was said.
       by_relation: those that only prose forbids, by the part of RELATIONS that was said.
       faults: everything else that is not as the document says.
+      num_5xx: of these, errors of the server.
     """
 
     asked: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     by_relation: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
+    num_5xx: int = 0
 
 
 def parts_of(value: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401
@@ -176,6 +183,7 @@ def judge(case: Any, response: Any, checks: list[Any], tally: Tally) -> None:  #
         case.validate_response(response, checks=checks)
     except AssertionError as error:
         tally.faults.append(f"{label}: {error}")
+        tally.num_5xx += status >= 500
     is_allowed = case.meta.generation.mode.is_positive
     if is_allowed and 400 <= status < 500 and status not in STATES:
         said = response.text
@@ -184,3 +192,36 @@ def judge(case: Any, response: Any, checks: list[Any], tally: Tally) -> None:  #
             tally.by_relation[relation] += 1
         else:
             tally.refused[f"{label}: {status} {said[:300]} of {json.dumps(case.body)[:500]}"] += 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Ask a fleet with the demo model; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.security.document", description=__doc__)
+    parser.add_argument("--examples", type=int, default=50, help="of each kind and operation")
+    parser.add_argument("--only", default="", help="part of the names of operations")
+    options = parser.parse_args(arguments)
+    console = Console(highlight=False, soft_wrap=True)
+    with TemporaryDirectory() as folder:
+        fleet = FleetProcess(Path(folder) / "fleet.log", "--batch-dir", folder)
+        try:
+            fleet.wait_ready()
+            document = fleet.client.get("/openapi.json").json()
+            tally = ask_all(document, fleet.url, examples=options.examples, only=options.only)
+        finally:
+            fleet.stop()
+    for said, count in tally.refused.most_common():
+        console.print(f"refused {count}: {said}", markup=False)
+    for fault in tally.faults:
+        console.print(fault, markup=False)
+    for relation, count in tally.by_relation.most_common():
+        console.print(f"{count} refused as the document says in prose: {relation}", markup=False)
+    console.print(
+        f"{tally.asked.total()} requests to {len(tally.asked)} operations: "
+        f"{tally.refused.total()} refused that the document allows, {len(tally.faults)} answers "
+        f"that are not as it says, of these {tally.num_5xx} with a 5xx"
+    )
+    return int(bool(tally.refused or tally.faults))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

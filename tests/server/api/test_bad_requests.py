@@ -103,7 +103,7 @@ WRONG_COMPLETIONS: list[tuple[str, Any]] = [
     ("prompt", [[]]),
     ("prompt", [1, True]),
     ("prompt", [1, -1]),
-    ("prompt", [1, 2.0]),
+    ("prompt", [1, 2.5]),
     ("prompt", [256]),
     ("prompt", [["a"]]),
     ("prompt", ["a", 1]),
