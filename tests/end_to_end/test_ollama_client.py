@@ -79,7 +79,7 @@ def test_errors_say_what_is_wrong(client: Any) -> None:  # noqa: ANN401
     with pytest.raises(ollama.ResponseError, match="there is no model") as refused:
         client.chat(**ASKED | {"model": "another"})
     assert refused.value.status_code == 404
-    with pytest.raises(ollama.ResponseError, match="options.num_ctx"):
+    with pytest.raises(ollama.ResponseError, match=r"options\.num_ctx"):
         client.chat(**ASKED | {"options": {"num_ctx": 1_000_000}})
     with pytest.raises(ollama.ResponseError, match="models are not pulled"):
         client.pull("llama3")

@@ -6,7 +6,9 @@ how many requests that the document allows were refused (0), and how many ended 
 
 from __future__ import annotations
 
+import argparse
 import json
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
