@@ -103,7 +103,8 @@ function inside(path, method, operation) {
 /** The fields of an object; those with fields of their own open to them. */
 function fields(object) {
   const list = make("div", "fields");
-  for (const [name, schema] of Object.entries(object?.properties ?? {})) {
+  const named = { ...object?.properties, ...object?.["x-triolet-more"] };
+  for (const [name, schema] of Object.entries(named)) {
     const words = [make("span", "field-name", name), " ", make("span", "field-type", typeText(api, schema))];
     const more = [boundsText(schema), schema.description].filter(Boolean).join("; ");
     if (object.required?.includes(name)) words.push(" ", make("span", "needed", "required"));

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from triolet.config import ANY_MODEL
 
 from ..accepted import MAX_INT
-from ..batches import MAX_WINDOW_S
+from ..batches import MAX_WINDOW_NUMBER, MAX_WINDOW_S
 from ..ollama.names import TAG
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ def add_limits(schemas: dict[str, Schema], services: Services) -> None:
             _narrow(fields["num_ctx"], "integer", maximum=room + 1)
     _narrow_lists(schemas, services)
     if "BatchFields" in schemas:
-        window = "|".join(up_to(MAX_WINDOW_S // size) + unit for unit, size in _UNITS_S)
+        most = {unit: min(MAX_WINDOW_S // size, MAX_WINDOW_NUMBER) for unit, size in _UNITS_S}
+        window = "|".join(up_to(number) + unit for unit, number in most.items())
         schemas["BatchFields"]["properties"]["completion_window"]["pattern"] = f"^(?:{window})$"
 
 
