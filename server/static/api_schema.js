@@ -52,6 +52,12 @@ export function objectIn(document, schema, depth = 0) {
   return null;
 }
 
+/** The fields of the first way to meet each condition that none can meet with nothing. */
+function neededByConditions(schema) {
+  const conditions = (schema.allOf ?? []).map((one) => one.anyOf ?? []).filter((ways) => ways.length && ways.every((way) => way.required));
+  return conditions.flatMap((ways) => ways[0].required);
+}
+
 /** A small value that fits a schema: what is required and nothing else. */
 export function example(document, given, name = "", depth = 0) {
   const schema = resolve(document, given);
@@ -63,7 +69,7 @@ export function example(document, given, name = "", depth = 0) {
   if (first !== schema) return example(document, first, name, depth + 1);
   const type = [schema.type].flat().find((one) => one !== "null");
   if (type === "object" || schema.properties) {
-    const needed = schema.required ?? [];
+    const needed = [...(schema.required ?? []), ...neededByConditions(schema)];
     return Object.fromEntries(needed.map((key) => [key, example(document, schema.properties?.[key] ?? {}, key, depth + 1)]));
   }
   if (type === "array") return Array.from({ length: Math.max(1, schema.minItems ?? 0) }, () => example(document, schema.items ?? {}, name, depth + 1));

@@ -69,8 +69,8 @@ _CHOICES: Final = {"items": {"minLength": 1}}
 CONDITIONS: Final[dict[str, tuple[Schema, ...]]] = {
     "Message": (
         _either(
-            _has(role={"const": "assistant"}, tool_calls=_ONE_OR_MORE),
             {**_has(content=_CONTENT), "properties": {"content": _CONTENT, "tool_calls": _EMPTY}},
+            _has(role={"const": "assistant"}, tool_calls=_ONE_OR_MORE),
         ),
     ),
     "ResponseFormat": (
