@@ -68,7 +68,7 @@ async def chat(services: Services) -> Response:
     fields = await read_body(OllamaChat, services)
     form = OllamaForm(services.config.model_name, is_chat=True)
     if not fields.messages:
-        return _loaded(fields, form)
+        return _loaded(fields, form, services)
     common = _common(fields, services)
     chat_fields = ChatRequest.model_construct(
         **common,
@@ -83,7 +83,7 @@ async def generate(services: Services) -> Response:
     fields = await read_body(OllamaGenerate, services)
     form = OllamaForm(services.config.model_name, is_chat=False)
     if not fields.prompt:
-        return _loaded(fields, form)
+        return _loaded(fields, form, services)
     common = _common(fields, services)
     if fields.raw:
         if fields.system:
@@ -104,8 +104,13 @@ async def read_body(kind: type[ModelT], services: Services) -> ModelT:
     return await read_fields(kind, services, media=MEDIA)
 
 
-def _loaded(fields: AnyRequest, form: OllamaForm) -> Response:
-    """Return what a client is told that has the model loaded before it asks: it is."""
+def _loaded(fields: AnyRequest, form: OllamaForm, services: Services) -> Response:
+    """Return what a client is told that has the model loaded before it asks: it is.
+
+    Raises:
+      RequestError: 404, another model.
+    """
+    served_model(fields.model, services.config)
     document = loaded(form)
     if fields.stream is False:
         return Response(document, content_type="application/json")

@@ -144,7 +144,9 @@ async def test_a_request_without_a_prompt_finds_the_model_loaded() -> None:
     async with surface() as server:
         (part,) = lines(await server.post("/api/chat", CHAT | {"messages": []}))
         whole = await server.post("/api/generate", {"model": MODEL, "keep_alive": "5m"} | WHOLE)
+        missing = await server.post("/api/generate", {"model": "another"})
         assert not server.fleet.generations
+    assert missing.status == 404
     assert (part["done"], part["done_reason"]) == (True, "load")
     assert (whole.json["response"], whole.json["done_reason"]) == ("", "load")
 
