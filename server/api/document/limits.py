@@ -114,7 +114,8 @@ def _narrow_lists(schemas: dict[str, Schema], services: Services) -> None:
         dimensions = schemas.get(component, {}).get("properties", {}).get("dimensions", {})
         if model.sizes is not None:
             sizes = sorted({*model.sizes, model.size} - {0})
-            _narrow(dimensions, "integer", **({"enum": sizes} if sizes else {"not": {}}))
+            bounds: Schema = {"enum": sizes} if sizes else {"not": {}}
+            _narrow(dimensions, "integer", **bounds)
         elif model.size:
             _narrow(dimensions, "integer", maximum=model.size)
 
