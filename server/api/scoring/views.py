@@ -6,7 +6,6 @@ Where a text occurs several times it is computed once.
 from __future__ import annotations
 
 import math
-import time
 from operator import itemgetter, mul
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +16,7 @@ from triolet.errors import invalid_request
 
 from ..embeddings import embed, numbers_of
 from ..errors import params_called
-from ..generate import json_response
+from ..generate import head, json_response
 from ..intake import live_request, read_fields
 from ..schemas_embeddings import EmbeddingFields
 from .schema import RerankRequest, ScoreRequest
@@ -77,11 +76,8 @@ async def score(services: Services) -> Response:
             first * (count // len(first)), second * (count // len(second)), fields, services
         )
     return json_response(
-        {
-            "id": f"score-{live_request().request_id.hex()}",
-            "object": "list",
-            "created": int(time.time()),
-            "model": services.config.model_name,
+        head("list", "score", services)
+        | {
             "data": [
                 {"index": index, "object": "score", "score": one}
                 for index, one in enumerate(scores)
