@@ -56,7 +56,13 @@ def test_a_chat_is_the_same_whole_and_streamed_and_as_openai_s(
 def test_a_prompt_is_continued_raw_and_within_a_format(client: Any) -> None:  # noqa: ANN401
     raw = client.generate(model="demo:latest", prompt="Once upon a", raw=True, options={"seed": 1})
     assert raw.response
-    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    one = {"a": {"enum": [1, 2]}}
+    schema = {
+        "type": "object",
+        "properties": one,
+        "required": ["a"],
+        "additionalProperties": False,
+    }
     kept = client.generate(model="demo", prompt="a?", format=schema, options={"temperature": 0})
     assert json.loads(kept.response)["a"] in (1, 2)
 
