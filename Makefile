@@ -96,6 +96,10 @@ bench-hostile: install-dev  ## every kind of hostile client; what a harmless one
 security-mutants: install-dev  ## take each guard of docs/SECURITY.md away; a test of its row must fail (ARGS="A1 A2")
 	$(BIN)/python -m tests.security.mutants $(ARGS)
 
+.PHONY: document
+document: install-dev  ## ask a server for all that its OpenAPI document allows and forbids (ARGS="--examples 200 --only /api/")
+	$(BIN)/python -m tests.security.document $(ARGS)
+
 bench-kills: install-dev  ## kill workers and server under 800 requests; compare every answer, time every pause
 	$(BIN)/python -m loadtest.kills $(ARGS)
 

@@ -102,6 +102,8 @@ def server_arguments(config: ServerConfig) -> list[str]:
         arguments += ["--max-connections-per-address", per_address]
     if config.trusted_proxies:
         arguments += ["--trusted-proxies", ",".join(config.trusted_proxies)]
+    for origin in config.allow_origins:
+        arguments += ["--allow-origin", origin]
     arguments += ["--batch-concurrency", str(config.batches.concurrency)]
     arguments += ["--response-cache", str(config.response_cache.max_bytes)]
     arguments += ["--response-cache-ttl", str(config.response_cache.ttl_s)]

@@ -138,6 +138,14 @@ TrustedProxiesOption: TypeAlias = Annotated[
         show_default="none",
     ),
 ]
+AllowOriginOption: TypeAlias = Annotated[
+    list[str] | None,
+    _http(
+        metavar="ORIGIN",
+        help="Origin whose pages may use the API from a browser; repeatable; * is any.",
+        show_default="none",
+    ),
+]
 PinOption: TypeAlias = Annotated[
     Pinning, _fleet(help="auto: give decode workers cores of their own, if one is left (Linux).")
 ]
@@ -178,6 +186,9 @@ LocalPrefillOption: TypeAlias = Annotated[
         help="Whether decode computes prompts itself: off, auto (short ones, and all while "
         "no prefill worker is there) or always."
     ),
+]
+MaxLocalTokensOption: TypeAlias = Annotated[
+    int, _fleet(min=0, help="Longest prompt, without what is cached, that auto lets decode have.")
 ]
 PoisonOption: TypeAlias = Annotated[
     bool,
@@ -390,11 +401,9 @@ def server_options(
     max_connections: MaxConnectionsOption = _SERVER.max_connections,
     max_connections_per_address: MaxPerAddressOption = None,
     trusted_proxies: TrustedProxiesOption = "",
+    allow_origin: AllowOriginOption = None,
     local_prefill: LocalPrefillOption = _SERVER.routing.local_prefill,
-    max_local_tokens: Annotated[
-        int,
-        _fleet(min=0, help="Longest prompt, without what is cached, that auto lets decode have."),
-    ] = _SERVER.routing.max_local_tokens,
+    max_local_tokens: MaxLocalTokensOption = _SERVER.routing.max_local_tokens,
     batch_dir: BatchDirOption = None,
     batch_concurrency: BatchConcurrencyOption = _SERVER.batches.concurrency,
     response_cache: ResponseCacheOption = "0",
@@ -420,6 +429,7 @@ def server_options(
         max_connections=max_connections,
         max_connections_per_address=max_connections_per_address,
         trusted_proxies=tuple(network for network in trusted_proxies.split(",") if network),
+        allow_origins=tuple(dict.fromkeys(allow_origin or ())),
         metrics_compat=metrics_compat,
         batches=BatchConfig(
             None if batch_dir is None else str(batch_dir.absolute()), concurrency=batch_concurrency

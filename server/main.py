@@ -45,6 +45,7 @@ from .tenancy import Tenancy
 from .tenant_file import TenantFile
 from .text.embedding_files import read_embedding_model
 from .text.grammars import Grammars
+from .text.model_card import read_model_card
 from .text.sampling_defaults import read_sampling_defaults
 from .text.tokenizer import TextModel
 
@@ -92,7 +93,6 @@ async def serve(
     """Serve until `lifecycle` says to drain, and what runs then has ended.
 
     Args:
-      config: all there is to know.
       lifecycle: how the caller says that it is enough; None to serve until cancelled.
       on_drained: called once nothing runs any more, before connections are closed.
       task_status: started with the address once connections are accepted, with workers or not.
@@ -121,6 +121,7 @@ async def serve(
                 lifecycle or Lifecycle(),
                 count_connections=lambda: edge.connections,
                 embedding=read_embedding_model(config.model_dir),
+                card=read_model_card(config.model_dir),
                 storage=sockets.enter_context(_storage(config)),
                 siblings=siblings,
                 tenancy=tenancy,

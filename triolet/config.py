@@ -6,6 +6,7 @@ product is handed only the dataclass it needs.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from ipaddress import ip_network
@@ -315,6 +316,23 @@ def _require_network(network: str) -> None:
         ) from None
 
 
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@A-Z]+")
+_DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}
+ANY_ORIGIN: Final = "*"
+"""Stands for the pages of every origin."""
+
+
+def _require_origin(origin: str) -> None:
+    scheme, _, place = origin.partition("://")
+    is_usual = not place.endswith(_DEFAULT_PORTS.get(scheme, "/"))
+    require(
+        origin == ANY_ORIGIN or (_ORIGIN.fullmatch(origin) is not None and is_usual),
+        "allow_origins holds a value that",
+        origin,
+        "* or SCHEME://HOST[:PORT] as browsers send it: lower case, no path, no default port",
+    )
+
+
 ANY_MODEL: Final = "*"
 """An alias that stands for every name."""
 
@@ -376,6 +394,12 @@ class ServerConfig:
     trusted_proxies: tuple[str, ...] = ()
     """Networks (CIDR) of proxies that may name the client that they ask for, by PROXY protocol v2,
     `Forwarded` or `X-Forwarded-For`. None by default: any client could claim any address."""
+    allow_origins: tuple[str, ...] = ()
+    """Origins whose pages may use the API from a browser (CORS); ANY_ORIGIN is every one. None by
+    default: without keys any page that the user opens could ask. The chat page needs none."""
+    preflight_max_age_s: int = 7200
+    """How long a browser may keep the answer to a preflight; the longest that Chromium takes. What
+    it permits is checked with every request all the same."""
     requests_per_turn: int = 2
     """Requests that begin in one turn of the event loop; the others wait for the next turns. One
     that is read and refused at once costs up to 5 ms, and a probe of liveness takes ten turns: so
@@ -487,6 +511,10 @@ class ServerConfig:
         )
         for network in self.trusted_proxies:
             _require_network(network)
+        for origin in self.allow_origins:
+            _require_origin(origin)
+        max_age_s = self.preflight_max_age_s
+        require(max_age_s >= 0, "preflight_max_age_s", max_age_s, ">= 0")
         compat = self.metrics_compat
         require(compat in {"vllm", "none"}, "metrics_compat", compat, "vllm, none")
         if not (self.allow_remote_clients or self.tenants.file or is_loopback(self.host)):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
 from triolet.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
@@ -30,6 +30,8 @@ Metadata: TypeAlias = Annotated[
 
 class TextPart(TypedDict):
     """A part of a message's content."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore")  # type: ignore[misc]
 
     type: Literal["text", "input_text", "output_text"]
     text: str

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 import trio
-from quart import request, websocket
+from quart import Response, request, websocket
 
 from triolet.errors import RequestError
 from triolet.loopback import is_loopback
@@ -23,13 +23,13 @@ from .claims import enter_batch
 from .errors import http_error
 from .keys import sent_key
 from .live import OWNER_KEY, SCOPE_KEY, own_peer
-from .origins import check_host, check_origin
+from .origins import check_host, check_origin, preflight_headers, shown_origin
 from .passing_on import is_passed_on, owner_elsewhere
 from .quota import enter_request
 from .resuming import has_answer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from quart import Request
     from werkzeug.datastructures import Headers
@@ -48,15 +48,26 @@ OPEN_ENDPOINTS: Final = frozenset(
         "GET /ping",
         "GET /",
         "GET /dashboard",
+        "GET /docs",
         "GET /static/<path:name>",
         "GET /openapi.json",
     }
 )
 """All that is answered without a key where there are keys: whether the process is well, and pages
 that ask for a key themselves. Everything else, also what is not there, is closed."""
-USER_PATHS: Final = ("/v1/", "/tokenize", "/detokenize", "/version")
+USER_PATHS: Final = (
+    "/v1/",
+    "/v2/rerank",
+    "/rerank",
+    "/score",
+    "/api/",
+    "/tokenize",
+    "/detokenize",
+    "/version",
+)
 """How the paths begin that every tenant's keys open; the rest is for operators."""
-
+PAGE_PATHS: Final = (*USER_PATHS, "/openapi.json")
+"""How the paths begin that pages of allowed origins may use; never those of operators."""
 
 UNMETERED: Final = frozenset(
     {
@@ -64,6 +75,11 @@ UNMETERED: Final = frozenset(
         "POST /v1/files",
         "POST /v1/batches",
         "POST /v1/batches/<batch_id>/cancel",
+        "POST /api/show",
+        "POST /api/pull",
+        "POST /api/push",
+        "POST /api/create",
+        "POST /api/copy",
     }
 )
 """Endpoints that do not count in a plan's requests: no text is worked on for them, and lines of
@@ -90,8 +106,16 @@ def is_for_users(endpoint: str | None) -> bool:
     return endpoint is None or endpoint.partition(" ")[2].startswith(USER_PATHS)
 
 
-async def check_request(services: Services) -> None:
+def origins_here(services: Services, path: str) -> Sequence[str]:
+    """Return the origins whose pages may use a path."""
+    return services.config.allow_origins if path.startswith(PAGE_PATHS) else ()
+
+
+async def check_request(services: Services) -> Response | None:
     """Let the running task serve this request's tenant, and read its body.
+
+    Returns:
+      The answer to a browser's preflight, which carries no key; None for any other request.
 
     Raises:
       RequestError: 401 or 403; 429 or 503 before the body is read.
@@ -100,24 +124,41 @@ async def check_request(services: Services) -> None:
     asked: Request = request._get_current_object()  # type: ignore[attr-defined]
     headers = asked.headers
     _check_host(services, headers.get("host"))
+    preflight = _answer_preflight(services, asked)
     owner = asked.scope["state"].get(OWNER_KEY)
     if owner is not None:
         # From within: nothing that a client sends gets there.
         enter_batch()
         enter_tenant(services.tenancy.tenant_named(owner))
         enter_line(f"batches of {owner}")
-    elif is_passed_on() or (
-        asked.endpoint not in OPEN_ENDPOINTS and not own_peer(asked.scope).is_unix
+    elif preflight is None and (
+        is_passed_on()
+        or (asked.endpoint not in OPEN_ENDPOINTS and not own_peer(asked.scope).is_unix)
     ):
         tenant = check_key(services, headers)
         _note_key(services, asked.scope)
         if tenant.role is not TenantRole.OPERATOR and not is_for_users(asked.endpoint):
             raise http_error(403, "this needs the key of a tenant whose role is operator")
     if asked.method not in SAFE_METHODS:
-        check_origin(headers.get("origin"), headers.get("host"))
+        origins = origins_here(services, asked.path)
+        check_origin(headers.get("origin"), headers.get("host"), origins)
     if owner is None:
         enter_line(current_tenant().name or asked.remote_addr or "")
     await let_in(services, asked)
+    return preflight
+
+
+def _answer_preflight(services: Services, asked: Request) -> Response | None:
+    """Return what an allowed origin's page may do; None if this is not what is asked."""
+    headers = asked.headers
+    if asked.method != "OPTIONS" or "access-control-request-method" not in headers:
+        return None
+    if shown_origin(headers.get("origin"), origins_here(services, asked.path)) is None:
+        return None
+    wanted = headers.get("access-control-request-headers")
+    return Response(
+        status=204, headers=preflight_headers(wanted, services.config.preflight_max_age_s)
+    )
 
 
 async def check_websocket(services: Services) -> None:
@@ -129,7 +170,8 @@ async def check_websocket(services: Services) -> None:
     _check_host(services, websocket.headers.get("host"))
     check_key(services, websocket.headers, websocket.requested_subprotocols)
     _note_key(services, websocket.scope)
-    check_origin(websocket.headers.get("origin"), websocket.headers.get("host"))
+    origins = origins_here(services, websocket.path)
+    check_origin(websocket.headers.get("origin"), websocket.headers.get("host"), origins)
     enter_line(current_tenant().name or websocket.remote_addr or "")
 
 

@@ -20,7 +20,7 @@ from triolet.errors import RequestError, server_error
 
 from ..edge.cures_quart import CuredHTTPConnection, CuredQuart
 from ..tenancy import current_tenant
-from .access import check_request, check_websocket
+from .access import check_request, check_websocket, origins_here
 from .batches import cancel_batch, create_batch, list_batches, show_batch
 from .chat import chat_completions
 from .completions import completions
@@ -35,9 +35,14 @@ from .live import OWNER_KEY
 from .messages import MESSAGES, count_message_tokens, create_message
 from .messages_form import message_error
 from .models import detokenize, list_models, show_model, tokenize
+from .ollama import chat as ollama_chat
+from .ollama import embed as ollama_embed
+from .ollama import models as ollama_models
+from .ollama.answers import ollama_error
 from .openapi import PATH as OPENAPI
 from .openapi import serve_openapi
-from .pages import chat_page, dashboard, static_file
+from .origins import page_headers
+from .pages import api_page, chat_page, dashboard, static_file
 from .passing_on import by_owner, is_passed_on
 from .probes import (
     OWN_LOAD,
@@ -54,6 +59,7 @@ from .probes import (
 from .quota import rate_headers
 from .responses import count_input_tokens, create_response
 from .responses_socket import responses_socket
+from .scoring import views as scoring
 from .static_files import read_static_files
 from .usage import FLEET_USAGE, OWN_USAGE, fleet_usage, own_usage, server_usage
 
@@ -68,6 +74,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 RESPONSES: Final = "/v1/responses"
+OLLAMA: Final = "/api/"
 NOT_FOUND: Final = "there is nothing at this path; the API is below /v1, the chat page at /"
 HEADERS: Final = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
 
@@ -112,6 +119,8 @@ def _add_routes(app: CuredQuart, services: Services) -> None:
     add("POST", MESSAGES, by_owner(create_message))
     add("POST", f"{MESSAGES}/count_tokens", count_message_tokens)
     _add_stored(add)
+    _add_scoring(add)
+    _add_ollama(add)
     add("GET", "/v1/models", list_models)
     add("GET", "/v1/models/<path:name>", show_model)
     add("GET", "/v1/usage", own_usage)
@@ -136,8 +145,30 @@ def _add_routes(app: CuredQuart, services: Services) -> None:
     files = read_static_files()
     add("GET", "/", partial(chat_page, files))
     add("GET", "/dashboard", partial(dashboard, files))
+    add("GET", "/docs", partial(api_page, files))
     add("GET", "/static/<path:name>", partial(static_file, files))
     app.add_websocket(RESPONSES, endpoint="WS", view_func=partial(responses_socket, services))
+
+
+def _add_scoring(add: Callable[[str, str, View], None]) -> None:
+    for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
+        add("POST", path, scoring.rerank)
+    for path in ("/v1/score", "/score"):
+        add("POST", path, scoring.score)
+
+
+def _add_ollama(add: Callable[[str, str, View], None]) -> None:
+    add("POST", "/api/chat", ollama_chat.chat)
+    add("POST", "/api/generate", ollama_chat.generate)
+    add("POST", "/api/embed", ollama_embed.embed_inputs)
+    add("POST", "/api/embeddings", ollama_embed.embed_prompt)
+    add("GET", "/api/tags", ollama_models.list_tags)
+    add("GET", "/api/ps", ollama_models.list_running)
+    add("GET", "/api/version", ollama_models.show_version)
+    add("POST", "/api/show", ollama_models.show)
+    for action in ("pull", "push", "create", "copy"):
+        add("POST", f"{OLLAMA}{action}", ollama_models.refuse)
+    add("DELETE", "/api/delete", ollama_models.refuse)
 
 
 def _add_stored(add: Callable[[str, str, View], None]) -> None:
@@ -176,6 +207,9 @@ async def _finish(services: Services, response: Response) -> Response:
     response.headers["openai-processing-ms"] = str(round(elapsed_s * 1000))
     for name, value in rate_headers(services.quotas).items():
         response.headers.setdefault(name, value)  # who owns a kept answer has said so already
+    origins = origins_here(services, request.path)
+    own = tuple(response.headers.keys())
+    response.headers.update(page_headers(request.headers.get("origin"), origins, own))
     if services.lifecycle.is_leaving:
         # The next request needs a connection to somebody else.
         response.headers["connection"] = "close"
@@ -203,6 +237,8 @@ async def _on_error(services: Services, error: Exception) -> Response:
     body = error_body(shown)
     if _is_of_messages():
         body = msgspec.json.encode(message_error(shown, shown_request_id()))
+    elif has_request_context() and request.path.startswith(OLLAMA):
+        body = msgspec.json.encode(ollama_error(shown))
     return Response(body, shown.status, headers=headers, content_type="application/json")
 
 

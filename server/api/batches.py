@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from .ports import Services
 
+MAX_WINDOW_NUMBER: Final = 999_999
 _WINDOW: Final = re.compile(r"([1-9][0-9]{0,5})([smhd])")
 _UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 MAX_WINDOW_S: Final = 30 * 86_400

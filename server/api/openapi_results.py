@@ -74,7 +74,74 @@ _TENANT_USAGE: Final = _object(
     servers=_object(counted=_COUNT, all=_COUNT),
 )
 
+_OLLAMA_DETAILS: Final = _object(
+    format=_TEXT, family=_TEXT, parameter_size=_TEXT, quantization_level=_TEXT
+)
+_OLLAMA_END: Final[dict[str, Schema]] = {
+    "done_reason": _TEXT,
+    "total_duration": _COUNT,
+    "load_duration": _COUNT,
+    "prompt_eval_count": _COUNT,
+    "prompt_eval_duration": _COUNT,
+    "eval_count": _COUNT,
+    "eval_duration": _COUNT,
+}
+_OLLAMA: Final[dict[str, Schema]] = {
+    "OllamaError": _object(error=_TEXT),
+    "OllamaChatAnswer": _with_optional(
+        _object(
+            model=_TEXT,
+            created_at=_TEXT,
+            message=_object(role=_one_of("assistant"), content=_TEXT),
+            done={"const": True},
+        ),
+        **_OLLAMA_END,
+    ),
+    "OllamaText": _with_optional(
+        _object(model=_TEXT, created_at=_TEXT, response=_TEXT, done={"const": True}),
+        **_OLLAMA_END,
+    ),
+    "OllamaVectors": _object(
+        model=_TEXT, embeddings=_list(_list({"type": "number"})), prompt_eval_count=_COUNT
+    ),
+    "OllamaVector": _object(embedding=_list({"type": "number"})),
+    "OllamaModels": _object(
+        models=_list(
+            _object(name=_TEXT, model=_TEXT, size=_COUNT, digest=_TEXT, details=_OLLAMA_DETAILS)
+        )
+    ),
+    "OllamaVersion": _object(version=_TEXT),
+    "OllamaModel": _object(
+        template=_TEXT,
+        parameters=_TEXT,
+        details=_OLLAMA_DETAILS,
+        model_info={"type": "object"},
+        capabilities=_list(_TEXT),
+    ),
+}
+_TOKENS_USED: Final = _object(prompt_tokens=_COUNT, total_tokens=_COUNT)
+
 RESULTS: Final[dict[str, Schema]] = {
+    **_OLLAMA,
+    "Ranking": _object(
+        id=_TEXT,
+        model=_TEXT,
+        results=_list(
+            _with_optional(
+                _object(index=_COUNT, relevance_score={"type": "number"}),
+                document=_object(text=_TEXT),
+            )
+        ),
+        usage=_TOKENS_USED,
+    ),
+    "Scores": _object(
+        id=_TEXT,
+        object=_one_of("list"),
+        created=_INT,
+        model=_TEXT,
+        data=_list(_object(index=_COUNT, object=_one_of("score"), score={"type": "number"})),
+        usage=_TOKENS_USED,
+    ),
     "TenantUsage": _TENANT_USAGE,
     "TenantUsageList": _object(object=_one_of("list"), data=_list(ref("TenantUsage"))),
     "Error": _object(
@@ -88,7 +155,7 @@ RESULTS: Final[dict[str, Schema]] = {
     "MessagesError": _object(
         type=_one_of("error"), error=_object(type=_TEXT, message=_TEXT), request_id=_TEXT
     ),
-    "Message": _object(
+    "MessagesAnswer": _object(
         id=_TEXT,
         type=_one_of("message"),
         role=_one_of("assistant"),

@@ -13,6 +13,7 @@ from ..quotas.opening import quotas_in_memory
 from ..response_cache.front import CachingFleet
 from ..tenancy import Tenancy
 from ..text.embedding_files import EmbeddingModel
+from ..text.model_card import ModelCard
 from ..text.sampling_defaults import SamplingDefaults
 from ..threads import FairLimiter
 from .fleet_status import RecentFigures
@@ -368,6 +369,8 @@ class Services:
     """How many clients are connected."""
     embedding: EmbeddingModel = field(default_factory=EmbeddingModel)
     """How inputs become vectors with this model."""
+    card: ModelCard = field(default_factory=ModelCard)
+    """What clients that show models are told of this one."""
     storage: Storage | None = None
     """Files and batches; None where none are kept."""
     siblings: SiblingsPort | None = None

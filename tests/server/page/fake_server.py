@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 STATIC = Path(__file__).parents[3] / "server" / "static"
-PAGES = {"/": "index.html", "/dashboard": "dashboard.html"}
+PAGES = {"/": "index.html", "/dashboard": "dashboard.html", "/docs": "api.html"}
 WAIT_S = 60.0
 POLICY = "; ".join(
     (
