@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from triolet.service_class import DEFAULT_CLAIM, Claim
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from triolet.errors import RequestError
     from triolet.sampling import SamplingParams
@@ -90,6 +90,8 @@ class GenerationRequest:
         prompt itself.
       cache: whether its answer may be one that was given before; None for no. The choices of one
         request have one.
+      markers: tokens that the reader of the text has to see, and how the text shows each, whether
+        special tokens are left out or not; None for no such tokens.
     """
 
     request_id: bytes
@@ -106,6 +108,7 @@ class GenerationRequest:
     claim: Claim = DEFAULT_CLAIM
     key: int = 0
     cache: CacheAsk | None = None
+    markers: Mapping[int, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

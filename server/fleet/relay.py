@@ -17,7 +17,7 @@ from ..text.stop_strings import Scan, StopMatcher
 from .mailbox import Mailbox, Put, Scores, packed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from transport.frames import TokenRow
 
@@ -61,6 +61,23 @@ class RelayEnd(NamedTuple):
     stop_string: str | None = None
 
 
+class _MarkedText:
+    """A text in which marker tokens are shown in their own way."""
+
+    def __init__(self, stream: TextStream, markers: Mapping[int, str]) -> None:
+        self._stream = stream
+        self._markers = markers
+
+    def push(self, token_id: int) -> str:
+        """Return the text that this id completes."""
+        marker = self._markers.get(token_id)
+        return self._stream.push(token_id) if marker is None else self._stream.flush() + marker
+
+    def flush(self) -> str:
+        """Return what is left."""
+        return self._stream.flush()
+
+
 class Relay:
     """One sequence.
 
@@ -76,9 +93,11 @@ class Relay:
         self._text = text
         self._end_ids = end_token_ids(request.sampling, text.eos_token_ids)
         self._first_end = first_end(request.sampling)
-        self._stream = text.detokenizer(
+        self._stream: TextStream = text.detokenizer(
             request.prompt_ids, skip_special_tokens=request.skip_special_tokens
         )
+        if request.markers:
+            self._stream = _MarkedText(self._stream, request.markers)
         self._stop = StopMatcher(request.stop, include_stop=request.include_stop)
         self._is_plain = not request.stop and request.sampling.logprobs is None
 

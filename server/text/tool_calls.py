@@ -10,7 +10,7 @@ import json
 import re
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -72,7 +72,31 @@ class Arguments:
     text: str
 
 
-Piece = Text | CallBegins | Arguments
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """What the model thinks before it answers."""
+
+    text: str
+
+
+Piece = Text | CallBegins | Arguments | Reasoning
+
+
+class PieceReader(Protocol):
+    """Reads one completion."""
+
+    @property
+    def num_calls(self) -> int:
+        """Calls so far."""
+        ...
+
+    def push(self, text: str) -> list[Piece]:
+        """Take more text; return what it says."""
+        ...
+
+    def finish(self) -> list[Piece]:
+        """Return what was held back, now that nothing follows."""
+        ...
 
 
 class _State(Enum):
@@ -132,7 +156,7 @@ class ToolCallParser:
             before, found = self._held, ""
         else:
             before, found, _ = self._held.partition(opening)
-        kept = 0 if found else _overlap(before, opening)
+        kept = 0 if found else overlap(before, opening)
         shown = before[: len(before) - kept]
         # Blanks between two calls are not worth a text; blanks before any other are.
         if shown.strip() or (shown and not self.num_calls and not found):
@@ -246,7 +270,7 @@ class _ValueEnd:
         return len(text)
 
 
-def _overlap(text: str, word: str) -> int:
+def overlap(text: str, word: str) -> int:
     """Return how many characters at the end of a text may be the beginning of a word."""
     for length in range(min(len(text), len(word) - 1), 0, -1):
         if text.endswith(word[:length]):
