@@ -329,7 +329,7 @@ class ReasoningConstraint:
         if self._answer_at is not None:
             return self._answer_at
         if not self._reasoning.begins_with(output_ids):
-            found = 0
+            found: int | None = 0
         else:
             closing = self._reasoning.closing_behind(output_ids, self._num_searched)
             found = None if closing is None else closing[1]

@@ -18,6 +18,7 @@ from triolet.config import (
     Dtype,
     EngineConfig,
     LinkConfig,
+    ReasoningParser,
     ServerConfig,
     WeightFormat,
     WorkerConfig,
@@ -123,6 +124,9 @@ MaxConnectionsOption: TypeAlias = Annotated[int, _http(min=1, help="Client conne
 TokenWindowOption: TypeAlias = Annotated[int, _http(help="Tokens a stream may run ahead.")]
 MetricsCompatOption: TypeAlias = Annotated[
     str, _http(help="Second names of metrics: vllm or none.")
+]
+ReasoningParserOption: TypeAlias = Annotated[
+    ReasoningParser, _http(help="How the model's reasoning is told from its answer.")
 ]
 MaxPerAddressOption: TypeAlias = Annotated[
     int | None,
@@ -398,6 +402,7 @@ def server_options(
     response_cache: ResponseCacheOption = "0",
     response_cache_ttl: ResponseCacheTtlOption = _SERVER.response_cache.ttl_s,
     metrics_compat: MetricsCompatOption = _SERVER.metrics_compat,
+    reasoning_parser: ReasoningParserOption = _SERVER.reasoning_parser,
 ) -> ServerConfig:
     """Return the front's settings; its model and workers are filled in by the command."""
     return ServerConfig(
@@ -419,6 +424,7 @@ def server_options(
         max_connections_per_address=max_connections_per_address,
         trusted_proxies=tuple(network for network in trusted_proxies.split(",") if network),
         metrics_compat=metrics_compat,
+        reasoning_parser=reasoning_parser,
         batches=BatchConfig(
             None if batch_dir is None else str(batch_dir.absolute()), concurrency=batch_concurrency
         ),

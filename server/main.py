@@ -257,6 +257,7 @@ def _load_text(config: ServerConfig) -> TextModel:
         tokenize_threads=config.tokenize_threads,
         tokenize_timeout_s=config.tokenize_timeout_s,
         turns=config.turns,
+        reasoning_parser=config.reasoning_parser,
     )
 
 

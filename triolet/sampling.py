@@ -86,8 +86,8 @@ class ReasoningTokens:
         return 0 if self.opening is None else 1
 
     def begins_with(self, token_ids: Sequence[int]) -> bool:
-        """Return whether a completion, of at least one token, begins with reasoning."""
-        return self.opening is None or token_ids[0] == self.opening
+        """Return whether a completion begins with reasoning."""
+        return self.opening is None or (bool(token_ids) and token_ids[0] == self.opening)
 
     def closing_behind(self, token_ids: Sequence[int], begin: int = 0) -> tuple[int, int] | None:
         """Return where the first closing begins and ends, at or behind `begin`."""
@@ -97,6 +97,14 @@ class ReasoningTokens:
             if (place := _place(token_ids, closing, max(begin, self.first))) is not None
         ]
         return min(found, default=None)
+
+    def closes(self, token_ids: Sequence[int]) -> bool:
+        """Return whether a completion's last tokens are a closing."""
+        return any(
+            len(token_ids) >= self.first + len(closing)
+            and tuple(token_ids[-len(closing) :]) == closing
+            for closing in self.closings
+        )
 
     def forced_next(self, token_ids: Sequence[int]) -> int | None:
         """Return the only token that may follow reasoning so far; None if any may.
@@ -112,7 +120,7 @@ class ReasoningTokens:
 
     def num_reasoning(self, token_ids: Sequence[int]) -> int:
         """Return how many tokens of a completion are reasoning, markers not counted."""
-        if not token_ids or not self.begins_with(token_ids):
+        if not self.begins_with(token_ids):
             return 0
         closing = self.closing_behind(token_ids)
         end = len(token_ids) if closing is None else closing[0]

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 
 from ..generation import Delta, Failed, Finished
-from ..text.tool_calls import Arguments, CallBegins, Text
+from ..text.tool_calls import Arguments, CallBegins, Reasoning, Text
 from .chunks import KEEP_ALIVE
 from .errors import error_object
 from .logprobs import chat_logprobs
-from .pieces import reader_of
-from .responses_document import CallItem, MessageItem
+from .responses_document import CallItem, MessageItem, ReasoningItem
 
 if TYPE_CHECKING:
     from triolet.errors import RequestError
@@ -90,7 +89,7 @@ class ResponseEvents:
         self.are_over = False
         self.have_failed = False
         self._document = document
-        self._reader = reader_of(document.tool_form)
+        self._reader = document.reader()
         self._open: Item | None = None
         self._framing = framing
         self._sequence = 0
@@ -104,8 +103,7 @@ class ResponseEvents:
             self._event("response.created", response=document.head),
             self._event("response.in_progress", response=document.head),
         ]
-        if document.shows_output and document.tool_form is None:
-            # It will be a message, whatever it says.
+        if document.shows_output and document.is_message:
             frames += self._open_message()
         return frames
 
@@ -150,6 +148,12 @@ class ResponseEvents:
             case Text():
                 opening = [] if isinstance(self._open, MessageItem) else self._open_message()
                 return [*opening, self._text(piece.text, scored)]
+            case Reasoning():
+                opening = [] if isinstance(self._open, ReasoningItem) else self._open_reasoning()
+                assert isinstance(self._open, ReasoningItem)
+                self._open.text += piece.text
+                inside = {**self._place, "content_index": 0, "delta": piece.text}
+                return [*opening, self._event("response.reasoning_text.delta", **inside)]
             case CallBegins():
                 return self._open_item(self._document.add_call(piece.name))
             case Arguments():
@@ -179,6 +183,12 @@ class ResponseEvents:
         )
         return [*frames, self._event("response.content_part.added", **place, part=item.part())]
 
+    def _open_reasoning(self) -> list[bytes]:
+        item = self._document.add_reasoning()
+        frames = self._open_item(item)
+        place = {**self._place, "content_index": 0}
+        return [*frames, self._event("response.content_part.added", **place, part=item.part())]
+
     def _open_item(self, item: Item) -> list[bytes]:
         closed = self._close_item("completed")
         self._open = item
@@ -201,6 +211,11 @@ class ResponseEvents:
                 inside = {**place, "content_index": 0}
                 told = {"text": item.text, "logprobs": item.all_logprobs}
                 frames.append(self._event("response.output_text.done", **inside, **told))
+                part = item.part()
+                frames.append(self._event("response.content_part.done", **inside, part=part))
+            case ReasoningItem():
+                inside = {**place, "content_index": 0}
+                frames.append(self._event("response.reasoning_text.done", **inside, text=item.text))
                 part = item.part()
                 frames.append(self._event("response.content_part.done", **inside, part=part))
             case CallItem():

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import trio
 from tokenizers import AddedToken, Tokenizer
 
+from triolet.config import ReasoningParser
 from triolet.config_queue import TurnsConfig
 from triolet.errors import RequestError, invalid_request, overloaded
 
 from ..threads import FairLimiter, in_thread
 from .detokenizer import Detokenizer
 from .model_files import read_text_files
+from .reasoning import find_reasoner
 from .special_tokens import SpecialTokenGuard
 from .template import ChatTemplate
 from .tool_calls import form_of
@@ -69,11 +71,13 @@ class TextModel:
       tokenize_threads: texts worked on at once.
       tokenize_timeout_s: how long a request may wait for its text.
       turns: bounds of the lines for the threads.
+      reasoning_parser: how the model's reasoning is told apart.
 
     Attributes:
       eos_token_ids: every id that ends a sequence.
       max_model_len: positions that the model was made for.
       tool_form: how the model writes calls of tools.
+      reasoner: how the model reasons; None if it does not.
       vocab_size: ids that the tokenizer knows are below this.
       turns: of the texts that wait for a thread.
     """
@@ -85,10 +89,12 @@ class TextModel:
         tokenize_threads: int,
         tokenize_timeout_s: float,
         turns: TurnsConfig = TurnsConfig(),  # noqa: B008 (frozen)
+        reasoning_parser: ReasoningParser = ReasoningParser.AUTO,
     ) -> None:
         self.eos_token_ids = files.eos_token_ids
         self.max_model_len = files.max_model_len
         self.tool_form = form_of(files.chat_templates.values())
+        self.reasoner = find_reasoner(reasoning_parser, files.tokenizer, files.chat_templates)
         self.vocab_size = files.tokenizer.get_vocab_size(with_added_tokens=True)
         self._tokenizer = files.tokenizer
         self._vocabulary = Vocabulary(files.tokenizer)
@@ -115,17 +121,19 @@ class TextModel:
         tokenize_threads: int = 2,
         tokenize_timeout_s: float = 10.0,
         turns: TurnsConfig = TurnsConfig(),  # noqa: B008 (frozen)
+        reasoning_parser: ReasoningParser = ReasoningParser.AUTO,
     ) -> TextModel:
         """Read a model directory.
 
         Raises:
-          ModelError: a file is missing or broken.
+          ModelError: a file is missing or broken, or lacks a marker of the reasoning.
         """
         return cls(
             read_text_files(model_dir),
             tokenize_threads=tokenize_threads,
             tokenize_timeout_s=tokenize_timeout_s,
             turns=turns,
+            reasoning_parser=reasoning_parser,
         )
 
     async def encode(
