@@ -70,7 +70,7 @@ def test_the_grammar_begins_behind_the_closing(constraints: Constraints) -> None
     assert allowed(constraint, [Z, Z, B]) == free
     assert allowed(constraint, [Z, CLOSE]) == {A}
     assert allowed(constraint, [Z, CLOSE, A]) == {B}
-    assert allowed(constraint, [Z, CLOSE, A, B]) == {B}
+    assert allowed(constraint, [Z, CLOSE, A, B]) == {EOS, B}
 
 
 def test_a_completion_may_begin_with_reasoning_or_with_its_answer(constraints: Constraints) -> None:

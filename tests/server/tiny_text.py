@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from server.text.model_files import TextFiles
 from server.text.tokenizer import TextModel
 from server.text.vocabulary import _byte_level_alphabet
+from triolet.config import ReasoningParser
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 BOS, EOS, PAD = "<|bos|>", "<|end|>", "<|pad|>"
 TEMPLATE = (
@@ -15,8 +21,8 @@ TEMPLATE = (
 )
 
 
-def tiny_tokenizer() -> Tokenizer:
-    """Return a tokenizer without merges: token i below 256 is byte i."""
+def tiny_tokenizer(markers: Sequence[str] = (), *, markers_are_special: bool = False) -> Tokenizer:
+    """Return a tokenizer without merges: token i below 256 is byte i. Markers come last."""
     of_byte = {raw[0]: char for char, raw in _byte_level_alphabet().items()}
     vocabulary = {of_byte[byte]: byte for byte in range(256)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -26,6 +32,9 @@ def tiny_tokenizer() -> Tokenizer:
         AddedToken(content, normalized=False, special=True) for content in (BOS, EOS, PAD)
     ]
     tokenizer.add_special_tokens(specials)
+    tokenizer.add_tokens(
+        [AddedToken(content, normalized=False, special=markers_are_special) for content in markers]
+    )
     return tokenizer
 
 
@@ -38,15 +47,20 @@ def tiny_text(
     max_model_len: int = 4096,
     tokenize_threads: int = 1,
     tokenize_timeout_s: float = 10.0,
+    tokenizer: Tokenizer | None = None,
+    reasoning_parser: ReasoningParser = ReasoningParser.AUTO,
 ) -> TextModel:
     """Return a text model whose tokens are bytes."""
     files = TextFiles(
-        tokenizer=tiny_tokenizer(),
+        tokenizer=tokenizer or tiny_tokenizer(),
         eos_token_ids=(EOS_ID,),
         max_model_len=max_model_len,
         special_tokens={"bos_token": BOS, "eos_token": EOS},
         chat_templates={"default": template} if template else {},
     )
     return TextModel(
-        files, tokenize_threads=tokenize_threads, tokenize_timeout_s=tokenize_timeout_s
+        files,
+        tokenize_threads=tokenize_threads,
+        tokenize_timeout_s=tokenize_timeout_s,
+        reasoning_parser=reasoning_parser,
     )

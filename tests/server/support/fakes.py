@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from server.embedding import EmbeddingRequest
     from server.generation import Event, GenerationRequest
     from server.quotas.quotas import Quotas
+    from server.text.reasoning import Reasoner
     from triolet.sampling import Grammar
     from triolet.service_class import Claim
 
@@ -356,6 +357,7 @@ class FakeText:
 
     vocab_size = 256
     tool_form = HERMES
+    reasoner: Reasoner | None = None
 
     async def encode(
         self, text: str, *, add_special_tokens: bool = True, param: str = "prompt"
