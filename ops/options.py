@@ -125,6 +125,9 @@ TokenWindowOption: TypeAlias = Annotated[int, _http(help="Tokens a stream may ru
 MetricsCompatOption: TypeAlias = Annotated[
     str, _http(help="Second names of metrics: vllm or none.")
 ]
+DrainTimeoutOption: TypeAlias = Annotated[
+    float, _http(help="Seconds that streams may finish after SIGTERM.")
+]
 ReasoningParserOption: TypeAlias = Annotated[
     ReasoningParser, _http(help="How the model's reasoning is told from its answer.")
 ]
@@ -383,9 +386,7 @@ def server_options(
     stall_timeout: Annotated[
         float, _http(help="Seconds after which a client that reads nothing is cut off.")
     ] = _SERVER.stall_timeout_s,
-    drain_timeout: Annotated[
-        float, _http(help="Seconds that streams may finish after SIGTERM.")
-    ] = _SERVER.drain_timeout_s,
+    drain_timeout: DrainTimeoutOption = _SERVER.drain_timeout_s,
     max_queued_requests: Annotated[
         int, _http(min=0, help="Requests that wait.")
     ] = _SERVER.max_queued_requests,

@@ -91,6 +91,7 @@ class ResponseEvents:
         self._document = document
         self._reader = document.reader()
         self._open: Item | None = None
+        self._open_at = 0
         self._framing = framing
         self._sequence = 0
         self._lane = {} if stream_id is None else {"stream_id": stream_id}
@@ -192,11 +193,11 @@ class ResponseEvents:
     def _open_item(self, item: Item) -> list[bytes]:
         closed = self._close_item("completed")
         self._open = item
-        index = len(self._document.items) - 1
+        self._open_at = len(self._document.items) - 1
         shown = item.shown("in_progress")
         return [
             *closed,
-            self._event("response.output_item.added", output_index=index, item=shown),
+            self._event("response.output_item.added", output_index=self._open_at, item=shown),
         ]
 
     def _close_item(self, status: str) -> list[bytes]:
@@ -231,8 +232,7 @@ class ResponseEvents:
         """Where the open item is."""
         if self._open is None:
             return {}
-        place = len(self._document.items) - 1
-        return {"item_id": self._open.item_id, "output_index": place}
+        return {"item_id": self._open.item_id, "output_index": self._open_at}
 
     def _fail(self, error: RequestError, usage: Usage) -> list[bytes]:
         self.are_over = self.have_failed = True

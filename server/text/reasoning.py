@@ -170,6 +170,8 @@ SWITCHES: Final = ("enable_thinking", "thinking")
 """What templates call the switch of reasoning."""
 HISTORY_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 """What templates call the reasoning of an earlier turn."""
+_NAME: Final = re.compile(r"(?<![.\w])(enable_thinking|thinking)\b")
+_FIELD: Final = re.compile(r"(?:\.|\[[\"'])(reasoning_content|thinking|reasoning)\b")
 HARMONY_MARKERS: Final = (
     "<|start|>",
     "<|channel|>",
@@ -206,15 +208,10 @@ class Reasoner:
     ) -> None:
         self._parser = parser
         text = "\n".join(templates)
-        self.switches = [name for name in SWITCHES if re.search(rf"(?<![.\w]){name}\b", text)]
-        self.history_field = next(
-            (
-                name
-                for name in HISTORY_FIELDS
-                if re.search(rf"\.{name}\b|\[[\"']{name}[\"']\]", text)
-            ),
-            None,
-        )
+        names = set(_NAME.findall(text))
+        self.switches = [name for name in SWITCHES if name in names]
+        fields = set(_FIELD.findall(text))
+        self.history_field = next((name for name in HISTORY_FIELDS if name in fields), None)
         self.takes_effort = "reasoning_effort" in text
         if parser is ReasoningParser.HARMONY:
             ids = {word: _marker_id(tokenizer, word, parser) for word in HARMONY_MARKERS}

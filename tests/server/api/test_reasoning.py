@@ -163,7 +163,7 @@ async def test_a_template_that_opens_reasoning_leaves_the_completion_within_it()
 
 
 async def test_a_plain_completion_is_all_text() -> None:
-    (choice,) = (await answered("/v1/completions", {"prompt": "hi"}))["choices"]
+    (choice,) = (await answered("/v1/completions", {"prompt": "hi", "max_tokens": 99}))["choices"]
     assert choice["text"] == f"<think>\n{THOUGHT}\n</think>\n\nIt is."
 
 
@@ -321,6 +321,8 @@ async def test_a_streamed_response_opens_and_closes_its_reasoning() -> None:
     assert "".join(deltas) == THOUGHT
     done = next(e for name, e in events if name == "response.reasoning_text.done")
     assert (done["text"], done["output_index"], done["content_index"]) == (THOUGHT, 0, 0)
+    at = [e["output_index"] for _, e in events if "output_index" in e]
+    assert at == sorted(at), "all of an item comes before the next one"
     assert [e["sequence_number"] for _, e in events] == list(range(len(events)))
     whole = await answered(RESPONSES, {"input": "hi"})
     last = events[-1][1]["response"]["output"]
