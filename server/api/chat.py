@@ -132,6 +132,7 @@ async def plan_chat(fields: ChatRequest, services: Services) -> Plan:
         logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
         grammar=grammar,
         tool_form=tools.form,
+        watch=tools.watch,
     )
 
 
@@ -143,7 +144,7 @@ def _choice(plan: Plan, index: int, answer: Answer) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
     num_calls = 0
     if plan.tool_form is not None:
-        message, num_calls = whole_message(answer.text, plan.tool_form)
+        message, num_calls = whole_message(answer, plan.tool_form)
     return {
         "index": index,
         "message": message,

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from triolet.sampling import Grammar
 
-    from ..generation import Generation
+    from ..generation import Generation, TextWatch
     from ..text.tool_calls import ToolForm
     from .answers import Answer
     from .chunks import ChunkWriter
@@ -76,6 +76,7 @@ class Plan:
       logprobs: alternatives per token, None for no logprobs.
       grammar: what each completion has to be, None for anything.
       tool_form: how calls of tools in it are written; None if there are none.
+      watch: see GenerationRequest.
     """
 
     fields: GenerationFields
@@ -86,6 +87,7 @@ class Plan:
     logprobs: int | None
     grammar: Grammar | None = None
     tool_form: ToolForm | None = None
+    watch: Callable[[], TextWatch] | None = None
 
     @property
     def per_prompt(self) -> int:
@@ -178,6 +180,8 @@ def generation_requests(
                 claim=claim,
                 key=own_ask_key(),
                 cache=cache,
+                markers=services.text.tool_markers if plan.tool_form else None,
+                watch=plan.watch,
             )
             for index, request_id in enumerate(request_ids)
         ]

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ..generation import FinishReason
-from ..text.tool_calls import Arguments, CallBegins, Text, ToolCallParser
+from ..text.tool_calls import Arguments, CallBegins, Text
 from .chunks import ChatChunks
 from .logprobs import chat_logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ..generation import Delta
-    from ..text.tool_calls import Piece, ToolForm
+    from ..generation import Delta, Finished
+    from ..text.tool_calls import Piece, PieceReader, ToolForm
+    from .answers import Answer
     from .chunks import Envelope
 
 TOOL_CALLS: Final = "tool_calls"
@@ -36,12 +37,15 @@ def reason_of(reason: FinishReason, num_calls: int) -> str:
     return TOOL_CALLS if num_calls and reason is FinishReason.STOP else str(reason)
 
 
-def whole_message(text: str, form: ToolForm) -> tuple[dict[str, Any], int]:
-    """Return a message whose calls are taken out of its text, and how many there are."""
-    parser = ToolCallParser(form)
+def whole_message(answer: Answer, form: ToolForm) -> tuple[dict[str, Any], int]:
+    """Return a message whose calls are taken out of its text, and how many there are.
+
+    The arguments of a call that was cut are what there is of them, as in OpenAI's answers.
+    """
+    reader = form.reader()
     content = ""
     calls: list[dict[str, Any]] = []
-    for piece in parser.push(text) + parser.finish():
+    for piece in reader.push(answer.text) + reader.finish(is_cut=answer.finished.is_cut):
         match piece:
             case Text():
                 content += piece.text
@@ -73,7 +77,7 @@ class ToolChunks:
         self.envelope = envelope
         self._plain = ChatChunks(envelope)
         self._form = form
-        self._parsers: dict[int, ToolCallParser] = {}
+        self._readers: dict[int, PieceReader] = {}
 
     def first(self, index: int) -> bytes:
         """Return the chunk that says who speaks."""
@@ -81,8 +85,7 @@ class ToolChunks:
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """Return the chunks of new text; those of its tokens go with the first."""
-        parser = self._parsers.setdefault(index, ToolCallParser(self._form))
-        contents = _contents(parser.push(delta.text))
+        contents = _contents(self._reader(index).push(delta.text))
         more = self.envelope.token_ids(delta.token_ids)
         if not contents and (delta.logprobs or more):
             contents = [{"content": ""}]
@@ -102,15 +105,20 @@ class ToolChunks:
             )
         return b"".join(chunks)
 
-    def finish(self, index: int, reason: FinishReason) -> bytes:
+    def finish(self, index: int, end: Finished) -> bytes:
         """Return what was held back, and the one chunk with a finish_reason."""
-        parser = self._parsers.setdefault(index, ToolCallParser(self._form))
+        reader = self._reader(index)
         left = [
             self.envelope.chunk(index, b'"delta":' + _encode(content))
-            for content in _contents(parser.finish())
+            for content in _contents(reader.finish(is_cut=end.is_cut))
         ]
-        shown = _encode(reason_of(reason, parser.num_calls))
+        shown = _encode(reason_of(end.reason, reader.num_calls))
         return b"".join([*left, self.envelope.chunk(index, b'"delta":{}', reason=shown)])
+
+    def _reader(self, index: int) -> PieceReader:
+        if index not in self._readers:
+            self._readers[index] = self._form.reader()
+        return self._readers[index]
 
 
 def _contents(pieces: Iterable[Piece]) -> Sequence[dict[str, Any]]:

@@ -99,7 +99,9 @@ class Relay:
         if request.markers:
             self._stream = _MarkedText(self._stream, request.markers)
         self._stop = StopMatcher(request.stop, include_stop=request.include_stop)
-        self._is_plain = not request.stop and request.sampling.logprobs is None
+        self._watch = None if request.watch is None else request.watch()
+        can_end = bool(request.stop) or self._watch is not None
+        self._is_plain = not can_end and request.sampling.logprobs is None
 
     def push(self, row: TokenRow, now: float) -> RelayEnd | None:
         """Take the token at the next position.
@@ -118,6 +120,8 @@ class Relay:
         is_shown = not is_end or self._request.include_stop
         scan = self._stop.push(self._stream.push(row.token_id) if is_shown else "")
         end = None if scan.matched is None else RelayEnd(FinishReason.STOP, scan.matched)
+        if end is None and self._watch is not None and self._watch.push(scan.text):
+            end = RelayEnd(FinishReason.STOP)
         if end is None and (is_end or len(self.token_ids) >= sampling.max_tokens):
             end, scan = self._end(scan, FinishReason.STOP if is_end else FinishReason.LENGTH)
         self.mailbox.put_text(scan.text, (row.token_id,), self._scores(row), now)

@@ -90,13 +90,13 @@ class ThinkReader:
             pieces += self._take_answer()
         return pieces
 
-    def finish(self) -> list[Piece]:
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
         """Return what was held back, now that nothing follows."""
         held, self._held = self._held, ""
         if self._state is _State.THINKING:
             return self._reasoning(held.rstrip())
         pieces = self._answer.push(self._plain(held)) if held else []
-        return pieces + self._answer.finish()
+        return pieces + self._answer.finish(is_cut=is_cut)
 
     def _look_for_opening(self) -> None:
         begin = self._held.lstrip()
