@@ -98,7 +98,7 @@ def _call_rules(index: int, tool: CallSchema) -> list[str]:
     parts, lines = [], []
     for number, (name, value) in enumerate(properties.items()):
         rule = f"value_{index}_{number}"
-        lines.append(f"{rule}: {_value_rule(tool, name, value)}")
+        lines.append(f"{rule}{_value_rule(tool, name, value)}")
         part = f"{json.dumps(f'{PARAMETER}{name}>' + chr(10), ensure_ascii=False)} {rule}"
         parts.append(part if name in required else f"({part})?")
     if not properties and schema.get("additionalProperties", True) is not False:
@@ -111,23 +111,23 @@ def _call_rules(index: int, tool: CallSchema) -> list[str]:
 
 
 def _value_rule(tool: CallSchema, name: str, value: object) -> str:
-    """Return what a value has to be, with what ends it."""
+    """Return what follows the name of a value's rule: the value, and what ends it."""
     schema = resolved(value, tool.arguments)
     types = types_of(schema, tool.arguments)
     if schema is None or not types or not types <= {"string", "null"}:
         shared = definitions(tool.arguments)
         rule = argument_json({**(value if isinstance(value, dict) else {}), **shared})
-        return f"{rule} {json.dumps(_END)}"
+        return f": {rule} {json.dumps(_END)}"
     words = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(words, list):
         shown = [json.dumps(f"{word}{_END}", ensure_ascii=False) for word in words if word]
-        return " | ".join(shown or [json.dumps(_END)])
+        return f": {' | '.join(shown or [json.dumps(_END)])}"
     least, most = schema.get("minLength", 0), schema.get("maxLength")
     if isinstance(most, int) and isinstance(least, int) and most <= MAX_COUNTED_CHARS:
-        return rf"/(.|\n){{{least},{most}}}/ {json.dumps(_END)}"
+        return rf"[lazy]: /(.|\n){{{least},{most}}}/ {json.dumps(_END)}"
     if tool.is_strict and any(limit in schema for limit in _LIMITS):
         raise UnenforceableSchemaError(f"{tool.name}.{name} has {' or '.join(_LIMITS)}")
-    return "raw"
+    return ": raw"
 
 
 class _State(Enum):
