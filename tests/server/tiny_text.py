@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from server.text.model_files import TextFiles
 from server.text.tokenizer import TextModel
 from server.text.vocabulary import _byte_level_alphabet
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 BOS, EOS, PAD = "<|bos|>", "<|end|>", "<|pad|>"
 TEMPLATE = (
@@ -15,17 +20,22 @@ TEMPLATE = (
 )
 
 
-def tiny_tokenizer() -> Tokenizer:
-    """Return a tokenizer without merges: token i below 256 is byte i."""
+def tiny_tokenizer(specials: Sequence[str] = ()) -> Tokenizer:
+    """Return a tokenizer without merges: token i below 256 is byte i.
+
+    Args:
+      specials: further special tokens.
+    """
     of_byte = {raw[0]: char for char, raw in _byte_level_alphabet().items()}
     vocabulary = {of_byte[byte]: byte for byte in range(256)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    specials: list[str | AddedToken] = [
-        AddedToken(content, normalized=False, special=True) for content in (BOS, EOS, PAD)
+    added: list[str | AddedToken] = [
+        AddedToken(content, normalized=False, special=True)
+        for content in (BOS, EOS, PAD, *specials)
     ]
-    tokenizer.add_special_tokens(specials)
+    tokenizer.add_special_tokens(added)
     return tokenizer
 
 
@@ -38,10 +48,11 @@ def tiny_text(
     max_model_len: int = 4096,
     tokenize_threads: int = 1,
     tokenize_timeout_s: float = 10.0,
+    specials: Sequence[str] = (),
 ) -> TextModel:
-    """Return a text model whose tokens are bytes."""
+    """Return a text model whose tokens are bytes, and those of `specials`."""
     files = TextFiles(
-        tokenizer=tiny_tokenizer(),
+        tokenizer=tiny_tokenizer(specials),
         eos_token_ids=(EOS_ID,),
         max_model_len=max_model_len,
         special_tokens={"bos_token": BOS, "eos_token": EOS},
