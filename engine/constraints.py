@@ -92,11 +92,12 @@ class Constraints:
         """Return what keeps one sequence within its grammar and its budget of reasoning; None if
         any token may always follow."""
         answer = None if sampling.grammar is None else self.constrain(sampling.grammar)
-        if sampling.reasoning is None or not sampling.is_constrained:
+        reasoning = sampling.reasoning
+        if reasoning is None or not sampling.is_constrained:
             return answer
-        return ReasoningConstraint(
-            sampling.reasoning, answer, self._vocab_size, self._eos_token_ids
-        )
+        if reasoning.is_in_grammar and answer is not None:
+            return answer
+        return ReasoningConstraint(reasoning, answer, self._vocab_size, self._eos_token_ids)
 
     def _read_tokenizer(self) -> LLTokenizer:
         text = self._tokenizer_path.read_text(encoding="utf-8")

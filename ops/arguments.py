@@ -88,6 +88,7 @@ def server_arguments(config: ServerConfig) -> list[str]:
         *("--host", config.host),
         *("--port", str(config.port)),
         *("--model-name", config.model_name),
+        *("--tool-parser", config.tool_parser.value),
         *("--token-window", str(config.token_window)),
         *("--stall-timeout", str(config.stall_timeout_s)),
         *("--drain-timeout", str(config.drain_timeout_s)),

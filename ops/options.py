@@ -20,6 +20,7 @@ from triolet.config import (
     LinkConfig,
     ReasoningParser,
     ServerConfig,
+    ToolParser,
     WeightFormat,
     WorkerConfig,
 )
@@ -119,6 +120,9 @@ ModelNameOption: TypeAlias = Annotated[
 ]
 StrictOption: TypeAlias = Annotated[
     bool, _http("--strict-requests", help="Refuse parameters that are not known.")
+]
+ToolParserOption: TypeAlias = Annotated[
+    ToolParser, _http(help="How the model's calls of tools are told from its text.")
 ]
 MaxConnectionsOption: TypeAlias = Annotated[int, _http(min=1, help="Client connections.")]
 TokenWindowOption: TypeAlias = Annotated[int, _http(help="Tokens a stream may run ahead.")]
@@ -382,6 +386,7 @@ def server_options(
     spend_file: SpendFileOption = None,
     model_name: ModelNameOption = None,
     strict_requests: StrictOption = _SERVER.strict_requests,
+    tool_parser: ToolParserOption = _SERVER.tool_parser,
     token_window: TokenWindowOption = _SERVER.token_window,
     stall_timeout: Annotated[
         float, _http(help="Seconds after which a client that reads nothing is cut off.")
@@ -411,6 +416,7 @@ def server_options(
         model_name=_served_names(model_name)[0],
         model_aliases=_served_names(model_name)[1],
         strict_requests=strict_requests,
+        tool_parser=tool_parser,
         prefill_addresses=(),
         decode_addresses=(),
         host=host,

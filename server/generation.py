@@ -68,6 +68,14 @@ class CacheAsk:
         return shown | ({"age": str(int(self.age_s))} if self.outcome is CacheOutcome.HIT else {})
 
 
+class TextWatch(Protocol):
+    """Reads the text of one completion as it comes."""
+
+    def push(self, text: str) -> bool:
+        """Take more text; return whether the completion has to end behind it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One sequence to generate. `n` choices are n of these.
@@ -90,6 +98,7 @@ class GenerationRequest:
         prompt itself.
       cache: whether its answer may be one that was given before; None for no. The choices of one
         request have one.
+      watch: begins what ends the completion by its text, beside stop strings; None for nothing.
       markers: tokens that the reader of the text has to see, and how the text shows each, whether
         special tokens are left out or not; None for no such tokens.
     """
@@ -109,6 +118,7 @@ class GenerationRequest:
     key: int = 0
     cache: CacheAsk | None = None
     markers: Mapping[int, str] | None = None
+    watch: Callable[[], TextWatch] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +186,11 @@ class Finished:
     usage: Usage
     stop_string: str | None = None
     fingerprint: str = ""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the model had not ended it."""
+        return self.reason is FinishReason.LENGTH or self.stop_string is not None
 
 
 @dataclass(frozen=True, slots=True)

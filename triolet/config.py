@@ -60,6 +60,20 @@ class WeightFormat(StrEnum):
     INT8 = "int8"
 
 
+class ToolParser(StrEnum):
+    """How a model writes calls of tools."""
+
+    AUTO = "auto"  # as its chat template says, or its tokens
+    HERMES = "hermes"  # JSON between <tool_call> tags: Hermes, Qwen and many others
+    LLAMA = "llama"  # bare JSON: Llama 3
+    MISTRAL = "mistral"  # JSON behind [TOOL_CALLS]
+    QWEN3_CODER = "qwen3_coder"  # tags for each parameter
+    PYTHONIC = "pythonic"  # [f(a=1)]: Llama 3.2 and 4
+    HARMONY = "harmony"  # messages on channels: gpt-oss
+    GRANITE = "granite"  # a JSON list behind <|tool_call|>
+    PHI = "phi"  # the same with a closing token: Phi-4-mini
+
+
 DAY_S = 86_400.0 * SECONDS
 
 
@@ -343,6 +357,9 @@ class ServerConfig:
     strict_requests: bool = False
     """Whether a parameter that is not known is refused. Otherwise it is ignored and named in the
     answer's `x-triolet-ignored`: clients of other servers send their extensions."""
+    tool_parser: ToolParser = ToolParser.AUTO
+    """How calls of tools are told from text. Told by the model's chat template unless it is named,
+    for a template that says nothing of calls, or names tokens of another family."""
     host: str = "127.0.0.1"
     port: int = 8000
     link: LinkConfig = field(default_factory=LinkConfig)

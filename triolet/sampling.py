@@ -73,12 +73,15 @@ class ReasoningTokens:
       opening: the token that begins it; a completion without it in the first place is all answer.
         None where the prompt ends within reasoning.
       budget: most tokens of reasoning, markers not counted; None for no bound.
+      is_in_grammar: a grammar is of the whole completion, reasoning included, and there is no
+        budget then.
     """
 
     closings: Annotated[tuple[MarkerIds, ...], msgspec.Meta(min_length=1, max_length=MAX_CLOSINGS)]
     forced: MarkerIds
     opening: int | None = None
     budget: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    is_in_grammar: bool = False
 
     @property
     def first(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ..text.tokenizer import ChatPrompt
     from .answers import Answer
     from .ports import Services
+    from .tools import ToolPlan
 
 _ROLES = {"developer": "system"}
 """Templates were written before the name `developer` was."""
@@ -162,14 +164,18 @@ def is_reasoning_off(fields: ChatRequest) -> bool:
 
 
 def plan_reasoning(
-    fields: ChatRequest, prompt: ChatPrompt, reasoner: Reasoner | None
+    fields: ChatRequest, prompt: ChatPrompt, reasoner: Reasoner | None, tools: ToolPlan
 ) -> ReasoningPlan | None:
     """Return what comes before the answer; None for nothing."""
     if reasoner is None:
         return None
     continued = fields.messages[-1].content or "" if fields.continue_final_message else None
     budget = 0 if is_reasoning_off(fields) else fields.thinking_token_budget
-    return reasoner.plan(prompt, continued=continued, budget=budget)
+    plan = reasoner.plan(prompt, continued=continued, budget=budget)
+    if plan is None or tools.grammar is None or not reasoner.reads_calls:
+        return plan
+    # The grammar of calls has the reasoning before them.
+    return plan._replace(tokens=replace(plan.tokens, budget=None, is_in_grammar=True))
 
 
 async def plan_chat(fields: ChatRequest, services: Services) -> Plan:
@@ -186,6 +192,8 @@ async def plan_chat(fields: ChatRequest, services: Services) -> Plan:
     prompt = await _render(fields, services, tools.shown)
     prompt_ids = await _encode(prompt, services)
     max_tokens = fields.max_completion_tokens
+    reasoner = services.text.reasoner
+    reads_all = reasoner is not None and reasoner.reads_calls
     return Plan(
         fields=fields,
         prompts=[prompt_ids],
@@ -194,8 +202,9 @@ async def plan_chat(fields: ChatRequest, services: Services) -> Plan:
         param="messages",
         logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
         grammar=grammar,
-        tool_form=tools.form,
-        reasoning=plan_reasoning(fields, prompt, services.text.reasoner),
+        tool_form=services.text.tool_form if reads_all and tools.form is None else tools.form,
+        reasoning=plan_reasoning(fields, prompt, reasoner, tools),
+        watch=tools.watch,
     )
 
 
@@ -207,7 +216,7 @@ def _choice(plan: Plan, index: int, answer: Answer) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
     num_calls = 0
     if plan.tool_form is not None or plan.thinking is not None:
-        message, num_calls = whole_message(answer.text, plan.tool_form, plan.thinking)
+        message, num_calls = whole_message(answer, plan.tool_form, plan.thinking)
     return {
         "index": index,
         "message": message,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from triolet.errors import RequestError
 
-    from ..generation import Event, FinishReason, Usage
+    from ..generation import Event, Usage
 
 DONE: Final = b"data: [DONE]\n\n"
 KEEP_ALIVE: Final = b": keep-alive\n\n"
@@ -151,7 +151,7 @@ class ChunkWriter(Protocol):
         """Return the chunk of new text."""
         ...
 
-    def finish(self, index: int, reason: FinishReason) -> bytes:
+    def finish(self, index: int, end: Finished) -> bytes:
         """Return the one chunk with a finish_reason."""
         ...
 
@@ -178,9 +178,9 @@ class ChatChunks:
             more=self.envelope.token_ids(delta.token_ids),
         )
 
-    def finish(self, index: int, reason: FinishReason) -> bytes:
+    def finish(self, index: int, end: Finished) -> bytes:
         """Return the one chunk with a finish_reason."""
-        return self.envelope.chunk(index, b'"delta":{}', reason=_encode(reason))
+        return self.envelope.chunk(index, b'"delta":{}', reason=_encode(end.reason))
 
 
 class CompletionChunks:
@@ -215,9 +215,9 @@ class CompletionChunks:
             more=self.envelope.token_ids(delta.token_ids),
         )
 
-    def finish(self, index: int, reason: FinishReason) -> bytes:
+    def finish(self, index: int, end: Finished) -> bytes:
         """Return the one chunk with a finish_reason."""
-        return self.envelope.chunk(index, b'"text":""', reason=_encode(reason))
+        return self.envelope.chunk(index, b'"text":""', reason=_encode(end.reason))
 
 
 class ChunkStream:
@@ -250,7 +250,7 @@ class ChunkStream:
                 return self._writer.delta(index, event) if is_shown else b""
             case Finished():
                 self._usages[index] = event.usage
-                return self._writer.finish(index, event.reason)
+                return self._writer.finish(index, event)
             case Failed():
                 return error_event(event.error)
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from triolet.sampling import Grammar
 
-    from ..generation import Generation
+    from ..generation import Generation, TextWatch
     from ..text.reasoning import ReasoningPlan, Thinking
     from ..text.tool_calls import ToolForm
     from .answers import Answer
@@ -78,6 +78,7 @@ class Plan:
       grammar: what each completion has to be, None for anything.
       tool_form: how calls of tools in it are written; None if there are none.
       reasoning: what comes before the answer; None for nothing.
+      watch: see GenerationRequest.
     """
 
     fields: GenerationFields
@@ -89,6 +90,7 @@ class Plan:
     grammar: Grammar | None = None
     tool_form: ToolForm | None = None
     reasoning: ReasoningPlan | None = None
+    watch: Callable[[], TextWatch] | None = None
 
     @property
     def thinking(self) -> Thinking | None:
@@ -187,11 +189,18 @@ def generation_requests(
                 claim=claim,
                 key=own_ask_key(),
                 cache=cache,
-                markers=None if plan.reasoning is None else plan.reasoning.markers,
+                markers=_markers(plan, services) or None,
+                watch=plan.watch,
             )
             for index, request_id in enumerate(request_ids)
         ]
     return requests
+
+
+def _markers(plan: Plan, services: Services) -> dict[int, str]:
+    """Return the tokens that the reader of a completion has to see, as its text shows them."""
+    of_reasoning = {} if plan.reasoning is None else plan.reasoning.markers
+    return {**(services.text.tool_markers if plan.tool_form else {}), **of_reasoning}
 
 
 def submit_all(

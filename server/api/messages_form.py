@@ -134,7 +134,9 @@ class MessageForm:
     def whole(self, answer: Answer) -> dict[str, Any]:
         """Return the message at once."""
         reader, end = self.reader(), answer.finished
-        pieces = reader.push(answer.text) + reader.finish() if self.shows_output else []
+        pieces: list[Piece] = []
+        if self.shows_output:
+            pieces = reader.push(answer.text) + reader.finish(is_cut=end.is_cut)
         message = self.message(self.usage(end.usage), _blocks(pieces))
         return message | self.end(end, reader.num_calls)
 
@@ -187,7 +189,7 @@ class MessageStream:
             case Finished():
                 return b"".join(
                     (
-                        self._show(self._reader.finish()),
+                        self._show(self._reader.finish(is_cut=event.is_cut)),
                         self._close(),
                         _event(
                             "message_delta",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..text.reasoning import ThinkReader
-from ..text.tool_calls import Text, ToolCallParser
+from ..text.tool_calls import Text
 
 if TYPE_CHECKING:
     from ..text.reasoning import Thinking
@@ -21,7 +21,7 @@ class PlainText:
         """Return the text."""
         return [Text(text)] if text else []
 
-    def finish(self) -> list[Piece]:
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
         """Return nothing: nothing was held back."""
         return []
 
@@ -33,5 +33,5 @@ def reader_of(form: ToolForm | None, thinking: Thinking | None = None) -> PieceR
       form: how calls are written; None if there are none.
       thinking: how reasoning is written; None if there is none.
     """
-    answer: PieceReader = PlainText() if form is None else ToolCallParser(form)
+    answer: PieceReader = PlainText() if form is None else form.reader()
     return answer if thinking is None else ThinkReader(thinking, answer)

@@ -255,6 +255,20 @@ class TextPort(Protocol):
         """How the model reasons; None if it does not."""
         ...
 
+    @property
+    def tool_tokens(self) -> Mapping[str, int]:
+        """Markers of that form that are single tokens."""
+        ...
+
+    @property
+    def tool_markers(self) -> Mapping[int, str]:
+        """Special tokens among them, and how the text of an answer shows each."""
+        ...
+
+    async def shows_tools(self) -> bool:
+        """Whether the model's chat template shows it the tools of a request."""
+        ...
+
     async def encode(
         self, text: str, *, add_special_tokens: bool = True, param: str = "prompt"
     ) -> Sequence[int]:

@@ -119,7 +119,8 @@ class ResponseEvents:
             case Delta():
                 return self._delta(event)
             case Finished():
-                left = [frame for piece in self._reader.finish() for frame in self._piece(piece)]
+                pieces = self._reader.finish(is_cut=event.is_cut)
+                left = [frame for piece in pieces for frame in self._piece(piece)]
                 response = self._document.finished(event.reason, event.usage)
                 return left + self._end(response)
             case Failed() if is_cancelled:

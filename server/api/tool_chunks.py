@@ -16,9 +16,10 @@ from .pieces import reader_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ..generation import Delta
+    from ..generation import Delta, Finished
     from ..text.reasoning import Thinking
     from ..text.tool_calls import Piece, PieceReader, ToolForm
+    from .answers import Answer
     from .chunks import Envelope
 
 TOOL_CALLS: Final = "tool_calls"
@@ -36,14 +37,17 @@ def reason_of(reason: FinishReason, num_calls: int) -> str:
 
 
 def whole_message(
-    text: str, form: ToolForm | None, thinking: Thinking | None = None
+    answer: Answer, form: ToolForm | None, thinking: Thinking | None = None
 ) -> tuple[dict[str, Any], int]:
     """Return a message whose reasoning and calls are taken out of its text, and how many calls
-    there are."""
-    parser = reader_of(form, thinking)
+    there are.
+
+    The arguments of a call that was cut are what there is of them, as in OpenAI's answers.
+    """
+    reader = reader_of(form, thinking)
     content = reasoning = ""
     calls: list[dict[str, Any]] = []
-    for piece in parser.push(text) + parser.finish():
+    for piece in reader.push(answer.text) + reader.finish(is_cut=answer.finished.is_cut):
         match piece:
             case Reasoning():
                 reasoning += piece.text
@@ -83,7 +87,7 @@ class ToolChunks:
         self._plain = ChatChunks(envelope)
         self._form = form
         self._thinking = thinking
-        self._parsers: dict[int, PieceReader] = {}
+        self._readers: dict[int, PieceReader] = {}
 
     def first(self, index: int) -> bytes:
         """Return the chunk that says who speaks."""
@@ -91,8 +95,7 @@ class ToolChunks:
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """Return the chunks of new text; those of its tokens go with the first."""
-        parser = self._parser(index)
-        contents = _contents(parser.push(delta.text))
+        contents = _contents(self._reader(index).push(delta.text))
         more = self.envelope.token_ids(delta.token_ids)
         if not contents and (delta.logprobs or more):
             contents = [{"content": ""}]
@@ -112,20 +115,20 @@ class ToolChunks:
             )
         return b"".join(chunks)
 
-    def finish(self, index: int, reason: FinishReason) -> bytes:
+    def finish(self, index: int, end: Finished) -> bytes:
         """Return what was held back, and the one chunk with a finish_reason."""
-        parser = self._parser(index)
+        reader = self._reader(index)
         left = [
             self.envelope.chunk(index, b'"delta":' + _encode(content))
-            for content in _contents(parser.finish())
+            for content in _contents(reader.finish(is_cut=end.is_cut))
         ]
-        shown = _encode(reason_of(reason, parser.num_calls))
+        shown = _encode(reason_of(end.reason, reader.num_calls))
         return b"".join([*left, self.envelope.chunk(index, b'"delta":{}', reason=shown)])
 
-    def _parser(self, index: int) -> PieceReader:
-        if index not in self._parsers:
-            self._parsers[index] = reader_of(self._form, self._thinking)
-        return self._parsers[index]
+    def _reader(self, index: int) -> PieceReader:
+        if index not in self._readers:
+            self._readers[index] = reader_of(self._form, self._thinking)
+        return self._readers[index]
 
 
 def _contents(pieces: Iterable[Piece]) -> Sequence[dict[str, Any]]:

@@ -100,7 +100,10 @@ class Relay:
             self._stream = _MarkedText(self._stream, request.markers)
         self._stop = StopMatcher(request.stop, include_stop=request.include_stop)
         self._reasoning = request.sampling.reasoning
-        self._is_plain = not request.stop and request.sampling.logprobs is None
+        self._watch = None if request.watch is None else request.watch()
+        self._watches_reasoning = self._reasoning is not None and self._reasoning.is_in_grammar
+        can_end = bool(request.stop) or self._watch is not None
+        self._is_plain = not can_end and request.sampling.logprobs is None
 
     def push(self, row: TokenRow, now: float) -> RelayEnd | None:
         """Take the token at the next position.
@@ -117,8 +120,11 @@ class Relay:
             self.mailbox.put(Put(self._stream.push(row.token_id), (row.token_id,), ()), now)
             return None
         is_shown = not is_end or self._request.include_stop
+        is_watched = self._watches_reasoning or not self._is_thinking()
         scan = self._scan(self._stream.push(row.token_id) if is_shown else "")
         end = None if scan.matched is None else RelayEnd(FinishReason.STOP, scan.matched)
+        if end is None and self._watch is not None and is_watched and self._watch.push(scan.text):
+            end = RelayEnd(FinishReason.STOP)
         if end is None and (is_end or len(self.token_ids) >= sampling.max_tokens):
             end, scan = self._end(scan, FinishReason.STOP if is_end else FinishReason.LENGTH)
         self.mailbox.put_text(scan.text, (row.token_id,), self._scores(row), now)
@@ -141,14 +147,18 @@ class Relay:
 
     def _scan(self, text: str) -> Scan:
         """Look for a stop string, for which only the answer is searched."""
+        if self._reasoning is None or not self._is_thinking():
+            return self._stop.push(text)
+        if self._reasoning.closes(self.token_ids):
+            self._reasoning = None
+        return Scan(text, None)
+
+    def _is_thinking(self) -> bool:
+        """Whether the last token is reasoning, or a marker of it."""
         reasoning = self._reasoning
         if reasoning is not None and not reasoning.begins_with(self.token_ids):
             reasoning = self._reasoning = None
-        if reasoning is None:
-            return self._stop.push(text)
-        if reasoning.closes(self.token_ids):
-            self._reasoning = None
-        return Scan(text, None)
+        return reasoning is not None
 
     def _scores(self, row: TokenRow) -> tuple[Scores, ...]:
         if self._request.sampling.logprobs is None or row.logprob is None:

@@ -100,13 +100,13 @@ class ThinkReader:
             pieces += self._take_answer()
         return pieces
 
-    def finish(self) -> list[Piece]:
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
         """Return what was held back, now that nothing follows."""
         held, self._held = self._held, ""
         if self._state is _State.THINKING:
             return self._reasoning(held.rstrip())
         pieces = self._answer.push(self._plain(held)) if held else []
-        return pieces + self._answer.finish()
+        return pieces + self._answer.finish(is_cut=is_cut)
 
     def _look_for_opening(self) -> None:
         # A marker behind anything else is none: so the tokens are read too (ReasoningTokens).
@@ -215,7 +215,7 @@ class Reasoner:
         self.takes_effort = "reasoning_effort" in text
         if parser is ReasoningParser.HARMONY:
             ids = {word: _marker_id(tokenizer, word, parser) for word in HARMONY_MARKERS}
-            self._markers: Mapping[int, str] = {ids[word]: word for word in HARMONY_MARKERS}
+            self._markers = {ids[word]: marked(word) for word in HARMONY_MARKERS}
             self._tokens = _harmony_tokens(tokenizer, ids)
         else:
             opening, closing = (_marker_id(tokenizer, word, parser) for word in THINK)
@@ -256,7 +256,11 @@ class Reasoner:
 
 
 def find_reasoner(
-    parser: ReasoningParser, tokenizer: Tokenizer, templates: Mapping[str, str]
+    parser: ReasoningParser,
+    tokenizer: Tokenizer,
+    templates: Mapping[str, str],
+    *,
+    is_harmony: bool,
 ) -> Reasoner | None:
     """Return how a model reasons; None if it does not, or is not to be read so.
 
@@ -264,20 +268,28 @@ def find_reasoner(
       parser: the form; AUTO for the one whose markers the tokenizer has as tokens.
       tokenizer: of the model.
       templates: its chat templates.
+      is_harmony: calls of tools are read in harmony's form, which reads reasoning too.
 
     Raises:
-      ModelError: the tokenizer lacks a marker of the form.
+      ModelError: the tokenizer lacks a marker of the form, or calls have another form.
     """
     found = parser
     if parser is ReasoningParser.AUTO:
-        found = _detected(tokenizer, templates)
+        found = _detected(tokenizer, templates, is_harmony=is_harmony)
+    elif parser is ReasoningParser.HARMONY and not is_harmony:
+        raise ModelError(
+            "the reasoning parser harmony reads calls of tools as well, but those have another "
+            "form; give --tool-parser harmony, or --reasoning-parser auto or none"
+        )
     return None if found is ReasoningParser.NONE else Reasoner(found, tokenizer, templates.values())
 
 
-def _detected(tokenizer: Tokenizer, templates: Mapping[str, str]) -> ReasoningParser:
+def _detected(
+    tokenizer: Tokenizer, templates: Mapping[str, str], *, is_harmony: bool
+) -> ReasoningParser:
     if not templates:
         return ReasoningParser.NONE
-    if all(tokenizer.token_to_id(word) is not None for word in HARMONY_MARKERS):
+    if is_harmony and all(tokenizer.token_to_id(word) is not None for word in HARMONY_MARKERS):
         return ReasoningParser.HARMONY
     if all(tokenizer.token_to_id(word) is not None for word in THINK):
         # Follows the prompt, so it reads R1's distills and models that never reason as well.

@@ -14,7 +14,7 @@ from server.generation import Finished, Usage
 from tests.server.support.fakes import FakeFleet
 from tests.server.support.surface import MODEL, surface
 from tests.server.support.websocket import open_socket
-from tests.server.tiny_text import EOS_ID, TEMPLATE, tiny_text, tiny_tokenizer
+from tests.server.tiny_text import EOS_ID, TEMPLATE, tiny_text
 from transport.frames import TokenRow
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messag
 HI = [{"role": "user", "content": "hi"}]
 OPEN_ID, CLOSE_ID = 259, 260
 QWEN = (
+    "{% for tool in tools or () %}[{{ tool.function.name }}]{% endfor %}"
     "{% for m in messages %}[{{ m.role }}]{% if m.reasoning_content %}<think>"
     "{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% if enable_thinking is defined and not "
@@ -40,7 +41,26 @@ CLOCK = {"type": "function", "function": {"name": "clock"}}
 
 
 def model(template: str = QWEN) -> TextModel:
-    return tiny_text(template=template, tokenizer=tiny_tokenizer(("<think>", "</think>")))
+    return tiny_text(template=template, markers=("<think>", "</think>"))
+
+
+HARMONY = (
+    "<|start|>",
+    "<|channel|>",
+    "<|constrain|>",
+    "<|message|>",
+    "<|end|>",
+    "<|call|>",
+    "<|return|>",
+)
+GPT_OSS = QWEN.split("{% if add")[0] + "<|start|>assistant{# <|channel|> #}"
+
+
+async def gpt_oss(completion: str) -> tuple[TextModel, list[int]]:
+    """Return a model of harmony's form, and a completion's tokens."""
+    text = tiny_text(template=GPT_OSS, specials=HARMONY)
+    text.eos_token_ids = await text.encode("<|return|><|call|>")
+    return text, list(await text.encode(completion))
 
 
 def writing(text: TextModel, ids: list[int]) -> Callable[[FakeGeneration], None]:
@@ -442,3 +462,57 @@ async def test_a_socket_resumes_reasoning_and_remembers_it() -> None:
         second = fleet.generations[1].request
         prompt = await text.decode(second.prompt_ids, skip_special_tokens=False)
         assert f"[assistant]<think>{THOUGHT}</think>It is.<|end|>[user]hi" in prompt
+
+
+ANALYSIS = f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant"
+FINAL = "<|channel|>final<|message|>It is.<|return|>"
+CALLING = "<|channel|>commentary to=functions.clock <|constrain|>json<|message|>{}<|call|>"
+
+
+@pytest.mark.parametrize("answer", [FINAL, CALLING])
+async def test_harmony_is_read_by_the_reader_of_its_calls(answer: str) -> None:
+    text, ids = await gpt_oss(ANALYSIS + answer)
+    fleet = FakeFleet(writing(text, ids))
+    is_call = answer is CALLING
+    tools = {"tools": [CLOCK]} if is_call else {}
+    async with surface(fleet, text=text) as server:
+        body = {"messages": HI, "max_tokens": 999, **tools}
+        whole = (await server.post(CHAT, body)).json
+        chunks = (await server.post(CHAT, body | {"stream": True})).events[:-1]
+        response = (await server.post(RESPONSES, {"input": "hi", "max_output_tokens": 999})).json
+        message = (await server.post(MESSAGES, {"messages": HI, "max_tokens": 999})).json
+    said = whole["choices"][0]["message"]
+    assert said["reasoning_content"] == THOUGHT
+    assert said["content"] == (None if is_call else "It is.")
+    assert ("tool_calls" in said) == is_call
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == THOUGHT
+    kinds = ("function_call", "tool_use") if is_call else ("message", "text")
+    assert [item["type"] for item in response["output"]] == ["reasoning", kinds[0]]
+    assert [block["type"] for block in message["content"]] == ["thinking", kinds[1]]
+    assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] >= len(THOUGHT)
+
+
+async def test_a_budget_ends_harmonys_analysis_but_not_a_demanded_call() -> None:
+    text, ids = await gpt_oss(ANALYSIS + FINAL)
+    fleet = FakeFleet(writing(text, ids))
+    bounded = {"messages": HI, "thinking_token_budget": 40}
+    demanded = {"tools": [CLOCK], "tool_choice": "required"}
+    async with surface(fleet, text=text) as server:
+        await server.post(CHAT, bounded)
+        await server.post(CHAT, bounded | demanded)
+        free, called = (g.request.sampling.reasoning for g in fleet.generations)
+    assert free is not None
+    assert called is not None
+    assert (free.budget, free.is_in_grammar) == (40, False)
+    forced = await text.decode(free.forced, skip_special_tokens=False)
+    assert forced == "<|end|><|start|>assistant<|channel|>final<|message|>"
+    assert (called.budget, called.is_in_grammar) == (None, True)
+
+
+async def test_calls_that_reasoning_repeats_end_nothing() -> None:
+    repeated = [OPEN_ID, *CALL.encode(), *CALL.encode(), CLOSE_ID, *CALL.encode(), EOS_ID]
+    body = {"messages": HI, "tools": [CLOCK], "tool_choice": "required", "max_tokens": 999}
+    (choice,) = (await answered(CHAT, body, repeated))["choices"]
+    assert choice["message"]["reasoning_content"] == CALL + CALL
+    assert len(choice["message"]["tool_calls"]) == 1

@@ -11,7 +11,7 @@ from server.fleet.relay import Relay, RelayEnd
 from server.generation import Delta, FinishReason, GenerationRequest
 from server.text.reasoning import THINK, Reasoner, ReasoningPlan, Thinking, marked
 from server.text.tool_calls import HERMES, Arguments, CallBegins, Piece, Reasoning, Text
-from tests.server.tiny_text import EOS_ID, TEMPLATE, tiny_text, tiny_tokenizer
+from tests.server.tiny_text import EOS_ID, TEMPLATE, tiny_text
 from transport.frames import TokenRow
 from triolet.config import ReasoningParser
 from triolet.errors import ModelError
@@ -34,6 +34,7 @@ HARMONY = (
     "<|call|>",
     "<|return|>",
 )
+GPT_OSS = TEMPLATE + "<|start|>assistant{# <|channel|> #}"
 RID = b"r" * 16
 
 
@@ -98,7 +99,7 @@ def test_no_more_is_held_back_than_may_become_a_marker() -> None:
 
 
 def reasoner(template: str, parser: ReasoningParser = ReasoningParser.AUTO) -> Reasoner | None:
-    text = tiny_text(template=template, tokenizer=tiny_tokenizer(MARKERS), reasoning_parser=parser)
+    text = tiny_text(template=template, markers=MARKERS, reasoning_parser=parser)
     return text.reasoner
 
 
@@ -160,7 +161,7 @@ def test_a_form_without_its_markers_is_refused_at_the_start() -> None:
 
 
 def test_harmony_is_one_form_of_reasoning_and_calls() -> None:
-    text = tiny_text(tokenizer=tiny_tokenizer(HARMONY, markers_are_special=True))
+    text = tiny_text(template=GPT_OSS, specials=HARMONY)
     found = text.reasoner
     assert found is not None
     assert found.reads_calls
@@ -168,7 +169,7 @@ def test_harmony_is_one_form_of_reasoning_and_calls() -> None:
     planned = found.plan("<|start|>assistant", continued=None, budget=0)
     assert planned is not None
     assert planned.thinking is None
-    assert set(planned.markers.values()) == set(HARMONY)
+    assert set(planned.markers.values()) == {marked(word) for word in HARMONY}
     final = (ids["<|channel|>"], *b"final", ids["<|message|>"])
     assert planned.tokens.closings[0] == final
     assert planned.tokens.forced[-len(final) :] == final
@@ -176,7 +177,7 @@ def test_harmony_is_one_form_of_reasoning_and_calls() -> None:
 
 
 def relay_of(budget: int | None = None, **changes: object) -> Relay:
-    text = tiny_text(template=QWEN, tokenizer=tiny_tokenizer(MARKERS))
+    text = tiny_text(template=QWEN, markers=MARKERS)
     assert text.reasoner is not None
     planned = text.reasoner.plan("[assistant]", continued=None, budget=budget)
     assert planned is not None
