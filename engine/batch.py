@@ -327,6 +327,12 @@ def check_request(vocab_size: int, token_ids: Sequence[int], params: SamplingPar
                 f"token ids of the prompt must lie in 0…{vocab_size - 1}; found {token_id}",
                 "prompt",
             )
+    reasoning = params.reasoning
+    if reasoning is not None and max(reasoning.token_ids) >= vocab_size:
+        raise invalid_request(
+            f"the markers of reasoning name token {max(reasoning.token_ids)}; ids lie in "
+            f"0…{vocab_size - 1}; give the server --reasoning-parser none"
+        )
     for token_id, _ in params.logit_bias:
         if not 0 <= token_id < vocab_size:
             raise invalid_request(

@@ -129,6 +129,9 @@ TokenWindowOption: TypeAlias = Annotated[int, _http(help="Tokens a stream may ru
 MetricsCompatOption: TypeAlias = Annotated[
     str, _http(help="Second names of metrics: vllm or none.")
 ]
+StallTimeoutOption: TypeAlias = Annotated[
+    float, _http(help="Seconds after which a client that reads nothing is cut off.")
+]
 DrainTimeoutOption: TypeAlias = Annotated[
     float, _http(help="Seconds that streams may finish after SIGTERM.")
 ]
@@ -388,9 +391,7 @@ def server_options(
     strict_requests: StrictOption = _SERVER.strict_requests,
     tool_parser: ToolParserOption = _SERVER.tool_parser,
     token_window: TokenWindowOption = _SERVER.token_window,
-    stall_timeout: Annotated[
-        float, _http(help="Seconds after which a client that reads nothing is cut off.")
-    ] = _SERVER.stall_timeout_s,
+    stall_timeout: StallTimeoutOption = _SERVER.stall_timeout_s,
     drain_timeout: DrainTimeoutOption = _SERVER.drain_timeout_s,
     max_queued_requests: Annotated[
         int, _http(min=0, help="Requests that wait.")

@@ -60,7 +60,10 @@ class Grammar:
     text: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
 
 
-MarkerIds = Annotated[tuple[int, ...], msgspec.Meta(min_length=1, max_length=MAX_MARKER_TOKENS)]
+MarkerIds = Annotated[
+    tuple[Annotated[int, msgspec.Meta(ge=0)], ...],
+    msgspec.Meta(min_length=1, max_length=MAX_MARKER_TOKENS),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ class ReasoningTokens:
 
     closings: Annotated[tuple[MarkerIds, ...], msgspec.Meta(min_length=1, max_length=MAX_CLOSINGS)]
     forced: MarkerIds
-    opening: int | None = None
+    opening: Annotated[int, msgspec.Meta(ge=0)] | None = None
     budget: Annotated[int, msgspec.Meta(ge=0)] | None = None
     is_in_grammar: bool = False
 
@@ -87,6 +90,12 @@ class ReasoningTokens:
     def first(self) -> int:
         """Index of the first token of reasoning in a completion that has any."""
         return 0 if self.opening is None else 1
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """All tokens that it names."""
+        opening = () if self.opening is None else (self.opening,)
+        return (*opening, *self.forced, *(i for closing in self.closings for i in closing))
 
     def begins_with(self, token_ids: Sequence[int]) -> bool:
         """Return whether a completion begins with reasoning."""
@@ -119,7 +128,8 @@ class ReasoningTokens:
             return None
         end = self.first + self.budget
         rest = self._begun_closing(token_ids[self.first : end]) or self.forced
-        return rest[len(token_ids) - end]
+        num_done = len(token_ids) - end
+        return rest[num_done] if num_done < len(rest) else None
 
     def num_reasoning(self, token_ids: Sequence[int]) -> int:
         """Return how many tokens of a completion are reasoning, markers not counted."""

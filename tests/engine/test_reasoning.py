@@ -11,9 +11,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from engine.batch import Barred, FollowedBy, Mask, SampleSpec, is_plain
+from engine.batch import Barred, FollowedBy, Mask, SampleSpec, check_request, is_plain
 from engine.constraints import Constraints
 from engine.sampler import sample
+from triolet.errors import RequestError
 from triolet.sampling import Grammar, GrammarKind, ReasoningTokens, SamplingParams
 
 if TYPE_CHECKING:
@@ -182,6 +183,12 @@ def test_a_stuck_answer_is_said_to_be_stuck(constraints: Constraints) -> None:
     assert constraint.begin([CLOSE, Z]).result() is Barred.STUCK
 
 
+def test_markers_that_the_model_does_not_have_are_refused() -> None:
+    check_request(VOCAB_SIZE, (1,), params(THINK))
+    with pytest.raises(RequestError, match="name token 2041"):
+        check_request(CLOSE, (1,), params(THINK))
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -191,6 +198,8 @@ def test_a_stuck_answer_is_said_to_be_stuck(constraints: Constraints) -> None:
         {"closings": [[1]], "forced": [1], "budget": -1},
         {"closings": [[1]] * 9, "forced": [1]},
         {"closings": [[1] * 99], "forced": [1]},
+        {"closings": [[-1]], "forced": [1]},
+        {"closings": [[1]], "forced": [1], "opening": -1},
     ],
 )
 def test_what_comes_over_the_wire_is_bounded(wrong: dict[str, object]) -> None:
