@@ -45,6 +45,16 @@ class Mask(NamedTuple):
     may_end: bool
 
 
+class AllBut(NamedTuple):
+    """Any token may come next but these: no mask of the whole vocabulary for a few.
+
+    Attributes:
+      token_ids: of the vocabulary.
+    """
+
+    token_ids: tuple[int, ...]
+
+
 class Barred(Enum):
     """Why there is no mask, and so no token."""
 
@@ -53,7 +63,7 @@ class Barred(Enum):
     LATE = auto()  # it is not known yet: the row computes its token again
 
 
-PendingMask: TypeAlias = "Future[Mask | Barred] | Future[Mask | None]"
+PendingMask: TypeAlias = "Future[Mask | Barred] | Future[Mask | AllBut | None]"
 """What may come next, or is on its way; None for any token."""
 
 

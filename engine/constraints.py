@@ -24,7 +24,7 @@ from triolet.config_grammar import MaskConfig
 from triolet.grammar import GrammarError, GrammarTooCostly, build_tokenizer, compile_grammar
 from triolet.sampling import MAX_MARKER_TOKENS
 
-from .batch import Barred, FollowedBy, Mask
+from .batch import AllBut, Barred, FollowedBy, Mask
 from .mask_lanes import Lane, Lanes
 
 if TYPE_CHECKING:
@@ -293,7 +293,9 @@ class ReasoningConstraint:
         self._reasoning = reasoning
         self._answer = answer
         self._vocab_size = vocab_size
-        self._eos_token_ids = [i for i in eos_token_ids if i < vocab_size]
+        # Within reasoning anything may follow, but no end if an answer has to.
+        ends = tuple(i for i in eos_token_ids if i < vocab_size)
+        self._unended = None if answer is None else AllBut(ends)
         # Decided tokens without a closing, so that a long reasoning is not searched for each.
         self._num_searched = 0
         self._answer_at: int | None = None
@@ -319,7 +321,7 @@ class ReasoningConstraint:
         forced = reasoning.forced_next(output_ids)
         if forced is not None:
             return _known(self._only(forced))
-        return _known(None if self._answer is None else self._all_but(self._eos_token_ids))
+        return _known(self._unended)
 
     def late(self) -> Barred:
         """Return what becomes of a row whose mask did not come in time."""
@@ -345,7 +347,7 @@ class ReasoningConstraint:
         """Return what may come first: the opening of reasoning, or an answer."""
         if self._reasoning.budget == 0:
             if self._answer is None:
-                return _known(self._all_but([opening]))
+                return _known(AllBut((opening,)))
             return self._of_answer([])
         if self._answer is None:
             return _known(None)
@@ -361,15 +363,10 @@ class ReasoningConstraint:
         allowed[token_id] = True
         return Mask(allowed, may_end=False)
 
-    def _all_but(self, token_ids: Sequence[int]) -> Mask:
-        allowed = np.ones(self._vocab_size, dtype=np.bool_)
-        allowed[list(token_ids)] = False
-        return Mask(allowed, may_end=not any(i in token_ids for i in self._eos_token_ids))
 
-
-def _known(mask: Mask | None) -> Future[Mask | None]:
+def _known(mask: Mask | AllBut | None) -> Future[Mask | AllBut | None]:
     """Return a mask that is there already."""
-    future: Future[Mask | None] = Future()
+    future: Future[Mask | AllBut | None] = Future()
     future.set_result(mask)
     return future
 

@@ -16,13 +16,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from concurrent.futures import TimeoutError as NotInTime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import torch
 
 from triolet.sampling import end_token_ids
 
-from .batch import Barred, Mask, Sampled
+from .batch import AllBut, Barred, Mask, Sampled
 from .philox import uniform
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from .batch import Constraint, PendingMask, SampleSpec
 
+Choice: TypeAlias = Mask | AllBut | None
+"""What may come next; None for any token."""
 UNHURRIED_S: Final = 10.0
 """How long masks are waited for where the caller names no bound."""
 TOP_P_CANDIDATES: Final = 1024
@@ -98,7 +100,7 @@ def sample(
     ]
 
 
-def _mask_of(constraint: Constraint, begun: PendingMask, give_up: float) -> Mask | Barred | None:
+def _mask_of(constraint: Constraint, begun: PendingMask, give_up: float) -> Choice | Barred:
     """Return a row's mask if it comes before `give_up`, by the monotonic clock."""
     try:
         return begun.result(max(0.0, give_up - time.monotonic()))
@@ -114,7 +116,7 @@ def _sampled(token_id: int, logprobs: Tensor | None, num_top: int) -> Sampled:
     return Sampled(token_id, float(logprobs[token_id]), top)
 
 
-def _adjust(row: Tensor, spec: SampleSpec, mask: Mask | None) -> None:
+def _adjust(row: Tensor, spec: SampleSpec, mask: Choice) -> None:
     """Apply, in place, whatever changes a row's logits beside temperature."""
     params = spec.params
     if params.has_penalties:
@@ -126,10 +128,13 @@ def _adjust(row: Tensor, spec: SampleSpec, mask: Mask | None) -> None:
     if spec.position < params.min_tokens:
         # A stop id beyond the vocabulary can never be chosen anyway.
         ends = [i for i in end_token_ids(params, spec.eos_token_ids) if 0 <= i < len(row)]
-        if mask is None:
-            row[_ids(ends, row)] = float("-inf")
-    if mask is not None:
+    if isinstance(mask, Mask):
         _constrain(row, spec, mask, ends)
+        return
+    if isinstance(mask, AllBut):
+        ends += mask.token_ids
+    if ends:
+        row[_ids(ends, row)] = float("-inf")
 
 
 def _constrain(row: Tensor, spec: SampleSpec, mask: Mask, too_early: Sequence[int]) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from engine.batch import Barred, FollowedBy, Mask, SampleSpec, check_request, is_plain
+from engine.batch import AllBut, Barred, FollowedBy, Mask, SampleSpec, check_request, is_plain
 from engine.constraints import Constraints
 from engine.sampler import sample
 from triolet.errors import RequestError
@@ -59,9 +59,12 @@ def allowed(constraint: Constraint, ids: Sequence[int]) -> set[int] | None:
     mask = constraint.begin(ids).result()
     if mask is None:
         return None
+    shown = (EOS, OPEN, CLOSE, A, B, Z)
+    if isinstance(mask, AllBut):
+        return set(shown) - set(mask.token_ids)
     assert isinstance(mask, Mask)
     assert not (mask.allowed[EOS] and not mask.may_end)
-    return {i for i in (EOS, OPEN, CLOSE, A, B, Z) if mask.allowed[i]}
+    return {i for i in shown if mask.allowed[i]}
 
 
 def test_the_grammar_begins_behind_the_closing(constraints: Constraints) -> None:
