@@ -224,5 +224,7 @@ class Sequence:
             cached_tokens=self.held_tokens if self.cached_tokens is None else self.cached_tokens,
             queue_s=until - times.submitted_at,
             ttft_s=None if first is None else first - times.submitted_at,
-            reasoning_tokens=reasoning and reasoning.num_reasoning(self.relay.token_ids),
+            reasoning_tokens=None
+            if reasoning is None
+            else reasoning.num_reasoning(self.relay.token_ids),
         )
