@@ -124,6 +124,9 @@ ToolParserOption: TypeAlias = Annotated[
     ToolParser, _http(help="How the model's calls of tools are told from its text.")
 ]
 MaxConnectionsOption: TypeAlias = Annotated[int, _http(min=1, help="Client connections.")]
+StallTimeoutOption: TypeAlias = Annotated[
+    float, _http(help="Seconds after which a client that reads nothing is cut off.")
+]
 TokenWindowOption: TypeAlias = Annotated[int, _http(help="Tokens a stream may run ahead.")]
 MetricsCompatOption: TypeAlias = Annotated[
     str, _http(help="Second names of metrics: vllm or none.")
@@ -381,9 +384,7 @@ def server_options(
     strict_requests: StrictOption = _SERVER.strict_requests,
     tool_parser: ToolParserOption = _SERVER.tool_parser,
     token_window: TokenWindowOption = _SERVER.token_window,
-    stall_timeout: Annotated[
-        float, _http(help="Seconds after which a client that reads nothing is cut off.")
-    ] = _SERVER.stall_timeout_s,
+    stall_timeout: StallTimeoutOption = _SERVER.stall_timeout_s,
     drain_timeout: Annotated[
         float, _http(help="Seconds that streams may finish after SIGTERM.")
     ] = _SERVER.drain_timeout_s,

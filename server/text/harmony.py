@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from .reasoning import marked
 from .tool_calls import (
-    NAME,
     Arguments,
     CallBegins,
     Reasoning,
@@ -38,10 +37,12 @@ RETURN: Final = "<|return|>"
 
 _MARKERS: Final = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
 _EDGE: Final = marked("")[0]
-_WORDS: Final = "|".join(re.escape(marker) for marker in _MARKERS)
-_MARKER: Final = re.compile(f"({_EDGE}?)({_WORDS}){_EDGE}?")
+_MARKER: Final = re.compile(
+    "(\udc00?)(<\\|(?:start|channel|constrain|message|end|call|return)\\|>)\udc00?"
+)
+"""A marker, with the edges that `marked` gives it if it is a token."""
 _BEGUN: Final = (*_MARKERS, *(marked(marker)[:-1] for marker in _MARKERS))
-_RECIPIENT: Final = re.compile(rf"\bto=(?:functions\.)?({NAME})")
+_RECIPIENT: Final = re.compile(r"\bto=(?:functions\.)?([A-Za-z0-9_.-]{1,64})")
 _ANALYSIS: Final = "analysis"
 
 

@@ -245,15 +245,16 @@ PHI: Final = JsonForm(
 )
 """Phi-4-mini; `functools` is what it writes without its special tokens."""
 
-NAME: Final = "[A-Za-z0-9_.-]{1,64}"
-_HEAD: Final = re.compile(rf'\{{\s*"name"\s*:\s*"({NAME})"\s*,\s*"(?:arguments|parameters)"\s*:\s*')
+_HEAD: Final = re.compile(
+    r'\{\s*"name"\s*:\s*"([A-Za-z0-9_.-]{1,64})"\s*,\s*"(?:arguments|parameters)"\s*:\s*'
+)
 _BEGUN_OBJECT: Final = re.compile(r'\{\s*("(?P<key>[a-z]*)(?P<end>")?)?')
 _CALL_KEYS: Final = ("name", "arguments", "parameters", "type", "id", "function")
 _NAMED_HEAD: Final = re.compile(
-    rf"({NAME})\s*(?:\[CALL_ID\]\s*[A-Za-z0-9_-]{{0,64}}\s*)?(?:\[ARGS\]\s*)?(?=\{{)"
+    r"([A-Za-z0-9_.-]{1,64})\s*(?:\[CALL_ID\]\s*[A-Za-z0-9_-]{0,64}\s*)?(?:\[ARGS\]\s*)?(?=\{)"
 )
 _BEGUN_NAME: Final = re.compile(
-    rf"{NAME}\s*(\[[A-Z_]{{0,7}}(\][^\[\]{{]{{0,70}}(\[[A-Z]{{0,4}}\]?)?)?\s*)?"
+    r"[A-Za-z0-9_.-]{1,64}\s*(\[[A-Z_]{0,7}(\][^\[\]{]{0,70}(\[[A-Z]{0,4}\]?)?)?\s*)?"
 )
 
 
