@@ -41,6 +41,8 @@ _MARKER: Final = re.compile(
     "(\udc00?)(<\\|(?:start|channel|constrain|message|end|call|return)\\|>)\udc00?"
 )
 """A marker, with the edges that `marked` gives it if it is a token."""
+LONGEST: Final = max(map(len, _MARKERS)) + 2
+"""Characters of a marker with its edges."""
 _BEGUN: Final = (*_MARKERS, *(marked(marker)[:-1] for marker in _MARKERS))
 _RECIPIENT: Final = re.compile(r"\bto=(?:functions\.)?([A-Za-z0-9_.-]{1,64})")
 _ANALYSIS: Final = "analysis"
@@ -113,7 +115,10 @@ class HarmonyReader:
             self._held = self._held[found.end() :]
             if not is_quoted:
                 self._mark(found[2], pieces)
-        kept = max(overlap(self._held, begun) for begun in _BEGUN)
+        tail = self._held[-LONGEST:]
+        kept = 0
+        if "<" in tail or _EDGE in tail:
+            kept = max(overlap(tail, begun) for begun in _BEGUN)
         self._take(self._held[: len(self._held) - kept], pieces)
         self._held = self._held[len(self._held) - kept :]
         return pieces

@@ -489,18 +489,18 @@ def _may_be_call(begin: str) -> bool:
 def _parsed_call(body: str) -> tuple[str, str] | None:
     """Return name and arguments of a call, whatever the order of its keys; None if it is none."""
     try:
-        call = json.loads(body, parse_constant=_no_constant)
+        call = json.loads(body, parse_constant=no_constant)
+        if isinstance(call, dict) and isinstance(call.get("function"), dict):
+            call = call["function"]
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            return None
+        return call["name"], written(call.get("arguments", call.get("parameters", {})))
     except (ValueError, RecursionError):
         return None
-    if isinstance(call, dict) and isinstance(call.get("function"), dict):
-        call = call["function"]
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        return None
-    arguments = call.get("arguments", call.get("parameters", {}))
-    return call["name"], written(arguments)
 
 
-def _no_constant(name: str) -> None:
+def no_constant(name: str) -> None:
+    """Refuse what Python takes for JSON beyond JSON: infinities and NaN."""
     raise ValueError(f"{name} is no JSON")
 
 
@@ -566,7 +566,7 @@ def first_of(text: str, words: Sequence[str]) -> tuple[int, str]:
 
 def overlap(text: str, word: str) -> int:
     """Return how many characters at the end of a text may be the beginning of a word."""
-    for length in range(min(len(text), len(word) - 1), 0, -1):
-        if text.endswith(word[:length]):
-            return length
-    return 0
+    begin = text.find(word[0], max(0, len(text) - len(word) + 1))
+    while begin >= 0 and not word.startswith(text[begin:]):
+        begin = text.find(word[0], begin + 1)
+    return len(text) - begin if begin >= 0 else 0
