@@ -41,7 +41,7 @@ _MARKER: Final = re.compile(
     "(\udc00?)(<\\|(?:start|channel|constrain|message|end|call|return)\\|>)\udc00?"
 )
 """A marker, with the edges that `marked` gives it if it is a token."""
-LONGEST: Final = max(map(len, _MARKERS)) + 2
+_LONGEST: Final = max(map(len, _MARKERS)) + 2
 """Characters of a marker with its edges."""
 _BEGUN: Final = (*_MARKERS, *(marked(marker)[:-1] for marker in _MARKERS))
 _RECIPIENT: Final = re.compile(r"\bto=(?:functions\.)?([A-Za-z0-9_.-]{1,64})")
@@ -115,7 +115,7 @@ class HarmonyReader:
             self._held = self._held[found.end() :]
             if not is_quoted:
                 self._mark(found[2], pieces)
-        tail = self._held[-LONGEST:]
+        tail = self._held[-_LONGEST:]
         kept = 0
         if "<" in tail or _EDGE in tail:
             kept = max(overlap(tail, begun) for begun in _BEGUN)

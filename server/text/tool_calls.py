@@ -213,17 +213,17 @@ class JsonForm:
         more = "" if rules.is_single else f" ({json.dumps(self.between)} body)*"
         closing = f" {rules.marker(self.closing)}" if self.closing else ""
         if self.is_list:
-            inner, is_repeated = f'" "? "[" body{more} "]"{closing}', False
+            inner = f'" "? "[" body{more} "]"{closing}'
         elif self.name_end:
-            inner, is_repeated = "body", True
+            inner = "body"
         else:
-            inner, is_repeated = f'"\\n" body "\\n"{closing}', True
+            inner = f'"\\n" body "\\n"{closing}'
         opening = self.openings[0]
         if not rules.is_forced:
-            times = "*" if is_repeated and not rules.is_single else "?"
+            times = "?" if rules.is_single else "*"
             return [f"start: call{times} TEXT", f"call: opened {inner}", *rules.opened(opening)]
         again = f" ({json.dumps(self.between)} call)*" if self.between else " call*"
-        many = again if is_repeated and not rules.is_single else ""
+        many = "" if rules.is_single or self.is_list else again
         return [f"start: call{many}", f"call: {rules.marker(opening)} {inner}"]
 
 
