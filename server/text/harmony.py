@@ -128,6 +128,8 @@ class HarmonyReader:
         pieces: list[Piece] = []
         if not is_cut:
             self._take(self._held, pieces)
+            if self._header and not self._is_begun:
+                pieces.append(Text(self._header))
             self._end_message(pieces)
         self._held = ""
         return pieces

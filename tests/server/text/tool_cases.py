@@ -218,6 +218,7 @@ CASES: Final[list[Case]] = [
         "Hm.",
     ),
     Case(HARMONY, "goes on", "goes on", []),
+    Case(HARMONY, " t", " t", []),
 ]
 
 
