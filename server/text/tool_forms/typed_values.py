@@ -117,9 +117,8 @@ def resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any] | Non
     if not isinstance(reference, str):
         return schema
     kind, _, name = reference.removeprefix("#/").partition("/")
-    found = root.get(kind)
-    is_known = kind in ("$defs", "definitions") and isinstance(found, dict)
-    target = found.get(name) if is_known else None
+    found = root.get(kind) if kind in ("$defs", "definitions") else None
+    target = found.get(name) if isinstance(found, dict) else None
     # One step: what refers to something that refers again says nothing of its type.
     return target if isinstance(target, dict) and "$ref" not in target else None
 
