@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import chain
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, overload
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, overload
 
 from triolet.errors import invalid_request
 
@@ -53,6 +53,10 @@ class Barred(Enum):
     LATE = auto()  # it is not known yet: the row computes its token again
 
 
+PendingMask: TypeAlias = "Future[Mask | Barred] | Future[Mask | None]"
+"""What may come next, or is on its way; None for any token."""
+
+
 class Constraint(Protocol):
     """What one sequence's completion has to be."""
 
@@ -67,7 +71,7 @@ class Constraint(Protocol):
         be asked while a step runs."""
         ...
 
-    def begin(self, output_ids: Sequence[int]) -> Future[Mask | Barred]:
+    def begin(self, output_ids: Sequence[int]) -> PendingMask:
         """Begin to find out what may follow the completion so far. Asked again for the same tokens
         it goes on with what it has begun."""
         ...
@@ -109,7 +113,7 @@ def is_plain(params: SamplingParams, position: int) -> bool:
     """
     return (
         params.logprobs is None
-        and params.grammar is None
+        and not params.is_constrained
         and not params.has_penalties
         and not params.logit_bias
         and position >= params.min_tokens

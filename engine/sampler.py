@@ -27,13 +27,12 @@ from .philox import uniform
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from concurrent.futures import Future
 
     from torch import Tensor
 
     from triolet.sampling import SamplingParams
 
-    from .batch import Constraint, SampleSpec
+    from .batch import Constraint, PendingMask, SampleSpec
 
 UNHURRIED_S: Final = 10.0
 """How long masks are waited for where the caller names no bound."""
@@ -42,7 +41,7 @@ TOP_P_CANDIDATES: Final = 1024
 of 128k tokens costs 10 ms a row, and hardly any nucleus is larger than this."""
 
 
-def begin_masks(specs: Sequence[SampleSpec]) -> dict[int, Future[Mask | Barred]]:
+def begin_masks(specs: Sequence[SampleSpec]) -> dict[int, PendingMask]:
     """Begin to find out what may follow each row that has a constraint; by index."""
     return {
         index: spec.constraint.begin(spec.output_ids)
@@ -54,7 +53,7 @@ def begin_masks(specs: Sequence[SampleSpec]) -> dict[int, Future[Mask | Barred]]
 def sample(
     logits: Tensor,
     specs: Sequence[SampleSpec],
-    masks: dict[int, Future[Mask | Barred]] | None = None,
+    masks: dict[int, PendingMask] | None = None,
     wait_s: float = UNHURRIED_S,
     slow_wait_s: float = UNHURRIED_S,
 ) -> list[Sampled]:
@@ -99,7 +98,7 @@ def sample(
     ]
 
 
-def _mask_of(constraint: Constraint, begun: Future[Mask | Barred], give_up: float) -> Mask | Barred:
+def _mask_of(constraint: Constraint, begun: PendingMask, give_up: float) -> Mask | Barred | None:
     """Return a row's mask if it comes before `give_up`, by the monotonic clock."""
     try:
         return begun.result(max(0.0, give_up - time.monotonic()))

@@ -95,6 +95,7 @@ def server_arguments(config: ServerConfig) -> list[str]:
         *("--max-queued-requests", str(config.max_queued_requests)),
         *("--max-connections", str(config.max_connections)),
         *("--metrics-compat", config.metrics_compat),
+        *("--reasoning-parser", config.reasoning_parser.value),
         *("--local-prefill", config.routing.local_prefill.value),
         *("--max-local-tokens", str(config.routing.max_local_tokens)),
     ]

@@ -18,6 +18,7 @@ from triolet.config import (
     Dtype,
     EngineConfig,
     LinkConfig,
+    ReasoningParser,
     ServerConfig,
     ToolParser,
     WeightFormat,
@@ -130,6 +131,12 @@ StallTimeoutOption: TypeAlias = Annotated[
 TokenWindowOption: TypeAlias = Annotated[int, _http(help="Tokens a stream may run ahead.")]
 MetricsCompatOption: TypeAlias = Annotated[
     str, _http(help="Second names of metrics: vllm or none.")
+]
+DrainTimeoutOption: TypeAlias = Annotated[
+    float, _http(help="Seconds that streams may finish after SIGTERM.")
+]
+ReasoningParserOption: TypeAlias = Annotated[
+    ReasoningParser, _http(help="How the model's reasoning is told from its answer.")
 ]
 MaxPerAddressOption: TypeAlias = Annotated[
     int | None,
@@ -385,9 +392,7 @@ def server_options(
     tool_parser: ToolParserOption = _SERVER.tool_parser,
     token_window: TokenWindowOption = _SERVER.token_window,
     stall_timeout: StallTimeoutOption = _SERVER.stall_timeout_s,
-    drain_timeout: Annotated[
-        float, _http(help="Seconds that streams may finish after SIGTERM.")
-    ] = _SERVER.drain_timeout_s,
+    drain_timeout: DrainTimeoutOption = _SERVER.drain_timeout_s,
     max_queued_requests: Annotated[
         int, _http(min=0, help="Requests that wait.")
     ] = _SERVER.max_queued_requests,
@@ -404,6 +409,7 @@ def server_options(
     response_cache: ResponseCacheOption = "0",
     response_cache_ttl: ResponseCacheTtlOption = _SERVER.response_cache.ttl_s,
     metrics_compat: MetricsCompatOption = _SERVER.metrics_compat,
+    reasoning_parser: ReasoningParserOption = _SERVER.reasoning_parser,
 ) -> ServerConfig:
     """Return the front's settings; its model and workers are filled in by the command."""
     return ServerConfig(
@@ -426,6 +432,7 @@ def server_options(
         max_connections_per_address=max_connections_per_address,
         trusted_proxies=tuple(network for network in trusted_proxies.split(",") if network),
         metrics_compat=metrics_compat,
+        reasoning_parser=reasoning_parser,
         batches=BatchConfig(
             None if batch_dir is None else str(batch_dir.absolute()), concurrency=batch_concurrency
         ),

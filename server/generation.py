@@ -159,6 +159,8 @@ class Usage:
       cached_tokens: prompt tokens whose KV was already there.
       queue_s: from submission to dispatch.
       ttft_s: from submission to the first token, None if there was none.
+      reasoning_tokens: completion tokens before the answer, markers not counted; None where the
+        model does not reason.
     """
 
     prompt_tokens: int
@@ -166,6 +168,7 @@ class Usage:
     cached_tokens: int = 0
     queue_s: float = 0.0
     ttft_s: float | None = None
+    reasoning_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -258,6 +258,7 @@ def _load_text(config: ServerConfig) -> TextModel:
         tokenize_timeout_s=config.tokenize_timeout_s,
         tool_parser=config.tool_parser,
         turns=config.turns,
+        reasoning_parser=config.reasoning_parser,
     )
 
 

@@ -43,6 +43,16 @@ class Dtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class ReasoningParser(StrEnum):
+    """How a model writes its reasoning."""
+
+    AUTO = "auto"  # as the tokenizer's markers say
+    NONE = "none"  # all is text
+    QWEN3 = "qwen3"  # <think>…</think>, opened by the prompt or by the completion's first token
+    DEEPSEEK_R1 = "deepseek_r1"  # the same; a completion begins within it, whatever the prompt says
+    HARMONY = "harmony"  # channels of gpt-oss
+
+
 class WeightFormat(StrEnum):
     """What weights are kept in."""
 
@@ -421,6 +431,9 @@ class ServerConfig:
     """`n`: answers to one prompt."""
     max_prompts: int = 32
     """Prompts in one request for completions; with `max_choices` at most 256 sequences."""
+    reasoning_parser: ReasoningParser = ReasoningParser.AUTO
+    """How the model's reasoning is told from its answer. Found by the tokenizer's markers unless it
+    is named: `none` shows all as text."""
     metrics_compat: str = "vllm"
     """Whose names the metrics also go by, so that existing dashboards work; `none` for nobody's."""
     idle_connection_s: float = 75.0 * SECONDS

@@ -41,11 +41,14 @@ def total_usage(usages: Sequence[Usage], per_prompt: int) -> dict[str, Any]:
     prompts = usages[::per_prompt]
     prompt_tokens = sum(usage.prompt_tokens for usage in prompts)
     completion_tokens = sum(usage.completion_tokens for usage in usages)
+    reasoning = [n for usage in usages if (n := usage.reasoning_tokens) is not None]
+    details = {"completion_tokens_details": {"reasoning_tokens": sum(reasoning)}}
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in prompts)},
+        **(details if reasoning else {}),
     }
 
 

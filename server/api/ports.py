@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..jobs.storage import Storage
     from ..quotas.quotas import Quotas
     from ..sibling_answer import SiblingAnswer
+    from ..text.reasoning import Reasoner
     from ..text.tokenizer import ChatPrompt
     from ..text.tool_calls import ToolForm
 
@@ -247,6 +248,11 @@ class TextPort(Protocol):
     @property
     def tool_form(self) -> ToolForm:
         """How the model writes calls of tools."""
+        ...
+
+    @property
+    def reasoner(self) -> Reasoner | None:
+        """How the model reasons; None if it does not."""
         ...
 
     @property

@@ -1,7 +1,4 @@
-"""Chat completions with tools: calls taken out of the text, whole or as chunks of a stream.
-
-Pure: knows the schema and how calls are found; knows no sockets and no grammar.
-"""
+"""Chat completions with reasoning or tools: both taken out of the text, whole or as chunks."""
 
 from __future__ import annotations
 
@@ -11,14 +8,16 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ..generation import FinishReason
-from ..text.tool_calls import Arguments, CallBegins, Text
+from ..text.tool_calls import Arguments, CallBegins, Reasoning, Text
 from .chunks import ChatChunks
 from .logprobs import chat_logprobs
+from .pieces import reader_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ..generation import Delta, Finished
+    from ..text.reasoning import Thinking
     from ..text.tool_calls import Piece, PieceReader, ToolForm
     from .answers import Answer
     from .chunks import Envelope
@@ -37,16 +36,21 @@ def reason_of(reason: FinishReason, num_calls: int) -> str:
     return TOOL_CALLS if num_calls and reason is FinishReason.STOP else str(reason)
 
 
-def whole_message(answer: Answer, form: ToolForm) -> tuple[dict[str, Any], int]:
-    """Return a message whose calls are taken out of its text, and how many there are.
+def whole_message(
+    answer: Answer, form: ToolForm | None, thinking: Thinking | None = None
+) -> tuple[dict[str, Any], int]:
+    """Return a message whose reasoning and calls are taken out of its text, and how many calls
+    there are.
 
     The arguments of a call that was cut are what there is of them, as in OpenAI's answers.
     """
-    reader = form.reader()
-    content = ""
+    reader = reader_of(form, thinking)
+    content = reasoning = ""
     calls: list[dict[str, Any]] = []
     for piece in reader.push(answer.text) + reader.finish(is_cut=answer.finished.is_cut):
         match piece:
+            case Reasoning():
+                reasoning += piece.text
             case Text():
                 content += piece.text
             case CallBegins():
@@ -54,6 +58,8 @@ def whole_message(answer: Answer, form: ToolForm) -> tuple[dict[str, Any], int]:
             case Arguments():
                 calls[piece.index]["function"]["arguments"] += piece.text
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if reasoning:
+        message["reasoning_content"] = reasoning
     if calls:
         message["content"] = content or None
         message["tool_calls"] = calls
@@ -66,17 +72,21 @@ def _call(piece: CallBegins) -> dict[str, Any]:
 
 
 class ToolChunks:
-    """Chunks of chat completions in which tools may be called (see ChunkWriter).
+    """Chunks of chat completions in which the model may reason and call tools (see ChunkWriter).
 
     Args:
       envelope: what surrounds them.
-      form: how calls are written.
+      form: how calls are written; None if there are none.
+      thinking: how reasoning is written; None if there is none.
     """
 
-    def __init__(self, envelope: Envelope, form: ToolForm) -> None:
+    def __init__(
+        self, envelope: Envelope, form: ToolForm | None, thinking: Thinking | None = None
+    ) -> None:
         self.envelope = envelope
         self._plain = ChatChunks(envelope)
         self._form = form
+        self._thinking = thinking
         self._readers: dict[int, PieceReader] = {}
 
     def first(self, index: int) -> bytes:
@@ -117,7 +127,7 @@ class ToolChunks:
 
     def _reader(self, index: int) -> PieceReader:
         if index not in self._readers:
-            self._readers[index] = self._form.reader()
+            self._readers[index] = reader_of(self._form, self._thinking)
         return self._readers[index]
 
 
@@ -128,6 +138,8 @@ def _contents(pieces: Iterable[Piece]) -> Sequence[dict[str, Any]]:
         match piece:
             case Text():
                 contents.append({"content": piece.text})
+            case Reasoning():
+                contents.append({"reasoning_content": piece.text})
             case CallBegins():
                 contents.append({"tool_calls": [{"index": piece.index, **_call(piece)}]})
             case Arguments():

@@ -99,7 +99,9 @@ class Relay:
         if request.markers:
             self._stream = _MarkedText(self._stream, request.markers)
         self._stop = StopMatcher(request.stop, include_stop=request.include_stop)
+        self._reasoning = request.sampling.reasoning
         self._watch = None if request.watch is None else request.watch()
+        self._watches_reasoning = self._reasoning is not None and self._reasoning.is_in_grammar
         can_end = bool(request.stop) or self._watch is not None
         self._is_plain = not can_end and request.sampling.logprobs is None
 
@@ -118,9 +120,10 @@ class Relay:
             self.mailbox.put(Put(self._stream.push(row.token_id), (row.token_id,), ()), now)
             return None
         is_shown = not is_end or self._request.include_stop
-        scan = self._stop.push(self._stream.push(row.token_id) if is_shown else "")
+        is_watched = self._watches_reasoning or not self._is_thinking()
+        scan = self._scan(self._stream.push(row.token_id) if is_shown else "")
         end = None if scan.matched is None else RelayEnd(FinishReason.STOP, scan.matched)
-        if end is None and self._watch is not None and self._watch.push(scan.text):
+        if end is None and self._watch is not None and is_watched and self._watch.push(scan.text):
             end = RelayEnd(FinishReason.STOP)
         if end is None and (is_end or len(self.token_ids) >= sampling.max_tokens):
             end, scan = self._end(scan, FinishReason.STOP if is_end else FinishReason.LENGTH)
@@ -136,11 +139,26 @@ class Relay:
 
     def _end(self, scan: Scan, reason: FinishReason) -> tuple[RelayEnd, Scan]:
         """Show what was held back: half a character, or what might have become a stop string."""
-        last = self._stop.push(self._stream.flush())
+        last = self._scan(self._stream.flush())
         if last.matched is not None:
             reason = FinishReason.STOP
         text = scan.text + last.text + self._stop.flush()
         return RelayEnd(reason, last.matched), Scan(text, last.matched)
+
+    def _scan(self, text: str) -> Scan:
+        """Look for a stop string, for which only the answer is searched."""
+        if self._reasoning is None or not self._is_thinking():
+            return self._stop.push(text)
+        if self._reasoning.closes(self.token_ids):
+            self._reasoning = None
+        return Scan(text, None)
+
+    def _is_thinking(self) -> bool:
+        """Whether the last token is reasoning, or a marker of it."""
+        reasoning = self._reasoning
+        if reasoning is not None and not reasoning.begins_with(self.token_ids):
+            reasoning = self._reasoning = None
+        return reasoning is not None
 
     def _scores(self, row: TokenRow) -> tuple[Scores, ...]:
         if self._request.sampling.logprobs is None or row.logprob is None:

@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import trio
 from tokenizers import AddedToken, Tokenizer
 
-from triolet.config import ToolParser
+from triolet.config import ReasoningParser, ToolParser
 from triolet.config_queue import TurnsConfig
 from triolet.errors import RequestError, invalid_request, overloaded
 
 from ..threads import FairLimiter, in_thread
 from .detokenizer import Detokenizer
 from .model_files import read_text_files
+from .reasoning import find_reasoner
 from .special_tokens import SpecialTokenGuard
 from .template import ChatTemplate
-from .tool_forms.table import form_of
+from .tool_forms.table import HARMONY, form_of
 from .vocabulary import TokenText, Vocabulary
 
 if TYPE_CHECKING:
@@ -71,11 +72,13 @@ class TextModel:
       tokenize_timeout_s: how long a request may wait for its text.
       tool_parser: how the model writes calls of tools.
       turns: bounds of the lines for the threads.
+      reasoning_parser: how the model's reasoning is told apart.
 
     Attributes:
       eos_token_ids: every id that ends a sequence.
       max_model_len: positions that the model was made for.
       tool_form: how the model writes calls of tools.
+      reasoner: how the model reasons; None if it does not.
       tool_tokens: ids of the markers of that form that are single tokens.
       tool_markers: special tokens among them, and how the text of an answer shows each.
       vocab_size: ids that the tokenizer knows are below this.
@@ -90,12 +93,19 @@ class TextModel:
         tokenize_timeout_s: float,
         tool_parser: ToolParser = ToolParser.AUTO,
         turns: TurnsConfig = TurnsConfig(),  # noqa: B008 (frozen)
+        reasoning_parser: ReasoningParser = ReasoningParser.AUTO,
     ) -> None:
         self.eos_token_ids = files.eos_token_ids
         self.max_model_len = files.max_model_len
         added = files.tokenizer.get_added_tokens_decoder()
         self.tool_form = form_of(
             files.chat_templates.values(), (token.content for token in added.values()), tool_parser
+        )
+        self.reasoner = find_reasoner(
+            reasoning_parser,
+            files.tokenizer,
+            files.chat_templates,
+            is_harmony=self.tool_form is HARMONY,
         )
         self.vocab_size = files.tokenizer.get_vocab_size(with_added_tokens=True)
         self._tokenizer = files.tokenizer
@@ -131,11 +141,12 @@ class TextModel:
         tokenize_timeout_s: float = 10.0,
         tool_parser: ToolParser = ToolParser.AUTO,
         turns: TurnsConfig = TurnsConfig(),  # noqa: B008 (frozen)
+        reasoning_parser: ReasoningParser = ReasoningParser.AUTO,
     ) -> TextModel:
         """Read a model directory.
 
         Raises:
-          ModelError: a file is missing or broken.
+          ModelError: a file is missing or broken, or lacks a marker of the reasoning.
         """
         return cls(
             read_text_files(model_dir),
@@ -143,6 +154,7 @@ class TextModel:
             tokenize_timeout_s=tokenize_timeout_s,
             tool_parser=tool_parser,
             turns=turns,
+            reasoning_parser=reasoning_parser,
         )
 
     async def encode(

@@ -9,6 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from server.text.model_files import TextFiles
 from server.text.tokenizer import TextModel
 from server.text.vocabulary import _byte_level_alphabet
+from triolet.config import ReasoningParser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,11 +21,12 @@ TEMPLATE = (
 )
 
 
-def tiny_tokenizer(specials: Sequence[str] = ()) -> Tokenizer:
+def tiny_tokenizer(specials: Sequence[str] = (), markers: Sequence[str] = ()) -> Tokenizer:
     """Return a tokenizer without merges: token i below 256 is byte i.
 
     Args:
       specials: further special tokens.
+      markers: further tokens that are not special.
     """
     of_byte = {raw[0]: char for char, raw in _byte_level_alphabet().items()}
     vocabulary = {of_byte[byte]: byte for byte in range(256)}
@@ -36,6 +38,7 @@ def tiny_tokenizer(specials: Sequence[str] = ()) -> Tokenizer:
         for content in (BOS, EOS, PAD, *specials)
     ]
     tokenizer.add_special_tokens(added)
+    tokenizer.add_tokens([AddedToken(content, normalized=False) for content in markers])
     return tokenizer
 
 
@@ -49,15 +52,20 @@ def tiny_text(
     tokenize_threads: int = 1,
     tokenize_timeout_s: float = 10.0,
     specials: Sequence[str] = (),
+    markers: Sequence[str] = (),
+    reasoning_parser: ReasoningParser = ReasoningParser.AUTO,
 ) -> TextModel:
-    """Return a text model whose tokens are bytes, and those of `specials`."""
+    """Return a text model whose tokens are bytes, and those of `specials` and `markers`."""
     files = TextFiles(
-        tokenizer=tiny_tokenizer(specials),
+        tokenizer=tiny_tokenizer(specials, markers),
         eos_token_ids=(EOS_ID,),
         max_model_len=max_model_len,
         special_tokens={"bos_token": BOS, "eos_token": EOS},
         chat_templates={"default": template} if template else {},
     )
     return TextModel(
-        files, tokenize_threads=tokenize_threads, tokenize_timeout_s=tokenize_timeout_s
+        files,
+        tokenize_threads=tokenize_threads,
+        tokenize_timeout_s=tokenize_timeout_s,
+        reasoning_parser=reasoning_parser,
     )

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from server.embedding import EmbeddingRequest
     from server.generation import Event, GenerationRequest
     from server.quotas.quotas import Quotas
+    from server.text.reasoning import Reasoner
     from server.text.tool_calls import ToolForm
     from triolet.sampling import Grammar
     from triolet.service_class import Claim
@@ -358,6 +359,7 @@ class FakeText:
 
     vocab_size = 256
     tool_form: ToolForm = HERMES
+    reasoner: Reasoner | None = None
     tool_tokens: Mapping[str, int] = MappingProxyType({})
     tool_markers: Mapping[int, str] = MappingProxyType({})
     does_show_tools = True
