@@ -249,6 +249,7 @@ _HEAD: Final = re.compile(
     r'\{\s*"name"\s*:\s*"([A-Za-z0-9_.-]{1,64})"\s*,\s*"(?:arguments|parameters)"\s*:\s*'
 )
 _BEGUN_OBJECT: Final = re.compile(r'\{\s*("(?P<key>[a-z]*)(?P<end>")?)?')
+_SECOND_KEY: Final = re.compile(r'\{\s*"name"\s*:\s*"(?:[^"\\]|\\.)*"\s*,\s*"([^"]*)"')
 _CALL_KEYS: Final = ("name", "arguments", "parameters", "type", "id", "function")
 _NAMED_HEAD: Final = re.compile(
     r"([A-Za-z0-9_.-]{1,64})\s*(?:\[CALL_ID\]\s*[A-Za-z0-9_-]{0,64}\s*)?(?:\[ARGS\]\s*)?(?=\{)"
@@ -375,7 +376,7 @@ class JsonCallReader:
             self._held = begin[found.end() :]
             self._begin_call(found[1], pieces)
             return True
-        if not _may_be_call(begin):
+        if not _may_be_call(begin) or (not self._form.openings and _is_other_object(begin)):
             return self._is_text(pieces)
         if not self._scanned:
             self._opened += self._held[: len(self._held) - len(begin)]
@@ -386,7 +387,7 @@ class JsonCallReader:
     def _take_object(self, pieces: list[Piece]) -> bool:
         """Take an object whose name does not come first."""
         body = self._held[: self._scanned]
-        call = _parsed_call(body)
+        call = _parsed_call(body, needs_arguments=not self._form.openings)
         if call is None:
             return self._is_text(pieces)
         name, arguments = call
@@ -486,13 +487,21 @@ def _may_be_call(begin: str) -> bool:
     return len(begin) == found.end() and any(known.startswith(key) for known in _CALL_KEYS)
 
 
-def _parsed_call(body: str) -> tuple[str, str] | None:
+def _is_other_object(begin: str) -> bool:
+    """Whether an object with a name that stands alone is an answer in JSON, by its second key."""
+    found = _SECOND_KEY.match(begin)
+    return found is not None and found[1] not in _CALL_KEYS
+
+
+def _parsed_call(body: str, *, needs_arguments: bool) -> tuple[str, str] | None:
     """Return name and arguments of a call, whatever the order of its keys; None if it is none."""
     try:
         call = json.loads(body, parse_constant=no_constant)
         if isinstance(call, dict) and isinstance(call.get("function"), dict):
             call = call["function"]
         if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            return None
+        if needs_arguments and not call.keys() & {"arguments", "parameters"}:
             return None
         return call["name"], written(call.get("arguments", call.get("parameters", {})))
     except (ValueError, RecursionError):
