@@ -125,6 +125,9 @@ ToolParserOption: TypeAlias = Annotated[
     ToolParser, _http(help="How the model's calls of tools are told from its text.")
 ]
 MaxConnectionsOption: TypeAlias = Annotated[int, _http(min=1, help="Client connections.")]
+StallTimeoutOption: TypeAlias = Annotated[
+    float, _http(help="Seconds after which a client that reads nothing is cut off.")
+]
 TokenWindowOption: TypeAlias = Annotated[int, _http(help="Tokens a stream may run ahead.")]
 MetricsCompatOption: TypeAlias = Annotated[
     str, _http(help="Second names of metrics: vllm or none.")

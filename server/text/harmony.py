@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from .reasoning import marked
 from .tool_calls import (
-    NAME,
     Arguments,
     CallBegins,
     Reasoning,
@@ -38,10 +37,14 @@ RETURN: Final = "<|return|>"
 
 _MARKERS: Final = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
 _EDGE: Final = marked("")[0]
-_WORDS: Final = "|".join(re.escape(marker) for marker in _MARKERS)
-_MARKER: Final = re.compile(f"({_EDGE}?)({_WORDS}){_EDGE}?")
+_MARKER: Final = re.compile(
+    "(\udc00?)(<\\|(?:start|channel|constrain|message|end|call|return)\\|>)\udc00?"
+)
+"""A marker, with the edges that `marked` gives it if it is a token."""
+_LONGEST: Final = max(map(len, _MARKERS)) + 2
+"""Characters of a marker with its edges."""
 _BEGUN: Final = (*_MARKERS, *(marked(marker)[:-1] for marker in _MARKERS))
-_RECIPIENT: Final = re.compile(rf"\bto=(?:functions\.)?({NAME})")
+_RECIPIENT: Final = re.compile(r"\bto=(?:functions\.)?([A-Za-z0-9_.-]{1,64})")
 _ANALYSIS: Final = "analysis"
 
 
@@ -112,7 +115,10 @@ class HarmonyReader:
             self._held = self._held[found.end() :]
             if not is_quoted:
                 self._mark(found[2], pieces)
-        kept = max(overlap(self._held, begun) for begun in _BEGUN)
+        tail = self._held[-_LONGEST:]
+        kept = 0
+        if "<" in tail or _EDGE in tail:
+            kept = max(overlap(tail, begun) for begun in _BEGUN)
         self._take(self._held[: len(self._held) - kept], pieces)
         self._held = self._held[len(self._held) - kept :]
         return pieces
@@ -122,6 +128,8 @@ class HarmonyReader:
         pieces: list[Piece] = []
         if not is_cut:
             self._take(self._held, pieces)
+            if self._header and not self._is_begun:
+                pieces.append(Text(self._header))
             self._end_message(pieces)
         self._held = ""
         return pieces

@@ -213,17 +213,17 @@ class JsonForm:
         more = "" if rules.is_single else f" ({json.dumps(self.between)} body)*"
         closing = f" {rules.marker(self.closing)}" if self.closing else ""
         if self.is_list:
-            inner, is_repeated = f'" "? "[" body{more} "]"{closing}', False
+            inner = f'" "? "[" body{more} "]"{closing}'
         elif self.name_end:
-            inner, is_repeated = "body", True
+            inner = "body"
         else:
-            inner, is_repeated = f'"\\n" body "\\n"{closing}', True
+            inner = f'"\\n" body "\\n"{closing}'
         opening = self.openings[0]
         if not rules.is_forced:
-            times = "*" if is_repeated and not rules.is_single else "?"
+            times = "?" if rules.is_single else "*"
             return [f"start: call{times} TEXT", f"call: opened {inner}", *rules.opened(opening)]
         again = f" ({json.dumps(self.between)} call)*" if self.between else " call*"
-        many = again if is_repeated and not rules.is_single else ""
+        many = "" if rules.is_single or self.is_list else again
         return [f"start: call{many}", f"call: {rules.marker(opening)} {inner}"]
 
 
@@ -245,15 +245,17 @@ PHI: Final = JsonForm(
 )
 """Phi-4-mini; `functools` is what it writes without its special tokens."""
 
-NAME: Final = "[A-Za-z0-9_.-]{1,64}"
-_HEAD: Final = re.compile(rf'\{{\s*"name"\s*:\s*"({NAME})"\s*,\s*"(?:arguments|parameters)"\s*:\s*')
+_HEAD: Final = re.compile(
+    r'\{\s*"name"\s*:\s*"([A-Za-z0-9_.-]{1,64})"\s*,\s*"(?:arguments|parameters)"\s*:\s*'
+)
 _BEGUN_OBJECT: Final = re.compile(r'\{\s*("(?P<key>[a-z]*)(?P<end>")?)?')
+_SECOND_KEY: Final = re.compile(r'\{\s*"name"\s*:\s*"(?:[^"\\]|\\.)*"\s*,\s*"([^"]*)"')
 _CALL_KEYS: Final = ("name", "arguments", "parameters", "type", "id", "function")
 _NAMED_HEAD: Final = re.compile(
-    rf"({NAME})\s*(?:\[CALL_ID\]\s*[A-Za-z0-9_-]{{0,64}}\s*)?(?:\[ARGS\]\s*)?(?=\{{)"
+    r"([A-Za-z0-9_.-]{1,64})\s*(?:\[CALL_ID\]\s*[A-Za-z0-9_-]{0,64}\s*)?(?:\[ARGS\]\s*)?(?=\{)"
 )
 _BEGUN_NAME: Final = re.compile(
-    rf"{NAME}\s*(\[[A-Z_]{{0,7}}(\][^\[\]{{]{{0,70}}(\[[A-Z]{{0,4}}\]?)?)?\s*)?"
+    r"[A-Za-z0-9_.-]{1,64}\s*(\[[A-Z_]{0,7}(\][^\[\]{]{0,70}(\[[A-Z]{0,4}\]?)?)?\s*)?"
 )
 
 
@@ -374,7 +376,7 @@ class JsonCallReader:
             self._held = begin[found.end() :]
             self._begin_call(found[1], pieces)
             return True
-        if not _may_be_call(begin):
+        if not _may_be_call(begin) or (not self._form.openings and _is_other_object(begin)):
             return self._is_text(pieces)
         if not self._scanned:
             self._opened += self._held[: len(self._held) - len(begin)]
@@ -385,7 +387,7 @@ class JsonCallReader:
     def _take_object(self, pieces: list[Piece]) -> bool:
         """Take an object whose name does not come first."""
         body = self._held[: self._scanned]
-        call = _parsed_call(body)
+        call = _parsed_call(body, needs_arguments=not self._form.openings)
         if call is None:
             return self._is_text(pieces)
         name, arguments = call
@@ -485,21 +487,29 @@ def _may_be_call(begin: str) -> bool:
     return len(begin) == found.end() and any(known.startswith(key) for known in _CALL_KEYS)
 
 
-def _parsed_call(body: str) -> tuple[str, str] | None:
+def _is_other_object(begin: str) -> bool:
+    """Whether an object with a name that stands alone is an answer in JSON, by its second key."""
+    found = _SECOND_KEY.match(begin)
+    return found is not None and found[1] not in _CALL_KEYS
+
+
+def _parsed_call(body: str, *, needs_arguments: bool) -> tuple[str, str] | None:
     """Return name and arguments of a call, whatever the order of its keys; None if it is none."""
     try:
-        call = json.loads(body, parse_constant=_no_constant)
+        call = json.loads(body, parse_constant=no_constant)
+        if isinstance(call, dict) and isinstance(call.get("function"), dict):
+            call = call["function"]
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            return None
+        if needs_arguments and not call.keys() & {"arguments", "parameters"}:
+            return None
+        return call["name"], written(call.get("arguments", call.get("parameters", {})))
     except (ValueError, RecursionError):
         return None
-    if isinstance(call, dict) and isinstance(call.get("function"), dict):
-        call = call["function"]
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        return None
-    arguments = call.get("arguments", call.get("parameters", {}))
-    return call["name"], written(arguments)
 
 
-def _no_constant(name: str) -> None:
+def no_constant(name: str) -> None:
+    """Refuse what Python takes for JSON beyond JSON: infinities and NaN."""
     raise ValueError(f"{name} is no JSON")
 
 
@@ -565,7 +575,7 @@ def first_of(text: str, words: Sequence[str]) -> tuple[int, str]:
 
 def overlap(text: str, word: str) -> int:
     """Return how many characters at the end of a text may be the beginning of a word."""
-    for length in range(min(len(text), len(word) - 1), 0, -1):
-        if text.endswith(word[:length]):
-            return length
-    return 0
+    begin = text.find(word[0], max(0, len(text) - len(word) + 1))
+    while begin >= 0 and not word.startswith(text[begin:]):
+        begin = text.find(word[0], begin + 1)
+    return len(text) - begin if begin >= 0 else 0

@@ -35,8 +35,8 @@ START: Final = "<|python_start|>"
 END: Final = "<|python_end|>"
 """Llama 4 writes them around the list."""
 
-_CALL: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_.-]{0,63})\(\s*(?=[A-Za-z_]\w*\s*=[^=]|\))")
-_BEGUN_CALL: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}(\(\s*([A-Za-z_]\w*\s*=?)?)?")
+_CALL: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})\(\s*(?=[A-Za-z_]\w*\s*=[^=]|\))")
+_BEGUN_CALL: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}(\(\s*([A-Za-z_]\w*\s*=?)?)?")
 _NEXT_ARGUMENT: Final = re.compile(r"[,)]")
 _ARGUMENT: Final = re.compile(r"([A-Za-z_]\w*)\s*=\s*")
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import warnings
 from typing import TYPE_CHECKING, Any, Final
 
-from ..tool_calls import written
+from ..tool_calls import no_constant, written
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,17 +16,24 @@ if TYPE_CHECKING:
 _NAMES: Final = {"true": True, "false": False, "null": None}
 """JSON's names, which models write into Python."""
 _UNLIMITED: Final[frozenset[str]] = frozenset()
+MAX_LITERAL_CHARS: Final = 16 * 1024
+"""Of a literal that is no string. A model may write anything there, and the parser takes up to 3 s
+for a megabyte of operators."""
+_STRING: Final = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 MAX_DEPTH: Final = 4
 """Choices within choices that types are looked for in: a schema may refer to itself."""
 
 
 def python_json(source: str) -> str | None:
     """Return a Python literal as JSON; None if the source is no literal that JSON can hold."""
+    source = source.strip()
+    if len(source) > MAX_LITERAL_CHARS and not _STRING.fullmatch(source):
+        return None
     try:
         with warnings.catch_warnings():
             # Of unknown escapes in strings, which stand for themselves.
             warnings.simplefilter("ignore")
-            tree = ast.parse(source.strip(), mode="eval")
+            tree = ast.parse(source, mode="eval")
         return written(_plain(tree.body))
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
@@ -72,14 +80,10 @@ def bare_json(text: str, schema: Mapping[str, Any] | None, root: Mapping[str, An
 def is_json(text: str) -> bool:
     """Whether a text is JSON."""
     try:
-        json.loads(text, parse_constant=_refuse)
+        json.loads(text, parse_constant=no_constant)
     except (ValueError, RecursionError):
         return False
     return True
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
 
 
 def types_of(
@@ -113,9 +117,8 @@ def resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any] | Non
     if not isinstance(reference, str):
         return schema
     kind, _, name = reference.removeprefix("#/").partition("/")
-    found = root.get(kind)
-    is_known = kind in ("$defs", "definitions") and isinstance(found, dict)
-    target = found.get(name) if is_known else None
+    found = root.get(kind) if kind in ("$defs", "definitions") else None
+    target = found.get(name) if isinstance(found, dict) else None
     # One step: what refers to something that refers again says nothing of its type.
     return target if isinstance(target, dict) and "$ref" not in target else None
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from ..tool_calls import (
     ANY_TEXT,
-    NAME,
     Arguments,
     CallBegins,
     Text,
@@ -33,8 +32,8 @@ FUNCTION_END: Final = "</function>"
 PARAMETER: Final = "<parameter="
 PARAMETER_END: Final = "</parameter>"
 
-_FUNCTION: Final = re.compile(rf"<function=({NAME})>")
-_BEGUN_FUNCTION: Final = re.compile(rf"<function=(?:{NAME})?")
+_FUNCTION: Final = re.compile(r"<function=([A-Za-z0-9_.-]{1,64})>")
+_BEGUN_FUNCTION: Final = re.compile(r"<function=[A-Za-z0-9_.-]{0,64}")
 _PARAMETER: Final = re.compile(r"<parameter=([^>\n]{1,256})>\n?")
 _BEGUN_PARAMETER: Final = re.compile(r"<parameter=[^>\n]{0,256}")
 _ENDINGS: Final = (

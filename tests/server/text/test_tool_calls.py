@@ -19,6 +19,7 @@ from server.text.tool_calls import (
 )
 from server.text.tool_forms.repeats import OnceEach
 from server.text.tool_forms.table import HARMONY, PYTHONIC, QWEN3_CODER, form_of
+from server.text.tool_forms.typed_values import MAX_LITERAL_CHARS, python_json
 from triolet.config import ToolParser
 
 from .tool_cases import CASES, Case, hermes, joined, read
@@ -54,7 +55,7 @@ def test_a_call_that_is_cut_is_never_text(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_read_at_once_is_what_is_read_by_the_character(case: Case) -> None:
-    for end in range(0, len(case.text), 3):
+    for end in range(0, len(case.text), 11):
         text = case.text[:end]
         assert read(case, [text], is_cut=True) == read(case, list(text), is_cut=True)
         assert read(case, [text]) == read(case, list(text))
@@ -140,6 +141,26 @@ def test_a_form_that_is_named_goes_before_what_the_template_says() -> None:
     assert form_of(template, ["[TOOL_CALLS]", "[ARGS]"], ToolParser.MISTRAL) is MISTRAL_NAMED
     named = {parser: form_of(template, (), parser) for parser in ToolParser}
     assert len(set(map(id, named.values()))) == len(ToolParser) - 1
+
+
+@pytest.mark.parametrize(
+    ("source", "value"),
+    [
+        ("['a', 'b\\n', \"c'\"]", ["a", "b\n", "c'"]),
+        ("{'x': (1, -2.5, None), 'y': {}}", {"x": [1, -2.5, None], "y": {}}),
+        ("repr" + "'" * 3, None),
+        ("1 < 2", None),
+        ("{1: 2}", None),
+        ("1e999", None),
+        ("[" * 500, None),
+        ("-" * 100_000 + "1", None),
+        ("1<" * MAX_LITERAL_CHARS + "1", None),
+        ("'" + "a" * 2 * MAX_LITERAL_CHARS + "'", "a" * 2 * MAX_LITERAL_CHARS),
+    ],
+)
+def test_a_literal_is_json_and_an_expression_is_not(source: str, value: object) -> None:
+    found = python_json(source)
+    assert (None if found is None else json.loads(found)) == value
 
 
 def test_half_of_a_surrogate_pair_in_arguments_is_escaped() -> None:

@@ -112,6 +112,8 @@ CASES: Final[list[Case]] = [
     ),
     Case(LLAMA, 'Hello {"name": "f"}', 'Hello {"name": "f"}', []),
     Case(LLAMA, '{"not": "a call"}', '{"not": "a call"}', []),
+    Case(LLAMA, '{"name": "Ann", "age": 3}', '{"name": "Ann", "age": 3}', []),
+    Case(LLAMA, '{"name": "Ann"}', '{"name": "Ann"}', []),
     Case(MISTRAL, "[TOOL_CALLS] " + listed(*F_AND_G), "", F_AND_G),
     Case(MISTRAL, "Wait.[TOOL_CALLS]" + listed(*F_AND_G) + " Bye", "Wait. Bye", F_AND_G),
     Case(
@@ -218,6 +220,7 @@ CASES: Final[list[Case]] = [
         "Hm.",
     ),
     Case(HARMONY, "goes on", "goes on", []),
+    Case(HARMONY, " t", " t", []),
 ]
 
 
