@@ -132,9 +132,6 @@ TokenWindowOption: TypeAlias = Annotated[int, _http(help="Tokens a stream may ru
 MetricsCompatOption: TypeAlias = Annotated[
     str, _http(help="Second names of metrics: vllm or none.")
 ]
-StallTimeoutOption: TypeAlias = Annotated[
-    float, _http(help="Seconds after which a client that reads nothing is cut off.")
-]
 DrainTimeoutOption: TypeAlias = Annotated[
     float, _http(help="Seconds that streams may finish after SIGTERM.")
 ]
