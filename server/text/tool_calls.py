@@ -323,10 +323,7 @@ class JsonCallReader:
                 return self._take_closing()
 
     def _take_text(self, pieces: list[Piece]) -> bool:
-        openings = self._form.openings
-        begin, opening = first_of(self._held, openings)
-        kept = 0 if opening else max((overlap(self._held, word) for word in openings), default=0)
-        shown = self._held[: len(self._held) - kept] if begin < 0 else self._held[:begin]
+        shown, opening = before_first(self._held, self._form.openings)
         # Blanks before a call, or between two, are no text; they are if text comes before them.
         if shown.strip() or (shown and self._has_text):
             pieces.append(Text(shown))
@@ -336,7 +333,7 @@ class JsonCallReader:
         if not opening:
             self._held = self._held[len(shown) :]
             return False
-        self._held = self._held[begin + len(opening) :]
+        self._held = self._held[len(shown) + len(opening) :]
         self._opened, self._is_list = opening, False
         self._state = _State.OPENED
         return True
@@ -571,6 +568,21 @@ def first_of(text: str, words: Sequence[str]) -> tuple[int, str]:
     """Return where the first of some words stands in a text, and which; -1 and none if nowhere."""
     found = [(place, word) for word in words if (place := text.find(word)) >= 0]
     return min(found, default=(-1, ""))
+
+
+def before_first(text: str, words: Sequence[str]) -> tuple[str, str]:
+    """Return what stands before the first of some words, and which word that is.
+
+    Without any of them, it is what stands before the beginning of one at the end of the text.
+    """
+    # Most texts are a token without the first character of any word.
+    words = [word for word in words if word[0] in text]
+    if not words:
+        return text, ""
+    begin, word = first_of(text, words)
+    if word:
+        return text[:begin], word
+    return text[: len(text) - max(overlap(text, word) for word in words)], ""
 
 
 def overlap(text: str, word: str) -> int:

@@ -15,6 +15,7 @@ from ..tool_calls import (
     Text,
     UnenforceableSchemaError,
     argument_json,
+    before_first,
     first_of,
     overlap,
 )
@@ -191,10 +192,7 @@ class XmlCallReader:
                 return self._take_after()
 
     def _take_text(self, pieces: list[Piece]) -> bool:
-        openings = (OPENING, FUNCTION)
-        begin, opening = first_of(self._held, openings)
-        kept = max(overlap(self._held, word) for word in openings)
-        shown = self._held[:begin] if opening else self._held[: len(self._held) - kept]
+        shown, opening = before_first(self._held, (OPENING, FUNCTION))
         # Blanks before a call, or between two, are no text; they are if text comes before them.
         if shown.strip() or (shown and self._has_text):
             pieces.append(Text(shown))
@@ -205,7 +203,7 @@ class XmlCallReader:
             self._held = self._held[len(shown) :]
             return False
         self._opened = OPENING if opening == OPENING else ""
-        self._held = self._held[begin + len(self._opened) :]
+        self._held = self._held[len(shown) + len(self._opened) :]
         self._state = _State.OPENED
         return True
 
