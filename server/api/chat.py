@@ -82,7 +82,9 @@ def _template_message(message: Message, history_field: str | None) -> dict[str, 
         ]
     if message.tool_call_id is not None:
         turn["tool_call_id"] = message.tool_call_id
-    if history_field is not None and message.reasoning:
+    # Harmony's templates refuse reasoning and text beside calls.
+    is_refused = history_field == "thinking" and message.tool_calls and message.content
+    if history_field is not None and message.reasoning and not is_refused:
         turn[history_field] = message.reasoning
     return turn
 

@@ -15,7 +15,7 @@ from triolet.config import ReasoningParser
 from triolet.errors import ModelError
 from triolet.sampling import ReasoningTokens
 
-from .tool_calls import Reasoning, overlap
+from .tool_calls import Arguments, Reasoning, Text, overlap
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -105,8 +105,8 @@ class ThinkReader:
         held, self._held = self._held, ""
         if self._state is _State.THINKING:
             return self._reasoning(held.rstrip())
-        pieces = self._answer.push(self._plain(held)) if held else []
-        return pieces + self._answer.finish(is_cut=is_cut)
+        pieces = self._answer.push(held) if held else []
+        return _unmarked(pieces + self._answer.finish(is_cut=is_cut))
 
     def _look_for_opening(self) -> None:
         # A marker behind anything else is none: so the tokens are read too (ReasoningTokens).
@@ -134,20 +134,23 @@ class ThinkReader:
         if not self._has_answer:
             self._held = self._held.lstrip("\n")
             self._has_answer = bool(self._held)
-        # What may be the first half of a marker waits for the other.
-        longest = max(overlap(self._held, word) for word in (self._opening, self._closing))
-        cut = len(self._held) - longest
-        text, self._held = self._plain(self._held[:cut]), self._held[cut:]
-        return self._answer.push(text) if text else []
+        text, self._held = self._held, ""
+        return _unmarked(self._answer.push(text)) if text else []
 
     def _reasoning(self, text: str) -> list[Piece]:
-        text = self._plain(text)
+        text = text.replace(_EDGE, "")
         self._has_reasoning |= bool(text)
         return [Reasoning(text)] if text else []
 
-    def _plain(self, text: str) -> str:
-        """Return a text with its marker tokens as people would read them."""
-        return text.replace(_EDGE, "")
+
+def _unmarked(pieces: list[Piece]) -> list[Piece]:
+    """Return an answer's pieces with marker tokens as people read them: here they mark nothing."""
+    return [
+        replace(piece, text=piece.text.replace(_EDGE, ""))
+        if isinstance(piece, Text | Arguments) and _EDGE in piece.text
+        else piece
+        for piece in pieces
+    ]
 
 
 class ReasoningPlan(NamedTuple):
@@ -239,6 +242,8 @@ class Reasoner:
           budget: most tokens of reasoning; None for no bound.
         """
         if self.reads_calls:
+            if continued is not None:
+                return None  # it is within its answer, which begins with no header
             least = None if budget is None else max(budget, HARMONY_HEADER_TOKENS)
             return ReasoningPlan(replace(self._tokens, budget=least), self._markers, None)
         tail = prompt[-TAIL_CHARS:].rstrip()

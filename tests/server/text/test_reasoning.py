@@ -10,7 +10,7 @@ from server.api.pieces import reader_of
 from server.fleet.relay import Relay, RelayEnd
 from server.generation import Delta, FinishReason, GenerationRequest
 from server.text.reasoning import THINK, Reasoner, ReasoningPlan, Thinking, marked
-from server.text.tool_calls import HERMES, Arguments, CallBegins, Piece, Reasoning, Text
+from server.text.tool_calls import HERMES, MISTRAL, Arguments, CallBegins, Piece, Reasoning, Text
 from tests.server.tiny_text import EOS_ID, TEMPLATE, tiny_text
 from transport.frames import TokenRow
 from triolet.config import ReasoningParser
@@ -88,6 +88,21 @@ def test_reasoning_is_told_apart_wherever_the_text_is_cut(
     assert read(list(text), is_open=is_open) == expected
     for cut in range(1, len(text)):
         assert read([text[:cut], text[cut:]], is_open=is_open) == expected, text[:cut]
+
+
+def test_a_marker_within_a_call_is_part_of_its_arguments() -> None:
+    call = f'[TOOL_CALLS][{{"name": "clock", "arguments": {{"x": "{OPEN}"}}}}]'
+    text = f"{OPEN}a{CLOSE}\n\n{call}"
+    for cut in range(len(text)):
+        reader = reader_of(MISTRAL, Thinking(THINK, is_open=False))
+        pieces = joined([*reader.push(text[:cut]), *reader.push(text[cut:]), *reader.finish()])
+        assert pieces == [Reasoning("a"), *CALLED], text[:cut]
+
+
+@pytest.mark.parametrize("cut", range(1, len(OPEN)))
+def test_a_marker_that_a_stop_string_cuts_leaves_text(cut: int) -> None:
+    pieces = read([f"{OPEN}a{CLOSE}b{OPEN[:cut]}"])
+    assert pieces == [Reasoning("a"), Text("b" + "<think>"[: cut - 1])]
 
 
 def test_no_more_is_held_back_than_may_become_a_marker() -> None:
