@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ..text.tokenizer import ChatPrompt
     from .answers import Answer
     from .ports import Services
-    from .tools import ToolPlan
 
 _ROLES = {"developer": "system"}
 """Templates were written before the name `developer` was."""
@@ -166,7 +165,12 @@ def is_reasoning_off(fields: ChatRequest) -> bool:
 
 
 def plan_reasoning(
-    fields: ChatRequest, prompt: ChatPrompt, reasoner: Reasoner | None, tools: ToolPlan
+    fields: ChatRequest,
+    prompt: ChatPrompt,
+    reasoner: Reasoner | None,
+    *,
+    has_call_grammar: bool,
+    has_answer_grammar: bool,
 ) -> ReasoningPlan | None:
     """Return what comes before the answer; None for nothing."""
     if reasoner is None:
@@ -174,10 +178,16 @@ def plan_reasoning(
     continued = fields.messages[-1].content or "" if fields.continue_final_message else None
     budget = 0 if is_reasoning_off(fields) else fields.thinking_token_budget
     plan = reasoner.plan(prompt, continued=continued, budget=budget)
-    if plan is None or tools.grammar is None or not reasoner.reads_calls:
+    if plan is None or not reasoner.reads_calls:
         return plan
-    # The grammar of calls has the reasoning before them.
-    return plan._replace(tokens=replace(plan.tokens, budget=None, is_in_grammar=True))
+    tokens = plan.tokens
+    if has_call_grammar:
+        # The grammar of calls has the reasoning before them.
+        tokens = replace(tokens, budget=None, is_in_grammar=True)
+    elif has_answer_grammar:
+        # Only a final message can have the form; the first closing begins one.
+        tokens = replace(tokens, closings=tokens.closings[:1])
+    return plan._replace(tokens=tokens)
 
 
 async def plan_chat(fields: ChatRequest, services: Services) -> Plan:
@@ -205,7 +215,13 @@ async def plan_chat(fields: ChatRequest, services: Services) -> Plan:
         logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
         grammar=grammar,
         tool_form=services.text.tool_form if reads_all and tools.form is None else tools.form,
-        reasoning=plan_reasoning(fields, prompt, reasoner, tools),
+        reasoning=plan_reasoning(
+            fields,
+            prompt,
+            reasoner,
+            has_call_grammar=tools.grammar is not None,
+            has_answer_grammar=grammar is not None,
+        ),
         watch=tools.watch,
     )
 

@@ -501,13 +501,16 @@ async def test_a_budget_ends_harmonys_analysis_but_not_a_demanded_call() -> None
     async with surface(fleet, text=text) as server:
         await server.post(CHAT, bounded)
         await server.post(CHAT, bounded | demanded)
-        free, called = (g.request.sampling.reasoning for g in fleet.generations)
+        await server.post(CHAT, bounded | {"response_format": {"type": "json_object"}})
+        free, called, formed = (g.request.sampling.reasoning for g in fleet.generations)
     assert free is not None
     assert called is not None
     assert (free.budget, free.is_in_grammar) == (40, False)
     forced = await text.decode(free.forced, skip_special_tokens=False)
     assert forced == "<|end|><|start|>assistant<|channel|>final<|message|>"
     assert (called.budget, called.is_in_grammar) == (None, True)
+    assert formed is not None
+    assert formed.closings == free.closings[:1], "a call cannot have the form"
 
 
 async def test_calls_that_reasoning_repeats_end_nothing() -> None:
