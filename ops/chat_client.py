@@ -6,7 +6,7 @@ import json
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypedDict
+from typing import TYPE_CHECKING, Final, NotRequired, TypedDict
 
 import httpx2
 
@@ -32,6 +32,13 @@ class Message(TypedDict):
 
     role: str
     content: str
+    reasoning_content: NotRequired[str]
+
+
+class Thought(str):
+    """A piece of an answer that is reasoning, and comes before the answer itself."""
+
+    __slots__ = ()
 
 
 class AnswerFailed(CommandFailed):
@@ -134,7 +141,7 @@ class ChatClient:
             ) from error
 
     def ask(self, model: str, messages: list[Message], times: AnswerTimes) -> Generator[str]:
-        """Yield the answer's text in pieces. Closing the iterator cancels the answer.
+        """Yield the answer in pieces, its reasoning as Thoughts. Closing the iterator cancels it.
 
         Args:
           model: its name.
@@ -164,10 +171,9 @@ class ChatClient:
                 data = line.removeprefix("data:").strip()
                 if data == DONE:
                     return
-                text = _take_chunk(data, times)
-                if text:
+                for piece in _take_chunk(data, times):
                     times.saw_text(time.monotonic())
-                    yield text
+                    yield piece
         raise CommandFailed("the server closed the stream in the middle of an answer")
 
     @contextmanager
@@ -184,21 +190,24 @@ class ChatClient:
             raise CommandFailed(f"lost the server at {self._url}: {cause}") from error
 
 
-def _take_chunk(data: str, times: AnswerTimes) -> str:
-    """Return the text of one chunk and note what else it says."""
+def _take_chunk(data: str, times: AnswerTimes) -> list[str]:
+    """Return the pieces in one chunk and note what else it says."""
     try:
         chunk = json.loads(data)
         if "error" in chunk:
             raise _failure(data.encode(), status=None)
         if chunk.get("usage"):
             times.tokens = int(chunk["usage"]["completion_tokens"])
-        text = ""
+        pieces: list[str] = []
         for choice in chunk["choices"]:
-            text += choice["delta"].get("content") or ""
+            delta = choice["delta"]
+            for name, kind in (("reasoning_content", Thought), ("content", str)):
+                if text := "" + (delta.get(name) or ""):
+                    pieces.append(kind(text))
             times.finish_reason = choice.get("finish_reason") or times.finish_reason
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise CommandFailed("the server sent something that is no chunk of an answer") from error
-    return text
+    return pieces
 
 
 def _failure(body: bytes, status: int | None) -> AnswerFailed:

@@ -18,7 +18,9 @@ from triolet.config import (
     Dtype,
     EngineConfig,
     LinkConfig,
+    ReasoningParser,
     ServerConfig,
+    ToolParser,
     WeightFormat,
     WorkerConfig,
 )
@@ -121,10 +123,22 @@ ModelNameOption: TypeAlias = Annotated[
 StrictOption: TypeAlias = Annotated[
     bool, _http("--strict-requests", help="Refuse parameters that are not known.")
 ]
+ToolParserOption: TypeAlias = Annotated[
+    ToolParser, _http(help="How the model's calls of tools are told from its text.")
+]
 MaxConnectionsOption: TypeAlias = Annotated[int, _http(min=1, help="Client connections.")]
+StallTimeoutOption: TypeAlias = Annotated[
+    float, _http(help="Seconds after which a client that reads nothing is cut off.")
+]
 TokenWindowOption: TypeAlias = Annotated[int, _http(help="Tokens a stream may run ahead.")]
 MetricsCompatOption: TypeAlias = Annotated[
     str, _http(help="Second names of metrics: vllm or none.")
+]
+DrainTimeoutOption: TypeAlias = Annotated[
+    float, _http(help="Seconds that streams may finish after SIGTERM.")
+]
+ReasoningParserOption: TypeAlias = Annotated[
+    ReasoningParser, _http(help="How the model's reasoning is told from its answer.")
 ]
 MaxPerAddressOption: TypeAlias = Annotated[
     int | None,
@@ -388,13 +402,10 @@ def server_options(
     spend_file: SpendFileOption = None,
     model_name: ModelNameOption = None,
     strict_requests: StrictOption = _SERVER.strict_requests,
+    tool_parser: ToolParserOption = _SERVER.tool_parser,
     token_window: TokenWindowOption = _SERVER.token_window,
-    stall_timeout: Annotated[
-        float, _http(help="Seconds after which a client that reads nothing is cut off.")
-    ] = _SERVER.stall_timeout_s,
-    drain_timeout: Annotated[
-        float, _http(help="Seconds that streams may finish after SIGTERM.")
-    ] = _SERVER.drain_timeout_s,
+    stall_timeout: StallTimeoutOption = _SERVER.stall_timeout_s,
+    drain_timeout: DrainTimeoutOption = _SERVER.drain_timeout_s,
     max_queued_requests: Annotated[
         int, _http(min=0, help="Requests that wait.")
     ] = _SERVER.max_queued_requests,
@@ -409,6 +420,7 @@ def server_options(
     response_cache: ResponseCacheOption = "0",
     response_cache_ttl: ResponseCacheTtlOption = _SERVER.response_cache.ttl_s,
     metrics_compat: MetricsCompatOption = _SERVER.metrics_compat,
+    reasoning_parser: ReasoningParserOption = _SERVER.reasoning_parser,
 ) -> ServerConfig:
     """Return the front's settings; its model and workers are filled in by the command."""
     return ServerConfig(
@@ -416,6 +428,7 @@ def server_options(
         model_name=_served_names(model_name)[0],
         model_aliases=_served_names(model_name)[1],
         strict_requests=strict_requests,
+        tool_parser=tool_parser,
         prefill_addresses=(),
         decode_addresses=(),
         host=host,
@@ -431,6 +444,7 @@ def server_options(
         trusted_proxies=tuple(network for network in trusted_proxies.split(",") if network),
         allow_origins=tuple(dict.fromkeys(allow_origin or ())),
         metrics_compat=metrics_compat,
+        reasoning_parser=reasoning_parser,
         batches=BatchConfig(
             None if batch_dir is None else str(batch_dir.absolute()), concurrency=batch_concurrency
         ),

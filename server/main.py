@@ -258,7 +258,9 @@ def _load_text(config: ServerConfig) -> TextModel:
         config.model_dir,
         tokenize_threads=config.tokenize_threads,
         tokenize_timeout_s=config.tokenize_timeout_s,
+        tool_parser=config.tool_parser,
         turns=config.turns,
+        reasoning_parser=config.reasoning_parser,
     )
 
 

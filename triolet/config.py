@@ -44,11 +44,35 @@ class Dtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class ReasoningParser(StrEnum):
+    """How a model writes its reasoning."""
+
+    AUTO = "auto"  # as the tokenizer's markers say
+    NONE = "none"  # all is text
+    QWEN3 = "qwen3"  # <think>…</think>, opened by the prompt or by the completion's first token
+    DEEPSEEK_R1 = "deepseek_r1"  # the same; a completion begins within it, whatever the prompt says
+    HARMONY = "harmony"  # channels of gpt-oss
+
+
 class WeightFormat(StrEnum):
     """What weights are kept in."""
 
     DTYPE = "dtype"
     INT8 = "int8"
+
+
+class ToolParser(StrEnum):
+    """How a model writes calls of tools."""
+
+    AUTO = "auto"  # as its chat template says, or its tokens
+    HERMES = "hermes"  # JSON between <tool_call> tags: Hermes, Qwen and many others
+    LLAMA = "llama"  # bare JSON: Llama 3
+    MISTRAL = "mistral"  # JSON behind [TOOL_CALLS]
+    QWEN3_CODER = "qwen3_coder"  # tags for each parameter
+    PYTHONIC = "pythonic"  # [f(a=1)]: Llama 3.2 and 4
+    HARMONY = "harmony"  # messages on channels: gpt-oss
+    GRANITE = "granite"  # a JSON list behind <|tool_call|>
+    PHI = "phi"  # the same with a closing token: Phi-4-mini
 
 
 DAY_S = 86_400.0 * SECONDS
@@ -351,6 +375,9 @@ class ServerConfig:
     strict_requests: bool = False
     """Whether a parameter that is not known is refused. Otherwise it is ignored and named in the
     answer's `x-triolet-ignored`: clients of other servers send their extensions."""
+    tool_parser: ToolParser = ToolParser.AUTO
+    """How calls of tools are told from text. Told by the model's chat template unless it is named,
+    for a template that says nothing of calls, or names tokens of another family."""
     host: str = "127.0.0.1"
     port: int = 8000
     link: LinkConfig = field(default_factory=LinkConfig)
@@ -428,6 +455,9 @@ class ServerConfig:
     """`n`: answers to one prompt."""
     max_prompts: int = 32
     """Prompts in one request for completions; with `max_choices` at most 256 sequences."""
+    reasoning_parser: ReasoningParser = ReasoningParser.AUTO
+    """How the model's reasoning is told from its answer. Found by the tokenizer's markers unless it
+    is named: `none` shows all as text."""
     metrics_compat: str = "vllm"
     """Whose names the metrics also go by, so that existing dashboards work; `none` for nobody's."""
     idle_connection_s: float = 75.0 * SECONDS

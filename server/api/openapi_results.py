@@ -39,11 +39,14 @@ def ref(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-_USAGE: Final = _object(
-    prompt_tokens=_COUNT,
-    completion_tokens=_COUNT,
-    total_tokens=_COUNT,
-    prompt_tokens_details=_object(cached_tokens=_COUNT),
+_USAGE: Final = _with_optional(
+    _object(
+        prompt_tokens=_COUNT,
+        completion_tokens=_COUNT,
+        total_tokens=_COUNT,
+        prompt_tokens_details=_object(cached_tokens=_COUNT),
+    ),
+    completion_tokens_details=_object(reasoning_tokens=_COUNT),
 )
 _MODEL: Final = _object(
     id=_TEXT,
@@ -180,6 +183,7 @@ RESULTS: Final[dict[str, Schema]] = {
                         content={"type": ["string", "null"]},
                         refusal={"type": ["string", "null"]},
                     ),
+                    reasoning_content=_TEXT,
                     tool_calls=_list(
                         _object(
                             id=_TEXT,

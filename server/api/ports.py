@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ..jobs.storage import Storage
     from ..quotas.quotas import Quotas
     from ..sibling_answer import SiblingAnswer
+    from ..text.reasoning import Reasoner
     from ..text.tokenizer import ChatPrompt
     from ..text.tool_calls import ToolForm
 
@@ -249,6 +250,25 @@ class TextPort(Protocol):
     @property
     def tool_form(self) -> ToolForm:
         """How the model writes calls of tools."""
+        ...
+
+    @property
+    def reasoner(self) -> Reasoner | None:
+        """How the model reasons; None if it does not."""
+        ...
+
+    @property
+    def tool_tokens(self) -> Mapping[str, int]:
+        """Markers of that form that are single tokens."""
+        ...
+
+    @property
+    def tool_markers(self) -> Mapping[int, str]:
+        """Special tokens among them, and how the text of an answer shows each."""
+        ...
+
+    async def shows_tools(self) -> bool:
+        """Whether the model's chat template shows it the tools of a request."""
         ...
 
     async def encode(

@@ -14,6 +14,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from pydantic import (
+    AliasChoices,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -247,6 +248,10 @@ class Message(StrictModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
+    # What the turn's model thought; newer clients call it `reasoning`.
+    reasoning: Annotated[
+        str | None, Field(validation_alias=AliasChoices("reasoning_content", "reasoning"))
+    ] = None
     # Behind the calls, which may stand in its place.
     content: Annotated[
         str | None,
@@ -344,6 +349,11 @@ class TemplateSwitches(TypedDict, total=False):
     thinking: bool
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+"""How much a model should reason. `none` turns it off; the others are told to templates that read
+them, and are hints elsewhere."""
+
+
 class ChatRequest(GenerationFields, ToolFields):
     """POST /v1/chat/completions."""
 
@@ -354,6 +364,8 @@ class ChatRequest(GenerationFields, ToolFields):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateSwitches | None = None
+    reasoning_effort: Effort | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
 
 
 class CompletionRequest(GenerationFields):

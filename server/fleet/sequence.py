@@ -220,6 +220,7 @@ class Sequence:
         times = self.times
         until = now if times.dispatched_at is None else times.dispatched_at
         first = times.first_token_at
+        reasoning = self.request.sampling.reasoning
         return Usage(
             prompt_tokens=len(self.request.prompt_ids),
             completion_tokens=len(self.relay.token_ids),
@@ -227,4 +228,7 @@ class Sequence:
             cached_tokens=self.held_tokens if self.cached_tokens is None else self.cached_tokens,
             queue_s=until - times.submitted_at,
             ttft_s=None if first is None else first - times.submitted_at,
+            reasoning_tokens=None
+            if reasoning is None
+            else reasoning.num_reasoning(self.relay.token_ids),
         )

@@ -32,6 +32,7 @@ export function endsResponse(event) {
 export class Answer {
   #state = WAITING;
   #text = "";
+  #reasoning = "";
   #meter = null;
   #figures = null; // of an answer that was kept
   #lane = undefined;
@@ -42,10 +43,11 @@ export class Answer {
   #finishReason = null;
 
   /** Make one of what was kept of it. */
-  static from({ state, text, error, finishReason, figures }) {
+  static from({ state, text, reasoning, error, finishReason, figures }) {
     const answer = new Answer();
     answer.#state = state === DONE || state === FAILED ? state : STOPPED;
     answer.#text = text;
+    answer.#reasoning = typeof reasoning === "string" ? reasoning : "";
     answer.#error = answer.#state === FAILED ? { ...error } : null;
     answer.#finishReason = typeof finishReason === "string" ? finishReason : null;
     answer.#figures = figures ?? null;
@@ -75,7 +77,9 @@ export class Answer {
     const state = this.isOver ? this.#state : STOPPED;
     const { code, status, message } = this.#error ?? {};
     const error = this.#error && { code, status, message };
-    return { state, text: this.#text, error, finishReason: this.#finishReason, figures: this.figures };
+    const reasoning = this.#reasoning || undefined;
+    const { figures } = this;
+    return { state, text: this.#text, reasoning, error, finishReason: this.#finishReason, figures };
   }
 
   get state() {
@@ -84,6 +88,11 @@ export class Answer {
 
   get text() {
     return this.#text;
+  }
+
+  /** What the model thought before the text; empty if it did not say. */
+  get reasoning() {
+    return this.#reasoning;
   }
 
   /** Its figures, null until the question has left. */
@@ -145,6 +154,9 @@ export class Answer {
       case "response.output_text.delta":
         if (event.delta) this.#append(event.delta, nowMs);
         break;
+      case "response.reasoning_text.delta":
+        if (event.delta) this.#think(event.delta, nowMs);
+        break;
       case "response.completed":
       case "response.incomplete":
         this.#step("complete");
@@ -180,6 +192,12 @@ export class Answer {
   fail(error) {
     this.#step("fail");
     this.#error = error;
+  }
+
+  #think(piece, nowMs) {
+    this.#step("text");
+    this.#reasoning += piece;
+    this.#meter.piece(nowMs);
   }
 
   #append(piece, nowMs) {

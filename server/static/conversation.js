@@ -90,6 +90,7 @@ export class Conversation {
     const earlier = this.#turns.slice(0, -1).filter(({ answer }) => answer?.text);
     const messages = earlier.flatMap(({ question, answer }) => [
       message("user", question),
+      ...(answer.reasoning ? [reasoning(answer.reasoning)] : []),
       message("assistant", answer.text),
     ]);
     return [...messages, message("user", this.last.question)];
@@ -98,6 +99,10 @@ export class Conversation {
 
 function message(role, content) {
   return { type: "message", role, content };
+}
+
+function reasoning(text) {
+  return { type: "reasoning", summary: [], content: [{ type: "reasoning_text", text }] };
 }
 
 function shortened(text) {

@@ -1,4 +1,4 @@
-// Shows one turn: a question, its answer as it grows, its figures, its end. Text goes into text nodes
+// Shows one turn: a question, its reasoning and its answer as they grow, its figures, its end. Text goes into text nodes
 // only, so that nothing a model or a reader writes becomes markup.
 
 import { AnswerState } from "./answer.js";
@@ -28,6 +28,9 @@ export class TurnView {
     part(".question .text").textContent = question;
     this.#parts = {
       answer: part(".answer"),
+      reasoning: part(".reasoning"),
+      reasoningTitle: part(".reasoning summary"),
+      thoughts: part(".thoughts"),
       text: part(".answer .text"),
       problem: part(".problem"),
       title: part(".problem-title"),
@@ -68,10 +71,20 @@ export class TurnView {
     this.#answer = answer;
     this.#parts.answer.dataset.state = answer.state;
     this.#parts.answer.setAttribute("aria-busy", String(!answer.isOver));
+    this.#showReasoning(answer);
     this.#text.show(answer.text);
     this.#showFigures(answer);
     this.#showEnding(answer);
     this.#showProblem(answer);
+  }
+
+  #showReasoning({ reasoning, text, isOver }) {
+    const { reasoning: details, reasoningTitle, thoughts } = this.#parts;
+    details.hidden = !reasoning;
+    fill(reasoningTitle, text || isOver ? "Reasoning" : "Thinking…");
+    const [shown] = thoughts.childNodes;
+    if (shown && reasoning.startsWith(shown.data)) shown.appendData(reasoning.slice(shown.data.length));
+    else thoughts.textContent = reasoning;
   }
 
   #showFigures({ figures, isOver, finishReason }) {

@@ -154,7 +154,9 @@ def test_a_tool_is_called_and_its_result_is_taken(client: OpenAI) -> None:
     assert pieces == called.arguments
     history: list[Any] = [{"role": "user", "content": "Hello!"}, called.model_dump()]
     history.append({"type": "function_call_output", "call_id": called.call_id, "output": "ok"})
-    second = client.responses.create(**{**ASKED, "input": history, "tools": [tool]})
+    # The demo model's template shows no tools, so none may be called without a grammar.
+    answered = {**ASKED, "input": history, "tools": [tool], "tool_choice": "none"}
+    second = client.responses.create(**answered)
     assert second.output
 
 

@@ -161,6 +161,32 @@ def test_tools_that_have_to_be_called_are(client: OpenAI, choice: Any) -> None: 
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_model_that_has_to_call_tools_repeats_no_call(client: OpenAI, temperature: float) -> None:
+    asked = ASK | {
+        "tools": [WEATHER],
+        "tool_choice": "required",
+        "max_tokens": 400,
+        "temperature": temperature,
+    }
+    whole = client.chat.completions.create(**asked).choices[0]
+    told = [
+        (call.function.name, call.function.arguments)
+        for call in whole.message.tool_calls or ()
+        if call.type == "function"
+    ]
+    assert told
+    assert len(set(told)) == len(told)
+    assert temperature or whole.finish_reason == "tool_calls"
+
+
+def test_tools_that_the_template_does_not_show_are_refused(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**ASK, tools=[WEATHER])
+    assert caught.value.param == "tools"
+    assert "chat template" in caught.value.message
+
+
 COSTLY = costly()
 
 

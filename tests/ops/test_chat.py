@@ -11,8 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
+from rich.console import Console
 
-from ops.chat import ChatOptions, Conversation, run_chat, summary
+from ops.chat import ChatOptions, Conversation, _show_answer, run_chat, summary
 from ops.chat_client import AnswerFailed, AnswerTimes, ChatClient
 from ops.cli import main
 from ops.exit_codes import CommandFailed
@@ -113,6 +114,35 @@ def test_an_answer_comes_in_pieces_with_its_counts(
     assert question["model"] == "tiny"
     assert question["stream"] is True
     assert question["temperature"] == 0.5
+
+
+def thinking(*thoughts: str) -> list[str]:
+    """Return chunks of reasoning."""
+    deltas = ({"reasoning_content": thought} for thought in thoughts)
+    return [json.dumps({"choices": [{"index": 0, "delta": delta}]}) for delta in deltas]
+
+
+def test_reasoning_is_folded_away_and_sent_with_the_conversation(
+    server: FakeServer,
+    conversation: Conversation,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    script = [*thinking("Is it", "?"), chunk("It is."), "[DONE]"]
+    server.scripts += [script, script, script]
+    shown = Console(file=io.StringIO(), highlight=False, width=80)
+    _show_answer(shown, conversation, "1")
+    assert isinstance(shown.file, io.StringIO)
+    assert shown.file.getvalue().startswith("Thinking…\nIt is.\n")
+    ask(conversation, "2")
+    assert server.questions[-1]["messages"][1] == {
+        "role": "assistant",
+        "content": "It is.",
+        "reasoning_content": "Is it?",
+    }
+    monkeypatch.setattr("sys.stdin", io.StringIO("3\n"))
+    run_chat(ChatOptions(server.url))
+    assert capsys.readouterr().out == "It is.\n", "a pipe gets the answer"
 
 
 def test_later_questions_carry_the_conversation_until_it_begins_anew(

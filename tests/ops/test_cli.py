@@ -28,6 +28,7 @@ CONTROL = "--control ipc:///tmp/nowhere"
         ("serve --prefill 0 --local-prefill off", ["--prefill is 0", "1 to 64"]),
         ("serve --prefill -1", ["--prefill is -1", "0 to 64"]),
         ("serve --local-prefill maybe", ["'maybe'", "off", "auto", "always"]),
+        ("serve --tool-parser vicuna", ["'vicuna'", "auto", "hermes", "pythonic", "harmony"]),
         ("serve --prompt-chunk 0", ["'--prompt-chunk'"]),
         ("serve --decode 1000", ["--decode is 1000"]),
         ("serve --kv-pool lots", ["'lots'", "512MiB"]),

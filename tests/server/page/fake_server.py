@@ -76,6 +76,13 @@ class Exchange:
             self._send({"type": "response.output_text.delta", "delta": piece, **where})
         return self
 
+    def think(self, *pieces: str) -> Exchange:
+        """Stream pieces of reasoning."""
+        for piece in pieces:
+            where = {"item_id": "rs_0", "output_index": 0, "content_index": 0}
+            self._send({"type": "response.reasoning_text.delta", "delta": piece, **where})
+        return self
+
     def complete(self, output_tokens: int) -> None:
         """End well."""
         self._response_event("response.completed", "completed", usage=usage(output_tokens))
