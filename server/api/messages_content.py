@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic_core import PydanticCustomError
 
@@ -14,6 +14,9 @@ from .tool_schema import CalledFunction, ToolCall
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+THINKING: Final = frozenset({"thinking", "redacted_thinking"})
+"""Blocks that clients send back as they came, perhaps from another model; no prompt holds them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ def read_content(value: object) -> object:
             calls.append(_call(block))
         elif kind == "tool_result":
             results.append(_result(block))
-        else:
+        elif not (isinstance(kind, str) and kind in THINKING):
             texts.append(block)
     return Content(str(joined_text(texts)), tuple(calls), tuple(results))
 

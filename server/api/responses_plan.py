@@ -16,6 +16,7 @@ from .errors import params_called
 from .generate import check_fields, warming
 from .overload import refuse_early
 from .responses_document import CallItem, MessageItem
+from .responses_schema import REASONING
 from .schemas import ChatRequest, GenerationFields, Message
 from .tool_schema import CalledFunction, Function, FunctionName, NamedTool, Tool, ToolCall
 from .tools import plan_tools
@@ -85,9 +86,12 @@ def _as_chat(fields: ResponseFields, earlier: Turns) -> ChatRequest:
         for name in GenerationFields.model_fields
         if name in type(fields).model_fields and name not in OF_OWN_FORM
     }
+    turns = [*earlier, *turns_of(fields.input)]
+    if not turns:
+        raise invalid_request("holds nothing but reasoning, which no prompt is made of", "messages")
     return ChatRequest.model_construct(
         **same,
-        messages=[*system, *earlier, *turns_of(fields.input)],
+        messages=[*system, *turns],
         max_tokens=fields.max_output_tokens,
         logprobs=fields.wants_logprobs,
         response_format=fields.text_format.of_chat(),
@@ -103,6 +107,8 @@ def turns_of(items: Sequence[InputItem]) -> list[Message]:
     """Return what was sent as the turns of a chat, where calls belong to the turn before them."""
     turns: list[Message] = []
     for item in items:
+        if item.type == REASONING:
+            continue
         if item.type == "message":
             turns.append(message(item.role or "user", item.content or ""))
         elif item.type == "function_call_output":

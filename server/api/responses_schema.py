@@ -29,6 +29,7 @@ from .tool_schema import MAX_TOOLS, ToolName
 
 LANE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 INCLUDE_LOGPROBS: Final = "message.output_text.logprobs"
+REASONING: Final = "reasoning"
 
 
 def _messages(value: object) -> object:
@@ -52,6 +53,7 @@ _NEEDED: Final = {
     "message": ("role", "content"),
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
+    "reasoning": (),
 }
 """What an item of each type has to hold."""
 
@@ -62,12 +64,17 @@ Text = Annotated[
 
 
 class InputItem(StrictModel):
-    """A turn, a call of a tool or what came of one: as a client writes it, or as it was given."""
+    """A turn, a call of a tool or what came of one: as a client writes it, or as it was given.
+
+    Reasoning is taken in every form, because clients send back what another model gave them. No
+    prompt holds it.
+    """
 
     model_config = ConfigDict(extra="ignore")
 
     type: Annotated[
-        Literal["message", "function_call", "function_call_output"], BeforeValidator(_known_item)
+        Literal["message", "function_call", "function_call_output", "reasoning"],
+        BeforeValidator(_known_item),
     ] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: Text = None
@@ -75,6 +82,12 @@ class InputItem(StrictModel):
     name: ToolName | None = None
     arguments: str | None = None
     output: Text = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_reasoning(cls, item: object) -> object:
+        is_reasoning = isinstance(item, dict) and item.get("type") == REASONING
+        return {"type": REASONING} if is_reasoning else item
 
     @model_validator(mode="after")
     def _is_whole(self) -> InputItem:
