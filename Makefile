@@ -63,6 +63,21 @@ unit: install-dev system-deps
 
 test: lint types unit  ## lint, types and all tests
 
+# Their packages want other versions of what the tests use, so they get an environment of their own.
+CLIENTS := build/clients
+
+$(CLIENTS)/.installed: pyproject.toml constraints.txt constraints-clients.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/pip --disable-pip-version-check install --quiet $(CONSTRAINTS) \
+	  --constraint constraints-clients.txt --editable '.[dev,clients]'
+	@touch $@
+
+.PHONY: clients proofs
+clients: $(CLIENTS)/.installed  ## clients of other makers, unpatched, against real fleets (docs/CLIENTS.md)
+	$(CLIENTS)/bin/pytest tests/end_to_end/clients $(ARGS)
+
+proofs: clients  ## proofs that need packages or time beyond what tests have
+
 screenshot: install-dev system-deps  ## pictures of the pages, into docs/images/
 	$(BIN)/python -m loadtest.screenshot $(ARGS)
 

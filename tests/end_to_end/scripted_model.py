@@ -63,7 +63,7 @@ class Rule(NamedTuple):
     shown: tuple[str, ...] = ()
 
 
-def tool_call(name: str, **arguments: object) -> str:
+def tool_call(name: str, /, **arguments: object) -> str:
     """Return a call of a tool as the model writes it."""
     called = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{called}\n</tool_call>"
