@@ -91,27 +91,25 @@ def scripted_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def scripted_fleet(
     scripted_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[FleetProcess]:
-    """A fleet whose model says what a script says, for the whole session."""
+    """A fleet whose model says what a script says, for the whole session. After it, and with all
+    its clients gone, the fleet must be at rest."""
     log = tmp_path_factory.mktemp("scripted-fleet") / "fleet.log"
     options = (str(scripted_model), "--model-name", "scripted", "--local-prefill", "off")
     fleet = FleetProcess(log, *options, *WATCHED, *PATIENT, command=command(scripted_model))
     try:
         fleet.wait_ready()
         yield fleet
+        fleet.wait_at_rest()
     finally:
         fleet.stop()
 
 
 @pytest.fixture
-def script(
-    scripted_fleet: FleetProcess, scripted_model: Path
-) -> Iterator[Callable[..., FleetProcess]]:
-    """What gives the scripted fleet the rules of a test, and returns it. After the test it must be
-    at rest, its clients gone."""
+def script(scripted_fleet: FleetProcess, scripted_model: Path) -> Callable[..., FleetProcess]:
+    """What gives the scripted fleet the rules of a test, and returns it."""
 
     def play(*rules: Rule) -> FleetProcess:
         write_script(scripted_model, rules)
         return scripted_fleet
 
-    yield play
-    scripted_fleet.wait_at_rest()
+    return play
