@@ -361,12 +361,6 @@ class TemplateSwitches(TypedDict, total=False):
 class ChatRequest(GenerationFields, ToolFields):
     """POST /v1/chat/completions."""
 
-    unsupported: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
-        **UNSUPPORTED,
-        "add_special_tokens": ("special tokens beside those of the chat template", (False,)),
-        "echo": ("repeating the last message", (False,)),
-    }
-
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
     logprobs: bool | None = None
@@ -375,20 +369,26 @@ class ChatRequest(GenerationFields, ToolFields):
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateSwitches | None = None
 
+    unsupported: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
+        **UNSUPPORTED,
+        "add_special_tokens": ("special tokens beside those of the chat template", (False,)),
+        "echo": ("repeating the last message", (False,)),
+    }
+
 
 class CompletionRequest(GenerationFields):
     """POST /v1/completions."""
-
-    unsupported: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
-        **UNSUPPORTED,
-        "add_special_tokens": ("a prompt without special tokens (send token ids)", (True,)),
-    }
 
     prompt: Annotated[
         tuple[Prompt, ...], BeforeValidator(read_prompts, json_schema_input_type=accepted.Prompts)
     ]
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool | None = None
+
+    unsupported: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
+        **UNSUPPORTED,
+        "add_special_tokens": ("a prompt without special tokens (send token ids)", (True,)),
+    }
 
 
 class TokenizeRequest(StrictModel):
