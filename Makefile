@@ -74,8 +74,8 @@ $(CLIENTS)/.installed: pyproject.toml constraints.txt constraints-clients.txt Ma
 	$(CLIENTS)/bin/pip --disable-pip-version-check install --quiet $(CONSTRAINTS) \
 	  --constraint constraints-clients.txt --editable '.[dev,clients]'
 	rm -rf $(CLIENTS)/instructor
-	$(CLIENTS)/bin/pip --disable-pip-version-check install --quiet --target $(CLIENTS)/instructor \
-	  '$(INSTRUCTOR)' 'openai>=3.0'
+	$(CLIENTS)/bin/pip --disable-pip-version-check install --quiet --no-warn-conflicts \
+	  --target $(CLIENTS)/instructor '$(INSTRUCTOR)' 'openai>=3.0'
 	@touch $@
 
 .PHONY: clients proofs
