@@ -15,6 +15,7 @@ import msgspec
 
 from ..generation import Delta, Failed, Finished, FinishReason
 from ..text.tool_calls import Arguments, CallBegins, Reasoning, Text
+from .errors import UNSUPPORTED_PARAMETER
 from .pieces import reader_of
 from .tools import parsed_arguments
 
@@ -47,6 +48,10 @@ _ERROR_TYPES: Final = {
     504: "timeout_error",
 }
 
+_DETAILS: Final = {"thread": "thread_unsupported_request"}
+"""By a parameter that is not served, the `error_code` on which the official client sends a request
+again without it."""
+
 
 def message_error(error: RequestError, request_id: str) -> dict[str, Any]:
     """Return an error in this API's form, which has no field for the parameter's name."""
@@ -56,11 +61,10 @@ def message_error(error: RequestError, request_id: str) -> dict[str, Any]:
     message = error.message
     if error.param and not message.startswith(error.param):
         message = f"{error.param}: {message}"
-    return {
-        "type": "error",
-        "error": {"type": kind, "message": message},
-        "request_id": request_id,
-    }
+    shown: dict[str, Any] = {"type": kind, "message": message}
+    if error.code == UNSUPPORTED_PARAMETER and error.param in _DETAILS:
+        shown["details"] = {"error_code": _DETAILS[error.param]}
+    return {"type": "error", "error": shown, "request_id": request_id}
 
 
 def message_usage(usage: Usage, *, output_tokens: int) -> dict[str, Any]:

@@ -32,6 +32,7 @@ _UNSUPPORTED: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
     **UNSUPPORTED,
     "container": ("a container", ()),
     "mcp_servers": ("calling other servers", ([],)),
+    "thread": ("a conversation that the server keeps (send all messages, without a thread)", ()),
 }
 
 

@@ -85,9 +85,12 @@ def _as_chat(fields: ResponseFields, earlier: Turns) -> ChatRequest:
         for name in GenerationFields.model_fields
         if name in type(fields).model_fields and name not in OF_OWN_FORM
     }
+    turns = [*earlier, *turns_of(fields.input)]
+    if not turns:
+        raise invalid_request("holds nothing but reasoning, which no prompt is made of", "messages")
     return ChatRequest.model_construct(
         **same,
-        messages=[*system, *earlier, *turns_of(fields.input)],
+        messages=[*system, *turns],
         max_tokens=fields.max_output_tokens,
         logprobs=fields.wants_logprobs,
         response_format=fields.text_format.of_chat(),

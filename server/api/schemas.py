@@ -59,7 +59,7 @@ UNSUPPORTED: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
     "guided_decoding_backend": ("choosing what constrains output", ("auto", "guidance")),
     "guided_whitespace_pattern": ("choosing the whitespace of JSON", ()),
     "structural_tag": ("a structural tag", ()),
-    "grammar": ("this name (it is structured_outputs.grammar)", ()),
+    "grammar": ("this name (it is structured_outputs.grammar)", ("",)),
     "regex": ("this name (it is structured_outputs.regex)", ()),
     "modalities": ("a modality other than text", (["text"],)),
     "audio": ("audio", ()),
@@ -80,6 +80,7 @@ UNSUPPORTED: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
     "truncation": ("truncating the input", ("disabled",)),
     "generate": ("a request without an answer", (True,)),
     # Extensions of vLLM, SGLang and llama.cpp that change what is generated or how it is written.
+    "adaptive_target": ("adaptive sampling", (-1, -1.0)),
     "allowed_token_ids": ("a list of allowed tokens", ([],)),
     "bad_words": ("forbidden words", ([],)),
     "custom_logit_processor": ("a processor of logits", ()),
@@ -88,42 +89,57 @@ UNSUPPORTED: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
     "dynatemp_range": ("dynamic temperature", (0, 0.0)),
     "early_stopping": ("beam search", (False,)),
     "ebnf": ("this name (it is structured_outputs.grammar)", ()),
+    "generation_prompt": ("another opening of the assistant's turn", ("",)),
     "id_slot": ("choosing a slot", (-1,)),
     "image_data": ("images", ([],)),
+    "input_ids": ("a prompt of token ids beside messages (see POST /v1/completions)", ()),
     "input_embeds": ("a prompt of vectors", ()),
     "json_schema": ("this name (it is response_format or structured_outputs.json)", ()),
     "length_penalty": ("beam search", (1, 1.0)),
     "logits_processors": ("processors of logits", ([],)),
+    "logprob_token_ids": ("logprobs of tokens by their ids", ()),
     "lora": ("adapters", ([],)),
     "lora_path": ("adapters", ()),
     "mirostat": ("mirostat sampling", (0,)),
+    "n_cmpl": ("this name (it is n)", (1,)),
+    "n_indent": ("a least indentation", (0,)),
     "n_predict": ("this name (it is max_tokens)", (-1,)),
     "n_probs": ("this name (it is logprobs)", (0,)),
     "prompt_embeds": ("a prompt of vectors", ()),
     "repeat_penalty": ("this name (it is repetition_penalty)", (1, 1.0)),
+    "repetition_detection": ("an end at repeated tokens", ()),
     "return_hidden_states": ("hidden states in the answer", (False,)),
+    "return_prompt_text": ("the prompt in the answer", (False,)),
+    "return_prompt_token_ids": ("the prompt in the answer (see POST /tokenize)", (False,)),
+    "return_tokens": ("this name (it is return_token_ids)", (False,)),
     "return_tokens_as_token_ids": ("this form of tokens (see return_token_ids)", (False,)),
     "samplers": ("an order of samplers", ()),
     "stop_regex": ("an expression that ends the text", ()),
     "top_n_sigma": ("top-n-sigma sampling", (-1, -1.0, 0, 0.0)),
     "truncate_prompt_tokens": ("truncating the prompt", ()),
     "typical_p": ("typical sampling", (1, 1.0)),
+    "watermarking": ("a watermark", (False,)),
     "xtc_probability": ("XTC sampling", (0, 0.0)),
 }
 """By name: what it would be, and the values that ask for nothing more than happens anyway."""
 
 EXTENSIONS: Final = frozenset(
     # vLLM
-    "include_reasoning kv_transfer_params media_io_kwargs mm_processor_kwargs request_id "
-    "spaces_between_special_tokens vllm_xargs "
+    "ec_transfer_params include_reasoning kv_transfer_params media_io_kwargs mm_processor_kwargs "
+    "request_id return_mm_kwargs return_token_offsets routed_experts_prompt_start session_id "
+    "spaces_between_special_tokens truncation_side vllm_xargs "
     # SGLang
-    "data_parallel_rank no_stop_trim rid return_cached_tokens_details separate_reasoning "
-    "session_params stream_reasoning "
+    "bootstrap_host bootstrap_port bootstrap_room custom_params data_parallel_rank "
+    "disagg_prefill_dp_rank extra_key images_config max_dynamic_patch min_dynamic_patch "
+    "ngram_corpus_id no_stop_trim rid return_cached_tokens_details return_meta_info "
+    "return_routed_experts routed_dp_rank routed_experts_start_len separate_reasoning "
+    "session_params stream_reasoning use_audio_in_video "
     # llama.cpp
-    "cache_prompt dry_allowed_length dry_base dry_penalty_last_n dry_sequence_breakers "
-    "dynatemp_exponent min_keep mirostat_eta mirostat_tau n_discard n_keep parse_tool_calls "
+    "adaptive_decay backend_sampling cache_prompt chat_format chat_parser dry_allowed_length "
+    "dry_base dry_penalty_last_n dry_sequence_breakers dynatemp_exponent grammar_lazy min_keep "
+    "mirostat_eta mirostat_tau n_cache_reuse n_discard n_keep parse_tool_calls "
     "post_sampling_probs reasoning_format repeat_last_n response_fields return_progress "
-    "t_max_predict_ms timings_per_token xtc_threshold "
+    "sse_ping_interval t_max_predict_ms timings_per_token xtc_threshold "
     # benchmark clients and routers
     "nvext provider route transforms".split()
 )
@@ -367,6 +383,12 @@ class ChatRequest(GenerationFields, ToolFields):
     reasoning_effort: Effort | None = None
     thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
 
+    unsupported: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
+        **UNSUPPORTED,
+        "add_special_tokens": ("special tokens beside those of the chat template", (False,)),
+        "echo": ("repeating the last message", (False,)),
+    }
+
 
 class CompletionRequest(GenerationFields):
     """POST /v1/completions."""
@@ -376,6 +398,11 @@ class CompletionRequest(GenerationFields):
     ]
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool | None = None
+
+    unsupported: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
+        **UNSUPPORTED,
+        "add_special_tokens": ("a prompt without special tokens (send token ids)", (True,)),
+    }
 
 
 class TokenizeRequest(StrictModel):

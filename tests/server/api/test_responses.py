@@ -399,6 +399,30 @@ async def test_what_is_refused_is_named(change: dict[str, Any], param: str) -> N
     assert (answer.status, answer.error["param"]) == (400, param)
 
 
+async def test_reasoning_in_the_history_is_taken_and_not_shown_to_the_model() -> None:
+    reasoning = [
+        {"type": "reasoning", "id": "rs_1", "summary": []},
+        {
+            "type": "reasoning",
+            "id": "rs_2",
+            "summary": [{"type": "summary_text", "text": "Far."}],
+            "content": [{"type": "reasoning_text", "text": "It is far."}],
+            "encrypted_content": "c2VjcmV0",
+            "status": "completed",
+        },
+    ]
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
+    more = {"role": "user", "content": "So?"}
+    async with surface() as server:
+        thought = [turns[0], *reasoning, turns[1], more]
+        assert (await server.post(PATH, ask(input=thought))).status == 200
+        assert (await server.post(PATH, ask(input=[*turns, more]))).status == 200
+        nothing = await server.post(PATH, ask(input=reasoning))
+    first, second = (generation.request for generation in server.fleet.generations)
+    assert first.prompt_ids == second.prompt_ids
+    assert (nothing.status, nothing.error["param"]) == (400, "input")
+
+
 async def test_an_unknown_model_is_404_and_a_stored_response_is_nowhere() -> None:
     async with surface() as server:
         assert (await server.post(PATH, ask(model="nobody"))).error["code"] == "model_not_found"
