@@ -191,6 +191,7 @@ def test_every_role_understands_the_links_that_its_supervisor_means() -> None:
             drain_timeout_s=0.5,
             max_queued_requests=9,
             max_connections=11,
+            allow_origins=("https://app.example", "*"),
             metrics_compat="none",
         ),
     ],
