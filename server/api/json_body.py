@@ -26,8 +26,8 @@ MAX_VALUES: Final = 1 << 20
 """In one body, about: more token ids than contexts hold, and 0.1 s of the parser."""
 MAX_CONTAINERS: Final = 1 << 16
 """Arrays and objects in one body: each costs ten times what a number does."""
-MAX_WHOLE: Final = 1 << 53
-"""Up to here a float is exactly the integer that it shows."""
+MAX_WHOLE: Final = 1 << 63
+"""The largest integer of any field; beyond, a float with an integer's value stays a float."""
 _BOM = b"\xef\xbb\xbf"
 
 

@@ -199,6 +199,7 @@ def test_every_role_understands_the_links_that_its_supervisor_means() -> None:
             tool_parser=ToolParser.GRANITE,
             max_queued_requests=9,
             max_connections=11,
+            allow_origins=("https://app.example", "*"),
             metrics_compat="none",
             reasoning_parser=ReasoningParser.DEEPSEEK_R1,
         ),
