@@ -59,11 +59,9 @@ def check_model(model_dir: Path, engine: EngineConfig) -> CheckedModel:
     """
     model = load_model_config(model_dir)
     check_tokenizer(model_dir)
-    files = weight_files(model_dir)
-    stored = read_headers(files)
-    check_tensors(model, stored, model_dir)
+    files, stored_dtype = check_weights(model, model_dir)
     device_type = check_device(engine.device)
-    dtype = dtype_for(engine, most_common(tensor.dtype for tensor in stored.values()), device_type)
+    dtype = dtype_for(engine, stored_dtype, device_type)
     if engine.backend != AUTO_BACKEND:
         check_backend(engine, dtype, model.head_dim, device_type)
     bytes_per_token = (
@@ -73,6 +71,18 @@ def check_model(model_dir: Path, engine: EngineConfig) -> CheckedModel:
     num_blocks = engine.kv_pool_bytes // bytes_per_block
     max_model_len, _ = fit_model_len(engine, model, num_blocks, bytes_per_block)
     return CheckedModel(model, sum(path.stat().st_size for path in files), max_model_len)
+
+
+def check_weights(model: ModelConfig, model_dir: Path) -> tuple[list[Path], str]:
+    """Look at the headers of the weights; return their files, and what most tensors are stored in.
+
+    Raises:
+      ModelError: a file is missing or broken, or its tensors are not those of the model.
+    """
+    files = weight_files(model_dir)
+    stored = read_headers(files)
+    check_tensors(model, stored, model_dir)
+    return files, most_common(tensor.dtype for tensor in stored.values())
 
 
 def check_tokenizer(model_dir: Path) -> None:
