@@ -14,7 +14,7 @@ import msgspec
 
 from ...generation import Delta, Failed, Finished
 from ...jobs.storage import time_of_day
-from ...text.tool_calls import Arguments, CallBegins, Text
+from ...text.tool_calls import Arguments, CallBegins, Reasoning, Text
 from ..pieces import reader_of
 from ..tools import parsed_arguments
 
@@ -24,9 +24,12 @@ if TYPE_CHECKING:
     from triolet.errors import RequestError
 
     from ...generation import Event
+    from ...text.reasoning import Thinking
     from ...text.tool_calls import Piece, ToolForm
     from ..answers import Answer
 
+Call = dict[str, Any]
+"""A call of a tool, as this API shows it."""
 _encode = msgspec.json.Encoder().encode
 NS_PER_S: Final = 1_000_000_000
 
@@ -94,25 +97,30 @@ class OllamaForm:
         self._model = model
         self._is_chat = is_chat
 
-    def part(
-        self, text: str, calls: list[dict[str, Any]] | None = None, **end: object
-    ) -> dict[str, Any]:
-        """Return an object with text or calls, and the end if it is the last."""
+    def part(self, found: Iterable[Piece | Call] = (), **end: object) -> dict[str, Any]:
+        """Return an object with what a completion says, and the end if it is the last."""
+        text, thinking = "", ""
+        calls: list[Call] = []
+        for one in found:
+            match one:
+                case Text():
+                    text += one.text
+                case Reasoning():
+                    thinking += one.text
+                case dict():
+                    calls.append(one)
+        said = {"content" if self._is_chat else "response": text}
+        said |= {"thinking": thinking} if thinking else {}
         head = {"model": self._model, "created_at": stamp()}
-        if not self._is_chat:
-            return head | {"response": text, "done": bool(end), **end}
-        message: dict[str, Any] = {"role": "assistant", "content": text}
-        if calls:
-            message["tool_calls"] = calls
-        return head | {"message": message, "done": bool(end), **end}
+        if self._is_chat:
+            message = {"role": "assistant", **said, **({"tool_calls": calls} if calls else {})}
+            return head | {"message": message, "done": bool(end), **end}
+        return head | said | {"done": bool(end), **end}
 
-    def whole(self, answer: Answer, tool_form: ToolForm | None, clock: Clock) -> bytes:
+    def whole(self, answer: Answer, reader: AnswerReader, clock: Clock) -> bytes:
         """Return the answer at once."""
-        reader = CallReader(tool_form)
-        found = [*reader.push(answer.text), *reader.finish()]
-        text = "".join(one for one in found if isinstance(one, str))
-        calls = [one for one in found if not isinstance(one, str)]
-        return _encode(self.part(text, calls, **self.end(answer.finished, clock)))
+        found = [*reader.push(answer.text), *reader.finish(is_cut=answer.finished.is_cut)]
+        return _encode(self.part(found, **self.end(answer.finished, clock)))
 
     def end(self, end: Finished, clock: Clock) -> dict[str, Any]:
         """Return what is said with the last of it."""
@@ -121,35 +129,40 @@ class OllamaForm:
 
 def loaded(form: OllamaForm) -> bytes:
     """Return the answer to a request without a prompt."""
-    return _encode(form.part("", done_reason="load"))
+    return _encode(form.part(done_reason="load"))
 
 
-class CallReader:
-    """Reads one completion: texts as they come, calls when they are complete.
+class AnswerReader:
+    """Reads one completion: text and reasoning as they come, calls when they are complete.
 
     Args:
       tool_form: how calls are written; None if there are none.
+      thinking: how reasoning is written; None if there is none.
     """
 
-    def __init__(self, tool_form: ToolForm | None) -> None:
-        self._reader = reader_of(tool_form)
+    def __init__(self, tool_form: ToolForm | None, thinking: Thinking | None) -> None:
+        self._reader = reader_of(tool_form, thinking)
         self._call: CallBegins | None = None
         self._arguments = ""
 
-    def push(self, text: str) -> list[str | dict[str, Any]]:
+    def push(self, text: str) -> list[Piece | Call]:
         """Take more text; return what it says."""
         return self._take(self._reader.push(text))
 
-    def finish(self) -> list[str | dict[str, Any]]:
-        """Return what was held back, now that nothing follows."""
-        return [*self._take(self._reader.finish()), *self._complete()]
+    def finish(self, *, is_cut: bool) -> list[Piece | Call]:
+        """Return what was held back, now that nothing follows.
 
-    def _take(self, pieces: Iterable[Piece]) -> list[str | dict[str, Any]]:
-        found: list[str | dict[str, Any]] = []
+        Args:
+          is_cut: the completion ended where its model would not have ended it.
+        """
+        return [*self._take(self._reader.finish(is_cut=is_cut)), *self._complete()]
+
+    def _take(self, pieces: Iterable[Piece]) -> list[Piece | Call]:
+        found: list[Piece | Call] = []
         for piece in pieces:
             match piece:
-                case Text():
-                    found += [*self._complete(), piece.text]
+                case Text() | Reasoning():
+                    found += [*self._complete(), piece]
                 case CallBegins():
                     found += self._complete()
                     self._call = piece
@@ -157,7 +170,7 @@ class CallReader:
                     self._arguments += piece.text
         return found
 
-    def _complete(self) -> list[str | dict[str, Any]]:
+    def _complete(self) -> list[Call]:
         """Return the call whose arguments have ended, if one was open."""
         if self._call is None:
             return []
@@ -175,19 +188,19 @@ class LineStream:
 
     Args:
       form: what surrounds it.
-      tool_form: how calls are written; None if there are none.
+      reader: of its completion.
       clock: of its request.
     """
 
-    def __init__(self, form: OllamaForm, tool_form: ToolForm | None, clock: Clock) -> None:
+    def __init__(self, form: OllamaForm, reader: AnswerReader, clock: Clock) -> None:
         self._form = form
         self._clock = clock
-        self._reader = CallReader(tool_form)
+        self._reader = reader
 
     @property
     def keep_alive(self) -> bytes:
         """A line without text: this form has no comments."""
-        return self._line("")
+        return _line(self._form.part())
 
     def begin(self) -> bytes:
         """Return nothing: the first line has the first text."""
@@ -200,8 +213,8 @@ class LineStream:
             case Delta():
                 return b"".join(map(self._line, self._reader.push(event.text)))
             case Finished():
-                rest = b"".join(map(self._line, self._reader.finish()))
-                return rest + _line(self._form.part("", **self._form.end(event, self._clock)))
+                rest = b"".join(map(self._line, self._reader.finish(is_cut=event.is_cut)))
+                return rest + _line(self._form.part(**self._form.end(event, self._clock)))
             case Failed():
                 return _line(ollama_error(event.error))
 
@@ -209,10 +222,8 @@ class LineStream:
         """Return nothing: the line that is done was the end."""
         return b""
 
-    def _line(self, found: str | dict[str, Any]) -> bytes:
-        is_text = isinstance(found, str)
-        text = found if isinstance(found, str) else ""
-        return _line(self._form.part(text, None if is_text else [found]))  # type: ignore[list-item]
+    def _line(self, found: Piece | Call) -> bytes:
+        return _line(self._form.part([found]))
 
 
 def _line(document: dict[str, Any]) -> bytes:

@@ -24,7 +24,7 @@ from ..overload import refuse_early
 from ..quota import reserved
 from ..schemas import ChatRequest, CompletionRequest, Message, TemplateSwitches, take_unknown
 from ..tool_schema import CalledFunction, ToolCall
-from .answers import Clock, LineStream, OllamaForm, loaded
+from .answers import AnswerReader, Clock, LineStream, OllamaForm, loaded
 from .names import served_model
 from .schema import LOAD_OPTIONS, OllamaChat, OllamaGenerate, OllamaOptions
 
@@ -139,13 +139,14 @@ async def _answer(
     with await reserved(requests, services):
         choices = submit_all(requests, services, live)
     clock = Clock(live.began_at, trio.current_time(), trio.current_time)
+    reader = AnswerReader(plan.tool_form, plan.thinking)
     if not is_streamed:
         (answer,) = await collect(choices, len(requests))
-        document = form.whole(answer, plan.tool_form, clock)
+        document = form.whole(answer, reader, clock)
         return Response(document, content_type="application/json")
     body = EventStreamBody(
         choices,
-        LineStream(form, plan.tool_form, clock),
+        LineStream(form, reader, clock),
         own_shortcut(request.scope),
         keep_alive_s=services.config.keep_alive_s,
     )
@@ -196,6 +197,8 @@ def _common(fields: AnyRequest, services: Services) -> dict[str, Any]:
     if fields.think is not None:
         switches: TemplateSwitches = {"enable_thinking": fields.think is not False}
         common["chat_template_kwargs"] = switches
+    if isinstance(fields.think, str):
+        common["reasoning_effort"] = fields.think
     return common
 
 
@@ -253,6 +256,7 @@ def _messages(turns: list[OllamaTurn]) -> list[Message]:
             Message.model_construct(
                 role=turn.role,
                 content=turn.content or "",
+                reasoning=turn.thinking,
                 tool_calls=calls or None,
                 tool_call_id=turn.tool_call_id,
             )

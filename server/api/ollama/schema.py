@@ -111,6 +111,7 @@ class OllamaTurn(OllamaModel):
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
+    thinking: str | None = None
     images: NoImages = None
     tool_calls: Annotated[list[OllamaCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None

@@ -122,6 +122,27 @@ async def asked(path: str, body: dict[str, Any], template: str = QWEN) -> tuple[
         return prompt, request.sampling.reasoning
 
 
+async def test_ollamas_clients_get_thinking_and_may_send_it_back() -> None:
+    turns = [*HI, {"role": "assistant", "content": "It is.", "thinking": THOUGHT}, *HI]
+    for path, body in (("/api/chat", {"messages": turns}), ("/api/generate", {"prompt": "hi"})):
+        whole = await answered(path, {"model": MODEL, "stream": False, **body})
+        said = whole.get("message", whole)
+        assert said["thinking"].strip() == THOUGHT
+        assert (said.get("content") or said["response"]).strip() == "It is."
+    fleet, text = thinking()
+    async with surface(fleet, text=text) as server:
+        lines = (await server.post("/api/chat", {"model": MODEL, "messages": turns})).body
+        request = fleet.generations[0].request
+        prompt = await text.decode(request.prompt_ids, skip_special_tokens=False)
+    parts = [json.loads(line)["message"] for line in lines.splitlines()]
+    assert "".join(part.get("thinking", "") for part in parts).strip() == THOUGHT
+    assert "".join(part["content"] for part in parts).strip() == "It is."
+    assert f"<think>{THOUGHT}</think>It is." in prompt
+    prompt, reasoning = await asked("/api/chat", {"model": MODEL, "messages": HI, "think": False})
+    assert prompt.endswith("<think>\n\n</think>\n\n")
+    assert reasoning is None
+
+
 async def test_a_chat_has_its_reasoning_beside_its_content() -> None:
     answer = await answered(CHAT, {"messages": HI})
     (choice,) = answer["choices"]

@@ -151,7 +151,10 @@ async def test_a_request_without_a_prompt_finds_the_model_loaded() -> None:
     assert (whole.json["response"], whole.json["done_reason"]) == ("", "load")
 
 
-@pytest.mark.parametrize("wanted", ["json", {"type": "object", "properties": {"a": {}}}])
+CLOSED = {"type": "object", "properties": {"a": {}}, "additionalProperties": False}
+
+
+@pytest.mark.parametrize("wanted", ["json", CLOSED])
 async def test_a_format_is_a_grammar(wanted: Any) -> None:  # noqa: ANN401
     async with surface() as server:
         assert (await server.post("/api/chat", CHAT | {"format": wanted})).status == 200
@@ -163,6 +166,21 @@ async def test_a_format_is_a_grammar(wanted: Any) -> None:  # noqa: ANN401
     assert (answer.status, answer.json["error"]) == (400, "format: cannot be used")
     wants = {"type": "object"} if wanted == "json" else wanted
     assert json.loads(first.text) == wants
+
+
+@pytest.mark.parametrize("cut", ["Hm. <tool_ca", 'Hm. <tool_call>\n{"na'])
+async def test_a_call_that_is_cut_is_never_text(cut: str) -> None:
+    def script(generation: FakeGeneration) -> None:
+        generation.say(cut)
+        generation.finish(FinishReason.LENGTH)
+
+    body = CHAT | {"tools": [TOOL]}
+    async with surface(FakeFleet(script)) as server:
+        parts = lines(await server.post("/api/chat", body))
+        whole = (await server.post("/api/chat", body | WHOLE)).json
+    assert "".join(part["message"]["content"] for part in parts).strip() == "Hm."
+    assert whole["message"]["content"].strip() == "Hm."
+    assert whole["done_reason"] == parts[-1]["done_reason"] == "length"
 
 
 def calls(generation: FakeGeneration) -> None:
