@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import resource
 from collections import Counter
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +33,8 @@ from triolet.tenants import Plan
 from .test_runner import content, ended, set_full
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from server.generation import GenerationRequest
     from server.quotas.quotas import Quotas
@@ -83,16 +83,20 @@ class ChargingFleet(FakeFleet):
         generation.finish()
 
 
-@contextmanager
-def few_pages(storage: Storage) -> Iterator[None]:
-    """Let the database have no page more than now."""
-    set_full(storage, is_full=True)
+@asynccontextmanager
+async def few_pages(storage: Storage) -> AsyncIterator[None]:
+    """Let the database have no page more than now.
+
+    In the writer's turn: SQLite waits for its lock with the interpreter's, which the thread that
+    holds it needs for the trace of its statement.
+    """
+    await storage.run(set_full, storage, is_full=True)
     yield
-    set_full(storage, is_full=False)
+    await storage.run(set_full, storage, is_full=False)
 
 
-@contextmanager
-def short_files(storage: Storage) -> Iterator[None]:
+@asynccontextmanager
+async def short_files(storage: Storage) -> AsyncIterator[None]:
     """Let no file grow beyond what the database's journal, not yet begun anew, has now."""
     wal = Path(storage._directory) / f"{FILE_NAME}-wal"
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -188,13 +192,15 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     ids=["pages", "files"],
 )
 async def test_no_line_is_computed_or_charged_again_for_a_full_disk(
-    world: World, filled: Callable[[Storage], AbstractContextManager[None]], full_at: Sequence[int]
+    world: World,
+    filled: Callable[[Storage], AbstractAsyncContextManager[None]],
+    full_at: Sequence[int],
 ) -> None:
     await world.begin()
     async with world.running():
         for count in full_at:
             await world.has_begun(count)
-            with filled(world.storage):
+            async with filled(world.storage):
                 world.is_refused = trio.Event()
                 await world.is_refused.wait()
                 await world.has_tried(2 * CONFIG.concurrency, WRITE)
@@ -217,7 +223,7 @@ async def test_a_paused_batch_says_why_until_it_goes_on(world: World) -> None:
     with capture_logs() as logs:
         async with world.running():
             await world.has_begun(FULL_AT)
-            with few_pages(world.storage):
+            async with few_pages(world.storage):
                 await world.is_refused.wait()
                 await world.has_tried(2 * CONFIG.concurrency, WRITE)
                 paused = await world.shown()
@@ -245,7 +251,7 @@ async def test_what_cannot_be_stored_on_a_full_disk_is_refused_as_such(world: Wo
         "metadata": {str(number): LONG[:512] for number in range(16)},
     }
     headers = {"authorization": "Bearer key"}
-    with few_pages(world.storage):
+    async with few_pages(world.storage):
         body = json.dumps(fields).encode()
         answer = await world.server.request("POST", "/v1/batches", body=body, headers=headers)
     assert (answer.status, answer.error["code"]) == (507, "disk_full")
@@ -275,6 +281,6 @@ async def test_an_answer_is_held_until_its_batchs_window_ends(world: World) -> N
     runner = BatchRunner(world.storage, CONFIG, app, "localhost", lambda: 0.0, world.note)
     line = WaitingLine("batch_1", 0, "c0", "/v1/completions", b"{}", OWNER, expires_at=0)
     answer = InnerAnswer(200, "id", json.dumps(LONG * 20).encode(), None, False)
-    with few_pages(world.storage):
+    async with few_pages(world.storage):
         await runner._keep(line, answer)
     assert world.outcomes == {"held": 1, "dropped": 1}
