@@ -214,6 +214,11 @@ class DummyCheckpoint(Checkpoint):
     def __init__(self, model_dir: Path) -> None:
         self.files = [model_dir / "config.json"]
 
+    @property
+    def dtype(self) -> str:
+        """As what it would be stored."""
+        return "BF16"
+
     def names(self) -> set[str]:
         """Return nothing: there is no tensor without a place in the model."""
         return set()

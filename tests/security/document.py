@@ -59,6 +59,8 @@ are valid. They stand in the place of what the document says of these fields."""
 RELATIONS: Final = (
     "context is ",  # the sum of a prompt and its completion
     "min_tokens exceeds max_tokens",
+    "must be less than max_tokens",  # a budget of reasoning
+    "its chat template ignores them",
     "has the same name twice",
     "names a tool that is not among tools",
     "needs a last message of the assistant",

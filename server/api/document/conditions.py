@@ -11,12 +11,12 @@ from typing import Any, Final
 Schema = dict[str, Any]
 
 RELATIONS: Final = (
-    "the tokens of a prompt and its completion fit into the context, and min_tokens into "
-    "max_tokens; a tool has a name of its own, and tool_choice names one of tools; a message that "
-    "is to be continued is the last, of the assistant and not empty; text_1 and text_2 have as "
-    "many texts, or one; only one of response_format, structured_outputs and guided_ asks for "
-    "something; a JSON Schema, a regular expression and a grammar can be compiled; the "
-    "model's chat template takes the conversation"
+    "the tokens of a prompt and its completion fit into the context, and min_tokens and a budget "
+    "of reasoning into max_tokens; a tool has a name of its own, and tool_choice names one of "
+    "tools; a message that is to be continued is the last, of the assistant and not empty; text_1 "
+    "and text_2 have as many texts, or one; only one of response_format, structured_outputs and "
+    "guided_ asks for something; a JSON Schema, a regular expression and a grammar can be "
+    "compiled; the model's chat template takes the conversation, and shows the tools"
 )
 """What else holds between fields; the document says it in prose."""
 
@@ -63,7 +63,11 @@ _BLOCK: Final = _either(
     _TEXT_PART,
     _has(type={"const": "tool_use"}, id=_TEXT, name=_TEXT, input={"type": "object"}),
     {**_RESULT, "properties": {**_RESULT["properties"], "content": _TEXTS}},
+    _has(type={"const": "thinking"}, thinking=_TEXT),
+    _has(type={"const": "redacted_thinking"}),
 )
+_REASONING_TEXT: Final = _has(type={"const": "reasoning_text"}, text=_TEXT)
+_REASONING: Final = _either(_NULL, _TEXT, {"type": "array", "items": _REASONING_TEXT})
 _CHOICES: Final = {"items": {"minLength": 1}}
 
 CONDITIONS: Final[dict[str, tuple[Schema, ...]]] = {
@@ -111,6 +115,10 @@ CONDITIONS: Final[dict[str, tuple[Schema, ...]]] = {
             },
             _has(type={"const": "function_call"}, call_id=_TEXT, name=_TEXT, arguments=_TEXT),
             _has(type={"const": "function_call_output"}, call_id=_TEXT, output=_CONTENT),
+            {
+                **_has(type={"const": "reasoning"}),
+                "properties": {"type": {"const": "reasoning"}, "content": _REASONING},
+            },
         ),
     ),
     "TextFormat": (
@@ -135,6 +143,12 @@ CONDITIONS: Final[dict[str, tuple[Schema, ...]]] = {
     ),
     "InputTokensRequest": (_NO_EARLIER, _TOOL_CHOICE),
     "Turn": (_may_have(content=_either(_TEXT, {"type": "array", "items": _BLOCK})),),
+    "ThinkingConfig": (
+        _either(
+            _has(type={"enum": ["disabled", "adaptive"]}),
+            _has(budget_tokens={"type": "integer"}),
+        ),
+    ),
     "ToolUse": (
         _either(
             _has(type={"const": "tool"}, name=_TEXT),
