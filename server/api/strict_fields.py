@@ -35,6 +35,7 @@ WORDS: Final = {
     "dict_type": "be an object",
     "model_type": "be an object",
     "dataclass_exact_type": "be a string or a list of blocks",
+    "none_required": "be null",
 }
 """What a value must do, by the library's word for what is wrong with it."""
 _OF_VALIDATORS: Final = ("value_error", "unsupported")

@@ -283,6 +283,7 @@ OF_NODES: dict[str, set[str]] = {
     "model": {"model_type"},
     "model-fields": {"missing", "extra_forbidden"},
     "model-field": set(),
+    "none": {"none_required"},
     "nullable": set(),
     "str": {"string_type", "string_unicode"},
     "tuple": {"tuple_type", "too_short", "too_long"},
