@@ -30,6 +30,7 @@ class CancelReason(StrEnum):
     """Who ended a generation from outside."""
 
     CLIENT_GONE = "client_gone"
+    WENT_AWAY = "went_away"  # said so: a page that was left, or is loaded again
     STOPPED = "stopped"  # the client asked: WebSocket cancel, stop button
     STALLED = "stalled"
     DRAIN = "drain"

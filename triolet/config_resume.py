@@ -16,6 +16,9 @@ class ResumeConfig:
     grace_s: float = 30 * SECONDS
     """How long an answer goes on that nobody reads: a client that changes networks or restarts is
     back by then. It holds a row and KV meanwhile, so not for longer."""
+    away_grace_s: float = 5 * SECONDS
+    """The same where the client closed the connection because it goes away (1001), as browsers do:
+    a page that is loaded again is back within a second, and a closed tab should hold nothing."""
     buffer_bytes: int = 1 * MIB
     """Of one answer. Beyond, its beginning is forgotten, as far as somebody has read it: 4,000
     chunks of a token each."""

@@ -146,8 +146,8 @@ class KeptAnswers:
 
     def sweep(self, now: float) -> None:
         """Look whether a time is over."""
-        grace_s = 0.0 if self._is_leaving() else self._config.grace_s
         for answer in self._answers.values():
+            grace_s = 0.0 if self._is_leaving() else answer.grace_s
             is_alone = answer.ended_at is None and answer.alone_since is not None
             if is_alone and now - (answer.alone_since or 0.0) >= grace_s:
                 self._count("abandoned")

@@ -58,6 +58,7 @@ class ResumableAnswer:
       transcript: what has been said so far.
       failure: what went wrong, once something has.
       alone_since: since when nobody reads it; None while somebody does.
+      grace_s: how long it goes on then.
       ended_at: when it ended; None while it runs.
     """
 
@@ -67,6 +68,7 @@ class ResumableAnswer:
         self.transcript = Transcript()
         self.failure: RequestError | None = None
         self.alone_since: float | None = trio.current_time()
+        self.grace_s = config.grace_s
         self.ended_at: float | None = None
         self._config = config
         self._generations: list[Generation] = []
@@ -102,6 +104,8 @@ class ResumableAnswer:
         self._left_at = max(self._left_at, reader.position)
         if not self._readers:
             self.alone_since = trio.current_time()
+            is_away = reason is CancelReason.WENT_AWAY
+            self.grace_s = self._config.away_grace_s if is_away else self._config.grace_s
             if reason is CancelReason.STALLED:
                 self.give_up(reason)
             else:

@@ -306,6 +306,7 @@ class CuredH11Protocol(H11Protocol):
             self.stream.send_chunk = self.send_chunk
         if isinstance(self.stream, CuredWSStream):
             self.stream.bounds = self._bounds
+            self.stream.departure = self.departure
             self.connection = H11WSConnection(cast("h11.Connection", self.connection))
         await self.stream.handle(
             Request(

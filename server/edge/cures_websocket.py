@@ -21,6 +21,7 @@ from wsproto.events import CloseConnection, Message, Ping
 from wsproto.frame_protocol import CloseReason
 
 from ..api.errors import http_error
+from ..generation import CancelReason
 from .rate import TokenBucket
 from .refusal import refusal
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from triolet.config import ServerConfig
 
+    from ..api.live import Departure
     from .cures_inbox import AppInbox
 
 
@@ -39,10 +41,12 @@ class CuredWSStream(WSStream):
     Attributes:
       bounds: set by the protocol before the first event.
       inbox: as well.
+      departure: as well.
     """
 
     bounds: ServerConfig
     inbox: AppInbox
+    departure: Departure
     _frames: TokenBucket
     _heard_at: float
     _is_over: trio.Event
@@ -126,6 +130,8 @@ class CuredWSStream(WSStream):
     async def _tell_app(self, code: int) -> None:
         """Say that the client left, before it is answered: the answer stands behind everything
         that the client has not read, perhaps for ever."""
+        if code == CloseReason.GOING_AWAY:
+            self.departure.reason = CancelReason.WENT_AWAY
         put, self.app_put = self.app_put, None
         if put is not None:
             await put({"type": "websocket.disconnect", "code": code})

@@ -38,7 +38,7 @@ CANCELLED_STATUS: Final = 499
 def cancelled(reason: CancelReason, config: ServerConfig) -> End:
     """Return the end that somebody asked for."""
     match reason:
-        case CancelReason.CLIENT_GONE:
+        case CancelReason.CLIENT_GONE | CancelReason.WENT_AWAY:
             return End(_cancelled("the client left"), Outcome.CLIENT_GONE, EndReason.CANCEL)
         case CancelReason.STOPPED:
             return End(_cancelled("the client stopped it"), Outcome.STOPPED, EndReason.CANCEL)

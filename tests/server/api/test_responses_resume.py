@@ -13,7 +13,7 @@ from server.generation import CancelReason
 from tests.server.support.fakes import FakeFleet, by_hand
 from tests.server.support.surface import MODEL, PATIENCE_S, surface
 from tests.server.support.tenants import tenancy_of
-from tests.server.support.websocket import open_socket
+from tests.server.support.websocket import CLOSE, frame_bytes, open_socket
 from triolet.errors import no_worker
 
 if TYPE_CHECKING:
@@ -99,6 +99,29 @@ async def test_a_live_answer_goes_on_over_another_connection_and_in_its_conversa
             )
             again.finish()
             await socket.until(END)
+
+
+@pytest.mark.parametrize(("code", "goes_on"), [(None, True), (1000, True), (1001, False)])
+async def test_an_answer_of_a_page_that_goes_away_goes_on_for_a_shorter_time(
+    code: int | None, goes_on: bool
+) -> None:
+    async with surface(FakeFleet(by_hand)) as server:
+        socket = await open_socket(server)
+        async with socket.client.stream:
+            await begin(server, socket, 1)
+            await socket.until("response.output_text.delta")
+            if code is not None:
+                await socket.client.send(frame_bytes(CLOSE, code.to_bytes(2, "big")))
+                await socket.frame()
+        await server.all_connections_closed()
+        (generation,) = server.fleet.generations
+        bounds, now = server.services.config.resume, trio.current_time()
+        server.services.kept.sweep(now + bounds.away_grace_s - 1.0)
+        assert not generation.cancelled
+        server.services.kept.sweep(now + bounds.away_grace_s)
+        assert (not generation.cancelled) == goes_on
+        server.services.kept.sweep(now + bounds.grace_s)
+        assert generation.cancelled[0] is CancelReason.CLIENT_GONE
 
 
 async def test_who_did_not_ask_for_it_is_cancelled_at_once_and_cannot_resume() -> None:

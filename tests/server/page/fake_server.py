@@ -130,6 +130,11 @@ class Exchange:
         """Wait until the page has closed the connection it came on."""
         assert self._closed.wait(WAIT_S), "the page did not close the connection"
 
+    @property
+    def close_code(self) -> int | None:
+        """What the page said as it closed the connection; 1001 when it went away."""
+        return self._connection.close_code
+
     def _response_event(self, kind: str, status: str, **more: Any) -> None:  # noqa: ANN401
         response = {"id": f"resp_{self._lane}", "object": "response", "status": status, **more}
         self._send({"type": kind, "response": response})

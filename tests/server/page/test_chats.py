@@ -91,10 +91,12 @@ def test_a_page_that_is_loaded_again_goes_on_with_its_answers(
     chat: ChatPage, server: FakeServer
 ) -> None:
     chat.ask("Tell me a story.")
-    server.next_exchange().created().say("Once upon")
+    left = server.next_exchange().created().say("Once upon")
     expect(chat.answer).to_have_text("Once upon")
     expect(chat.page).to_have_title("Tell me a story. · Triolet")
     chat.page.reload()
+    left.wait_connection_closed()
+    assert left.close_code == 1001, "the server waits for a shorter time"
     resumed = server.next_exchange()
     assert resumed.request == {
         "type": "response.resume",
