@@ -16,6 +16,7 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 
 from triolet.errors import ConfigError, ModelError
+from triolet.gguf.directory import WEIGHTS as GGUF_WEIGHTS
 
 from .layers import DecoderLayer, Linear, RMSNorm, Weights
 from .model_config import read_json
@@ -107,6 +108,19 @@ class Checkpoint:
             raise ModelError(
                 f"{self._path_of[name]}: tensor {name}: {error}; fetch the file again"
             ) from error
+
+
+def open_weights(model_dir: Path) -> Checkpoint:
+    """Open the weights of a directory, in either form.
+
+    Raises:
+      ModelError: files are missing or broken.
+    """
+    if (model_dir / GGUF_WEIGHTS).exists():
+        from .gguf_weights import GgufCheckpoint  # its library is loaded where there is such a file
+
+        return GgufCheckpoint(model_dir)
+    return Checkpoint(model_dir)
 
 
 def weight_files(model_dir: Path) -> list[Path]:
