@@ -116,7 +116,8 @@ def open_weights(model_dir: Path) -> Checkpoint:
     Raises:
       ModelError: files are missing or broken.
     """
-    if (model_dir / GGUF_WEIGHTS).exists():
+    is_gguf = (model_dir / GGUF_WEIGHTS).exists()
+    if is_gguf and not any((model_dir / name).exists() for name in (SINGLE_FILE, INDEX_FILE)):
         from .gguf_weights import GgufCheckpoint  # its library is loaded where there is such a file
 
         return GgufCheckpoint(model_dir)

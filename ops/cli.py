@@ -138,6 +138,7 @@ def serve(
     """Serve a model on this machine: a server, prefill and decode workers, kept alive."""
     from .logs import configure_logs, default_level
     from .model_directory import find_model
+    from .models.choose import ready_model
     from .plan import FleetPlan
     from .serve import serve as serve_fleet
 
@@ -146,7 +147,7 @@ def serve(
     configure_logs(level, "supervisor")
     serve_fleet(
         FleetPlan(
-            model_dir=find_model(model).path,
+            model_dir=find_model(ready_model(model)).path,
             server=replace(server, overload=overload),
             engine=replace(engine, gpu=gpu),
             link=link,

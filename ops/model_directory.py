@@ -1,7 +1,7 @@
 """Which directory MODEL means, and whether it can be one, before any process is started for it.
 
-Knows names of files and reads config.json; what is inside the weights and the tokenizer is found
-out by those who load them.
+Reads config.json, and of a GGUF file the metadata; weights and tokenizer are checked where they are
+loaded.
 """
 
 from __future__ import annotations
@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from triolet.errors import ModelError
+from triolet.gguf.directory import SUFFIX as GGUF_SUFFIX
+from triolet.gguf.directory import WEIGHTS as GGUF_WEIGHTS
+from triolet.gguf.directory import gguf_directory
 
+from .models.fetch import is_kept, kept_file
+from .models.known import KNOWN
+
+WEIGHT_FILES: Final = ("*.safetensors", GGUF_WEIGHTS)
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -23,7 +30,7 @@ class ModelDirectory(NamedTuple):
     Attributes:
       path: absolute.
       architecture: as config.json names it.
-      weight_bytes: size of all safetensors files.
+      weight_bytes: size of all files of weights.
     """
 
     path: Path
@@ -46,7 +53,7 @@ def find_model(model: Path | None) -> ModelDirectory:
         path = demo_model_path()
         remedy = "install Triolet again, or name a model directory"
     else:
-        path = model.expanduser().absolute()
+        path = _written_down(model.expanduser().absolute(), str(model))
         remedy = "point MODEL at a complete Hugging Face directory, or download it again"
         if not path.exists() and _HUB_ID.fullmatch(str(model)):
             remedy = f"if it is a name on a hub, download it first: hf download {model} --local-dir"
@@ -56,12 +63,34 @@ def find_model(model: Path | None) -> ModelDirectory:
     architecture = _architecture(path / "config.json", remedy)
     if not (path / "tokenizer.json").is_file():
         raise ModelError(f"{path / 'tokenizer.json'} is missing; {remedy}")
-    weights = sorted(path.glob("*.safetensors"))
+    weights = [file for kind in WEIGHT_FILES for file in sorted(path.glob(kind))]
     if not weights:
+        if names := sorted(path.glob(f"*{GGUF_SUFFIX}")):
+            remedy = f"name the GGUF file itself: {names[0]}"
         raise ModelError(
             f"{path} has no .safetensors file (weights in other formats are not loaded); {remedy}"
         )
     return ModelDirectory(path, architecture, sum(file.stat().st_size for file in weights))
+
+
+def _written_down(path: Path, name: str) -> Path:
+    """Return the directory of a GGUF file or of a known model; any other path as it is.
+
+    Raises:
+      ModelError: the file is missing or broken.
+    """
+    if not path.exists() and (known := KNOWN.get(name)) is not None:
+        if not is_kept(known):
+            raise ModelError(
+                f"{name} has not been fetched to this machine; `triolet serve {name}` fetches it"
+            )
+        path = kept_file(known)
+    if path.suffix != GGUF_SUFFIX or path.is_dir():
+        return path
+    if not path.is_file():
+        raise ModelError(f"{path} does not exist; give the path of a GGUF file")
+    extra = next((known.extra for known in KNOWN.values() if kept_file(known) == path), None)
+    return gguf_directory(path, extra)
 
 
 def _architecture(path: Path, remedy: str) -> str:

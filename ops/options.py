@@ -63,7 +63,11 @@ _fleet = partial(typer.Option, rich_help_panel=_FLEET)
 
 ModelArgument: TypeAlias = Annotated[
     Path | None,
-    typer.Argument(metavar="MODEL", help="Hugging Face directory.", show_default="the demo model"),
+    typer.Argument(
+        metavar="MODEL",
+        help="Hugging Face directory, GGUF file, smollm2, or auto: smollm2 if it can be had.",
+        show_default="the demo model",
+    ),
 ]
 LogLevelOption: TypeAlias = Annotated[
     str | None,

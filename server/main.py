@@ -45,6 +45,7 @@ from .tenancy import Tenancy
 from .tenant_file import TenantFile
 from .text.embedding_files import read_embedding_model
 from .text.grammars import Grammars
+from .text.page_words import PageWords, read_page_words
 from .text.sampling_defaults import read_sampling_defaults
 from .text.tokenizer import TextModel
 
@@ -78,6 +79,9 @@ ALONE: Final = "server"
 """What workers and audits call the only server on a port."""
 SPEND_SUFFIX: Final = ".spend.sqlite3"
 """Beside the file of tenants."""
+NO_TEMPLATE: Final = (
+    "it cannot chat: use /v1/completions, or serve a model that is made for chats"
+)
 EXIT_FORCED: Final = 75
 """EX_TEMPFAIL of sysexits: told apart from a crash and from a bad configuration."""
 
@@ -121,6 +125,7 @@ async def serve(
                 lifecycle or Lifecycle(),
                 count_connections=lambda: edge.connections,
                 embedding=read_embedding_model(config.model_dir),
+                page_words=_page_words(config, text),
                 storage=sockets.enter_context(_storage(config)),
                 siblings=siblings,
                 tenancy=tenancy,
@@ -258,6 +263,12 @@ def _load_text(config: ServerConfig) -> TextModel:
         tokenize_timeout_s=config.tokenize_timeout_s,
         turns=config.turns,
     )
+
+
+def _page_words(config: ServerConfig, text: TextModel) -> PageWords:
+    if not text.has_chat_template:
+        log.warning("no_chat_template", model=config.model_name, advice=NO_TEMPLATE)
+    return read_page_words(config.model_dir, has_chat_template=text.has_chat_template)
 
 
 def _grammars(config: ServerConfig, text: TextModel, metrics: Metrics) -> Grammars:

@@ -80,4 +80,5 @@ def _card(name: str, services: Services) -> dict[str, Any]:
         "created": STARTED_AT,
         "owned_by": "triolet",
         "max_model_len": services.fleet.max_model_len,
+        "page": services.page_words.document(),
     }

@@ -46,7 +46,16 @@ _USAGE: Final = _object(
     prompt_tokens_details=_object(cached_tokens=_COUNT),
 )
 _MODEL: Final = _object(
-    id=_TEXT, object=_one_of("model"), created=_INT, owned_by=_TEXT, max_model_len=_COUNT
+    id=_TEXT,
+    object=_one_of("model"),
+    created=_INT,
+    owned_by=_TEXT,
+    max_model_len=_COUNT,
+    page=_object(
+        lead={"type": ["string", "null"]},
+        cards=_list(_object(title=_TEXT, question=_TEXT)),
+        has_chat_template={"type": "boolean"},
+    ),
 )
 
 UPLOAD: Final = _object(purpose=_one_of("batch"), file={"type": "string", "format": "binary"})

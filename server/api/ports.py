@@ -13,6 +13,7 @@ from ..quotas.opening import quotas_in_memory
 from ..response_cache.front import CachingFleet
 from ..tenancy import Tenancy
 from ..text.embedding_files import EmbeddingModel
+from ..text.page_words import PageWords
 from ..text.sampling_defaults import SamplingDefaults
 from ..threads import FairLimiter
 from .kept_answers import KeptAnswers
@@ -363,6 +364,8 @@ class Services:
     """How many clients are connected."""
     embedding: EmbeddingModel = field(default_factory=EmbeddingModel)
     """How inputs become vectors with this model."""
+    page_words: PageWords = field(default_factory=PageWords)
+    """What the chat page says of this model."""
     storage: Storage | None = None
     """Files and batches; None where none are kept."""
     siblings: SiblingsPort | None = None

@@ -32,6 +32,7 @@ export function endsResponse(event) {
 export class Answer {
   #state = WAITING;
   #text = "";
+  #model = null;
   #meter = null;
   #figures = null; // of an answer that was kept
   #lane = undefined;
@@ -42,10 +43,11 @@ export class Answer {
   #finishReason = null;
 
   /** Make one of what was kept of it. */
-  static from({ state, text, error, finishReason, figures }) {
+  static from({ state, text, model, error, finishReason, figures }) {
     const answer = new Answer();
     answer.#state = state === DONE || state === FAILED ? state : STOPPED;
     answer.#text = text;
+    answer.#model = typeof model === "string" ? model : null;
     answer.#error = answer.#state === FAILED ? { ...error } : null;
     answer.#finishReason = typeof finishReason === "string" ? finishReason : null;
     answer.#figures = figures ?? null;
@@ -57,7 +59,8 @@ export class Answer {
     const state = this.isOver ? this.#state : STOPPED;
     const { code, status, message } = this.#error ?? {};
     const error = this.#error && { code, status, message };
-    return { state, text: this.#text, error, finishReason: this.#finishReason, figures: this.figures };
+    const { model, finishReason, figures } = this;
+    return { state, text: this.#text, model, error, finishReason, figures };
   }
 
   get state() {
@@ -66,6 +69,11 @@ export class Answer {
 
   get text() {
     return this.#text;
+  }
+
+  /** The name of the model that speaks, null until it is known. */
+  get model() {
+    return this.#model;
   }
 
   /** Its figures, null until the question has left. */
@@ -100,6 +108,11 @@ export class Answer {
   /** Whether the server said by which name the rest can be asked for. */
   get canResume() {
     return this.#responseId !== null;
+  }
+
+  /** It is this model that is asked. */
+  spokenBy(model) {
+    this.#model = model;
   }
 
   /** The question leaves now: the clock for the first token starts. */

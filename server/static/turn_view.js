@@ -28,6 +28,7 @@ export class TurnView {
     part(".question .text").textContent = question;
     this.#parts = {
       answer: part(".answer"),
+      role: part(".role"),
       text: part(".answer .text"),
       problem: part(".problem"),
       title: part(".problem-title"),
@@ -66,6 +67,7 @@ export class TurnView {
       this.#text = new GrowingText(this.#parts.text);
     }
     this.#answer = answer;
+    if (answer.model) fill(this.#parts.role, answer.model);
     this.#parts.answer.dataset.state = answer.state;
     this.#parts.answer.setAttribute("aria-busy", String(!answer.isOver));
     this.#text.show(answer.text);

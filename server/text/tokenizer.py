@@ -128,6 +128,11 @@ class TextModel:
             turns=turns,
         )
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be rendered."""
+        return self._template is not None
+
     async def encode(
         self,
         text: str,

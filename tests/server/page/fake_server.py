@@ -148,6 +148,7 @@ class FakeServer:
 
     def __init__(self) -> None:
         self.models = ["triolet-demo"]
+        self.page_words: dict[str, Any] | None = None
         self.status: dict[str, Any] = {}
         self.status_refused: HTTPStatus | None = None
         self.answers_handshakes = threading.Event()
@@ -231,7 +232,8 @@ class FakeServer:
             self._connections.add(connection)
             return None
         if request.path == "/v1/models":
-            listed = {"object": "list", "data": [model_card(name) for name in self.models]}
+            cards = [model_card(name) | {"page": self.page_words} for name in self.models]
+            listed = {"object": "list", "data": cards}
             return reply(json.dumps(listed).encode(), "application/json")
         if request.path == "/fleet/status":
             if self.status_refused is not None:
@@ -245,7 +247,7 @@ class FakeServer:
         return reply((STATIC / name).read_bytes(), media_type)
 
 
-def model_card(name: str) -> dict[str, str]:
+def model_card(name: str) -> dict[str, Any]:
     """Return how a model is listed."""
     return {"id": name, "object": "model"}
 

