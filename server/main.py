@@ -141,9 +141,7 @@ async def serve(
                 nursery.start_soon(_hand_over, services.lifecycle, edge, config.handover_s)
                 nursery.start_soon(_run_beside, services, app, fleet, metrics, tenant_file)
                 await services.lifecycle.draining.wait()
-                await _drain(fleet, siblings, config.drain_timeout_s, on_drained)
-                edge.stop(within_s=CLOSE_SHARE * config.exit_grace_s)
-                await edge.wait_closed()
+                await _drain(fleet, siblings, edge, config, on_drained)
                 nursery.cancel_scope.cancel()
         finally:
             network.close()
@@ -166,16 +164,20 @@ def _show(
 async def _drain(
     fleet: Fleet,
     siblings: Siblings | None,
-    within_s: float,
+    edge: Edge,
+    config: ServerConfig,
     on_drained: Callable[[], None] | None,
 ) -> None:
-    """Let what runs here finish, and what runs elsewhere for clients that are connected here."""
+    """Let what runs here finish, and what runs elsewhere for clients that are connected here; then
+    close connections."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fleet.drain)
         if siblings is not None:
-            nursery.start_soon(siblings.drain, within_s)
+            nursery.start_soon(siblings.drain, config.drain_timeout_s)
     if on_drained is not None:
         on_drained()
+    edge.stop(within_s=CLOSE_SHARE * config.exit_grace_s)
+    await edge.wait_closed()
 
 
 def _listen(config: ServerConfig, sockets: ExitStack) -> list[socket]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any, Final
 
-from triolet.errors import ModelError
-
+from ..errors import ModelError
 from .container import ENCODINGS
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from triolet.errors import ModelError
+from ..errors import ModelError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,8 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from triolet.errors import ModelError
-
+from ..errors import ModelError
 from .config import generation_config, model_config
 from .container import read_gguf
 from .tokenizer import tokenizer_config, tokenizer_document

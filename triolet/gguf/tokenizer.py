@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from triolet.errors import ModelError
-
+from ..errors import ModelError
 from .config import CONTROL
 
 if TYPE_CHECKING:
