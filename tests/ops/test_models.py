@@ -169,7 +169,7 @@ def test_a_known_model_that_is_kept_is_found_by_its_name(
     monkeypatch.setitem(KNOWN, "smollm2", replace(SMOLLM2, file_bytes=path.stat().st_size))
     found = find_model(Path("smollm2"))
     assert found.path.name == "SmolLM2-135M-Instruct.Q4_1"
-    assert '"temperature": 0.2' in (found.path / "generation_config.json").read_text()
+    assert '"repetition_penalty": 1.1' in (found.path / "generation_config.json").read_text()
     assert find_model(ready_model(Path("smollm2"))).path == found.path
 
 

@@ -11,6 +11,7 @@ import mimetypes
 import queue
 import threading
 from http import HTTPStatus
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 STATIC = Path(__file__).parents[3] / "server" / "static"
 PAGES = {"/": "index.html", "/dashboard": "dashboard.html"}
+DEMO_WORDS = json.loads((Path(str(files("triolet") / "demo")) / "page.json").read_text())
 WAIT_S = 60.0
 POLICY = "; ".join(
     (
@@ -148,7 +150,7 @@ class FakeServer:
 
     def __init__(self) -> None:
         self.models = ["triolet-demo"]
-        self.page_words: dict[str, Any] | None = None
+        self.page_words: dict[str, Any] | None = {**DEMO_WORDS, "has_chat_template": True}
         self.status: dict[str, Any] = {}
         self.status_refused: HTTPStatus | None = None
         self.answers_handshakes = threading.Event()
