@@ -155,7 +155,9 @@ def write_model(
 
 
 def add_tensor(writer: gguf.GGUFWriter, name: str, values: np.ndarray, kind: Kind) -> None:
-    """Add a tensor, its matrices in a format."""
+    """Add a tensor, its matrices in a format, or where no whole block fits into a row in fp16."""
+    if values.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
+        kind = Kind.F16
     if values.ndim == 1 or kind is Kind.F32:
         writer.add_tensor(name, np.ascontiguousarray(values, np.float32))
     else:
