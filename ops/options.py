@@ -146,7 +146,8 @@ PinOption: TypeAlias = Annotated[
 DtypeOption: TypeAlias = Annotated[
     Dtype | None,
     _compute(
-        help="Weights, activations and KV.", show_default="float32; on a GPU the checkpoint's own"
+        help="Weights, activations and KV.",
+        show_default="float32; bfloat16 if quantised; on a GPU the checkpoint's own",
     ),
 ]
 ThreadsOption: TypeAlias = Annotated[
