@@ -113,8 +113,8 @@ class GgufCheckpoint(Checkpoint):
         heads = self._heads.get(own_name.split(".")[-2])
         if heads is not None:
             # Whole rows change places, and no block crosses two of them: they may stay packed.
-            rows = rows.reshape(heads, shape[0] // heads // 2, 2, -1).swapaxes(1, 2)
-            rows = rows.reshape(shape[0], -1)
+            pairs = rows.reshape(heads, shape[0] // heads // 2, 2, -1)
+            rows = pairs.swapaxes(1, 2).reshape(shape[0], -1)
         target = into.view(shape[0], -1)
         kind = GGMLQuantizationType(place.encoding)
         for first in range(0, shape[0], ROWS_AT_ONCE):

@@ -79,9 +79,7 @@ ALONE: Final = "server"
 """What workers and audits call the only server on a port."""
 SPEND_SUFFIX: Final = ".spend.sqlite3"
 """Beside the file of tenants."""
-NO_TEMPLATE: Final = (
-    "it cannot chat: use /v1/completions, or serve a model that is made for chats"
-)
+NO_TEMPLATE: Final = "it cannot chat: use /v1/completions, or serve a model that is made for chats"
 EXIT_FORCED: Final = 75
 """EX_TEMPFAIL of sysexits: told apart from a crash and from a bad configuration."""
 

@@ -82,8 +82,7 @@ def write_header(
     for key, value in fields.items():
         if value is None:
             continue
-        add = {str: writer.add_string, float: writer.add_float32, bool: writer.add_bool}
-        add.get(type(value), writer.add_uint32)(f"{architecture}.{key}", value)
+        add_value(writer, f"{architecture}.{key}", value)
     writer.add_tokenizer_model(vocabulary.model)
     writer.add_token_list(vocabulary.tokens)
     writer.add_token_types(vocabulary.kinds)
@@ -92,10 +91,21 @@ def write_header(
     if vocabulary.scores is not None:
         writer.add_token_scores(vocabulary.scores)
     for key, value in vocabulary.keys.items():
-        name = key if "." in key else f"tokenizer.ggml.{key}"
-        add = {str: writer.add_string, bool: writer.add_bool}
-        add.get(type(value), writer.add_uint32)(name, value)
+        add_value(writer, key if "." in key else f"tokenizer.ggml.{key}", value)
     return writer
+
+
+def add_value(writer: gguf.GGUFWriter, key: str, value: object) -> None:
+    """Add a key with the type that converters give it."""
+    match value:
+        case bool():
+            writer.add_bool(key, value)
+        case str():
+            writer.add_string(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case int():
+            writer.add_uint32(key, value)
 
 
 def finish(writer: gguf.GGUFWriter) -> None:
