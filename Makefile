@@ -109,7 +109,7 @@ bench-model: install-dev  ## write the random-weight model of the benchmarks, in
 bench-peers: install-dev  ## install the engines that benchmarks compare with, into build/bench/peers/ (ARGS=vllm for one)
 	$(BIN)/python -m loadtest.bench.engines $(ARGS)
 
-bench-engine: bench-model  ## prefill and decode tokens/s beside other engines (ARGS=--full, ARGS="--peers vllm")
+bench-engine: bench-model  ## prefill and decode tokens/s beside other engines (ARGS=--full, ARGS="--peers vllm", ARGS="--gguf FILE")
 	$(BIN)/python -m loadtest.bench.engine $(ARGS)
 
 sanitize: install-dev  ## the kernels under AddressSanitizer and UndefinedBehaviorSanitizer
