@@ -90,6 +90,11 @@ class GgufCheckpoint(Checkpoint):
             numbers[place.encoding] += prod(place.shape)
         return ENCODINGS[numbers.most_common(1)[0][0]].name
 
+    @property
+    def is_quantised(self) -> bool:
+        """Whether most of its numbers are rounded to fewer bits than a float has."""
+        return self.dtype not in ("F32", "F16", "BF16")
+
     def read(self, name: str, shape: tuple[int, ...], into: Tensor) -> None:
         """Copy one tensor, converted to the dtype of where it goes.
 

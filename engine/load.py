@@ -198,9 +198,10 @@ def _bound(device: torch.device) -> torch.device:
 
 def choose_dtype(config: EngineConfig, checkpoint: Checkpoint, device: torch.device) -> Dtype:
     """Return what to compute in. See EngineConfig.dtype."""
+    if config.dtype is not None:
+        return config.dtype
     is_half = checkpoint.dtype in {"BF16", "F16"}
-    is_quantised = not is_half and checkpoint.dtype != "F32"
-    if config.dtype is None and (is_quantised or (is_half and device.type == "cuda")):
+    if checkpoint.is_quantised or (is_half and device.type == "cuda"):
         return Dtype.BFLOAT16
     return config.chosen_dtype
 

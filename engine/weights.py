@@ -78,6 +78,11 @@ class Checkpoint:
         stored = Counter(f.get_slice(name).get_dtype() for name, f in self._file_of.items())
         return str(stored.most_common(1)[0][0]) if stored else "F32"
 
+    @property
+    def is_quantised(self) -> bool:
+        """Whether most of its numbers are rounded to fewer bits than a float has."""
+        return False
+
     def read(self, name: str, shape: tuple[int, ...], into: Tensor) -> None:
         """Copy one tensor, converted to the dtype of where it goes.
 

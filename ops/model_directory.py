@@ -18,7 +18,7 @@ from triolet.gguf.directory import WEIGHTS as GGUF_WEIGHTS
 from triolet.gguf.directory import gguf_directory
 
 from .models.fetch import is_kept, kept_file
-from .models.known import KNOWN
+from .models.known import AUTO, KNOWN, SMOLLM2
 
 WEIGHT_FILES: Final = ("*.safetensors", GGUF_WEIGHTS)
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -73,13 +73,21 @@ def find_model(model: Path | None) -> ModelDirectory:
     return ModelDirectory(path, architecture, sum(file.stat().st_size for file in weights))
 
 
+def shown_path(model_dir: Path) -> Path:
+    """Return what a person calls a model's directory: of a GGUF file, the file."""
+    link = model_dir / GGUF_WEIGHTS
+    return link.resolve() if link.is_symlink() else model_dir
+
+
 def _written_down(path: Path, name: str) -> Path:
     """Return the directory of a GGUF file or of a known model; any other path as it is.
 
     Raises:
       ModelError: the file is missing or broken.
     """
-    if not path.exists() and (known := KNOWN.get(name)) is not None:
+    if not path.exists() and name == AUTO:
+        path = kept_file(SMOLLM2) if is_kept(SMOLLM2) else demo_model_path()
+    elif not path.exists() and (known := KNOWN.get(name)) is not None:
         if not is_kept(known):
             raise ModelError(
                 f"{name} has not been fetched to this machine; `triolet serve {name}` fetches it"

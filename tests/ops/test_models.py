@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from ops.model_directory import demo_model_path, find_model
+from ops.model_directory import demo_model_path, find_model, shown_path
 from ops.models.choose import ready_model
 from ops.models.fetch import FetchFailed, fetch, is_kept, kept_file
 from ops.models.known import KNOWN, SMOLLM2, KnownModel
@@ -158,6 +158,8 @@ def test_a_gguf_file_is_found_as_a_directory_with_its_name(tmp_path: Path) -> No
     assert found.architecture == "LlamaForCausalLM"
     assert found.weight_bytes == (tmp_path / "My-Model.Q4_0.gguf").stat().st_size
     assert (found.path / WEIGHTS).resolve() == tmp_path / "My-Model.Q4_0.gguf"
+    assert shown_path(found.path) == tmp_path / "My-Model.Q4_0.gguf"
+    assert shown_path(demo_model_path()) == demo_model_path()
 
 
 def test_a_known_model_that_is_kept_is_found_by_its_name(
@@ -165,6 +167,7 @@ def test_a_known_model_that_is_kept_is_found_by_its_name(
 ) -> None:
     with pytest.raises(ModelError, match="`triolet serve smollm2` fetches it"):
         find_model(Path("smollm2"))
+    assert find_model(Path("auto")).path == demo_model_path()
     path = gguf_file(kept_file(SMOLLM2))
     monkeypatch.setitem(KNOWN, "smollm2", replace(SMOLLM2, file_bytes=path.stat().st_size))
     found = find_model(Path("smollm2"))
