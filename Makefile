@@ -64,6 +64,28 @@ unit: install-dev system-deps
 
 test: lint types unit  ## lint, types and all tests
 
+# Their packages want other versions of what the tests use, so they get an environment of their own,
+# and what conflicts with the others a folder that goes before it.
+CLIENTS := build/clients
+INSTRUCTOR := instructor==1.17.0
+CLIENT_TESTS := tests/end_to_end/clients
+
+$(CLIENTS)/.installed: pyproject.toml constraints.txt constraints-clients.txt Makefile
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/pip --disable-pip-version-check install --quiet $(CONSTRAINTS) \
+	  --constraint constraints-clients.txt --editable '.[dev,clients]'
+	rm -rf $(CLIENTS)/instructor
+	$(CLIENTS)/bin/pip --disable-pip-version-check install --quiet --no-warn-conflicts \
+	  --target $(CLIENTS)/instructor '$(INSTRUCTOR)' 'openai>=3.0'
+	@touch $@
+
+.PHONY: clients proofs
+clients: $(CLIENTS)/.installed  ## clients of other makers, unpatched, against real fleets (docs/CLIENTS.md)
+	$(CLIENTS)/bin/pytest $(CLIENT_TESTS) --ignore $(CLIENT_TESTS)/test_instructor.py $(ARGS)
+	PYTHONPATH=$(CLIENTS)/instructor $(CLIENTS)/bin/pytest $(CLIENT_TESTS)/test_instructor.py $(ARGS)
+
+proofs: clients  ## proofs that need packages or time beyond what tests have
+
 screenshot: install-dev system-deps  ## pictures of the pages, into docs/images/
 	$(BIN)/python -m loadtest.screenshot $(ARGS)
 
@@ -96,6 +118,10 @@ bench-hostile: install-dev  ## every kind of hostile client; what a harmless one
 
 security-mutants: install-dev  ## take each guard of docs/SECURITY.md away; a test of its row must fail (ARGS="A1 A2")
 	$(BIN)/python -m tests.security.mutants $(ARGS)
+
+.PHONY: document
+document: install-dev  ## ask a server for all that its OpenAPI document allows and forbids (ARGS="--examples 200 --only /api/")
+	$(BIN)/python -m tests.security.document $(ARGS)
 
 bench-kills: install-dev  ## kill workers and server under 800 requests; compare every answer, time every pause
 	$(BIN)/python -m loadtest.kills $(ARGS)

@@ -375,7 +375,7 @@ class DecodeCore:
             num_computed_tokens=num_held_tokens if is_local and origin is None else 0,
             keeper=Keeper(frame.tenant, frame.cache_share),
             weight=frame.weight,
-            constraint=self._engine.constrain(frame.sampling.grammar),
+            constraint=self._engine.constrain(frame.sampling),
             kv_key=frame.kv_key,
         )
         self.roster.add(attempt, now, frame.remaining_s)

@@ -180,7 +180,7 @@ class Stepper:
         for sampled in results:
             assert sampled is not None, "a row that samples has a result"
             if sampled.barred is not None:
-                # One whose mask is late computes the same token again with the next step.
+                # With a late mask the row computes the same token again in the next step.
                 if sampled.barred is not Barred.LATE:
                     self._roster.end(attempt.key, END_REASONS[sampled.barred], now)
                 break

@@ -197,7 +197,8 @@ def _answer_kv(kv: Listener, core: DecodeCore) -> None:
             kv.send_nowait(send.to, send.frame)
         except (PeerGone, PeerBusy) as error:
             # If it lives it sends again what was not answered.
-            log.warning("kv_answer_unsent", error=str(error))
+            # A prefill worker that is restarted is gone before its last answer: no harm in that.
+            log.info("kv_answer_unsent", error=str(error))
 
 
 def load_drafts(config: WorkerConfig, draft_dir: Path, vocab_size: int) -> Drafts:

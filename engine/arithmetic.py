@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 import xxhash
 
-from .backend import NATIVE
+from .attention.traits import NATIVE
 from .native.library import load_library
 from .rope import RotaryTable
 

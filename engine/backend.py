@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from triolet.config import AUTO_BACKEND, Dtype, EngineConfig, WeightFormat, require
+from triolet.config import AUTO_BACKEND, EngineConfig, WeightFormat
 from triolet.errors import ConfigError
 
-from .attention.interface import BackendTraits
-from .attention.registry import TRAITS, create_attention
+from .attention.registry import create_attention
+from .attention.traits import NATIVE, check_backend
 from .gpu.build import build_parts, capture
 from .model import TorchModel, Transformer
 from .native.library import load_library
@@ -31,19 +31,9 @@ if TYPE_CHECKING:
     from .runner import StepModel
     from .weights import Checkpoint
 
-NATIVE: Final = BackendTraits(
-    name="native",
-    device_types=frozenset({"cpu"}),
-    dtypes=frozenset({Dtype.FLOAT32, Dtype.BFLOAT16}),
-    block_size_multiple=1,
-    head_dim_multiple=16,  # a vector of the widest build
-    max_head_dim=256,  # rows on the kernels' stack
-    is_path_invariant=True,
-)
 _HIDDEN_SIZE_MULTIPLE: Final = 16
 FUSED: Final = frozenset({"flash", "triton"})
 """Backends that compute with fused kernels, and decode steps without waiting for the host."""
-ALL_TRAITS: Final = {traits.name: traits for traits in (NATIVE, *TRAITS.values())}
 
 
 def choose_backend(config: EngineConfig, model: ModelConfig, device_type: str) -> str:
@@ -58,18 +48,9 @@ def choose_backend(config: EngineConfig, model: ModelConfig, device_type: str) -
         if reason and is_int8:
             raise ConfigError(f"weights is 'int8', for which backend 'native' is needed: {reason}")
         return "sdpa" if reason else NATIVE.name
-    allowed = ", ".join(sorted((AUTO_BACKEND, *ALL_TRAITS)))
-    require(config.backend in ALL_TRAITS, "backend", config.backend, allowed)
-    traits = ALL_TRAITS[config.backend]
-    traits.check(device_type, config.chosen_dtype, config.block_size, model.head_dim)
+    check_backend(config, config.chosen_dtype, model.head_dim, device_type)
     if config.backend == NATIVE.name and (reason := _why_not_native(config, model, device_type)):
         raise ConfigError(f"backend is 'native', but {reason}; use backend 'sdpa'")
-    require(
-        config.backend == NATIVE.name or not is_int8,
-        "weights",
-        config.weights.value,
-        f"dtype with backend {config.backend!r}; int8 with 'native'",
-    )
     return config.backend
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import chain
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, overload
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, overload
 
 from triolet.errors import invalid_request
 
@@ -45,12 +45,26 @@ class Mask(NamedTuple):
     may_end: bool
 
 
+class AllBut(NamedTuple):
+    """Any token may come next but these: no mask of the whole vocabulary for a few.
+
+    Attributes:
+      token_ids: of the vocabulary.
+    """
+
+    token_ids: tuple[int, ...]
+
+
 class Barred(Enum):
     """Why there is no mask, and so no token."""
 
     STUCK = auto()  # nothing may follow
     TOO_COSTLY = auto()  # what may follow costs too much to know
     LATE = auto()  # it is not known yet: the row computes its token again
+
+
+PendingMask: TypeAlias = "Future[Mask | Barred] | Future[Mask | AllBut | None]"
+"""What may come next, or is on its way; None for any token."""
 
 
 class Constraint(Protocol):
@@ -67,13 +81,13 @@ class Constraint(Protocol):
         be asked while a step runs."""
         ...
 
-    def begin(self, output_ids: Sequence[int]) -> Future[Mask | Barred]:
+    def begin(self, output_ids: Sequence[int]) -> PendingMask:
         """Begin to find out what may follow the completion so far. Asked again for the same tokens
         it goes on with what it has begun."""
         ...
 
     def late(self) -> Barred:
-        """Return what becomes of a row whose mask did not come in time."""
+        """Return what becomes of a row without a mask in time."""
         ...
 
 
@@ -109,7 +123,7 @@ def is_plain(params: SamplingParams, position: int) -> bool:
     """
     return (
         params.logprobs is None
-        and params.grammar is None
+        and not params.is_constrained
         and not params.has_penalties
         and not params.logit_bias
         and position >= params.min_tokens
@@ -323,6 +337,12 @@ def check_request(vocab_size: int, token_ids: Sequence[int], params: SamplingPar
                 f"token ids of the prompt must lie in 0…{vocab_size - 1}; found {token_id}",
                 "prompt",
             )
+    reasoning = params.reasoning
+    if reasoning is not None and max(reasoning.token_ids) >= vocab_size:
+        raise invalid_request(
+            f"the markers of reasoning name token {max(reasoning.token_ids)}; ids lie in "
+            f"0…{vocab_size - 1}; give the server --reasoning-parser none"
+        )
     for token_id, _ in params.logit_bias:
         if not 0 <= token_id < vocab_size:
             raise invalid_request(

@@ -22,8 +22,9 @@ import structlog
 
 from triolet.config_grammar import MaskConfig
 from triolet.grammar import GrammarError, GrammarTooCostly, build_tokenizer, compile_grammar
+from triolet.sampling import MAX_MARKER_TOKENS
 
-from .batch import Barred, Mask
+from .batch import AllBut, Barred, FollowedBy, Mask
 from .mask_lanes import Lane, Lanes
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from triolet.grammar import LLMatcher, LLTokenizer
-    from triolet.sampling import Grammar
+    from triolet.sampling import Grammar, ReasoningTokens, SamplingParams
+
+    from .batch import Constraint, PendingMask
 
 log = structlog.get_logger()
 
@@ -84,6 +87,17 @@ class Constraints:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(grammar)
         return GrammarConstraint(compiled, self._lanes, self._vocab_size, self._config)
+
+    def constraint_of(self, sampling: SamplingParams) -> Constraint | None:
+        """Return what keeps one sequence within its grammar and its budget of reasoning; None if
+        any token may always follow."""
+        answer = None if sampling.grammar is None else self.constrain(sampling.grammar)
+        reasoning = sampling.reasoning
+        if reasoning is None or not sampling.is_constrained:
+            return answer
+        if reasoning.is_in_grammar and answer is not None:
+            return answer
+        return ReasoningConstraint(reasoning, answer, self._vocab_size, self._eos_token_ids)
 
     def _read_tokenizer(self) -> LLTokenizer:
         text = self._tokenizer_path.read_text(encoding="utf-8")
@@ -168,7 +182,7 @@ class GrammarConstraint:
         return begun.mask
 
     def late(self) -> Barred:
-        """Return what becomes of a row whose mask did not come in time."""
+        """Return what becomes of a row without a mask in time."""
         self._lanes.quick.relieve()
         self._lanes.slow.relieve()
         return Barred.TOO_COSTLY if self._is_condemned else Barred.LATE
@@ -254,6 +268,117 @@ class GrammarConstraint:
         log.warning("grammar_too_costly", reason=" ".join(reason.split())[:200])
         self._matcher = None
         return Barred.TOO_COSTLY
+
+
+class ReasoningConstraint:
+    """One sequence's place in its reasoning, and behind that in the grammar of its answer.
+
+    Reasoning is free but for its budget; an answer has to follow if it has a grammar. The place is
+    a function of the tokens, so that an attempt that begins again elsewhere goes on exactly.
+
+    Args:
+      reasoning: where the answer begins.
+      answer: what it has to be; None for anything.
+      vocab_size: length of masks.
+      eos_token_ids: what would end the sequence.
+    """
+
+    def __init__(
+        self,
+        reasoning: ReasoningTokens,
+        answer: GrammarConstraint | None,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+    ) -> None:
+        self._reasoning = reasoning
+        self._answer = answer
+        self._vocab_size = vocab_size
+        # Within reasoning anything may follow, but no end if an answer has to.
+        ends = tuple(i for i in eos_token_ids if i < vocab_size)
+        self._unended = None if answer is None else AllBut(ends)
+        # Decided tokens without a closing, so that a long reasoning is not searched for each.
+        self._num_searched = 0
+        self._answer_at: int | None = None
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether its masks take so long that other rows should not wait for them."""
+        return self._answer is not None and self._answer.is_slow
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a slow mask is not there yet."""
+        return self._answer is not None and self._answer.is_awaited
+
+    def begin(self, output_ids: Sequence[int]) -> PendingMask:
+        """Begin to find out what may follow the completion so far."""
+        reasoning = self._reasoning
+        if not output_ids and reasoning.opening is not None:
+            return self._at_start(reasoning.opening)
+        answer_at = self._find_answer(output_ids)
+        if answer_at is not None:
+            return self._of_answer(output_ids[answer_at:])
+        forced = reasoning.forced_next(output_ids)
+        if forced is not None:
+            return _known(self._only(forced))
+        return _known(self._unended)
+
+    def late(self) -> Barred:
+        """Return what becomes of a row whose mask did not come in time."""
+        return Barred.LATE if self._answer is None else self._answer.late()
+
+    def _find_answer(self, output_ids: Sequence[int]) -> int | None:
+        """Return the index of the answer's first token; None within reasoning."""
+        if self._answer_at is not None:
+            return self._answer_at
+        if not self._reasoning.begins_with(output_ids):
+            found: int | None = 0
+        else:
+            closing = self._reasoning.closing_behind(output_ids, self._num_searched)
+            found = None if closing is None else closing[1]
+        # What is guessed may be taken back.
+        if not isinstance(output_ids, FollowedBy) and output_ids:
+            self._answer_at = found
+            # A closing may have begun with the last tokens.
+            self._num_searched = max(0, len(output_ids) - MAX_MARKER_TOKENS)
+        return found
+
+    def _at_start(self, opening: int) -> PendingMask:
+        """Return what may come first: the opening of reasoning, or an answer."""
+        if self._reasoning.budget == 0:
+            if self._answer is None:
+                return _known(AllBut((opening,)))
+            return self._of_answer([])
+        if self._answer is None:
+            return _known(None)
+        either: Future[Mask | Barred] = Future()
+        self._answer.begin([]).add_done_callback(partial(_copy_with, either, opening))
+        return either
+
+    def _of_answer(self, token_ids: Sequence[int]) -> PendingMask:
+        return _known(None) if self._answer is None else self._answer.begin(token_ids)
+
+    def _only(self, token_id: int) -> Mask:
+        allowed = np.zeros(self._vocab_size, dtype=np.bool_)
+        allowed[token_id] = True
+        return Mask(allowed, may_end=False)
+
+
+def _known(mask: Mask | AllBut | None) -> Future[Mask | AllBut | None]:
+    """Return a mask that is there already."""
+    future: Future[Mask | AllBut | None] = Future()
+    future.set_result(mask)
+    return future
+
+
+def _copy_with(into: Future[Mask | Barred], token_id: int, source: Future[Mask | Barred]) -> None:
+    """Pass on what came of another future, and allow a token beside it."""
+    if source.exception() is None and isinstance(mask := source.result(), Mask):
+        allowed = mask.allowed.copy()
+        allowed[token_id] = True
+        into.set_result(Mask(allowed, mask.may_end))
+    else:
+        _copy(into, source)
 
 
 def _copy(into: Future[Mask | Barred], source: Future[Mask | Barred]) -> None:

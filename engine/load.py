@@ -19,7 +19,8 @@ from triolet.errors import CapacityError, ConfigError
 from triolet.sampling import SamplingParams
 
 from .arithmetic import arithmetic
-from .backend import ALL_TRAITS, build_runner, choose_backend
+from .attention.traits import ALL_TRAITS
+from .backend import build_runner, choose_backend
 from .batch import SampleSpec, StepRow
 from .block_ledger import BlockLedger
 from .constraints import Constraints
@@ -29,6 +30,7 @@ from .kv_pool import KVLayout, KVPool
 from .model_config import ModelConfig, load_eos_token_ids, load_model_config
 from .pace import MEASURED_TOKENS, Pace, pace_of
 from .prefix_cache import PrefixCache
+from .preflight.check import dtype_for, fit_model_len
 from .weights import Checkpoint, open_weights, weights_digest
 
 if TYPE_CHECKING:
@@ -136,37 +138,6 @@ def load_engine(
     )
 
 
-def fit_model_len(
-    config: EngineConfig, model_config: ModelConfig, num_blocks: int, bytes_per_block: int
-) -> tuple[int, str]:
-    """Return the longest sequence that model and pool allow, and what limits it.
-
-    Raises:
-      ConfigError: the pool holds no sequence at all, or not one of the length asked for.
-    """
-    length, reason = model_config.max_model_len, model_config.max_model_len_reason
-    if config.max_model_len is not None:
-        require(
-            1 <= config.max_model_len <= length,
-            "max_model_len",
-            config.max_model_len,
-            f"1…{length} ({reason})",
-        )
-        length, reason = config.max_model_len, "the setting max_model_len"
-    wanted_blocks = 1 + -(-length // config.block_size)
-    if num_blocks >= wanted_blocks:
-        return length, reason
-    if config.max_model_len is not None or num_blocks < 2:
-        least = 2 if config.max_model_len is None else wanted_blocks
-        raise ConfigError(
-            f"kv_pool_bytes is {config.kv_pool_bytes}, which is {num_blocks} blocks of "
-            f"{bytes_per_block} bytes; allowed: at least {least * bytes_per_block}"
-            + (f", or a smaller max_model_len than {length}" if least > 2 else "")
-        )
-    held = (num_blocks - 1) * config.block_size
-    return held, f"kv_pool_bytes of {config.kv_pool_bytes}; the model itself could do {length}"
-
-
 def _device(config: EngineConfig) -> torch.device:
     try:
         device = torch.device(config.device)
@@ -198,12 +169,7 @@ def _bound(device: torch.device) -> torch.device:
 
 def choose_dtype(config: EngineConfig, checkpoint: Checkpoint, device: torch.device) -> Dtype:
     """Return what to compute in. See EngineConfig.dtype."""
-    if config.dtype is not None:
-        return config.dtype
-    is_half = checkpoint.dtype in {"BF16", "F16"}
-    if checkpoint.is_quantised or (is_half and device.type == "cuda"):
-        return Dtype.BFLOAT16
-    return config.chosen_dtype
+    return dtype_for(config, checkpoint.dtype, device.type)
 
 
 def _fingerprint(digest: str, config: EngineConfig, model: ModelConfig, who_computes: str) -> str:

@@ -1,8 +1,8 @@
 """The threads in which masks are computed: a quick one, and a slow one for sequences with costly
 masks.
 
-A mask cannot be broken off. A thread whose mask takes longer than any may is left to end it, and a
-new one takes its place; whatever had waited behind is asked for again.
+A mask cannot be broken off. A thread with a mask that takes longer than any may ends it alone, and
+a new one takes its place; whatever had waited behind is asked for again.
 """
 
 from __future__ import annotations

@@ -83,11 +83,11 @@ def read_rope(path: Path, fields: dict[str, Any], max_position_embeddings: int) 
     for section in ("rope_scaling", "rope_parameters"):
         part = fields.get(section) or {}
         if not isinstance(part, dict) or any(isinstance(v, dict) for v in part.values()):
-            raise ModelError(f"{path}: {section} {part!r}: one set of parameters is supported")
+            raise ModelError(f"{path}: {section} {part!r}; one set of parameters is supported")
         values.update(part)
     values.setdefault("rope_theta", fields.get("rope_theta") or 10_000.0)
     if values.get("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise ModelError(f"{path}: partial_rotary_factor other than 1 is not supported")
+        raise ModelError(f"{path}: partial_rotary_factor is not 1; choose another model")
     name = values.get("rope_type") or values.get("type") or "default"
     try:
         kind = RopeKind(name)
@@ -99,7 +99,7 @@ def read_rope(path: Path, fields: dict[str, Any], max_position_embeddings: int) 
     if missing:
         raise ModelError(f"{path}: rope scaling {name!r} needs {missing[0]}; fetch the file again")
     if values.get("mscale") or values.get("mscale_all_dim") or not values.get("truncate", True):
-        raise ModelError(f"{path}: rope scaling with mscale or without truncate is not supported")
+        raise ModelError(f"{path}: rope has mscale, or no truncate; choose another model")
     try:
         attention_factor = values.get("attention_factor")
         rope = RopeConfig(

@@ -16,25 +16,26 @@ from __future__ import annotations
 import time
 from collections import Counter
 from concurrent.futures import TimeoutError as NotInTime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import torch
 
 from triolet.sampling import end_token_ids
 
-from .batch import Barred, Mask, Sampled
+from .batch import AllBut, Barred, Mask, Sampled
 from .philox import uniform
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from concurrent.futures import Future
 
     from torch import Tensor
 
     from triolet.sampling import SamplingParams
 
-    from .batch import Constraint, SampleSpec
+    from .batch import Constraint, PendingMask, SampleSpec
 
+Choice: TypeAlias = Mask | AllBut | None
+"""What may come next; None for any token."""
 UNHURRIED_S: Final = 10.0
 """How long masks are waited for where the caller names no bound."""
 TOP_P_CANDIDATES: Final = 1024
@@ -42,7 +43,7 @@ TOP_P_CANDIDATES: Final = 1024
 of 128k tokens costs 10 ms a row, and hardly any nucleus is larger than this."""
 
 
-def begin_masks(specs: Sequence[SampleSpec]) -> dict[int, Future[Mask | Barred]]:
+def begin_masks(specs: Sequence[SampleSpec]) -> dict[int, PendingMask]:
     """Begin to find out what may follow each row that has a constraint; by index."""
     return {
         index: spec.constraint.begin(spec.output_ids)
@@ -54,7 +55,7 @@ def begin_masks(specs: Sequence[SampleSpec]) -> dict[int, Future[Mask | Barred]]
 def sample(
     logits: Tensor,
     specs: Sequence[SampleSpec],
-    masks: dict[int, Future[Mask | Barred]] | None = None,
+    masks: dict[int, PendingMask] | None = None,
     wait_s: float = UNHURRIED_S,
     slow_wait_s: float = UNHURRIED_S,
 ) -> list[Sampled]:
@@ -66,7 +67,7 @@ def sample(
       specs: how to choose, row by row.
       masks: what `begin_masks` returned for them, if it was called already.
       wait_s: how long the masks of all rows together are waited for.
-      slow_wait_s: how long those of rows whose masks are slow.
+      slow_wait_s: how long those of rows with slow masks.
     """
     if masks is None:
         masks = begin_masks(specs)
@@ -99,7 +100,7 @@ def sample(
     ]
 
 
-def _mask_of(constraint: Constraint, begun: Future[Mask | Barred], give_up: float) -> Mask | Barred:
+def _mask_of(constraint: Constraint, begun: PendingMask, give_up: float) -> Choice | Barred:
     """Return a row's mask if it comes before `give_up`, by the monotonic clock."""
     try:
         return begun.result(max(0.0, give_up - time.monotonic()))
@@ -115,7 +116,7 @@ def _sampled(token_id: int, logprobs: Tensor | None, num_top: int) -> Sampled:
     return Sampled(token_id, float(logprobs[token_id]), top)
 
 
-def _adjust(row: Tensor, spec: SampleSpec, mask: Mask | None) -> None:
+def _adjust(row: Tensor, spec: SampleSpec, mask: Choice) -> None:
     """Apply, in place, whatever changes a row's logits beside temperature."""
     params = spec.params
     if params.has_penalties:
@@ -127,10 +128,13 @@ def _adjust(row: Tensor, spec: SampleSpec, mask: Mask | None) -> None:
     if spec.position < params.min_tokens:
         # A stop id beyond the vocabulary can never be chosen anyway.
         ends = [i for i in end_token_ids(params, spec.eos_token_ids) if 0 <= i < len(row)]
-        if mask is None:
-            row[_ids(ends, row)] = float("-inf")
-    if mask is not None:
+    if isinstance(mask, Mask):
         _constrain(row, spec, mask, ends)
+        return
+    if isinstance(mask, AllBut):
+        ends += mask.token_ids
+    if ends:
+        row[_ids(ends, row)] = float("-inf")
 
 
 def _constrain(row: Tensor, spec: SampleSpec, mask: Mask, too_early: Sequence[int]) -> None:

@@ -7,19 +7,19 @@ complaint names the file or the tensor.
 from __future__ import annotations
 
 import mmap
-import re
-from collections import Counter
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
 
 from triolet.errors import ConfigError, ModelError
-from triolet.gguf.directory import WEIGHTS as GGUF_WEIGHTS
+from triolet.gguf.directory import gguf_weights
 
 from .layers import DecoderLayer, Linear, RMSNorm, Weights
-from .model_config import read_json
+from .preflight.check import most_common
+from .preflight.headers import Stored, weight_files
+from .preflight.tensors import FLOATS, mismatched, missing, refuse_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -28,13 +28,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .model_config import ModelConfig
-
-SINGLE_FILE: Final = "model.safetensors"
-INDEX_FILE: Final = "model.safetensors.index.json"
-_SHARD_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}\.safetensors")
-_IGNORED: Final = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
-"""Old checkpoints carry the rotary frequencies, which follow from the config."""
-_FLOATS: Final = frozenset({"F32", "F16", "BF16"})
 
 
 class Checkpoint:
@@ -75,13 +68,7 @@ class Checkpoint:
     @property
     def dtype(self) -> str:
         """What most of its tensors are stored in, as safetensors calls it: F32, BF16, F16 …"""
-        stored = Counter(f.get_slice(name).get_dtype() for name, f in self._file_of.items())
-        return str(stored.most_common(1)[0][0]) if stored else "F32"
-
-    @property
-    def is_quantised(self) -> bool:
-        """Whether most of its numbers are rounded to fewer bits than a float has."""
-        return False
+        return most_common(f.get_slice(name).get_dtype() for name, f in self._file_of.items())
 
     def read(self, name: str, shape: tuple[int, ...], into: Tensor) -> None:
         """Copy one tensor, converted to the dtype of where it goes.
@@ -96,17 +83,11 @@ class Checkpoint:
         """
         opened = self._file_of.get(name)
         if opened is None:
-            raise ModelError(
-                f"tensor {name} is missing from {self.files[0].parent}; fetch the weights again, "
-                "or check that config.json belongs to them"
-            )
+            raise missing(name, self.files[0].parent)
         stored = opened.get_slice(name)
-        found = tuple(stored.get_shape())
-        if found != shape or stored.get_dtype() not in _FLOATS:
-            raise ModelError(
-                f"{self._path_of[name]}: tensor {name} is {stored.get_dtype()} {list(found)}; "
-                f"config.json wants floats {list(shape)}: check that they belong together"
-            )
+        found = Stored(self._path_of[name], stored.get_dtype(), tuple(stored.get_shape()))
+        if found.shape != shape or found.dtype not in FLOATS:
+            raise mismatched(name, found, shape)
         try:
             into.copy_(opened.get_tensor(name))
         except SafetensorError as error:
@@ -121,38 +102,11 @@ def open_weights(model_dir: Path) -> Checkpoint:
     Raises:
       ModelError: files are missing or broken.
     """
-    is_gguf = (model_dir / GGUF_WEIGHTS).exists()
-    if is_gguf and not any((model_dir / name).exists() for name in (SINGLE_FILE, INDEX_FILE)):
+    if gguf_weights(model_dir) is not None:
         from .gguf_weights import GgufCheckpoint  # its library is loaded where there is such a file
 
         return GgufCheckpoint(model_dir)
     return Checkpoint(model_dir)
-
-
-def weight_files(model_dir: Path) -> list[Path]:
-    """Return the safetensors files of a model, sorted by name.
-
-    Raises:
-      ModelError: there are none, or the index names one that is missing or lies elsewhere.
-    """
-    index = model_dir / INDEX_FILE
-    if not index.exists():
-        if not (model_dir / SINGLE_FILE).exists():
-            raise ModelError(
-                f"{model_dir / SINGLE_FILE} is missing (and so is {INDEX_FILE}); give the path of "
-                "a complete directory with weights in safetensors form"
-            )
-        return [model_dir / SINGLE_FILE]
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelError(f"{index} has no weight_map; fetch the file again")
-    names = sorted({str(name) for name in weight_map.values()})
-    for name in names:
-        if not _SHARD_NAME.fullmatch(name):
-            raise ModelError(f"{index} names {name!r}, which is no plain *.safetensors file name")
-        if not (model_dir / name).exists():
-            raise ModelError(f"{model_dir / name} is missing, {INDEX_FILE} names it: fetch it")
-    return [model_dir / name for name in names]
 
 
 def weights_digest(files: Iterable[Path]) -> str:
@@ -230,7 +184,6 @@ class WeightReader:
         """Read the output layer; a tied model's is the embedding."""
         config = self._config
         if config.is_tied:
-            self._used.add("lm_head.weight")  # some checkpoints store the same tensor twice
             return Linear(embedding)
         return self._linear("lm_head", {"": config.vocab_size}, config.hidden_size, False)
 
@@ -240,14 +193,7 @@ class WeightReader:
         Raises:
           ModelError: a tensor has no place in the model.
         """
-        unknown = sorted(
-            name for name in self._checkpoint.names() - self._used if not _IGNORED.fullmatch(name)
-        )
-        if unknown:
-            raise ModelError(
-                f"tensor {unknown[0]} has no place in a {self._config.architecture} as config.json "
-                f"describes it ({len(unknown)} such tensors): check that they belong together"
-            )
+        refuse_unknown(self._config, self._checkpoint.names() - self._used)
 
     def layer(self, index: int) -> DecoderLayer:
         """Read one layer."""

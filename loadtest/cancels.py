@@ -2,9 +2,9 @@
 
 Streams over SSE and WebSocket and whole answers are begun and their sockets closed, politely or
 not, at any time from the first byte on. The time from the closed socket to the freed blocks is
-taken from the workers' log, whose clock is this machine's; of some streams more it is also taken
+taken from the workers' log, by this machine's clock; of some streams more it is also taken
 where operators see it, from `triolet_kv_blocks` of /metrics. Exit code 0 if afterwards every block
-is free, no token was computed for nobody beyond the running step, no process holds more than
+is free, no token was computed in vain beyond the running step, no process holds more than
 before, the audit objects to nothing and the server still answers; 1 if not; 2 if nothing could run.
 """
 

@@ -100,7 +100,7 @@ def _scalar(chance: random.Random) -> Schema:
 
 
 AMBIGUOUS: Final = 's: s s | s s s | w | " "\nw: "a" | "b" | "c" | "d" | "e" | w w\n'
-"""Rules of Lark whose parse has more items with every token: each text has very many trees."""
+"""Rules of Lark with more items of a parse for every token: each text has very many trees."""
 
 
 def costly() -> dict[str, dict[str, Any]]:

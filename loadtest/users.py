@@ -71,12 +71,12 @@ def _take(parts: Iterator[Part], clock: StreamClock) -> int:
 
 
 def _report(environment: Environment, record: StreamRecord) -> None:
-    """Keep the record, and show its figures as statistics of their own."""
+    """Keep the record, and show its times as statistics of their own. The report calls every
+    figure milliseconds, so tokens/s are in the printed table only (summary.py)."""
     _records.append(record)
     figures = {
         "TTFT": None if record.ttft_s is None else record.ttft_s * 1000,
         "ITL": None if record.itl_s is None else record.itl_s * 1000,
-        "tokens/s": record.tokens_per_s,
     }
     for name, figure in figures.items():
         if record.failure is None and figure is not None:

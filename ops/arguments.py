@@ -88,12 +88,14 @@ def server_arguments(config: ServerConfig) -> list[str]:
         *("--host", config.host),
         *("--port", str(config.port)),
         *("--model-name", config.model_name),
+        *("--tool-parser", config.tool_parser.value),
         *("--token-window", str(config.token_window)),
         *("--stall-timeout", str(config.stall_timeout_s)),
         *("--drain-timeout", str(config.drain_timeout_s)),
         *("--max-queued-requests", str(config.max_queued_requests)),
         *("--max-connections", str(config.max_connections)),
         *("--metrics-compat", config.metrics_compat),
+        *("--reasoning-parser", config.reasoning_parser.value),
         *("--local-prefill", config.routing.local_prefill.value),
         *("--max-local-tokens", str(config.routing.max_local_tokens)),
     ]
@@ -102,6 +104,8 @@ def server_arguments(config: ServerConfig) -> list[str]:
         arguments += ["--max-connections-per-address", per_address]
     if config.trusted_proxies:
         arguments += ["--trusted-proxies", ",".join(config.trusted_proxies)]
+    for origin in config.allow_origins:
+        arguments += ["--allow-origin", origin]
     arguments += ["--batch-concurrency", str(config.batches.concurrency)]
     arguments += ["--response-cache", str(config.response_cache.max_bytes)]
     arguments += ["--response-cache-ttl", str(config.response_cache.ttl_s)]

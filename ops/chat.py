@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 from rich.text import Text
 
-from .chat_client import AnswerFailed, AnswerTimes, ChatClient, Message
+from .chat_client import AnswerFailed, AnswerTimes, ChatClient, Message, Thought
 from .exit_codes import CommandFailed
 from .plain_text import printable
 from .word_wrap import WordWrap
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 ACCENT: Final = "bright_magenta"
 PROMPT: Final = "› "
+THINKING: Final = "Thinking…"
+"""Stands for a model's reasoning, which is folded away here."""
 HELP: Final = "/new begins another conversation, /quit leaves. Ctrl-C stops an answer."
 
 
@@ -78,30 +80,37 @@ class Conversation:
         self._messages.clear()
 
     def ask(self, question: str, times: AnswerTimes) -> Generator[str]:
-        """Yield the answer's text; what came stays in the conversation even if stopped.
+        """Yield the answer; what came stays in the conversation even if stopped.
 
         When the conversation outgrows the model's context, the oldest turns are forgotten.
         """
         self.num_forgotten = 0
         self._messages.append({"role": "user", "content": question})
-        answer = ""
+        answer = reasoning = ""
         try:
             while True:
                 try:
                     with closing(self._client.ask(self.model, self._messages, times)) as pieces:
-                        for text in pieces:
-                            answer += text
-                            yield text
+                        for piece in pieces:
+                            if isinstance(piece, Thought):
+                                reasoning += piece
+                            else:
+                                answer += piece
+                            yield piece
                     return
                 except AnswerFailed as error:
-                    is_too_long = error.code == "context_length_exceeded" and not answer
+                    has_begun = bool(answer or reasoning)
+                    is_too_long = error.code == "context_length_exceeded" and not has_begun
                     if not is_too_long or len(self._messages) < 3:
                         raise
                     del self._messages[:2]
                     self.num_forgotten += 1
         finally:
             if answer:
-                self._messages.append({"role": "assistant", "content": answer})
+                turn: Message = {"role": "assistant", "content": answer}
+                if reasoning:
+                    turn["reasoning_content"] = reasoning
+                self._messages.append(turn)
             else:
                 self._messages.pop()
 
@@ -114,9 +123,10 @@ def _answer_lines(conversation: Conversation) -> None:
         elif question == "/quit":
             return
         elif question:
-            for text in conversation.ask(question, AnswerTimes(time.monotonic())):
-                sys.stdout.write(text)
-                sys.stdout.flush()
+            for piece in conversation.ask(question, AnswerTimes(time.monotonic())):
+                if not isinstance(piece, Thought):
+                    sys.stdout.write(piece)
+                    sys.stdout.flush()
             sys.stdout.write("\n")
             sys.stdout.flush()
 
@@ -160,9 +170,15 @@ def _show_answer(console: Console, conversation: Conversation, question: str) ->
     note = ""
     wrap = WordWrap(console.width)
     pieces = conversation.ask(question, times)
+    is_thinking = False
     try:
-        for text in pieces:
-            write(wrap.feed(printable(text)))
+        for piece in pieces:
+            if isinstance(piece, Thought):
+                if not is_thinking:
+                    console.print(Text(THINKING, style="dim"))
+                is_thinking = True
+            else:
+                write(wrap.feed(printable(piece)))
     except KeyboardInterrupt:
         note = "stopped"
     except CommandFailed as error:

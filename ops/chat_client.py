@@ -6,13 +6,13 @@ import json
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypedDict
+from typing import TYPE_CHECKING, Final, NotRequired, TypedDict
 
 import httpx2
 
 from triolet.config import require
 
-from .api_key import key_headers
+from .api_key import key_headers, key_remedy
 from .exit_codes import CommandFailed
 from .plain_text import one_line
 
@@ -23,6 +23,8 @@ CONNECT_TIMEOUT_S: Final = 5.0
 SILENCE_TIMEOUT_S: Final = 60.0
 """The server sends a comment every 10 s, even while a request waits; six missed are a dead link."""
 DONE: Final = "[DONE]"
+UNKNOWN: Final = "unknown"
+"""The code of an answer that is no error of a server of this API."""
 
 
 class Message(TypedDict):
@@ -30,6 +32,13 @@ class Message(TypedDict):
 
     role: str
     content: str
+    reasoning_content: NotRequired[str]
+
+
+class Thought(str):
+    """A piece of an answer that is reasoning, and comes before the answer itself."""
+
+    __slots__ = ()
 
 
 class AnswerFailed(CommandFailed):
@@ -119,6 +128,10 @@ class ChatClient:
         """
         with self._explained():
             answer = self._http.get("/v1/models")
+        if answer.is_client_error or answer.is_server_error:
+            refusal = _failure(answer.content, answer.status_code)
+            if refusal.code != UNKNOWN:
+                raise CommandFailed(f"{self._url} answers {answer.status_code}: {refusal}")
         try:
             return str(answer.raise_for_status().json()["data"][0]["id"])
         except (httpx2.HTTPStatusError, ValueError, LookupError, TypeError) as error:
@@ -128,7 +141,7 @@ class ChatClient:
             ) from error
 
     def ask(self, model: str, messages: list[Message], times: AnswerTimes) -> Generator[str]:
-        """Yield the answer's text in pieces. Closing the iterator cancels the answer.
+        """Yield the answer in pieces, its reasoning as Thoughts. Closing the iterator cancels it.
 
         Args:
           model: its name.
@@ -158,10 +171,9 @@ class ChatClient:
                 data = line.removeprefix("data:").strip()
                 if data == DONE:
                     return
-                text = _take_chunk(data, times)
-                if text:
+                for piece in _take_chunk(data, times):
                     times.saw_text(time.monotonic())
-                    yield text
+                    yield piece
         raise CommandFailed("the server closed the stream in the middle of an answer")
 
     @contextmanager
@@ -178,26 +190,31 @@ class ChatClient:
             raise CommandFailed(f"lost the server at {self._url}: {cause}") from error
 
 
-def _take_chunk(data: str, times: AnswerTimes) -> str:
-    """Return the text of one chunk and note what else it says."""
+def _take_chunk(data: str, times: AnswerTimes) -> list[str]:
+    """Return the pieces in one chunk and note what else it says."""
     try:
         chunk = json.loads(data)
         if "error" in chunk:
             raise _failure(data.encode(), status=None)
         if chunk.get("usage"):
             times.tokens = int(chunk["usage"]["completion_tokens"])
-        text = ""
+        pieces: list[str] = []
         for choice in chunk["choices"]:
-            text += choice["delta"].get("content") or ""
+            delta = choice["delta"]
+            for name, kind in (("reasoning_content", Thought), ("content", str)):
+                if text := "" + (delta.get(name) or ""):
+                    pieces.append(kind(text))
             times.finish_reason = choice.get("finish_reason") or times.finish_reason
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise CommandFailed("the server sent something that is no chunk of an answer") from error
-    return text
+    return pieces
 
 
 def _failure(body: bytes, status: int | None) -> AnswerFailed:
     try:
         error = json.loads(body)["error"]
-        return AnswerFailed(one_line(str(error["message"])), str(error.get("code")))
+        message, code = one_line(str(error["message"])), str(error.get("code"))
     except (ValueError, LookupError, TypeError):
-        return AnswerFailed(f"the server answered with status {status}", "unknown")
+        return AnswerFailed(f"the server answered with status {status}", UNKNOWN)
+    remedy = None if status is None else key_remedy(status)
+    return AnswerFailed(message if remedy is None else f"{message}; {remedy}", code)

@@ -152,6 +152,16 @@ def check_torch() -> list[Finding]:
     ]
 
 
+def torch_unloaded() -> Finding:
+    """Name the torch that is installed, without loading it."""
+    try:
+        detail = f"{version('torch')}; not loaded while something else is to be mended"
+    except PackageNotFoundError:
+        remedy = "install Triolet again; on a machine without GPU with --constraint constraints.txt"
+        return Finding("torch", Status.FAIL, "is missing", remedy)
+    return Finding("torch", Status.OK, detail)
+
+
 def _header_directory() -> Path:
     """Return where Triton looks for Python.h: as it does, not below /usr/local on Debian."""
     scheme = sysconfig.get_default_scheme()
@@ -216,7 +226,7 @@ def check_triton(include: Path) -> list[Finding]:
 
 
 def check_flash() -> list[Finding]:
-    """Look at flash-attn where it is installed: nobody needs it beside Triton."""
+    """Look at flash-attn where it is installed: beside Triton it is not needed."""
     try:
         found = version("flash-attn")
     except PackageNotFoundError:

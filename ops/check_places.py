@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import struct
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -13,12 +11,12 @@ import trio
 from transport.frames import Goodbye
 from transport.zmq_network import ZmqNetwork
 from triolet.config import LinkConfig
-from triolet.errors import ConfigError, ModelError, TrioletError
+from triolet.errors import ConfigError, TrioletError
 
 from .api_key import key_headers
 from .finding import Finding, Status
-from .model_directory import find_model
-from .plain_text import one_line
+from .model_directory import check_start
+from .plain_text import as_typed, one_line
 from .ports import base_url, claim_port
 from .private_directory import private_directory
 from .quantities import show_size
@@ -26,65 +24,27 @@ from .quantities import show_size
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .model_directory import ModelDirectory
+    from engine.preflight.check import CheckedModel
+    from triolet.config import EngineConfig
 
 ROUND_TRIP_TIMEOUT_S: Final = 5.0
 HEALTH_TIMEOUT_S: Final = 2.0
 MAX_COMPLAINT: Final = 1000
 """Characters of what keeps a server from being ready: a sentence for each of several workers."""
-MAX_HEADER_BYTES: Final = 100_000_000
-"""What the safetensors format allows."""
 
 
-def check_model(model: Path | None) -> tuple[Finding, ModelDirectory | None]:
-    """Look at the files of a model, and whether its weights are all there."""
+def check_model(model: Path | None, engine: EngineConfig) -> tuple[Finding, CheckedModel | None]:
+    """Look at a model, its settings and the device as `triolet serve` does before it starts."""
     try:
-        found = find_model(model)
-        for file in sorted(found.path.glob("*.safetensors")):
-            require_whole(file)
-        require_all_shards(found.path)
-    except ModelError as error:
-        cause, _, remedy = str(error).rpartition("; ")
+        path, found = check_start(model, engine)
+    except ConfigError as error:
+        cause, _, remedy = as_typed(one_line(str(error))).partition("; ")
         return Finding("Model", Status.FAIL, cause, remedy), None
-    detail = f"{found.path}: {found.architecture}, {show_size(found.weight_bytes)} of weights"
+    detail = (
+        f"{path}: {found.config.architecture}, {show_size(found.weight_bytes)} of weights, "
+        f"context of {found.max_model_len}"
+    )
     return Finding("Model", Status.OK, detail), found
-
-
-def require_whole(file: Path) -> None:
-    """Raise a ModelError unless a safetensors file is as long as its header says."""
-    remedy = "download it again"
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        prefix = stream.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-        if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
-            raise ModelError(f"{file} is no safetensors file, or only the start of one; {remedy}")
-        try:
-            header = json.loads(stream.read(length))
-            end = max(
-                (entry["data_offsets"][1] for name, entry in header.items() if name[:2] != "__"),
-                default=0,
-            )
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise ModelError(f"{file} has a broken header; {remedy}") from error
-    if end != size - 8 - length:
-        raise ModelError(
-            f"{file} has {size - 8 - length} bytes of weights, its header says {end}; {remedy}"
-        )
-
-
-def require_all_shards(folder: Path) -> None:
-    """Raise a ModelError if the index names a file of weights that is not there."""
-    index = folder / "model.safetensors.index.json"
-    if not index.exists():
-        return
-    try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ModelError(f"{index} is not an index of weights; download it again") from error
-    missing = sorted(str(name) for name in names if not (folder / str(name)).is_file())
-    if missing:
-        raise ModelError(f"{folder} lacks {', '.join(missing[:3])}; download the model again")
 
 
 def check_port(host: str, port: int) -> Finding:

@@ -26,6 +26,8 @@ from .exit_codes import EXIT_BAD_INPUT, EXIT_FAILED, CommandFailed
 from .key_commands import keys_app
 from .option_groups import with_groups
 from .options import (
+    DEFAULT_HOST,
+    DEFAULT_PORT,
     WORKER_DRAIN_S,
     CurveOption,
     DrainDeadlineOption,
@@ -51,8 +53,9 @@ from .options import (
 )
 from .overload_options import overload_options
 from .placement import Pinning
-from .plain_text import one_line
+from .plain_text import as_typed, one_line
 from .tenant_commands import tenant_app
+from .tenant_options import require_tenants
 from .worker_options import worker_config
 
 if TYPE_CHECKING:
@@ -63,7 +66,6 @@ EXIT_INTERRUPTED = 130
 
 app = typer.Typer(
     name="triolet",
-    help="Serve language models: prefill and decode in separate processes.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -71,6 +73,22 @@ app = typer.Typer(
 )
 app.add_typer(keys_app, name="keys")
 app.add_typer(tenant_app, name="tenant")
+
+
+def _version(is_wanted: bool) -> None:
+    if is_wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """Serve language models: prefill and decode in separate processes."""
+    del version  # its callback has done everything
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -103,7 +121,7 @@ def _complain_of_usage(error: typer.TyperException) -> int:
 
 
 def _complain(message: str, exit_code: int) -> int:
-    sys.stderr.write(f"triolet: {one_line(message)}\n")
+    sys.stderr.write(f"triolet: {as_typed(one_line(message))}\n")
     return exit_code
 
 
@@ -137,17 +155,21 @@ def serve(
 ) -> None:
     """Serve a model on this machine: a server, prefill and decode workers, kept alive."""
     from .logs import configure_logs, default_level
-    from .model_directory import find_model
+    from .model_directory import check_start
     from .models.choose import ready_model
-    from .plan import FleetPlan
-    from .serve import serve as serve_fleet
 
     level = log_level or default_level()
     keep_private()
     configure_logs(level, "supervisor")
+    checked = check_start(ready_model(model), engine, speculation)
+    require_tenants(server.tenants)
+
+    from .plan import FleetPlan
+    from .serve import serve as serve_fleet
+
     serve_fleet(
         FleetPlan(
-            model_dir=find_model(ready_model(model)).path,
+            model_dir=checked.path,
             server=replace(server, overload=overload),
             engine=replace(engine, gpu=gpu),
             link=link,
@@ -339,17 +361,20 @@ def chat(
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0.0, max=2.0)] = None,
 ) -> None:
-    """Talk to a running server; piped, it answers each line of stdin."""
+    """Talk to a running server; piped, it answers each line of stdin. Where the server asks for an
+    API key, set the environment variable TRIOLET_API_KEY to it."""
     from .chat import ChatOptions, run_chat
 
     run_chat(ChatOptions(url, model, max_tokens, temperature))
 
 
 @app.command()
+@with_groups(engine=engine_options)
 def doctor(
+    engine: EngineConfig,
     model: ModelArgument = None,
-    port: Annotated[int, typer.Option(min=1, max=65_535, help="Port to serve on.")] = 8000,
-    host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65_535, help="Port to serve on.")] = DEFAULT_PORT,
+    host: Annotated[str, typer.Option(help="Address to serve on.")] = DEFAULT_HOST,
     ledger: Annotated[
         str | None,
         typer.Option(
@@ -359,14 +384,14 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Check this machine, the model and the ports, and say what to do."""
+    """Check this machine, the model and the port as `serve` does, and say what to do."""
     if ledger is not None:
         from .ledger import run_ledger
 
         raise typer.Exit(run_ledger(ledger, as_json=as_json))
-    from .doctor import run_doctor
+    from .doctor import Wanted, run_doctor
 
-    if not run_doctor(model, host, port, as_json=as_json):
+    if not run_doctor(Wanted(model, host, port, engine), as_json=as_json):
         raise typer.Exit(EXIT_FAILED)
 
 

@@ -20,7 +20,7 @@ from triolet.audit import FleetAudit
 from triolet.config import require
 from triolet.invariants import check_invariants
 
-from .api_key import key_headers
+from .api_key import key_headers, key_remedy
 from .exit_codes import EXIT_BAD_INPUT, EXIT_FAILED, CommandFailed
 from .plain_text import one_line
 from .quantities import show_size
@@ -38,6 +38,8 @@ MARGIN_S: Final = 0.5
 SILENCE_S: Final = 2.0
 """Before a worker that gave no account is asked again: on a busy machine it may just have been late
 for the server, which waits a second."""
+ATTEMPT_CHARACTERS: Final = 34
+"""Of a request id, a slash and a number: never cut, because logs are searched for it."""
 SHOWN_LEASES: Final = 20
 """Per worker, the oldest first: a leak is old."""
 
@@ -96,7 +98,9 @@ def fetch_audit(url: str) -> FleetAudit:
         ) from error
     if answer.status_code != httpx2.codes.OK:
         raise CommandFailed(
-            f"{url}{PATH} answers {answer.status_code}: {_complaint(answer)}", EXIT_BAD_INPUT
+            f"{url}{PATH} answers {answer.status_code}: {_complaint(answer)}"
+            + (f"; {remedy}" if (remedy := key_remedy(answer.status_code)) else ""),
+            EXIT_BAD_INPUT,
         )
     try:
         return FleetAudit.from_json(answer.content)
@@ -125,11 +129,18 @@ def show_ledger(audit: FleetAudit, violations: Sequence[Violation], console: Con
         console.print(_server_line(each.server))
     console.print()
     console.print(_workers_table(audit.workers))
+    console.print()
+    for view in audit.workers:
+        if view.audit is not None:
+            console.print(_beside(view.name, view.audit))
     for view in audit.workers:
         if view.audit is not None and view.audit.num_leases:
-            console.print()
-            console.print(Text(f"Leases on {one_line(view.name)}", style="bold"))
-            console.print(_leases_table(view.audit.leases[:SHOWN_LEASES]))
+            shown = view.audit.leases[:SHOWN_LEASES]
+            for server in dict.fromkeys(lease.server for lease in shown):
+                heading = f"Leases on {one_line(view.name)} of {one_line(server)}"
+                console.print()
+                console.print(Text(heading, style="bold"))
+                console.print(_leases_table([one for one in shown if one.server == server]))
             more = view.audit.num_leases - min(SHOWN_LEASES, len(view.audit.leases))
             if more:
                 console.print(f"… and {more} younger ones; --json lists more")
@@ -184,16 +195,13 @@ def _workers_table(views: Sequence[WorkerView]) -> Table:
         "in step",
     ):
         table.add_column(heading, no_wrap=True)
-    for heading in ("KV under way", "dropped frames", "process"):
-        table.add_column(heading, overflow="fold")
     for view in views:
         audit = view.audit
         name, state = Text(one_line(view.name), style="bold"), Text(one_line(view.state))
         if audit is None:
-            table.add_row(name, state, *["?"] * 7, Text(one_line(view.silence)))
+            table.add_row(name, state, *["?"] * 5)
             continue
         pool = audit.pool
-        dropped = ", ".join(f"{count} {reason}" for reason, count in audit.dropped.items())
         table.add_row(
             name,
             state,
@@ -202,11 +210,21 @@ def _workers_table(views: Sequence[WorkerView]) -> Table:
             _leased(audit),
             str(audit.num_leases),
             str(audit.rows),
-            show_size(audit.windows.kv_under_way_bytes),
-            Text(one_line(dropped) or "none"),
-            _process(audit.process),
         )
     return table
+
+
+def _beside(name: str, audit: WorkerAudit) -> Text:
+    """Return what is told of a worker beside its blocks."""
+    dropped = ", ".join(f"{count} {reason}" for reason, count in audit.dropped.items())
+    line = Text(one_line(name), style="bold")
+    line.append(
+        f"  {_process(audit.process)}; KV under way: "
+        f"{show_size(audit.windows.kv_under_way_bytes)}; "
+        f"frames dropped: {one_line(dropped) or 'none'}",
+        style="default",
+    )
+    return line
 
 
 def _leased(audit: WorkerAudit) -> str:
@@ -216,8 +234,8 @@ def _leased(audit: WorkerAudit) -> str:
 
 def _leases_table(leases: Sequence[LeaseAudit]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("attempt", no_wrap=True)
-    for heading in ("state", "blocks", "age", "renewed", "deadline in", "tokens", "server"):
+    table.add_column("attempt", no_wrap=True, min_width=ATTEMPT_CHARACTERS)
+    for heading in ("state", "blocks", "age", "renewed", "deadline in", "tokens"):
         table.add_column(heading, overflow="fold")
     for lease in leases:
         window = "" if lease.allowed is None else f" of {lease.allowed}"
@@ -229,7 +247,6 @@ def _leases_table(leases: Sequence[LeaseAudit]) -> Table:
             f"{lease.renewed_ago_s:.1f} s ago",
             f"{lease.remaining_s:.0f} s",
             f"{lease.num_tokens}{window}",
-            Text(one_line(lease.server)),
         )
     return table
 

@@ -45,7 +45,7 @@ class LogStream:
         self._ready = select.poll()
         self._ready.register(self._descriptor, select.POLLOUT)
         self._num_dropped = 0
-        self._rest = b""  # of a line whose beginning is out
+        self._rest = b""  # of a line that is written in part
         self._patient_at = 0.0
 
     def write(self, line: str) -> int:
@@ -78,7 +78,7 @@ class LogStream:
             try:
                 num_written = self._write(piece) if self._is_ready() else 0
             except OSError:
-                break  # full, as disk or as pipe, or its reader is gone: nobody can be told
+                break  # full, as disk or as pipe, or its reader is gone: there is no place to tell
             if num_written < len(piece):
                 return data if self._take_back(num_written) else data[num_written:]
             data = data[num_written:]

@@ -1,24 +1,29 @@
-"""Which directory MODEL means, and whether it can be one, before any process is started for it.
-
-Reads config.json, and of a GGUF file the metadata; weights and tokenizer are checked where they are
-loaded.
-"""
+"""Which directory MODEL means, and whether it can be served, before anything is started for it."""
 
 from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from triolet.errors import ModelError
+from engine.preflight.check import check_model
+from triolet.config import AUTO_BACKEND
+from triolet.config_speculation import LOOKUP, NO_GUESSES
+from triolet.errors import ConfigError, ModelError
 from triolet.gguf.directory import SUFFIX as GGUF_SUFFIX
 from triolet.gguf.directory import WEIGHTS as GGUF_WEIGHTS
 from triolet.gguf.directory import gguf_directory
 
 from .models.fetch import is_kept, kept_file
 from .models.known import AUTO, KNOWN, SMOLLM2
+
+if TYPE_CHECKING:
+    from engine.preflight.check import CheckedModel
+    from triolet.config import EngineConfig
+    from triolet.config_speculation import SpeculationConfig
 
 WEIGHT_FILES: Final = ("*.safetensors", GGUF_WEIGHTS)
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -36,6 +41,50 @@ class ModelDirectory(NamedTuple):
     path: Path
     architecture: str
     weight_bytes: int
+
+
+class Checked(NamedTuple):
+    """A model that can be served.
+
+    Attributes:
+      path: absolute.
+      model: what the check found.
+    """
+
+    path: Path
+    model: CheckedModel
+
+
+def check_start(
+    model: Path | None, engine: EngineConfig, speculation: SpeculationConfig | None = None
+) -> Checked:
+    """Find a model and check it against the settings of the workers: what `triolet serve` does
+    before it starts anything, and `triolet doctor` to say whether it would.
+
+    Args:
+      model: as given; None is the demo model.
+      engine: what the workers are to compute with.
+      speculation: whose draft model, if there is one, is checked too.
+
+    Raises:
+      ConfigError: it cannot be served so; the text says why and what to do.
+    """
+    try:
+        path = find_model(model).path
+        checked = Checked(path, check_model(path, engine))
+    except OSError as error:
+        where = error.filename or model
+        raise ModelError(
+            f"{where} cannot be read: {error.strerror}; let this user read it, and its files"
+        ) from error
+    if speculation is not None and speculation.source not in (NO_GUESSES, LOOKUP):
+        pool_bytes = speculation.draft_pool_bytes
+        own = replace(engine, backend=AUTO_BACKEND, kv_pool_bytes=pool_bytes, max_model_len=None)
+        try:
+            check_model(Path(speculation.source), own)
+        except ConfigError as error:
+            raise ConfigError(f"the draft model cannot be used: {error}") from error
+    return checked
 
 
 def demo_model_path() -> Path:

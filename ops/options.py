@@ -18,7 +18,9 @@ from triolet.config import (
     Dtype,
     EngineConfig,
     LinkConfig,
+    ReasoningParser,
     ServerConfig,
+    ToolParser,
     WeightFormat,
     WorkerConfig,
 )
@@ -53,6 +55,8 @@ _GUESSES: Final = SpeculationConfig()
 _SERVER: Final = ServerConfig(
     model_dir="", model_name="", prefill_addresses=(), decode_addresses=()
 )
+DEFAULT_HOST: Final = _SERVER.host
+DEFAULT_PORT: Final = _SERVER.port
 
 _COMPUTE: Final = "Model and compute"
 _HTTP: Final = "Server"
@@ -123,10 +127,22 @@ ModelNameOption: TypeAlias = Annotated[
 StrictOption: TypeAlias = Annotated[
     bool, _http("--strict-requests", help="Refuse parameters that are not known.")
 ]
+ToolParserOption: TypeAlias = Annotated[
+    ToolParser, _http(help="How the model's calls of tools are told from its text.")
+]
 MaxConnectionsOption: TypeAlias = Annotated[int, _http(min=1, help="Client connections.")]
+StallTimeoutOption: TypeAlias = Annotated[
+    float, _http(help="Seconds after which a client that reads nothing is cut off.")
+]
 TokenWindowOption: TypeAlias = Annotated[int, _http(help="Tokens a stream may run ahead.")]
 MetricsCompatOption: TypeAlias = Annotated[
     str, _http(help="Second names of metrics: vllm or none.")
+]
+DrainTimeoutOption: TypeAlias = Annotated[
+    float, _http(help="Seconds that streams may finish after SIGTERM.")
+]
+ReasoningParserOption: TypeAlias = Annotated[
+    ReasoningParser, _http(help="How the model's reasoning is told from its answer.")
 ]
 MaxPerAddressOption: TypeAlias = Annotated[
     int | None,
@@ -137,6 +153,14 @@ TrustedProxiesOption: TypeAlias = Annotated[
     _http(
         metavar="CIDR[,CIDR]",
         help="Networks of proxies that may name the client that they ask for.",
+        show_default="none",
+    ),
+]
+AllowOriginOption: TypeAlias = Annotated[
+    list[str] | None,
+    _http(
+        metavar="ORIGIN",
+        help="Origin whose pages may use the API from a browser; repeatable; * is any.",
         show_default="none",
     ),
 ]
@@ -181,6 +205,9 @@ LocalPrefillOption: TypeAlias = Annotated[
         help="Whether decode computes prompts itself: off, auto (short ones, and all while "
         "no prefill worker is there) or always."
     ),
+]
+MaxLocalTokensOption: TypeAlias = Annotated[
+    int, _fleet(min=0, help="Longest prompt, without what is cached, that auto lets decode have.")
 ]
 PoisonOption: TypeAlias = Annotated[
     bool,
@@ -380,29 +407,25 @@ def server_options(
     spend_file: SpendFileOption = None,
     model_name: ModelNameOption = None,
     strict_requests: StrictOption = _SERVER.strict_requests,
+    tool_parser: ToolParserOption = _SERVER.tool_parser,
     token_window: TokenWindowOption = _SERVER.token_window,
-    stall_timeout: Annotated[
-        float, _http(help="Seconds after which a client that reads nothing is cut off.")
-    ] = _SERVER.stall_timeout_s,
-    drain_timeout: Annotated[
-        float, _http(help="Seconds that streams may finish after SIGTERM.")
-    ] = _SERVER.drain_timeout_s,
+    stall_timeout: StallTimeoutOption = _SERVER.stall_timeout_s,
+    drain_timeout: DrainTimeoutOption = _SERVER.drain_timeout_s,
     max_queued_requests: Annotated[
         int, _http(min=0, help="Requests that wait.")
     ] = _SERVER.max_queued_requests,
     max_connections: MaxConnectionsOption = _SERVER.max_connections,
     max_connections_per_address: MaxPerAddressOption = None,
     trusted_proxies: TrustedProxiesOption = "",
+    allow_origin: AllowOriginOption = None,
     local_prefill: LocalPrefillOption = _SERVER.routing.local_prefill,
-    max_local_tokens: Annotated[
-        int,
-        _fleet(min=0, help="Longest prompt, without what is cached, that auto lets decode have."),
-    ] = _SERVER.routing.max_local_tokens,
+    max_local_tokens: MaxLocalTokensOption = _SERVER.routing.max_local_tokens,
     batch_dir: BatchDirOption = None,
     batch_concurrency: BatchConcurrencyOption = _SERVER.batches.concurrency,
     response_cache: ResponseCacheOption = "0",
     response_cache_ttl: ResponseCacheTtlOption = _SERVER.response_cache.ttl_s,
     metrics_compat: MetricsCompatOption = _SERVER.metrics_compat,
+    reasoning_parser: ReasoningParserOption = _SERVER.reasoning_parser,
 ) -> ServerConfig:
     """Return the front's settings; its model and workers are filled in by the command."""
     return ServerConfig(
@@ -410,6 +433,7 @@ def server_options(
         model_name=_served_names(model_name)[0],
         model_aliases=_served_names(model_name)[1],
         strict_requests=strict_requests,
+        tool_parser=tool_parser,
         prefill_addresses=(),
         decode_addresses=(),
         host=host,
@@ -423,7 +447,9 @@ def server_options(
         max_connections=max_connections,
         max_connections_per_address=max_connections_per_address,
         trusted_proxies=tuple(network for network in trusted_proxies.split(",") if network),
+        allow_origins=tuple(dict.fromkeys(allow_origin or ())),
         metrics_compat=metrics_compat,
+        reasoning_parser=reasoning_parser,
         batches=BatchConfig(
             None if batch_dir is None else str(batch_dir.absolute()), concurrency=batch_concurrency
         ),

@@ -102,7 +102,7 @@ async def _serve_one(
             with trio.move_on_after(ANSWER_TIMEOUT_S):
                 await stream.send_all(msgspec.json.encode(answer) + b"\n")
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            log.debug("a command left before it was answered")
+            log.debug("command_gone")
 
     async with stream:
         try:

@@ -13,6 +13,8 @@ import typer
 
 from triolet.config_quotas import AT, QuotaConfig
 from triolet.config_tenants import TenantsConfig
+from triolet.errors import ConfigError
+from triolet.tenants_form import read_tenants
 
 _option = partial(typer.Option, rich_help_panel="Server")
 
@@ -50,3 +52,20 @@ def tenants_config(
     spend = None if spend_file is None else str(spend_file.absolute())
     quotas = QuotaConfig(limits, spend_file=spend, call_timeout_s=limits_timeout_s)
     return TenantsConfig(None if file is None else str(file.absolute()), quotas=quotas)
+
+
+def require_tenants(config: TenantsConfig) -> None:
+    """Look whether the file of tenants, if there is one, can be read and means something.
+
+    Raises:
+      ConfigError: it cannot, in the words of the server.
+    """
+    if config.file is None:
+        return
+    try:
+        with Path(config.file).open("rb") as file:
+            content = file.read(config.max_bytes + 1)
+    except OSError as error:
+        raise ConfigError(f"the file of tenants cannot be read: {error}") from None
+    if len(content) <= config.max_bytes:
+        read_tenants(content, config.file)

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from .api_key import VARIABLE, key_headers
+from .api_key import key_headers, key_remedy
 from .exit_codes import EXIT_FAILED, CommandFailed
 from .plain_text import one_line
 
@@ -34,8 +34,8 @@ def show_usage(url: str, *, as_json: bool) -> None:
         answer = _get(url, OWN)
     if answer.status_code != httpx2.codes.OK:
         raise CommandFailed(
-            f"{url} answers {answer.status_code}: {one_line(answer.text)[:200]}; the key is taken "
-            f"from {VARIABLE}",
+            f"{url} answers {answer.status_code}: {one_line(answer.text)[:200]}"
+            + (f"; {remedy}" if (remedy := key_remedy(answer.status_code)) else ""),
             EXIT_FAILED,
         )
     document: dict[str, Any] = msgspec.json.decode(answer.content)

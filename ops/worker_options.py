@@ -22,16 +22,16 @@ def worker_config(
     curve: Path | None,
     drain_timeout_s: float,
 ) -> WorkerConfig:
-    """Return what a worker's command line means. Looks for the model.
+    """Return what a worker's command line means. Checks the model, before torch is loaded.
 
     Raises:
-      ConfigError: there is none where it should be.
+      ConfigError: it cannot be served so.
     """
-    from .model_directory import find_model  # loads what only a role needs
+    from .model_directory import check_start  # loads what only a role needs
 
     return WorkerConfig(
         name=name,
-        model_dir=str(find_model(model).path),
+        model_dir=str(check_start(model, engine).path),
         control_address=control,
         kv_address=kv,
         engine=engine,

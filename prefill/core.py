@@ -336,7 +336,7 @@ class PrefillCore:
             num_needed_blocks=num_blocks,
             num_computed_tokens=num_cached_tokens,
             keeper=Keeper(frame.tenant, frame.cache_share),
-            constraint=self._engine.constrain(frame.sampling.grammar),
+            constraint=self._engine.constrain(frame.sampling),
         )
         self.roster.add(attempt, now, frame.remaining_s)
         self.shipper.begin(

@@ -1,4 +1,5 @@
-"""What is counted at the door: the bytes of bodies under way, and how fast refusals are answered.
+"""What is counted at the door: the bytes of bodies under way, how fast refusals are answered, and
+how many of them are logged.
 
 Pure: `now` is handed in. A key is a tenant, or a client's address where there are no tenants.
 """
@@ -8,17 +9,25 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final, Literal
 
+import structlog
+
 from triolet.errors import RequestError, overloaded, too_many_waiting
 from triolet.units import MIB
+
+from .edge.rate import TokenBucket
 
 if TYPE_CHECKING:
     from triolet.config_queue import DoorConfig
 
+log = structlog.get_logger(__name__)
+
 OWN_SHARE: Final = "own_share"
 ALL: Final = "all"
 Reason = Literal["own_share", "all"]
+DISK_FULL: Final = 507
+"""A status of the server's that its operator has to do something about."""
 MAX_PACED: Final = 4096
-"""Keys whose refusals are counted: as many as there may be connections."""
+"""Keys with counted refusals: as many as there may be connections."""
 
 
 class BodyRoom:
@@ -50,7 +59,7 @@ class BodyRoom:
         """Take room for bytes.
 
         Args:
-          key: whose body it is.
+          key: of the tenant or address that the body is of.
           num_bytes: more than before.
           is_small: the whole body has at most `small_body_bytes`.
 
@@ -90,7 +99,7 @@ class BodyHold:
 
     Args:
       room: where it is taken.
-      key: whose body it is.
+      key: of the tenant or address that the body is of.
       small_bytes: bodies up to here are never refused.
 
     Attributes:
@@ -150,3 +159,42 @@ class RefusalPace:
         latest_at = now + 1.0 + self._max_wait_s
         self._next_at[key] = min(next_at + self._interval_s, latest_at)
         return min(max(0.0, next_at - now - 1.0), self._max_wait_s)
+
+
+class RefusalLog:
+    """Logs requests that end in an error of their client's, at most so many a second.
+
+    The message of an error is not logged: it may repeat what the client sent.
+
+    Args:
+      config: the rate.
+    """
+
+    def __init__(self, config: DoorConfig) -> None:
+        self._bucket = TokenBucket(config.refusals_logged_per_s, now=0.0)
+        self._num_left_out = 0
+
+    def tell(self, error: RequestError, now: float, **where: str | None) -> None:
+        """Log a refusal, unless there were too many; the next line then says how many.
+
+        Args:
+          error: what the client is told.
+          now: in seconds, on any clock.
+          where: fields of the line that say which request it was.
+        """
+        if not (400 <= error.status < 500 or error.status == DISK_FULL):
+            return
+        if not self._bucket.take(now):
+            self._num_left_out += 1
+            return
+        known = {name: value for name, value in where.items() if value}
+        if error.param is not None:
+            known["param"] = error.param
+        log.info(
+            "request_refused",
+            status=error.status,
+            code=error.code,
+            left_out=self._num_left_out,
+            **known,
+        )
+        self._num_left_out = 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from triolet.service_class import DEFAULT_CLAIM, Claim
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from triolet.errors import RequestError
     from triolet.sampling import SamplingParams
@@ -68,6 +68,14 @@ class CacheAsk:
         return shown | ({"age": str(int(self.age_s))} if self.outcome is CacheOutcome.HIT else {})
 
 
+class TextWatch(Protocol):
+    """Reads the text of one completion as it comes."""
+
+    def push(self, text: str) -> bool:
+        """Take more text; return whether the completion has to end behind it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One sequence to generate. `n` choices are n of these.
@@ -90,6 +98,9 @@ class GenerationRequest:
         prompt itself.
       cache: whether its answer may be one that was given before; None for no. The choices of one
         request have one.
+      watch: begins what ends the completion by its text, beside stop strings; None for nothing.
+      markers: tokens that the reader of the text has to see, and how the text shows each, whether
+        special tokens are left out or not; None for no such tokens.
     """
 
     request_id: bytes
@@ -106,6 +117,8 @@ class GenerationRequest:
     claim: Claim = DEFAULT_CLAIM
     key: int = 0
     cache: CacheAsk | None = None
+    markers: Mapping[int, str] | None = None
+    watch: Callable[[], TextWatch] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +159,8 @@ class Usage:
       cached_tokens: prompt tokens whose KV was already there.
       queue_s: from submission to dispatch.
       ttft_s: from submission to the first token, None if there was none.
+      reasoning_tokens: completion tokens before the answer, markers not counted; None where the
+        model does not reason.
     """
 
     prompt_tokens: int
@@ -153,6 +168,7 @@ class Usage:
     cached_tokens: int = 0
     queue_s: float = 0.0
     ttft_s: float | None = None
+    reasoning_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +186,11 @@ class Finished:
     usage: Usage
     stop_string: str | None = None
     fingerprint: str = ""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the model had not ended it."""
+        return self.reason is FinishReason.LENGTH or self.stop_string is not None
 
 
 @dataclass(frozen=True, slots=True)

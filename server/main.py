@@ -45,6 +45,7 @@ from .tenancy import Tenancy
 from .tenant_file import TenantFile
 from .text.embedding_files import read_embedding_model
 from .text.grammars import Grammars
+from .text.model_card import read_model_card
 from .text.page_words import PageWords, read_page_words
 from .text.sampling_defaults import read_sampling_defaults
 from .text.tokenizer import TextModel
@@ -94,7 +95,6 @@ async def serve(
     """Serve until `lifecycle` says to drain, and what runs then has ended.
 
     Args:
-      config: all there is to know.
       lifecycle: how the caller says that it is enough; None to serve until cancelled.
       on_drained: called once nothing runs any more, before connections are closed.
       task_status: started with the address once connections are accepted, with workers or not.
@@ -123,6 +123,7 @@ async def serve(
                 lifecycle or Lifecycle(),
                 count_connections=lambda: edge.connections,
                 embedding=read_embedding_model(config.model_dir),
+                card=read_model_card(config.model_dir),
                 page_words=_page_words(config, text),
                 storage=sockets.enter_context(_storage(config)),
                 siblings=siblings,
@@ -238,6 +239,7 @@ async def _run_beside(
     """Do what no client waits for: batches, and looking for other tenants."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_run_batches, services, app, fleet, metrics)
+        nursery.start_soon(services.recent.run)
         if tenant_file is not None:
             nursery.start_soon(tenant_file.run, services.tenancy, fleet.dismiss)
 
@@ -261,7 +263,9 @@ def _load_text(config: ServerConfig) -> TextModel:
         config.model_dir,
         tokenize_threads=config.tokenize_threads,
         tokenize_timeout_s=config.tokenize_timeout_s,
+        tool_parser=config.tool_parser,
         turns=config.turns,
+        reasoning_parser=config.reasoning_parser,
     )
 
 

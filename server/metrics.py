@@ -18,9 +18,10 @@ from prometheus_client.process_collector import ProcessCollector
 
 from triolet.service_class import DEFAULT_CLAIM
 
+from .fleet.conductor import FAREWELL
 from .metrics_collectors import AliasCollector, FleetCollector
 from .metrics_faults import FaultMetrics
-from .metrics_histogram import TokenHistogram
+from .metrics_histogram import TokenHistogram, WorkMetrics
 from .metrics_http import HttpMetrics
 from .metrics_overload import OverloadMetrics
 from .metrics_queue import QueueMetrics
@@ -48,6 +49,7 @@ ITL_BUCKETS: Final = (
 )  # fmt: skip
 SECONDS_BUCKETS: Final = (.05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)  # fmt: skip
 TOKEN_BUCKETS: Final = tuple(float(2**power) for power in range(18))
+CHOICE_BUCKETS: Final = (1, 2, 5, 10, 20)
 
 COUNTERS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("requests_received", "Sequences submitted", ()),
@@ -73,8 +75,14 @@ HISTOGRAMS: Final[tuple[tuple[str, str, tuple[float, ...]], ...]] = (
     ("prefill_seconds", "A prefill worker computed", SECONDS_BUCKETS),
     ("local_prefill_seconds", "Decode computed a prompt itself", SECONDS_BUCKETS),
     ("decode_seconds", "From the first token to the end", SECONDS_BUCKETS),
+    ("inference_seconds", "From dispatch to the end, where there was a token", SECONDS_BUCKETS),
+    ("request_token_seconds", "Mean time between the tokens of a completion", ITL_BUCKETS),
     ("request_prompt_tokens", "Prompt by size", TOKEN_BUCKETS),
     ("request_completion_tokens", "Completion by size", TOKEN_BUCKETS),
+    ("request_longest_completion_tokens", "Longest completion of a prompt", TOKEN_BUCKETS),
+    ("request_max_tokens", "Most tokens that a completion may have", TOKEN_BUCKETS),
+    ("request_choices", "Completions of one prompt", CHOICE_BUCKETS),
+    ("step_tokens", "Tokens of a worker's step, as means between heartbeats", TOKEN_BUCKETS),
 )
 LOSSES: Final = (
     *("restarted", "another_life", "protocol", "goodbye", "farewell", "link_gone", "link_full"),
@@ -109,6 +117,7 @@ class Metrics:
       compat: `vllm` for alias names, `none` for own names only.
 
     Attributes:
+      work: told of sizes, of requests and of steps.
       scrape: returns what `exposition` does; others have their turn while it is written.
     """
 
@@ -134,6 +143,7 @@ class Metrics:
             name: TokenHistogram(f"triolet_{name}", text, buckets, self._registry)
             for name, text, buckets in HISTOGRAMS
         }
+        self.work = WorkMetrics(self._histograms)
         for cause in LOSSES:
             self._counters["workers_lost"].labels(cause)
         self._exposition = Exposition(self._registry.collect)
@@ -232,22 +242,29 @@ class Metrics:
             self._histograms["request_prompt_tokens"].observe(usage.prompt_tokens)
         self._histograms["request_completion_tokens"].observe(usage.completion_tokens)
         if usage.ttft_s is not None:
-            self._histograms["decode_seconds"].observe(max(0.0, elapsed_s - usage.ttft_s))
+            decode_s = max(0.0, elapsed_s - usage.ttft_s)
+            self._histograms["decode_seconds"].observe(decode_s)
+            self._histograms["inference_seconds"].observe(max(0.0, elapsed_s - usage.queue_s))
+            if usage.completion_tokens > 1:
+                mean_s = decode_s / (usage.completion_tokens - 1)
+                self._histograms["request_token_seconds"].observe(mean_s)
 
     def worker_joined(self, worker: str) -> None:
         """A worker, or its next life, was greeted."""
         self._counters["workers_joined"].inc()
-        log.info("worker joined", worker=worker)
+        log.info("worker_joined", worker=worker)
 
     def worker_lost(self, worker: str, cause: str) -> None:
         """A worker was given up."""
         self._counters["workers_lost"].labels(self._words["cause"].bounded(cause)).inc()
-        log.warning("worker lost", worker=worker, cause=cause)
+        # One that was drained has moved or ended what it ran: a restart that somebody asked for.
+        tell = log.info if cause == FAREWELL else log.warning
+        tell("worker_lost", worker=worker, cause=cause)
 
     def worker_refused(self, worker: str, reason: str) -> None:
         """A worker and this server cannot work together; an operator has to act."""
         self._counters["workers_refused"].inc()
-        log.error("worker refused", worker=worker, reason=reason)
+        log.error("worker_refused", worker=worker, reason=reason)
 
     def _own_family(self, name: str) -> Metric:
         """Return a counter or histogram by its own name, without the prefix."""

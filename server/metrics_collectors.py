@@ -26,12 +26,19 @@ if TYPE_CHECKING:
 ALIASES: Final = {
     "time_to_first_token_seconds": "time_to_first_token_seconds",
     "inter_token_latency_seconds": "inter_token_latency_seconds",
+    "time_per_output_token_seconds": "inter_token_latency_seconds",
+    "request_time_per_output_token_seconds": "request_token_seconds",
     "e2e_request_latency_seconds": "request_seconds",
     "request_queue_time_seconds": "queue_seconds",
     "request_prefill_time_seconds": "prefill_seconds",
     "request_decode_time_seconds": "decode_seconds",
+    "request_inference_time_seconds": "inference_seconds",
     "request_prompt_tokens": "request_prompt_tokens",
     "request_generation_tokens": "request_completion_tokens",
+    "request_max_num_generation_tokens": "request_longest_completion_tokens",
+    "request_params_max_tokens": "request_max_tokens",
+    "request_params_n": "request_choices",
+    "iteration_tokens_total": "step_tokens",
     "prompt_tokens": "prompt_tokens",
     "generation_tokens": "completion_tokens",
     "prefix_cache_queries": "prompt_tokens",
@@ -39,6 +46,8 @@ ALIASES: Final = {
     "request_success": "requests",
 }
 """vLLM's name, and ours for the same number."""
+CACHE_USAGE: Final = ("kv_cache_usage_perc", "gpu_cache_usage_perc")
+"""The present name and that of older boards."""
 
 
 class FleetCollector(Collector):
@@ -198,7 +207,8 @@ class AliasCollector(Collector):
         used, total = _decode_blocks(status)
         yield self._gauge("num_requests_waiting", status.queued)
         yield self._gauge("num_requests_running", status.running)
-        yield self._gauge("kv_cache_usage_perc", used / total if total else 0.0)
+        for name in CACHE_USAGE:
+            yield self._gauge(name, used / total if total else 0.0)
         preemptions = sum(worker.load.preemptions for worker in status.workers)
         yield self._counter("num_preemptions", preemptions)
         sizes = {w.capacity.block_size for w in status.workers if w.capacity is not None}

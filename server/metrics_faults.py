@@ -43,12 +43,12 @@ class FaultMetrics:
     def request_quarantined(self, request_id: str) -> None:
         """It killed the workers that computed it; an operator may want to look at it."""
         self._counters["requests_quarantined"].inc()
-        log.error("request quarantined", request_id=request_id)
+        log.error("request_quarantined", request_id=request_id)
 
     def grammar_quarantined(self, request_id: str) -> None:
         """Its masks held a worker up; it has ended, and its tenant's grammar is refused."""
         self._counters["grammars_quarantined"].inc()
-        log.warning("grammar quarantined", request_id=request_id)
+        log.warning("grammar_quarantined", request_id=request_id)
 
     def breaker_changed(self, worker: str, state: str) -> None:
         """A worker is left out, tried, or used again."""
@@ -63,4 +63,4 @@ class FaultMetrics:
         """This process itself stood still for so long."""
         self._counters["server_pauses"].inc()
         self._counters["server_paused_seconds"].inc(seconds)
-        log.warning("this server stood still", seconds=round(seconds, 3))
+        log.warning("stood_still", seconds=round(seconds, 3))

@@ -117,6 +117,15 @@ class HttpMetrics:
         """A request was answered with an error."""
         self._errors.labels(str(status)).inc()
 
+    def errors(self) -> dict[str, float]:
+        """Return how many requests were answered with an error, by status."""
+        [family] = self._errors.collect()
+        return {
+            sample.labels["status"]: sample.value
+            for sample in family.samples
+            if sample.name.endswith("_total")
+        }
+
     def resumption(self, what: str) -> None:
         """An answer was begun or joined that outlives its connection, by a word of our own."""
         self._resumptions.labels(what).inc()

@@ -25,7 +25,7 @@ MAX_REMEMBERED: Final = 1 << 16
 """Names with labels: about 16 MiB. Beyond, all are written anew once: names of workers that are
 gone are among them."""
 PLAIN_BELOW: Final = 1e6
-"""Numbers that Go, whose form this is, writes as Python does."""
+"""Numbers that Go writes as Python does; the form is Go's."""
 
 
 class TextWriter:

@@ -81,7 +81,7 @@ class Siblings:
             try:
                 answers[name] = await _get(path, target)
             except (OSError, trio.BrokenResourceError, h11.RemoteProtocolError) as error:
-                log.info("a sibling did not answer", server=name, reason=str(error))
+                log.info("sibling_silent", server=name, reason=str(error))
 
         with trio.move_on_after(self._ask_timeout_s):
             async with trio.open_nursery() as nursery:

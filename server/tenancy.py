@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from triolet.tenants import Prices, Tenant
 
 MAX_KEY_CHARS: Final = 256
+NO_KEY: Final = "this server asks for an API key; send it as `Authorization: Bearer KEY`"
+WRONG_KEY: Final = (
+    "the API key that was sent is wrong, or has ended; ask the operator of this server for another"
+)
 
 _TENANT: Final[ContextVar[Tenant]] = ContextVar("tenant", default=ANONYMOUS)
 
@@ -87,22 +91,24 @@ class Tenancy:
           now: in seconds since 1970.
 
         Raises:
-          RequestError: 401, the same for no key, for a wrong one and for one that has ended; 403,
-            the tenant is disabled.
+          RequestError: 401, no key was sent, or a wrong one (one that has ended is a wrong one);
+            403, the tenant is disabled.
         """
         if self._tenants is None:
             return ANONYMOUS
-        if key is None or not 0 < len(key) <= MAX_KEY_CHARS:
-            raise _unknown_key()
+        if not key:
+            raise _key_refused(NO_KEY)
+        if len(key) > MAX_KEY_CHARS:
+            raise _key_refused(WRONG_KEY)
         digest = digest_of(key)
         # The look-up compares digests, which tell nothing of how near a wrong key was.
         entry = self._tenants.of_digest(digest)
         found = digest if entry is not None else "0" * len(digest)
         if not hmac.compare_digest(found, digest) or entry is None:
-            raise _unknown_key()
+            raise _key_refused(WRONG_KEY)
         tenant, stored = entry
         if stored.until is not None and now >= stored.until:
-            raise _unknown_key()
+            raise _key_refused(WRONG_KEY)
         return _enabled(tenant)
 
     def tenant_named(self, name: str) -> Tenant:
@@ -115,7 +121,9 @@ class Tenancy:
             return ANONYMOUS
         tenant = self._tenants.by_name.get(name)
         if tenant is None:
-            raise _unknown_key()
+            raise _key_refused(
+                f"there is no tenant {name} any more; ask the operator of this server"
+            )
         return _enabled(tenant)
 
     @property
@@ -159,9 +167,5 @@ def _enabled(tenant: Tenant) -> Tenant:
     return tenant
 
 
-def _unknown_key() -> RequestError:
-    return RequestError(
-        "this server asks for an API key; send it as `Authorization: Bearer KEY`",
-        status=401,
-        code="invalid_api_key",
-    )
+def _key_refused(message: str) -> RequestError:
+    return RequestError(message, status=401, code="invalid_api_key")

@@ -97,10 +97,10 @@ class TenantFile:
                 tenants = await in_thread(self.read, threads)
             except ConfigError as error:
                 tenancy.refuse(str(error))
-                log.error("the tenants stay as they were", reason=str(error))
+                log.error("tenants_refused", reason=str(error))
                 continue
             gone = tenancy.replace(tenants)
-            log.info("tenants changed", tenants=len(tenants.by_name), gone=sorted(gone)[:100])
+            log.info("tenants_changed", tenants=len(tenants.by_name), gone=sorted(gone)[:100])
             dismiss(gone)
 
 

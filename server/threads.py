@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import trio
 
@@ -136,7 +136,9 @@ async def in_thread(
 
     An error that is raised out of a thread, or one whose cause was, stays in a circle with Trio's
     frames, which hold what the work was about, bodies of many MiB, until the garbage collector
-    comes by: seldom. So a refusal is returned by the thread, and raised here.
+    comes by: seldom. The thread itself keeps what it returns until it runs again, on a busy machine
+    long after; an error that is raised here would meanwhile keep its request. So the thread returns
+    what a refusal says, and the refusal is made here.
 
     Args:
       work: what to do.
@@ -151,17 +153,23 @@ async def in_thread(
         abandon_on_cancel=abandon_on_cancel,
         limiter=limiter,  # type: ignore[arg-type]  # it asks for acquire and release only
     )
-    if not isinstance(done, RequestError):
-        return done
-    try:
-        raise done
-    finally:
-        del done  # or the error and this frame would hold one another
+    if isinstance(done, _Refusal):
+        raise RequestError(**done.said)
+    return done
 
 
-def _result_or_refusal(work: Callable[[], T]) -> T | RequestError:
+class _Refusal(NamedTuple):
+    """What a RequestError says.
+
+    Attributes:
+      said: its arguments.
+    """
+
+    said: dict[str, Any]
+
+
+def _result_or_refusal(work: Callable[[], T]) -> T | _Refusal:
     try:
         return work()
     except RequestError as error:
-        error.__context__ = error.__cause__ = None
-        return error.with_traceback(None)
+        return _Refusal(error.said)

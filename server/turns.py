@@ -36,7 +36,7 @@ class Job(Generic[T]):
     """Something that waits for a slot, or has one.
 
     Attributes:
-      key: whose it is.
+      key: of the tenant or address that the job is of.
       item: what the caller knows it by.
       began_at: when it got its slot; None while it waits.
     """
@@ -75,12 +75,12 @@ class _Line(Generic[T]):
 
 
 class Turns(Generic[T]):
-    """Who is next.
+    """Which job is next.
 
     Of the keys with a waiting job the one that has used least goes first; a key that comes after a
     pause begins where the others are, so that it neither saves time up nor pays for it twice. A
     running job cannot be taken back. So while other keys are there, or were of late, one key leaves
-    one slot to them: whoever comes next finds it free.
+    one slot to them: the next job of another key finds it free.
 
     Args:
       slots: jobs that run at once.
@@ -134,7 +134,7 @@ class Turns(Generic[T]):
         return job
 
     def begin(self, now: float) -> Job[T] | None:
-        """Give a slot to the job whose turn it is; None if there is no slot, or nobody for it."""
+        """Give a slot to the next job; None if there is no slot, or no job for it."""
         if not self._num_waiting or self._num_running >= self._slots:
             return None
         able = [

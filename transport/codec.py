@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _GROWN = (Reserve, Prefill, KvChunk, KvManifest)
-"""Frames whose last field came with version 2, and is left out when it is empty."""
+"""Frames with a last field that came with version 2, and is left out when it is empty."""
 _DECODER: msgspec.msgpack.Decoder[AnyFrame] = msgspec.msgpack.Decoder(AnyFrame)
 
 

@@ -50,7 +50,7 @@ def kv_key(secret: bytes, attempt: AttemptKey) -> bytes:
 
     Args:
       secret: of the server, 32 random bytes.
-      attempt: whose KV it is.
+      attempt: that the KV is of.
     """
     name = attempt.request_id + attempt.attempt.to_bytes(8, "big")
     return blake2b(name, key=secret, digest_size=KV_KEY_BYTES).digest()

@@ -58,7 +58,7 @@ class FrameGate:
         """Return the message that the parts hold, or None if they are dropped.
 
         Args:
-          sender: whoever sent them: the id of its connection.
+          sender: the id of the connection that they came on.
           parts: of the message.
         """
         if self.is_shut_out(sender):

@@ -152,7 +152,7 @@ class Network(Protocol):
     def connect(
         self, address: str, identity: bytes, *, hwm: int, max_frame_bytes: int
     ) -> Connection:
-        """Connect (and keep connecting). `identity` (PeerId.identity) says whose link it is, to
+        """Connect (and keep connecting). `identity` (PeerId.identity) names the link, to
         people and to the faults of a test; the bound side believes HELLO only."""
         ...
 

@@ -213,7 +213,7 @@ class MemoryConnection:
 
     Attributes:
       address: of the bound side.
-      identity: whose link it is.
+      identity: of the connecting side.
       hwm: frames that its pipes take.
       inbox: where what comes waits.
       number: what the bound side calls this connection, or its last one; None before the first.

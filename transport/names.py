@@ -1,4 +1,4 @@
-"""Which connection speaks for which peer: the one whose HELLO named it last, under the same key.
+"""Which connection speaks for which peer: the one with the peer's last HELLO, under the same key.
 
 A bound side gives each connection an id of its own, so no connection can take another's. A peer's
 name is claimed by HELLO. A name belongs to the key that claimed it first, and a key may act in its

@@ -1,7 +1,7 @@
 """Keys for tcp links: our own, and those that may connect, by role.
 
 A key directory holds `key.secret` and `key.public` of this process and, under `authorized/`, the
-public keys of those who may connect: in any role, or under `authorized/<role>/` in that one only.
+public keys that may connect: in any role, or under `authorized/<role>/` in that one only.
 ZeroMQ asks about each newcomer (ZAP); without that answer CURVE accepts any key. Its answer's user
 id says which key a connection has proved to have, and its roles.
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 CONNECTING_ROLES: Final = (Role.SERVER, Role.PREFILL, Role.OPERATOR)
-"""Decode workers are connected to, and connect to nobody."""
+"""Decode workers are connected to, and connect to no process."""
 SHOWN_CHARACTERS: Final = 8
 """Of a public key: enough to tell a fleet's keys apart."""
 BOUND_EVENTS: Final = int(
@@ -51,7 +51,7 @@ BOUND_EVENTS: Final = int(
 REPEAT_S: Final = 30.0
 """Between two lines about the same trouble."""
 MAX_NEW: Final = 16
-"""Bound sockets whose monitors the thread has not taken over yet; a process has two in all."""
+"""Bound sockets with monitors that the thread has not taken over yet; a process has two in all."""
 MAX_TROUBLES: Final = 256
 """That are remembered; beyond, the one that was told first is forgotten and may be told again."""
 _Z85_KEY_BYTES: Final = 40
@@ -150,7 +150,7 @@ class KeyDirectory:
     @staticmethod
     def _holds(folder: Path, public: bytes) -> bool:
         for path in sorted(folder.glob("*.public")):
-            # A broken file lets nobody in, and keeps nobody else out.
+            # A broken file lets no key in, and keeps no other key out.
             with suppress(ConfigError):
                 if _read_key(path) == public:
                     return True
@@ -194,7 +194,7 @@ class Repeats:
 
 
 class CurveGuard:
-    """Answers for a context who may connect, and says who could not, from a thread of its own.
+    """Answers for a context which keys may connect, and logs which could not, in its own thread.
 
     A thread, because libzmq asks while Trio may be busy, and the answer needs files. It ends with
     the context.

@@ -32,7 +32,7 @@ class HandshakeLog:
     Args:
       place: where it leads.
       keys: ours; None where the link carries none.
-      identity: whose link it is.
+      identity: of the connecting side.
 
     Attributes:
       address: the same place, for people.

@@ -6,6 +6,7 @@ product is handed only the dataclass it needs.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from ipaddress import ip_network
@@ -43,11 +44,35 @@ class Dtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class ReasoningParser(StrEnum):
+    """How a model writes its reasoning."""
+
+    AUTO = "auto"  # as the tokenizer's markers say
+    NONE = "none"  # all is text
+    QWEN3 = "qwen3"  # <think>…</think>, opened by the prompt or by the completion's first token
+    DEEPSEEK_R1 = "deepseek_r1"  # the same; a completion begins within it, whatever the prompt says
+    HARMONY = "harmony"  # channels of gpt-oss
+
+
 class WeightFormat(StrEnum):
     """What weights are kept in."""
 
     DTYPE = "dtype"
     INT8 = "int8"
+
+
+class ToolParser(StrEnum):
+    """How a model writes calls of tools."""
+
+    AUTO = "auto"  # as its chat template says, or its tokens
+    HERMES = "hermes"  # JSON between <tool_call> tags: Hermes, Qwen and many others
+    LLAMA = "llama"  # bare JSON: Llama 3
+    MISTRAL = "mistral"  # JSON behind [TOOL_CALLS]
+    QWEN3_CODER = "qwen3_coder"  # tags for each parameter
+    PYTHONIC = "pythonic"  # [f(a=1)]: Llama 3.2 and 4
+    HARMONY = "harmony"  # messages on channels: gpt-oss
+    GRANITE = "granite"  # a JSON list behind <|tool_call|>
+    PHI = "phi"  # the same with a closing token: Phi-4-mini
 
 
 DAY_S = 86_400.0 * SECONDS
@@ -66,7 +91,7 @@ class LinkConfig:
     heartbeat_interval_s: float = 0.5 * SECONDS
     """Both ways. Three fit into `peer_timeout_s`, so one lost or late frame is no death."""
     load_report_interval_s: float = 20 * MILLISECONDS
-    """A worker whose leases have ended sends its load in the turn after that, but not sooner than
+    """When leases end their worker sends its load in the turn after that, but not sooner than
     this after its last heartbeat. A cancel is promised within 100 ms and takes 40 ms at p99: this
     leaves time to see it. A thousand ends in one turn are one report."""
     peer_timeout_s: float = 1.5 * SECONDS
@@ -120,14 +145,14 @@ class LinkConfig:
     machine a while; one that does not answer finds out by silence, as with a worker that died.
     Below what a supervisor waits before it kills."""
     handshake_s: float = 5.0 * SECONDS
-    """A connection whose handshake takes longer is closed: a stranger cannot hold one for nothing.
+    """A connection with a longer handshake is closed: a stranger cannot hold one for nothing.
     The two round trips take milliseconds."""
     redial_s: float = 2.0 * SECONDS
     """A HELLO without an answer for this long is said again over a new connection: the old one may
     lead nowhere, although its peer lives. Four heartbeats, so that a busy worker is not redialled;
     doubled each time, up to `max_redial_s`."""
     max_redial_s: float = 8.0 * SECONDS
-    """A fleet whose keys or workers have been mended is whole again after at most this long."""
+    """After its keys or workers have been mended a fleet is whole again within this time."""
     linger_s: float = 200 * MILLISECONDS
     """A closed link may still hand what was sent to the kernel for this long, so that last words
     (ENDED, GOODBYE) arrive; a peer that reads nothing holds up the end of a process no longer."""
@@ -316,6 +341,23 @@ def _require_network(network: str) -> None:
         ) from None
 
 
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@A-Z]+")
+_DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}
+ANY_ORIGIN: Final = "*"
+"""Stands for the pages of every origin."""
+
+
+def _require_origin(origin: str) -> None:
+    scheme, _, place = origin.partition("://")
+    is_usual = not place.endswith(_DEFAULT_PORTS.get(scheme, "/"))
+    require(
+        origin == ANY_ORIGIN or (_ORIGIN.fullmatch(origin) is not None and is_usual),
+        "allow_origins holds a value that",
+        origin,
+        "* or SCHEME://HOST[:PORT] as browsers send it: lower case, no path, no default port",
+    )
+
+
 ANY_MODEL: Final = "*"
 """An alias that stands for every name."""
 
@@ -334,6 +376,9 @@ class ServerConfig:
     strict_requests: bool = False
     """Whether a parameter that is not known is refused. Otherwise it is ignored and named in the
     answer's `x-triolet-ignored`: clients of other servers send their extensions."""
+    tool_parser: ToolParser = ToolParser.AUTO
+    """How calls of tools are told from text. Told by the model's chat template unless it is named,
+    for a template that says nothing of calls, or names tokens of another family."""
     host: str = "127.0.0.1"
     port: int = 8000
     link: LinkConfig = field(default_factory=LinkConfig)
@@ -376,11 +421,17 @@ class ServerConfig:
     idle connections give way. Peers in `trusted_proxies` are counted in the total only."""
     trusted_proxies: tuple[str, ...] = ()
     """Networks (CIDR) of proxies that may name the client that they ask for, by PROXY protocol v2,
-    `Forwarded` or `X-Forwarded-For`. None by default: whoever connects could claim any address."""
+    `Forwarded` or `X-Forwarded-For`. None by default: any client could claim any address."""
+    allow_origins: tuple[str, ...] = ()
+    """Origins whose pages may use the API from a browser (CORS); ANY_ORIGIN is every one. None by
+    default: without keys any page that the user opens could ask. The chat page needs none."""
+    preflight_max_age_s: int = 7200
+    """How long a browser may keep the answer to a preflight; the longest that Chromium takes. What
+    it permits is checked with every request all the same."""
     requests_per_turn: int = 2
     """Requests that begin in one turn of the event loop; the others wait for the next turns. One
     that is read and refused at once costs up to 5 ms, and a probe of liveness takes ten turns: so
-    it is answered within 100 ms whoever asks. A refused small request costs less processor time
+    it is answered within 100 ms in any crowd. A refused small request costs less processor time
     than without the bound (1.41 ms for 1.66, 40 connections)."""
     listen_backlog: int = 1024
     """Connections the kernel holds during a burst; hypercorn's default of 100 drops some."""
@@ -405,6 +456,9 @@ class ServerConfig:
     """`n`: answers to one prompt."""
     max_prompts: int = 32
     """Prompts in one request for completions; with `max_choices` at most 256 sequences."""
+    reasoning_parser: ReasoningParser = ReasoningParser.AUTO
+    """How the model's reasoning is told from its answer. Found by the tokenizer's markers unless it
+    is named: `none` shows all as text."""
     metrics_compat: str = "vllm"
     """Whose names the metrics also go by, so that existing dashboards work; `none` for nobody's."""
     idle_connection_s: float = 75.0 * SECONDS
@@ -431,6 +485,11 @@ class ServerConfig:
     """Frames that wait for a WebSocket's writer; at the bound the answers wait, and with them the
     tokens' credit. Bytes, because a token with 20 alternatives takes 2 KiB; at half of what the
     kernel holds, a client that reads is never kept waiting by it."""
+    recent_s: float = 30.0 * SECONDS
+    """Over which `/fleet/status` tells rates and latencies: a dashboard that was just opened shows
+    them at once."""
+    sample_s: float = 2.0 * SECONDS
+    """How often the counters are kept for that: sixteen copies of two histograms."""
     audit_timeout_s: float = 1.0 * SECONDS
     """An audit waits for its workers this long. A live one answers between two frames; below
     `peer_timeout_s`, so that a worker which is listed as silent is not simply dead."""
@@ -472,6 +531,8 @@ class ServerConfig:
             self.drain_timeout_s,
             f">= 0 and <= {DAY_S:.0f}, a day: the timer that ends the process takes no infinity",
         )
+        sample_s, most = self.sample_s, f"> 0 and <= recent_s ({self.recent_s})"
+        require(0 < sample_s <= self.recent_s, "sample_s", sample_s, most)
         per_address = self.max_connections_per_address
         require(
             per_address is None or per_address >= 1,
@@ -481,6 +542,10 @@ class ServerConfig:
         )
         for network in self.trusted_proxies:
             _require_network(network)
+        for origin in self.allow_origins:
+            _require_origin(origin)
+        max_age_s = self.preflight_max_age_s
+        require(max_age_s >= 0, "preflight_max_age_s", max_age_s, ">= 0")
         compat = self.metrics_compat
         require(compat in {"vllm", "none"}, "metrics_compat", compat, "vllm, none")
         if not (self.allow_remote_clients or self.tenants.file or is_loopback(self.host)):

@@ -34,6 +34,9 @@ class EmbeddingLimits:
 
     max_inputs: int = 2048
     """Inputs of one request: as many as the API's own."""
+    max_documents: int = 1000
+    """Documents of one request for a ranking, pairs of one for scores: as many as Cohere's API
+    takes. Each is an input, and its score takes a product of two vectors on the event loop."""
     max_request_tokens: int = 300_000
     """Of all its inputs together: as many as the API's own."""
     max_waiting_inputs: int = 16_384

@@ -61,7 +61,7 @@ class MaskConfig:
     may have a slower core. Beyond it the grammar is too costly."""
     step_wait_share: float = 0.5
     """A step waits for masks that are still missing for at most this share of its own computing:
-    rows without a grammar have gaps of at most 1.5 steps. A row whose mask is late computes its
+    rows without a grammar have gaps of at most 1.5 steps. A row with a late mask computes its
     token again with the next step."""
     least_wait_s: float = 2 * MILLISECONDS
     """The same, at least: a mask takes some 0.1 ms, but its thread has to wake."""
@@ -75,9 +75,9 @@ class MaskConfig:
     it delays its like alone, and steps with other rows do not wait for it at all."""
     slow_niceness: int = 5
     """Of the slow thread: that of the device's (`EngineConfig.niceness`). No more, for it holds the
-    interpreter's lock at times, and the device waits for whoever holds that."""
+    interpreter's lock at times, and the device waits for the thread that holds that."""
     straggler_niceness: int = 10
-    """Of a thread that only ends a mask whose sequence has ended."""
+    """Of a thread that only ends a mask of an ended sequence."""
     mask_cpu_s: float = 100 * MILLISECONDS
     """For one mask; beyond it the sequence ends, without waiting for the mask. The library's bounds
     are looked at between two rows of a parse, and one row may take long."""
@@ -90,5 +90,5 @@ class MaskConfig:
     """Of one turn in which tokens that the client has already are followed; the rest comes in the
     sequence's next turns, so that others get theirs between."""
     max_stragglers: int = 4
-    """Threads that may be left to end masks whose sequences have ended: a mask cannot be broken
+    """Threads that may be left to end masks of ended sequences: a mask cannot be broken
     off. With so many, a thread that hangs is not replaced before one of them ends."""

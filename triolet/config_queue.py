@@ -93,12 +93,15 @@ class DoorConfig:
     take the event loop's time from others, at a millisecond a refusal."""
     max_refusal_wait_s: float = 2.0 * SECONDS
     """The longest that a refusal waits. Clients that heed `retry-after` wait that long anyway."""
+    refusals_logged_per_s: float = 10.0
+    """Log lines about refused requests, at once and in each second, by the application and by the
+    edge each: enough to see what a misconfigured client does, and 20 MB in an hour of attack."""
 
     def __post_init__(self) -> None:
         for name in ("max_body_bytes", "max_body_bytes_each", "small_body_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; allowed: >= 1")
-        for name in ("body_retry_s", "refusals_per_s"):
+        for name in ("body_retry_s", "refusals_per_s", "refusals_logged_per_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; allowed: > 0")
         if self.max_refusal_wait_s < 0:

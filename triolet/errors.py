@@ -5,6 +5,8 @@ Knows the HTTP status and code that an error of a request ends in; does not know
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class TrioletError(Exception):
     """Anything that Triolet raises on purpose."""
@@ -82,6 +84,19 @@ class RequestError(TrioletError):
         self.retry_after_s = retry_after_s
         self.is_spread = is_spread
         self.is_crowded_out = is_crowded_out
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """What it was made from: `RequestError(**said)` says the same, and holds nothing."""
+        return {
+            "message": self.message,
+            "status": self.status,
+            "code": self.code,
+            "param": self.param,
+            "retry_after_s": self.retry_after_s,
+            "is_spread": self.is_spread,
+            "is_crowded_out": self.is_crowded_out,
+        }
 
 
 def invalid_request(

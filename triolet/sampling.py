@@ -10,13 +10,19 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 300
 MAX_STOP_TOKEN_IDS = 64
+MAX_MARKER_TOKENS = 16
+"""Of one marker of reasoning; the longest in use, of harmony, has six."""
+MAX_CLOSINGS = 4
 MAX_GRAMMAR_CHARS = 64 * 1024
 """What clients write is bounded more tightly; a request's tools make one grammar together."""
 JSON_WHITESPACE = " ?"
@@ -54,6 +60,108 @@ class Grammar:
     text: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
 
 
+MarkerIds = Annotated[
+    tuple[Annotated[int, msgspec.Meta(ge=0)], ...],
+    msgspec.Meta(min_length=1, max_length=MAX_MARKER_TOKENS),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningTokens:
+    """Where a completion's reasoning ends and its answer begins: a function of its tokens alone.
+
+    Attributes:
+      closings: markers; the first that occurs is the end of the reasoning.
+      forced: what ends it once the budget is spent; ends with a closing.
+      opening: the token that begins it; a completion without it in the first place is all answer.
+        None where the prompt ends within reasoning.
+      budget: most tokens of reasoning, markers not counted; None for no bound.
+      is_in_grammar: a grammar is of the whole completion, reasoning included, and there is no
+        budget then.
+    """
+
+    closings: Annotated[tuple[MarkerIds, ...], msgspec.Meta(min_length=1, max_length=MAX_CLOSINGS)]
+    forced: MarkerIds
+    opening: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    budget: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    is_in_grammar: bool = False
+
+    @property
+    def first(self) -> int:
+        """Index of the first token of reasoning in a completion that has any."""
+        return 0 if self.opening is None else 1
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """All tokens that it names."""
+        opening = () if self.opening is None else (self.opening,)
+        return (*opening, *self.forced, *(i for closing in self.closings for i in closing))
+
+    def begins_with(self, token_ids: Sequence[int]) -> bool:
+        """Return whether a completion begins with reasoning."""
+        return self.opening is None or (bool(token_ids) and token_ids[0] == self.opening)
+
+    def closing_behind(self, token_ids: Sequence[int], begin: int = 0) -> tuple[int, int] | None:
+        """Return where the first closing begins and ends, at or behind `begin`."""
+        found = [
+            place
+            for closing in self.closings
+            if (place := _place(token_ids, closing, max(begin, self.first))) is not None
+        ]
+        return min(found, default=None)
+
+    def closes(self, token_ids: Sequence[int]) -> bool:
+        """Return whether a completion's last tokens are a closing."""
+        return any(
+            len(token_ids) >= self.first + len(closing)
+            and tuple(token_ids[-len(closing) :]) == closing
+            for closing in self.closings
+        )
+
+    def forced_next(self, token_ids: Sequence[int]) -> int | None:
+        """Return the only token that may follow reasoning so far; None if any may.
+
+        Args:
+          token_ids: of a completion that is still within its reasoning.
+        """
+        if self.budget is None or len(token_ids) < self.first + self.budget:
+            return None
+        end = self.first + self.budget
+        rest = self._begun_closing(token_ids[self.first : end]) or self.forced
+        num_done = len(token_ids) - end
+        return rest[num_done] if num_done < len(rest) else None
+
+    def num_reasoning(self, token_ids: Sequence[int]) -> int:
+        """Return how many tokens of a completion are reasoning, markers not counted."""
+        if not self.begins_with(token_ids):
+            return 0
+        closing = self.closing_behind(token_ids)
+        end = len(token_ids) if closing is None else closing[0]
+        num_tokens = end - self.first
+        return num_tokens if self.budget is None else min(num_tokens, self.budget)
+
+    def _begun_closing(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """Return the rest of a closing that has begun with the last tokens."""
+        for closing in self.closings:
+            for length in range(min(len(closing) - 1, len(token_ids)), 0, -1):
+                if tuple(token_ids[-length:]) == closing[:length]:
+                    return closing[length:]
+        return ()
+
+
+def _place(token_ids: Sequence[int], marker: tuple[int, ...], begin: int) -> tuple[int, int] | None:
+    """Return where a marker begins and ends in these tokens for the first time."""
+    while True:
+        try:
+            begin = token_ids.index(marker[0], begin)
+        except ValueError:
+            return None
+        end = begin + len(marker)
+        if tuple(token_ids[begin:end]) == marker:
+            return begin, end
+        begin += 1
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Everything that decides the next token and the end of the sequence, but stop strings.
@@ -76,6 +184,7 @@ class SamplingParams:
       logprobs: None for none, else how many alternatives to report beside the chosen token (0…20).
       grammar: what the completion has to be; None for anything. Where it ends the sequence ends,
         whatever `ignore_eos` says, and before `min_tokens` if nothing else may follow.
+      reasoning: what comes before the answer, which alone the grammar is for; None for nothing.
     """
 
     max_tokens: Annotated[int, msgspec.Meta(ge=1)] = 16
@@ -96,6 +205,13 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     grammar: Grammar | None = None
+    reasoning: ReasoningTokens | None = None
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether the tokens so far decide which tokens may follow."""
+        reasoning = self.reasoning
+        return self.grammar is not None or (reasoning is not None and reasoning.budget is not None)
 
     @property
     def has_penalties(self) -> bool:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from engine.block_ledger import BlockLedger
     from engine.pace import Pace
     from engine.prefix_cache import PrefixCache
-    from triolet.sampling import Grammar
+    from triolet.sampling import SamplingParams
 
 
 class EnginePort(Protocol):
@@ -80,8 +80,9 @@ class EnginePort(Protocol):
         """Note that there is no step to compute for now: others may use its cores."""
         ...
 
-    def constrain(self, grammar: Grammar | None) -> Constraint | None:
-        """Return what keeps the completion of a new attempt within a grammar; None without one."""
+    def constrain(self, sampling: SamplingParams) -> Constraint | None:
+        """Return what keeps the completion of a new attempt within its grammar and its reasoning's
+        budget; None without either."""
         ...
 
     def step(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from engine.load import Engine
     from engine.pace import Pace
     from engine.prefix_cache import PrefixCache
-    from triolet.sampling import Grammar
+    from triolet.sampling import SamplingParams
 
     from .lending import Cores
 
@@ -85,9 +85,9 @@ class LocalEngine:
         """How much a step may hold, and how long it takes."""
         return self._loaded.pace
 
-    def constrain(self, grammar: Grammar | None) -> Constraint | None:
-        """Return what keeps a completion within a grammar."""
-        return None if grammar is None else self._loaded.constraints.constrain(grammar)
+    def constrain(self, sampling: SamplingParams) -> Constraint | None:
+        """Return what keeps a completion within its grammar and its reasoning's budget."""
+        return self._loaded.constraints.constraint_of(sampling)
 
     def step(
         self, rows: Sequence[StepRow], watch: LayerWatch | None = None

@@ -146,7 +146,7 @@ class Reception(Generic[A]):
           The server that sent it, if the frame is one for the role's core; else None.
         """
         if isinstance(frame, Goodbye):
-            self.on_server_gone(sender, now)
+            self.on_server_gone(sender, now, has_said_so=True)
             return None
         if self._farewells is not None:
             self._outbox.to_server(sender, goodbye(SHUT_DOWN, is_farewell=True))
@@ -174,7 +174,7 @@ class Reception(Generic[A]):
                 return server
         return None
 
-    def on_server_gone(self, sender: bytes, now: float) -> None:
+    def on_server_gone(self, sender: bytes, now: float, *, has_said_so: bool = False) -> None:
         """End what a server has here: it left, or a frame to it was lost, and after a gap its
         streams cannot go on exactly. If it lives it is told when it names them again."""
         if self._farewells:
@@ -182,7 +182,8 @@ class Reception(Generic[A]):
         self.operators.forget(sender)
         server = self.servers.forget(sender)
         if server is not None:
-            log.warning("server_gone", server=str(server))
+            tell = log.info if has_said_so else log.warning
+            tell("server_gone", server=str(server))
             for key in self._roster.leases.owned_by(server):
                 self._roster.end(key, EndReason.LEASE_EXPIRED, now)
 

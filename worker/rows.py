@@ -17,7 +17,7 @@ END_REASONS: Final[Mapping[Barred, EndReason]] = {
     Barred.STUCK: EndReason.STUCK,
     Barred.TOO_COSTLY: EndReason.TOO_COSTLY,
 }
-"""How an attempt ends that gets no token; one whose mask is late does not."""
+"""How an attempt ends that gets no token; one with a late mask does not."""
 
 
 def token_row(key: AttemptKey, position: int, sampled: Sampled) -> TokenRow:

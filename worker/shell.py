@@ -38,7 +38,7 @@ Ts = TypeVarTuple("Ts")
 EXIT_WEDGED: Final = 70
 """Exit code of a worker whose device does not come back; BSD's "internal software error"."""
 EXIT_DEVICE_LOST: Final = 71
-"""Exit code of a worker whose device takes no more work; BSD's "system error"."""
+"""Exit code of a worker with a device that takes no more work; BSD's "system error"."""
 
 
 class Device(Protocol):

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from triolet.config import Dtype
 from triolet.errors import ConfigError
 
-from .interface import BackendTraits, PagedAttention
+from .interface import PagedAttention
 from .row_groups import group_rows
+from .traits import FLASH
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,15 +28,7 @@ if TYPE_CHECKING:
     from ..kv_pool import KVPool
     from .row_groups import RowGroup
 
-TRAITS: Final = BackendTraits(
-    name="flash",
-    device_types=frozenset({"cuda"}),
-    dtypes=frozenset({Dtype.BFLOAT16}),
-    block_size_multiple=256,
-    head_dim_multiple=8,
-    max_head_dim=256,
-    is_capturable=True,
-)
+TRAITS: Final = FLASH
 
 SPLIT_TOKENS: Final = 512
 """Tokens of one split while there are few splits: below it combining them costs more than sharing
@@ -46,7 +38,7 @@ MAX_SPLITS: Final = 32
 contexts get longer splits. The kernel takes 128 at most."""
 MIN_CHUNK_LEN: Final = 2
 """Least `max_seqlen_q` that the kernel for chunks is told; an upper bound is all that it needs. At
-1 it changes over to a decode kernel whose number of splits follows from the size of the batch."""
+1 it changes over to a decode kernel, with a number of splits that depends on the batch's size."""
 
 
 def splits_for(max_model_len: int) -> int:

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..kv_pool import KVPool
-    from .interface import AttentionBackend, BackendTraits
+    from .interface import AttentionBackend
+    from .traits import BackendTraits
 
 TRAITS: Final = {traits.name: traits for traits in (sdpa.TRAITS, flash.TRAITS, triton.TRAITS)}
 _CREATE: Final[dict[str, Callable[[KVPool, int, int], AttentionBackend]]] = {

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from triolet.config import Dtype
 from triolet.errors import ConfigError
 
-from .interface import BackendTraits, PagedAttention
+from .interface import PagedAttention
 from .row_groups import group_rows
+from .traits import TRITON
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,15 +27,7 @@ if TYPE_CHECKING:
     from ..batch import FlatStep
     from ..kv_pool import KVPool
 
-TRAITS: Final = BackendTraits(
-    name="triton",
-    device_types=frozenset({"cuda"}),
-    dtypes=frozenset({Dtype.FLOAT32, Dtype.BFLOAT16}),
-    block_size_multiple=1,
-    head_dim_multiple=2,  # rotation pairs the dimensions
-    max_head_dim=256,  # a tile of keys and one of values in shared memory
-    is_capturable=True,
-)
+TRAITS: Final = TRITON
 
 MIN_SPLIT_TOKENS: Final = 256
 """Below it combining the splits costs more than sharing the work gains."""

@@ -22,9 +22,8 @@ from .host_copies import Mark, Upload, host_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from concurrent.futures import Future
 
-    from ..batch import Barred, Mask, SampleSpec, StepRow
+    from ..batch import PendingMask, SampleSpec, StepRow
     from ..kv_pool import KVPool
     from .decode_rows import Arrangement
     from .transformer import FusedTransformer
@@ -129,7 +128,7 @@ class Decoder:
         self,
         asking: dict[int, SampleSpec],
         arrangement: Arrangement,
-        masks: dict[int, Future[Mask | Barred]],
+        masks: dict[int, PendingMask],
     ) -> dict[int, Sampled]:
         """Sample rows that ask for more, and tell the device what was chosen."""
         if not asking:

@@ -344,7 +344,7 @@ def chats_ms(port: int, count: int) -> list[float]:
 
 
 def measure_edge(folder: Path, tenants: Path, seconds: float, rounds: int) -> list[dict[str, Any]]:
-    """Measure what neighbours at the edge cost, by turns with nobody there; rows of medians."""
+    """Measure what neighbours at the edge cost, by turns with none there; rows of medians."""
     allow_files()
     found: dict[str, list[list[float]]] = {}
     cores = sorted(os.sched_getaffinity(0))

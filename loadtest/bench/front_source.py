@@ -72,7 +72,7 @@ class Row:
       allowed: positions below this may be sent.
       position: the next one.
       is_running: its prefill is done.
-      origin: whose prompt it shares, as further choices of one request do.
+      origin: the sequence that it shares its prompt with, as further choices of one request do.
     """
 
     key: AttemptKey

@@ -278,7 +278,7 @@ def _download(requirements: Sequence[str], python: str, glibc: str, folder: Path
         raise PackError(f"pip cannot download: {' '.join(wrong) or finished.stderr.strip()[-600:]}")
 
 
-def _metadata(wheel: Path) -> Any:  # noqa: ANN401 - email's Message, whose items are Any
+def _metadata(wheel: Path) -> Any:  # noqa: ANN401 - items of email's Message are Any
     with zipfile.ZipFile(wheel) as archive:
         [name] = [
             n for n in archive.namelist() if n.count("/") == 1 and n.endswith("-info/METADATA")

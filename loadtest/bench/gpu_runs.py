@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from .serve_client import Answer
 
 SHOWN_LINES: Final = 60
-"""Of each log of a fleet whose stage failed."""
+"""Of each log of a fleet with a stage that failed."""
 PEER_PAGE: Final = 256
 """Tokens of a block of the peer's cache: its own default."""
 PEER: Final = "transformers, continuous batching"

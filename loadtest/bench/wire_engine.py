@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing import TypeVar, TypeVarTuple
 
     from engine.batch import LayerWatch, StepRow
-    from triolet.sampling import Grammar
+    from triolet.sampling import SamplingParams
 
     T = TypeVar("T")
     Ts = TypeVarTuple("Ts")
@@ -80,9 +80,9 @@ class StoredEngine:
     def rest(self) -> None:
         """Do nothing: it has no cores."""
 
-    def constrain(self, grammar: Grammar | None) -> None:
+    def constrain(self, sampling: SamplingParams) -> None:
         """Its tokens are no text: requests with a grammar are not for it."""
-        assert grammar is None
+        assert not sampling.is_constrained
 
     def step(
         self, rows: Sequence[StepRow], watch: LayerWatch | None = None

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from engine.batch import LayerWatch, SampleSpec, StepRow
     from triolet.config import EngineConfig
-    from triolet.sampling import Grammar, SamplingParams
+    from triolet.sampling import SamplingParams
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -180,9 +180,9 @@ class SimulatedEngine:
     def rest(self) -> None:
         """Do nothing: it has no cores."""
 
-    def constrain(self, grammar: Grammar | None) -> None:
+    def constrain(self, sampling: SamplingParams) -> None:
         """Its tokens are no text: requests with a grammar are not for it."""
-        assert grammar is None
+        assert not sampling.is_constrained
 
     def step(
         self, rows: Sequence[StepRow], watch: LayerWatch | None = None

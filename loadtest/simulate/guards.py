@@ -209,8 +209,8 @@ def end() -> list[Exchange]:
 
 
 def greetings() -> list[Exchange]:
-    """A worker believes the name that a connection has from its beginning, and listens to whoever
-    speaks, also to those who never said HELLO to this life."""
+    """A worker believes the name that a connection has from its beginning, and takes frames of
+    every connection, also of those without a HELLO to this life."""
     hear, attach = PeerTable.hear, MemoryListener.attach
 
     def hear_strangers(self: PeerTable, sender: bytes, now: float) -> PeerId | None:

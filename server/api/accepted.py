@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
 from triolet.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
@@ -17,8 +17,21 @@ MAX_STOP_CHARS: Final = 64
 MAX_INT: Final = 2**31 - 1
 
 
+MAX_METADATA: Final = 16
+Metadata: TypeAlias = Annotated[
+    dict[
+        Annotated[str, Field(max_length=64)],
+        Annotated[str, Field(max_length=512)],
+    ],
+    Field(max_length=MAX_METADATA),
+]
+"""What a client notes beside its request; it comes back as it is."""
+
+
 class TextPart(TypedDict):
     """A part of a message's content."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore")  # type: ignore[misc]
 
     type: Literal["text", "input_text", "output_text"]
     text: str

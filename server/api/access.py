@@ -1,6 +1,6 @@
-"""Who may ask what, and how much at once: the one gate before every route.
+"""What each client may ask, and how much at once: the one gate before every route.
 
-Closed by default: a route that nobody thought of needs an operator's key. Knows routes by their
+Closed by default: a route that is in no list needs an operator's key. Knows routes by their
 endpoints and tenants by their roles; what a request is about, it does not know. Limits are asked
 and room is taken before a request's body is read.
 """
@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 import trio
-from quart import request, websocket
+from quart import Response, request, websocket
 
 from triolet.errors import RequestError
 from triolet.loopback import is_loopback
@@ -23,13 +23,13 @@ from .claims import enter_batch
 from .errors import http_error
 from .keys import sent_key
 from .live import OWNER_KEY, SCOPE_KEY, own_peer
-from .origins import check_host, check_origin
+from .origins import check_host, check_origin, preflight_headers, shown_origin
 from .passing_on import is_passed_on, owner_elsewhere
 from .quota import enter_request
 from .resuming import has_answer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from quart import Request
     from werkzeug.datastructures import Headers
@@ -48,15 +48,26 @@ OPEN_ENDPOINTS: Final = frozenset(
         "GET /ping",
         "GET /",
         "GET /dashboard",
+        "GET /docs",
         "GET /static/<path:name>",
         "GET /openapi.json",
     }
 )
 """All that is answered without a key where there are keys: whether the process is well, and pages
 that ask for a key themselves. Everything else, also what is not there, is closed."""
-USER_PATHS: Final = ("/v1/", "/tokenize", "/detokenize", "/version")
+USER_PATHS: Final = (
+    "/v1/",
+    "/v2/rerank",
+    "/rerank",
+    "/score",
+    "/api/",
+    "/tokenize",
+    "/detokenize",
+    "/version",
+)
 """How the paths begin that every tenant's keys open; the rest is for operators."""
-
+PAGE_PATHS: Final = (*USER_PATHS, "/openapi.json")
+"""How the paths begin that pages of allowed origins may use; never those of operators."""
 
 UNMETERED: Final = frozenset(
     {
@@ -64,9 +75,14 @@ UNMETERED: Final = frozenset(
         "POST /v1/files",
         "POST /v1/batches",
         "POST /v1/batches/<batch_id>/cancel",
+        "POST /api/show",
+        "POST /api/pull",
+        "POST /api/push",
+        "POST /api/create",
+        "POST /api/copy",
     }
 )
-"""Endpoints whose requests are not those of a plan: no text is worked on for them, and lines of
+"""Endpoints that do not count in a plan's requests: no text is worked on for them, and lines of
 batches count themselves. None is a path at which there is nothing."""
 TEXT_ONLY: Final = frozenset(
     {
@@ -80,7 +96,7 @@ TEXT_ONLY: Final = frozenset(
 RESUMABLE: Final = frozenset(
     {"POST /v1/chat/completions", "POST /v1/completions", "POST /v1/responses", "POST /v1/messages"}
 )
-"""Endpoints whose answers are kept by their idempotency key, by one of several servers."""
+"""Endpoints with answers that one of several servers keeps by their idempotency key."""
 BODY_UNDER_WAY_S: Final = 0.1
 """For a short body of a refused request that left its client together with the head."""
 
@@ -90,31 +106,59 @@ def is_for_users(endpoint: str | None) -> bool:
     return endpoint is None or endpoint.partition(" ")[2].startswith(USER_PATHS)
 
 
-async def check_request(services: Services) -> None:
-    """Let the running task serve whoever sent this request, and read its body.
+def origins_here(services: Services, path: str) -> Sequence[str]:
+    """Return the origins whose pages may use a path."""
+    return services.config.allow_origins if path.startswith(PAGE_PATHS) else ()
+
+
+async def check_request(services: Services) -> Response | None:
+    """Let the running task serve this request's tenant, and read its body.
+
+    Returns:
+      The answer to a browser's preflight, which carries no key; None for any other request.
 
     Raises:
       RequestError: 401 or 403; 429 or 503 before the body is read.
     """
-    _check_host(services, request.headers.get("host"))
-    owner = request.scope["state"].get(OWNER_KEY)
+    # The proxy looks the request up at each access, which is a microsecond of everybody's way.
+    asked: Request = request._get_current_object()  # type: ignore[attr-defined]
+    headers = asked.headers
+    _check_host(services, headers.get("host"))
+    preflight = _answer_preflight(services, asked)
+    owner = asked.scope["state"].get(OWNER_KEY)
     if owner is not None:
         # From within: nothing that a client sends gets there.
         enter_batch()
         enter_tenant(services.tenancy.tenant_named(owner))
         enter_line(f"batches of {owner}")
-    elif is_passed_on() or (
-        request.endpoint not in OPEN_ENDPOINTS and not own_peer(request.scope).is_unix
+    elif preflight is None and (
+        is_passed_on()
+        or (asked.endpoint not in OPEN_ENDPOINTS and not own_peer(asked.scope).is_unix)
     ):
-        tenant = check_key(services, request.headers)
-        _note_key(services, request.scope)
-        if tenant.role is not TenantRole.OPERATOR and not is_for_users(request.endpoint):
+        tenant = check_key(services, headers)
+        _note_key(services, asked.scope)
+        if tenant.role is not TenantRole.OPERATOR and not is_for_users(asked.endpoint):
             raise http_error(403, "this needs the key of a tenant whose role is operator")
-    if request.method not in SAFE_METHODS:
-        check_origin(request.headers.get("origin"), request.headers.get("host"))
+    if asked.method not in SAFE_METHODS:
+        origins = origins_here(services, asked.path)
+        check_origin(headers.get("origin"), headers.get("host"), origins)
     if owner is None:
-        enter_line(current_tenant().name or request.remote_addr or "")
-    await let_in(services)
+        enter_line(current_tenant().name or asked.remote_addr or "")
+    await let_in(services, asked)
+    return preflight
+
+
+def _answer_preflight(services: Services, asked: Request) -> Response | None:
+    """Return what an allowed origin's page may do; None if this is not what is asked."""
+    headers = asked.headers
+    if asked.method != "OPTIONS" or "access-control-request-method" not in headers:
+        return None
+    if shown_origin(headers.get("origin"), origins_here(services, asked.path)) is None:
+        return None
+    wanted = headers.get("access-control-request-headers")
+    return Response(
+        status=204, headers=preflight_headers(wanted, services.config.preflight_max_age_s)
+    )
 
 
 async def check_websocket(services: Services) -> None:
@@ -126,7 +170,8 @@ async def check_websocket(services: Services) -> None:
     _check_host(services, websocket.headers.get("host"))
     check_key(services, websocket.headers, websocket.requested_subprotocols)
     _note_key(services, websocket.scope)
-    check_origin(websocket.headers.get("origin"), websocket.headers.get("host"))
+    origins = origins_here(services, websocket.path)
+    check_origin(websocket.headers.get("origin"), websocket.headers.get("host"), origins)
     enter_line(current_tenant().name or websocket.remote_addr or "")
 
 
@@ -143,7 +188,7 @@ def check_key(services: Services, headers: Headers, subprotocols: Iterable[str] 
 
 
 def _note_key(services: Services, scope: object) -> None:
-    """Note that a connection is of a tenant; where there are no keys it is nobody's."""
+    """Note that a connection is of a tenant; where there are no keys there is none."""
     if not services.tenancy.is_open:
         own_peer(scope).on_key()
 
@@ -153,17 +198,16 @@ def _check_host(services: Services, host: str | None) -> None:
     check_host(host, is_loopback=is_loopback(own), own_name=own)
 
 
-async def let_in(services: Services) -> None:
+async def let_in(services: Services, asked: Request) -> None:
     """Decide on the HTTP request before its body is read: take its ticket, and room for its body.
 
-    Refusals of one client beyond a rate wait for their answer. Whoever may be coming back to an
-    answer needs no ticket: that costs nothing. Nor does a request that a sibling owns: it asks.
+    Refusals of one client beyond a rate wait for their answer. A request that may join a kept
+    answer needs no ticket: that costs nothing. Nor does one that a sibling owns: the sibling asks.
 
     Raises:
       RequestError: 429, its tenant has nothing left or as much under way as it may; 429 or 503,
         there is no room for its body.
     """
-    asked: Request = request._get_current_object()  # type: ignore[attr-defined]
     state, key = asked.scope["state"], current_line()
     entry: Entry = state[SCOPE_KEY].entry
     is_inner = OWNER_KEY in state

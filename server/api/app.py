@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import structlog
 import trio
-from quart import Response, has_request_context, request
+from quart import Response, has_request_context, request, websocket
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from triolet.errors import RequestError, server_error
 
 from ..edge.cures_quart import CuredHTTPConnection, CuredQuart
-from .access import check_request, check_websocket
+from ..tenancy import current_tenant
+from .access import check_request, check_websocket, origins_here
 from .batches import cancel_batch, create_batch, list_batches, show_batch
 from .chat import chat_completions
 from .completions import completions
@@ -30,16 +31,23 @@ from .fleet_audit import OWN_AUDIT, fleet_audit, own_audit
 from .fleet_status import OWN_STATUS, fleet_status, own_status
 from .fleet_status import PATH as STATUS
 from .intake import live_request, shown_request_id
+from .live import OWNER_KEY
 from .messages import MESSAGES, count_message_tokens, create_message
 from .messages_form import message_error
 from .models import detokenize, list_models, show_model, tokenize
+from .ollama import chat as ollama_chat
+from .ollama import embed as ollama_embed
+from .ollama import models as ollama_models
+from .ollama.answers import ollama_error
 from .openapi import PATH as OPENAPI
 from .openapi import serve_openapi
-from .pages import chat_page, dashboard, static_file
+from .origins import page_headers
+from .pages import api_page, chat_page, dashboard, static_file
 from .passing_on import by_owner, is_passed_on
 from .probes import (
     OWN_LOAD,
     OWN_METRICS,
+    READY_PATHS,
     live,
     load,
     metrics,
@@ -51,6 +59,7 @@ from .probes import (
 from .quota import rate_headers
 from .responses import count_input_tokens, create_response
 from .responses_socket import responses_socket
+from .scoring import views as scoring
 from .static_files import read_static_files
 from .usage import FLEET_USAGE, OWN_USAGE, fleet_usage, own_usage, server_usage
 
@@ -65,6 +74,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 RESPONSES: Final = "/v1/responses"
+OLLAMA: Final = "/api/"
 NOT_FOUND: Final = "there is nothing at this path; the API is below /v1, the chat page at /"
 HEADERS: Final = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
 
@@ -109,6 +119,8 @@ def _add_routes(app: CuredQuart, services: Services) -> None:
     add("POST", MESSAGES, by_owner(create_message))
     add("POST", f"{MESSAGES}/count_tokens", count_message_tokens)
     _add_stored(add)
+    _add_scoring(add)
+    _add_ollama(add)
     add("GET", "/v1/models", list_models)
     add("GET", "/v1/models/<path:name>", show_model)
     add("GET", "/v1/usage", own_usage)
@@ -118,7 +130,7 @@ def _add_routes(app: CuredQuart, services: Services) -> None:
     add("POST", "/detokenize", detokenize)
     for path in ("/health/live", "/ping"):
         add("GET", path, live)
-    for path in ("/health/ready", "/health"):
+    for path in READY_PATHS:
         add("GET", path, ready)
     add("GET", "/metrics", metrics)
     add("GET", "/version", version)
@@ -133,8 +145,30 @@ def _add_routes(app: CuredQuart, services: Services) -> None:
     files = read_static_files()
     add("GET", "/", partial(chat_page, files))
     add("GET", "/dashboard", partial(dashboard, files))
+    add("GET", "/docs", partial(api_page, files))
     add("GET", "/static/<path:name>", partial(static_file, files))
     app.add_websocket(RESPONSES, endpoint="WS", view_func=partial(responses_socket, services))
+
+
+def _add_scoring(add: Callable[[str, str, View], None]) -> None:
+    for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
+        add("POST", path, scoring.rerank)
+    for path in ("/v1/score", "/score"):
+        add("POST", path, scoring.score)
+
+
+def _add_ollama(add: Callable[[str, str, View], None]) -> None:
+    add("POST", "/api/chat", ollama_chat.chat)
+    add("POST", "/api/generate", ollama_chat.generate)
+    add("POST", "/api/embed", ollama_embed.embed_inputs)
+    add("POST", "/api/embeddings", ollama_embed.embed_prompt)
+    add("GET", "/api/tags", ollama_models.list_tags)
+    add("GET", "/api/ps", ollama_models.list_running)
+    add("GET", "/api/version", ollama_models.show_version)
+    add("POST", "/api/show", ollama_models.show)
+    for action in ("pull", "push", "create", "copy"):
+        add("POST", f"{OLLAMA}{action}", ollama_models.refuse)
+    add("DELETE", "/api/delete", ollama_models.refuse)
 
 
 def _add_stored(add: Callable[[str, str, View], None]) -> None:
@@ -173,6 +207,9 @@ async def _finish(services: Services, response: Response) -> Response:
     response.headers["openai-processing-ms"] = str(round(elapsed_s * 1000))
     for name, value in rate_headers(services.quotas).items():
         response.headers.setdefault(name, value)  # who owns a kept answer has said so already
+    origins = origins_here(services, request.path)
+    own = tuple(response.headers.keys())
+    response.headers.update(page_headers(request.headers.get("origin"), origins, own))
     if services.lifecycle.is_leaving:
         # The next request needs a connection to somebody else.
         response.headers["connection"] = "close"
@@ -194,11 +231,31 @@ async def _on_error(services: Services, error: Exception) -> Response:
     else:
         live_request().is_crowded_out = shown.is_crowded_out
         live_request().entry.leave(shown)
-    services.metrics.http.error(shown.status)
+        if shown.status != 503 or not has_request_context() or request.path not in READY_PATHS:
+            services.metrics.http.error(shown.status)
+        _note_refusal(services, shown, headers.get("x-request-id"))
     body = error_body(shown)
     if _is_of_messages():
         body = msgspec.json.encode(message_error(shown, shown_request_id()))
+    elif has_request_context() and request.path.startswith(OLLAMA):
+        body = msgspec.json.encode(ollama_error(shown))
     return Response(body, shown.status, headers=headers, content_type="application/json")
+
+
+def _note_refusal(services: Services, error: RequestError, request_id: str | None) -> None:
+    """Log who was refused what; a line of a batch tells its batch."""
+    asked = request if has_request_context() else websocket
+    if OWNER_KEY in asked.scope["state"]:
+        return
+    services.refusal_log.tell(
+        error,
+        trio.current_time(),
+        request_id=request_id or shown_request_id(),
+        method=asked.method if has_request_context() else "WS",
+        path=asked.path,
+        client=asked.remote_addr,
+        tenant=current_tenant().name,
+    )
 
 
 def _is_of_messages() -> bool:
@@ -212,7 +269,7 @@ def _shown(error: Exception) -> RequestError:
     if isinstance(error, HTTPException) and error.code in CODES:
         return http_error(error.code, _advice(error))
     request_id = shown_request_id() if has_request_context() else None
-    log.error("request failed", request_id=request_id, exc_info=error)
+    log.error("request_failed", request_id=request_id, exc_info=error)
     return server_error()
 
 

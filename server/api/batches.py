@@ -13,6 +13,7 @@ from triolet.errors import draining
 from ..jobs.records import BatchRecord
 from ..jobs.states import BatchState
 from ..jobs.storage import time_of_day
+from .accepted import Metadata  # noqa: TC001 (pydantic reads the annotations)
 from .claims import check_may_batch
 from .generate import json_response
 from .intake import read_fields
@@ -32,10 +33,10 @@ if TYPE_CHECKING:
 
     from .ports import Services
 
+MAX_WINDOW_NUMBER: Final = 999_999
 _WINDOW: Final = re.compile(r"([1-9][0-9]{0,5})([smhd])")
 _UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 MAX_WINDOW_S: Final = 30 * 86_400
-MAX_METADATA: Final = 16
 
 
 def _window(value: object) -> object:
@@ -53,20 +54,11 @@ class BatchFields(StrictModel):
     """POST /v1/batches."""
 
     input_file_id: Annotated[str, Field(min_length=1, max_length=64)]
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
     completion_window: Annotated[
         str, BeforeValidator(_window), Field(pattern="^[1-9][0-9]{0,5}[smhd]$")
     ]
-    metadata: (
-        Annotated[
-            dict[
-                Annotated[str, Field(max_length=64)],
-                Annotated[str, Field(max_length=512)],
-            ],
-            Field(max_length=MAX_METADATA),
-        ]
-        | None
-    ) = None
+    metadata: Metadata | None = None
 
 
 async def create_batch(services: Services) -> Response:

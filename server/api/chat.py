@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from triolet.errors import invalid_request
 
+from ..text.reasoning import SWITCHES
 from .chunks import ChatChunks
 from .constraints import read_grammar
 from .continuing import check_continued, marked, new_mark, up_to_mark
@@ -23,16 +25,28 @@ if TYPE_CHECKING:
 
     from quart import Response
 
+    from ..text.reasoning import Reasoner, ReasoningPlan
+    from ..text.tokenizer import ChatPrompt
     from .answers import Answer
     from .ports import Services
 
 _ROLES = {"developer": "system"}
 """Templates were written before the name `developer` was."""
+TEMPLATE_EFFORTS: Final = {"minimal": "low", "xhigh": "high"}
+"""Efforts that templates do not know, and the nearest that they do."""
 
 
-def template_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
-    """Return a conversation in the words that chat templates know."""
-    return [_template_message(message) for message in messages]
+def template_messages(
+    messages: Sequence[Message], history_field: str | None = None
+) -> list[dict[str, object]]:
+    """Return a conversation in the words that chat templates know.
+
+    Args:
+      messages: its turns.
+      history_field: what the template calls the reasoning of an earlier turn; None if it shows
+        none.
+    """
+    return [_template_message(message, history_field) for message in messages]
 
 
 async def read_turns(messages: Sequence[Message], services: Services) -> list[dict[str, object]]:
@@ -43,12 +57,14 @@ async def read_turns(messages: Sequence[Message], services: Services) -> list[di
     """
     calls = [call for message in messages for call in message.tool_calls or ()]
     num_chars = sum(len(call.function.arguments) for call in calls)
+    reasoner = services.text.reasoner
+    field = None if reasoner is None else reasoner.history_field
     return await in_parser_thread(
-        partial(template_messages, messages), services, is_quick=num_chars <= INLINE_BYTES
+        partial(template_messages, messages, field), services, is_quick=num_chars <= INLINE_BYTES
     )
 
 
-def _template_message(message: Message) -> dict[str, object]:
+def _template_message(message: Message, history_field: str | None) -> dict[str, object]:
     role = _ROLES.get(message.role, message.role)
     turn: dict[str, object] = {"role": role, "content": message.content or ""}
     if message.tool_calls:
@@ -65,6 +81,10 @@ def _template_message(message: Message) -> dict[str, object]:
         ]
     if message.tool_call_id is not None:
         turn["tool_call_id"] = message.tool_call_id
+    # Harmony's templates refuse reasoning and text beside calls.
+    is_refused = history_field == "thinking" and message.tool_calls and message.content
+    if history_field is not None and message.reasoning and not is_refused:
+        turn[history_field] = message.reasoning
     return turn
 
 
@@ -79,7 +99,9 @@ async def chat_completions(services: Services) -> Response:
             plan,
             services,
             head("chat.completion.chunk", "chatcmpl", services),
-            ChatChunks if plan.tool_form is None else partial(ToolChunks, form=plan.tool_form),
+            partial(ToolChunks, form=plan.tool_form, thinking=plan.thinking)
+            if plan.tool_form is not None or plan.thinking is not None
+            else ChatChunks,
         )
     return await whole_response(
         plan, services, head("chat.completion", "chatcmpl", services), partial(_choice, plan)
@@ -94,6 +116,18 @@ async def encode_chat(
     Raises:
       RequestError: the template refuses it, or it can never fit.
     """
+    prompt = await _render(fields, services, tools)
+    return await _encode(prompt, services)
+
+
+async def _encode(prompt: ChatPrompt, services: Services) -> tuple[int, ...]:
+    return tuple(await services.text.encode(prompt, add_special_tokens=False, param="messages"))
+
+
+async def _render(
+    fields: ChatRequest, services: Services, tools: Sequence[dict[str, Any]] | None
+) -> ChatPrompt:
+    """Return a conversation by the model's template, up to where its completion begins."""
     continues = bool(fields.continue_final_message)
     messages, mark = await read_turns(fields.messages, services), new_mark()
     if continues:
@@ -103,11 +137,57 @@ async def encode_chat(
         messages,
         add_generation_prompt=fields.add_generation_prompt is not False and not continues,
         tools=tools,
-        template_kwargs=fields.chat_template_kwargs,
+        template_kwargs=template_switches(fields, services.text.reasoner),
     )
-    if continues:
-        prompt = up_to_mark(prompt, mark)
-    return tuple(await services.text.encode(prompt, add_special_tokens=False, param="messages"))
+    return up_to_mark(prompt, mark) if continues else prompt
+
+
+def template_switches(fields: ChatRequest, reasoner: Reasoner | None) -> dict[str, object] | None:
+    """Return what the template is told about reasoning, beside what the client tells it."""
+    given: dict[str, object] = {**(fields.chat_template_kwargs or {})}
+    if reasoner is not None:
+        if is_reasoning_off(fields):
+            given |= dict.fromkeys(reasoner.switches, False)
+        elif fields.reasoning_effort and reasoner.takes_effort:
+            effort = fields.reasoning_effort
+            given["reasoning_effort"] = TEMPLATE_EFFORTS.get(effort, effort)
+    return given or None
+
+
+def is_reasoning_off(fields: ChatRequest) -> bool:
+    """Return whether a client wants an answer without reasoning."""
+    given = fields.chat_template_kwargs or {}
+    return (
+        fields.reasoning_effort == "none"
+        or fields.thinking_token_budget == 0
+        or not all(given.get(name, True) for name in SWITCHES)
+    )
+
+
+def plan_reasoning(
+    fields: ChatRequest,
+    prompt: ChatPrompt,
+    reasoner: Reasoner | None,
+    *,
+    has_call_grammar: bool,
+    has_answer_grammar: bool,
+) -> ReasoningPlan | None:
+    """Return what comes before the answer; None for nothing."""
+    if reasoner is None:
+        return None
+    continued = fields.messages[-1].content or "" if fields.continue_final_message else None
+    budget = 0 if is_reasoning_off(fields) else fields.thinking_token_budget
+    plan = reasoner.plan(prompt, continued=continued, budget=budget)
+    if plan is None or not reasoner.reads_calls:
+        return plan
+    tokens = plan.tokens
+    if has_call_grammar:
+        # The grammar of calls has the reasoning before them.
+        tokens = replace(tokens, budget=None, is_in_grammar=True)
+    elif has_answer_grammar:
+        # Only a final message can have the form; the first closing begins one.
+        tokens = replace(tokens, closings=tokens.closings[:1])
+    return plan._replace(tokens=tokens)
 
 
 async def plan_chat(fields: ChatRequest, services: Services) -> Plan:
@@ -121,8 +201,11 @@ async def plan_chat(fields: ChatRequest, services: Services) -> Plan:
     tools = await plan_tools(fields, services)
     # What has to be called is no place for an answer, which alone has a form of its own.
     grammar = tools.grammar or await read_grammar(fields, services)
-    prompt_ids = await encode_chat(fields, services, tools.shown)
+    prompt = await _render(fields, services, tools.shown)
+    prompt_ids = await _encode(prompt, services)
     max_tokens = fields.max_completion_tokens
+    reasoner = services.text.reasoner
+    reads_all = reasoner is not None and reasoner.reads_calls
     return Plan(
         fields=fields,
         prompts=[prompt_ids],
@@ -131,7 +214,15 @@ async def plan_chat(fields: ChatRequest, services: Services) -> Plan:
         param="messages",
         logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
         grammar=grammar,
-        tool_form=tools.form,
+        tool_form=services.text.tool_form if reads_all and tools.form is None else tools.form,
+        reasoning=plan_reasoning(
+            fields,
+            prompt,
+            reasoner,
+            has_call_grammar=tools.grammar is not None,
+            has_answer_grammar=grammar is not None,
+        ),
+        watch=tools.watch,
     )
 
 
@@ -142,8 +233,8 @@ def _choice(plan: Plan, index: int, answer: Answer) -> dict[str, Any]:
     ids = {"token_ids": answer.token_ids} if plan.fields.return_token_ids else {}
     message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
     num_calls = 0
-    if plan.tool_form is not None:
-        message, num_calls = whole_message(answer.text, plan.tool_form)
+    if plan.tool_form is not None or plan.thinking is not None:
+        message, num_calls = whole_message(answer, plan.tool_form, plan.thinking)
     return {
         "index": index,
         "message": message,

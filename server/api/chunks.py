@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from triolet.errors import RequestError
 
-    from ..generation import Event, FinishReason, Usage
+    from ..generation import Event, Usage
 
 DONE: Final = b"data: [DONE]\n\n"
 KEEP_ALIVE: Final = b": keep-alive\n\n"
@@ -41,11 +41,14 @@ def total_usage(usages: Sequence[Usage], per_prompt: int) -> dict[str, Any]:
     prompts = usages[::per_prompt]
     prompt_tokens = sum(usage.prompt_tokens for usage in prompts)
     completion_tokens = sum(usage.completion_tokens for usage in usages)
+    reasoning = [n for usage in usages if (n := usage.reasoning_tokens) is not None]
+    details = {"completion_tokens_details": {"reasoning_tokens": sum(reasoning)}}
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in prompts)},
+        **(details if reasoning else {}),
     }
 
 
@@ -148,7 +151,7 @@ class ChunkWriter(Protocol):
         """Return the chunk of new text."""
         ...
 
-    def finish(self, index: int, reason: FinishReason) -> bytes:
+    def finish(self, index: int, end: Finished) -> bytes:
         """Return the one chunk with a finish_reason."""
         ...
 
@@ -175,9 +178,9 @@ class ChatChunks:
             more=self.envelope.token_ids(delta.token_ids),
         )
 
-    def finish(self, index: int, reason: FinishReason) -> bytes:
+    def finish(self, index: int, end: Finished) -> bytes:
         """Return the one chunk with a finish_reason."""
-        return self.envelope.chunk(index, b'"delta":{}', reason=_encode(reason))
+        return self.envelope.chunk(index, b'"delta":{}', reason=_encode(end.reason))
 
 
 class CompletionChunks:
@@ -212,9 +215,9 @@ class CompletionChunks:
             more=self.envelope.token_ids(delta.token_ids),
         )
 
-    def finish(self, index: int, reason: FinishReason) -> bytes:
+    def finish(self, index: int, end: Finished) -> bytes:
         """Return the one chunk with a finish_reason."""
-        return self.envelope.chunk(index, b'"text":""', reason=_encode(reason))
+        return self.envelope.chunk(index, b'"text":""', reason=_encode(end.reason))
 
 
 class ChunkStream:
@@ -247,7 +250,7 @@ class ChunkStream:
                 return self._writer.delta(index, event) if is_shown else b""
             case Finished():
                 self._usages[index] = event.usage
-                return self._writer.finish(index, event.reason)
+                return self._writer.finish(index, event)
             case Failed():
                 return error_event(event.error)
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from triolet.errors import invalid_request
 from triolet.sampling import Grammar, GrammarKind
 
+from ..text.closed_schema import closed_text
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -37,8 +39,17 @@ async def read_grammar(fields: ConstraintFields, services: Services) -> Grammar 
         raise invalid_request(f"cannot be used together with {wanted[0][0]}", wanted[1][0])
     (param, grammar), config = wanted[0], services.config.grammar
     check_bounds(grammar, param, config)
+    if grammar.kind is GrammarKind.JSON_SCHEMA:
+        text = closed_text(grammar.text, is_strict=_is_strict(fields))
+        grammar = Grammar(GrammarKind.JSON_SCHEMA, text)
     await services.grammars.check(grammar, param)
     return grammar
+
+
+def _is_strict(fields: ConstraintFields) -> bool:
+    """Return whether a schema is held to as OpenAI does: every object that it has is closed."""
+    wanted = None if fields.response_format is None else fields.response_format.json_schema
+    return wanted is not None and bool(wanted.strict) and wanted.schema_ is not None
 
 
 def json_schema(schema: object) -> Grammar:

@@ -60,7 +60,7 @@ def _size(turns: Turns) -> int:
 def _size_of(turn: Message) -> int:
     calls = turn.tool_calls or ()
     of_calls = sum(TURN_CHARS + len(call.function.arguments) for call in calls)
-    return TURN_CHARS + len(turn.content or "") + of_calls
+    return TURN_CHARS + len(turn.content or "") + len(turn.reasoning or "") + of_calls
 
 
 def _not_found(response_id: str) -> RequestError:

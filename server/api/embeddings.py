@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import trio
@@ -33,18 +33,45 @@ if TYPE_CHECKING:
 PARAM: Final = "input"
 
 
+class Vectors(NamedTuple):
+    """What became of some inputs.
+
+    Attributes:
+      found: little-endian fp32, in the inputs' order.
+      num_tokens: of all inputs together.
+    """
+
+    found: Sequence[bytes]
+    num_tokens: int
+
+
 async def embeddings(services: Services) -> Response:
     """Return the vectors of one or several inputs."""
     fields = await read_fields(EmbeddingFields, services)
+    if len(fields.input) > (most := services.config.embedding.max_inputs):
+        raise invalid_request(f"at most {most} inputs are taken at once", PARAM)
+    vectors = await embed(fields, services)
+    body = await _body(vectors, services, fields)
+    return Response(body, content_type="application/json")
+
+
+async def embed(fields: EmbeddingFields, services: Services, *, is_cut: bool = False) -> Vectors:
+    """Return the vectors of some inputs, charged to the tenant.
+
+    Args:
+      fields: what is asked for; the caller bounds the number of inputs.
+      services: what it works with.
+      is_cut: an input that is too long is cut at its end instead of being refused.
+
+    Raises:
+      RequestError: it is refused, or a vector could not be computed.
+    """
     if services.lifecycle.is_draining:
         raise draining()
     check_model(fields.model, services.config)
     own_claim(fields.service_tier)
     form = _form(fields, services)
-    limits = services.config.embedding
-    if len(fields.input) > limits.max_inputs:
-        raise invalid_request(f"at most {limits.max_inputs} inputs are taken at once", PARAM)
-    inputs = await _input_ids(fields.input, services)
+    inputs = await _input_ids(fields.input, services, is_cut=is_cut)
     live, within_s = live_request(), deadline_s(services.config)
     renew_tenant(services.tenancy)
     claim = own_claim(fields.service_tier, services.quotas.store.num_servers)
@@ -64,9 +91,7 @@ async def embeddings(services: Services) -> Response:
     with await reserve_for(asked, services):
         run = services.fleet.embed(requests)
         live.hold(run)
-    vectors = await run.vectors()
-    body = await _body(vectors, services, fields, sum(map(len, inputs)))
-    return Response(body, content_type="application/json")
+    return Vectors(await run.vectors(), sum(map(len, inputs)))
 
 
 def _form(fields: EmbeddingFields, services: Services) -> VectorForm:
@@ -85,7 +110,9 @@ def _form(fields: EmbeddingFields, services: Services) -> VectorForm:
     return VectorForm(model.pooling, cut, model.is_normalized)
 
 
-async def _input_ids(inputs: Sequence[Prompt], services: Services) -> list[tuple[int, ...]]:
+async def _input_ids(
+    inputs: Sequence[Prompt], services: Services, *, is_cut: bool
+) -> list[tuple[int, ...]]:
     """Return the tokens of each input, bounded one by one and in all."""
     most_tokens = services.config.embedding.max_request_tokens
     longest, plan = services.embedding.max_input_tokens, current_tenant().plan
@@ -100,7 +127,9 @@ async def _input_ids(inputs: Sequence[Prompt], services: Services) -> list[tuple
                 raise unknown_token(largest, services.text.vocab_size, PARAM)
         if not ids:
             raise invalid_request(f"input {at} has no tokens", PARAM)
-        if longest is not None and len(ids) > longest:
+        if is_cut:
+            ids = ids[: services.fleet.max_model_len if longest is None else longest]
+        elif longest is not None and len(ids) > longest:
             raise invalid_request(
                 f"input {at} has {len(ids)} tokens; this model takes at most {longest}",
                 PARAM,
@@ -114,15 +143,18 @@ async def _input_ids(inputs: Sequence[Prompt], services: Services) -> list[tuple
     return found
 
 
-async def _body(
-    vectors: Sequence[bytes], services: Services, fields: EmbeddingFields, num_tokens: int
-) -> bytes:
+def numbers_of(vector: bytes) -> tuple[float, ...]:
+    """Return a vector's numbers."""
+    return struct.unpack(f"<{len(vector) // 4}f", vector)
+
+
+async def _body(vectors: Vectors, services: Services, fields: EmbeddingFields) -> bytes:
     """Return the answer. Vector by vector: thousands at once would hold up everybody's streams."""
     items = []
-    for index, vector in enumerate(vectors):
+    for index, vector in enumerate(vectors.found):
         value: Any = base64.b64encode(vector).decode()
         if fields.encoding_format != "base64":
-            value = struct.unpack(f"<{len(vector) // 4}f", vector)
+            value = numbers_of(vector)
         item = {"object": "embedding", "index": index, "embedding": value}
         items.append(msgspec.json.encode(item))
         await trio.lowlevel.checkpoint()
@@ -130,6 +162,6 @@ async def _body(
         "object": "list",
         "data": [msgspec.Raw(item) for item in items],
         "model": services.config.model_name,
-        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        "usage": {"prompt_tokens": vectors.num_tokens, "total_tokens": vectors.num_tokens},
     }
     return msgspec.json.encode(document)

@@ -42,6 +42,9 @@ _TYPES = {
 FINAL_CODES = frozenset({"idempotency_conflict", "resume_expired", "insufficient_quota"})
 """Official clients retry every 409 and 429; these stay what they are."""
 
+UNSUPPORTED_PARAMETER = "unsupported_parameter"
+"""The code of a parameter that is known but not served."""
+
 CODES = {
     400: "invalid_request_error",
     403: "permission_denied",
@@ -70,7 +73,7 @@ def too_large(max_body_bytes: int) -> RequestError:
 def unsupported(param: str, what: str) -> RequestError:
     """Return the error for a parameter that is known but not served here."""
     message = f"{what} is not supported by this server"
-    return invalid_request(message, param, code="unsupported_parameter")
+    return invalid_request(message, param, code=UNSUPPORTED_PARAMETER)
 
 
 @contextmanager
@@ -87,15 +90,7 @@ def params_called(names: Mapping[str, str]) -> Iterator[None]:
         param = _renamed((error.param or "").split("."), names)
         if param is None:
             raise
-        raise RequestError(
-            error.message,
-            status=error.status,
-            code=error.code,
-            param=param,
-            retry_after_s=error.retry_after_s,
-            is_spread=error.is_spread,
-            is_crowded_out=error.is_crowded_out,
-        ) from error
+        raise RequestError(**error.said | {"param": param}) from error
 
 
 def _renamed(parts: list[str], names: Mapping[str, str]) -> str | None:

@@ -1,12 +1,13 @@
-"""GET /fleet/status: what the dashboard draws, as numbers; from memory, nobody is asked for it.
+"""GET /fleet/status: what the dashboard draws, as numbers, from memory.
 
-Counters and histograms only ever grow, so that whoever asks twice knows what happened in between.
-For the same callers as the fleet's audit; where several servers share the port, what they count is
-added up.
+Counters and histograms only ever grow; `recent` is by how much they grew in the last seconds, so
+that one answer tells rates and latencies. For the same callers as the fleet's audit; where several
+servers share the port, what they count is added up.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 
     from quart import Response
 
-    from .ports import Services, WorkerView
+    from triolet.config import ServerConfig
+
+    from .ports import MetricsPort, Services, WorkerView
 
 PATH: Final = "/fleet/status"
 OWN_STATUS: Final = "/fleet/status/own"
@@ -36,12 +39,69 @@ GROWING: Final = (
     "prompt_tokens",
     "cached_prompt_tokens",
 )
-GROUPS: Final = ("queued_by_class", "rejected_by_code")
+GROUPS: Final = ("queued_by_class", "rejected_by_code", "errors_by_status")
+UNAVAILABLE: Final = "503"
 LATENCIES: Final = {
     "ttft": "time_to_first_token_seconds",
     "itl": "inter_token_latency_seconds",
     "queue": "queue_seconds",
 }
+
+
+class RecentFigures:
+    """Counters and histograms as they were in the last seconds.
+
+    Args:
+      metrics: that count.
+      config: how long, and how often they are looked at.
+    """
+
+    def __init__(self, metrics: MetricsPort, config: ServerConfig) -> None:
+        self._metrics = metrics
+        self._sample_s = config.sample_s
+        num_samples = 1 + round(config.recent_s / config.sample_s)
+        self._samples: deque[dict[str, Any]] = deque(maxlen=num_samples)
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            self.sample()
+            await trio.sleep(self._sample_s)
+
+    def sample(self) -> None:
+        """Keep the figures of this moment."""
+        self._samples.append(_grown(self._metrics) | {"at_s": trio.current_time()})
+
+    def since_then(self) -> dict[str, Any]:
+        """Return by how much everything grew since the oldest sample, and how long ago that was."""
+        now = _grown(self._metrics) | {"at_s": trio.current_time()}
+        then = self._samples[0] if self._samples else now
+        return {
+            "seconds": now["at_s"] - then["at_s"],
+            "counters": {
+                name: value - then["counters"][name] for name, value in now["counters"].items()
+            },
+            "latencies": {
+                name: {
+                    "bounds_s": histogram["bounds_s"],
+                    "totals": [
+                        a - b
+                        for a, b in zip(
+                            histogram["totals"], then["latencies"][name]["totals"], strict=True
+                        )
+                    ],
+                }
+                for name, histogram in now["latencies"].items()
+            },
+        }
+
+
+def _grown(metrics: MetricsPort) -> dict[str, Any]:
+    figures = metrics.figures()
+    return {
+        "counters": {name: sum(figures[name].values()) for name in GROWING},
+        "latencies": {name: _histogram(figures[own]) for name, own in LATENCIES.items()},
+    }
 
 
 def own_status(services: Services) -> Response:
@@ -63,7 +123,6 @@ async def fleet_status(services: Services) -> Response:
 
 def _status(services: Services) -> dict[str, Any]:
     status = services.fleet.status()
-    figures = services.metrics.figures()
     return {
         "model": services.config.model_name,
         "version": VERSION,
@@ -76,13 +135,21 @@ def _status(services: Services) -> dict[str, Any]:
         "brownout": status.overload.brownout,
         "promises": status.overload.promises,
         "ttft_error_s": status.overload.error_s,
-        "counters": {name: sum(figures[name].values()) for name in GROWING},
+        **_grown(services.metrics),
+        "recent": services.recent.since_then(),
         "queued_by_class": dict(status.queued_by_class),
-        "rejected_by_code": _by_first(figures["requests_rejected"]),
-        "latencies": {name: _histogram(figures[own]) for name, own in LATENCIES.items()},
+        "rejected_by_code": _by_first(services.metrics.figures()["requests_rejected"]),
+        "errors_by_status": _errors(services),
         "workers": [_worker(worker) for worker in status.workers],
         "tenants": asdict(services.tenancy.report),
     }
+
+
+def _errors(services: Services) -> dict[str, float]:
+    """Return how many requests ended in an error, by status. Without 503: what the queue refuses is
+    told by its reason, and a probe of readiness that is answered so is no refusal."""
+    counted = services.metrics.http.errors()
+    return {status: count for status, count in counted.items() if status != UNAVAILABLE}
 
 
 def _by_first(counts: Mapping[str, float]) -> dict[str, float]:
@@ -133,13 +200,19 @@ def _add(status: dict[str, Any], other: dict[str, Any]) -> None:
         status[name] += other[name]
     for name in WORST:
         status[name] = max(status[name], other[name])
-    for name, value in other["counters"].items():
-        status["counters"][name] += value
+    _add_grown(status, other)
+    _add_grown(status["recent"], other["recent"])
+    status["recent"]["seconds"] = max(status["recent"]["seconds"], other["recent"]["seconds"])
     # All read one file; one of them may have noticed later that something is wrong with it.
     status["tenants"]["problem"] = status["tenants"]["problem"] or other["tenants"]["problem"]
-    for name, histogram in other["latencies"].items():
-        own = status["latencies"][name]
-        own["totals"] = [a + b for a, b in zip(own["totals"], histogram["totals"], strict=True)]
     for group in GROUPS:
         for name, value in other[group].items():
             status[group][name] = status[group].get(name, 0) + value
+
+
+def _add_grown(status: dict[str, Any], other: dict[str, Any]) -> None:
+    for name, value in other["counters"].items():
+        status["counters"][name] += value
+    for name, histogram in other["latencies"].items():
+        own = status["latencies"][name]
+        own["totals"] = [a + b for a, b in zip(own["totals"], histogram["totals"], strict=True)]

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
     from triolet.sampling import Grammar
 
-    from ..generation import Generation
+    from ..generation import Generation, TextWatch
+    from ..text.reasoning import ReasoningPlan, Thinking
     from ..text.tool_calls import ToolForm
     from .answers import Answer
     from .chunks import ChunkWriter
@@ -76,6 +77,8 @@ class Plan:
       logprobs: alternatives per token, None for no logprobs.
       grammar: what each completion has to be, None for anything.
       tool_form: how calls of tools in it are written; None if there are none.
+      reasoning: what comes before the answer; None for nothing.
+      watch: see GenerationRequest.
     """
 
     fields: GenerationFields
@@ -86,6 +89,13 @@ class Plan:
     logprobs: int | None
     grammar: Grammar | None = None
     tool_form: ToolForm | None = None
+    reasoning: ReasoningPlan | None = None
+    watch: Callable[[], TextWatch] | None = None
+
+    @property
+    def thinking(self) -> Thinking | None:
+        """How reasoning in the completion is written; None if there is none to be told apart."""
+        return None if self.reasoning is None else self.reasoning.thinking
 
     @property
     def per_prompt(self) -> int:
@@ -159,6 +169,7 @@ def generation_requests(
             max_tokens=max_tokens,
             logprobs=plan.logprobs,
             grammar=plan.grammar,
+            reasoning=None if plan.reasoning is None else plan.reasoning.tokens,
         )
         cache = requests[0].cache if requests else cache_ask(fields, params)
         request_ids = [new_request_id() for _ in range(plan.per_prompt)]
@@ -178,10 +189,18 @@ def generation_requests(
                 claim=claim,
                 key=own_ask_key(),
                 cache=cache,
+                markers=_markers(plan, services) or None,
+                watch=plan.watch,
             )
             for index, request_id in enumerate(request_ids)
         ]
     return requests
+
+
+def _markers(plan: Plan, services: Services) -> dict[int, str]:
+    """Return the tokens that the reader of a completion has to see, as its text shows them."""
+    of_reasoning = {} if plan.reasoning is None else plan.reasoning.markers
+    return {**(services.text.tool_markers if plan.tool_form else {}), **of_reasoning}
 
 
 def submit_all(

@@ -23,7 +23,7 @@ from .live import SCOPE_KEY, WITHIN_KEY, LiveRequest
 from .schemas import EXTENSIONS, OTHER_EXTENSION, read_request, take_unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Iterable
 
     from werkzeug.datastructures import Headers
 
@@ -36,6 +36,7 @@ _T = TypeVar("_T")
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _SECONDS: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
+JSON_ONLY: Final = frozenset({"application/json"})
 _CHARSETS: Final = frozenset({"utf-8", "utf8", ""})
 IGNORED_HEADER: Final = "x-triolet-ignored"
 KEY_BYTES: Final = 32 * KIB
@@ -73,9 +74,10 @@ def deadline_s(config: ServerConfig, *, is_streamed: bool = True) -> float:
     within_s: float | None = request.scope["state"].get(WITHIN_KEY)
     if within_s is not None:
         return within_s
-    text = request.headers.get("x-request-timeout-ms")
+    headers = request.headers
+    text = headers.get("x-request-timeout-ms")
     if text is None:
-        hint = request.headers.get("x-stainless-read-timeout", "")
+        hint = headers.get("x-stainless-read-timeout", "")
         if is_streamed or not _SECONDS.fullmatch(hint) or not float(hint):
             return config.default_deadline_s
         return min(float(hint), config.default_deadline_s)
@@ -97,13 +99,20 @@ def check_model(name: str | None, config: ServerConfig) -> None:
         )
 
 
-async def read_fields(kind: type[ModelT], services: Services) -> ModelT:
-    """Return the fields in the request's body.
+async def read_fields(
+    kind: type[ModelT], services: Services, *, media: Collection[str] = JSON_ONLY
+) -> ModelT:
+    """Return the fields in the request's body, which is JSON.
+
+    Args:
+      kind: what they are read with.
+      services: what it works with.
+      media: types that the body may be said to have.
 
     Raises:
       RequestError: 400, 408, 413 or 415; 503 if too many large bodies wait to be parsed.
     """
-    if request.mimetype != "application/json":
+    if request.mimetype not in media:
         raise http_error(415, "send JSON, with content-type: application/json")
     if request.mimetype_params.get("charset", "").lower() not in _CHARSETS:
         raise http_error(415, "send UTF-8")
@@ -121,15 +130,18 @@ async def read_fields(kind: type[ModelT], services: Services) -> ModelT:
     is_quick = len(body) <= INLINE_BYTES and body.count(b"{") <= INLINE_OBJECTS
     fields, unknown = await in_parser_thread(parse, services, is_quick=is_quick)
     if unknown:
-        _note_ignored(unknown, services)
+        note_ignored(unknown, services)
     return fields
 
 
-def _note_ignored(names: Sequence[str], services: Services) -> None:
+def note_ignored(names: Iterable[str], services: Services) -> None:
     """Tell the client and the operator which parameters have no effect."""
+    headers = live_request().headers
+    shown = [headers[IGNORED_HEADER]] if IGNORED_HEADER in headers else []
     for name in names:
         services.metrics.http.ignored(name if name in EXTENSIONS else OTHER_EXTENSION)
-    live_request().headers[IGNORED_HEADER] = ", ".join(names)
+        shown.append(name)
+    headers[IGNORED_HEADER] = ", ".join(shown)
 
 
 async def in_parser_thread(parse: Callable[[], _T], services: Services, *, is_quick: bool) -> _T:

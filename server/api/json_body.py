@@ -26,6 +26,8 @@ MAX_VALUES: Final = 1 << 20
 """In one body, about: more token ids than contexts hold, and 0.1 s of the parser."""
 MAX_CONTAINERS: Final = 1 << 16
 """Arrays and objects in one body: each costs ten times what a number does."""
+MAX_WHOLE: Final = 1 << 63
+"""The largest integer of any field; beyond, a float with an integer's value stays a float."""
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -47,10 +49,11 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _number(text: str) -> float:
+    """Return a number; as an integer where its value is one, as JSON Schema has it: 1.0 is 1."""
     value = float(text)
     if not math.isfinite(value):
         raise _Refused(f"the number {echo(text)} is too large")
-    return value
+    return int(value) if value.is_integer() and abs(value) <= MAX_WHOLE else value
 
 
 def _constant(text: str) -> float:

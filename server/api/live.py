@@ -110,10 +110,10 @@ class Departure:
 
 
 WAITING: Final = frozenset({b"expect", b"transfer-encoding"})
-"""Headers of requests whose bodies wait for leave, however short they are."""
+"""Headers of requests with bodies that wait for leave, however short they are."""
 
 COMING_BACK: Final = frozenset({b"idempotency-key", b"last-event-id"})
-"""Headers of requests whose answer may be there already."""
+"""Headers of requests that may have an answer already."""
 
 
 class Entry:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
+from triolet.errors import invalid_request
+
 from ..tenancy import current_tenant
 from .chat import encode_chat, plan_chat
 from .claims import message_tier
@@ -51,6 +53,7 @@ PARAMS: Final = {
     "tools.*.function.parameters": "tools.*.input_schema",
     "tools.*.function": "tools.*",
     "continue_final_message": "messages",
+    "thinking_token_budget": "thinking.budget_tokens",
 }
 """What a chat calls its parameters, and what they are called here."""
 
@@ -58,6 +61,7 @@ PARAMS: Final = {
 async def create_message(services: Services) -> Response:
     """Answer a conversation."""
     fields = await read_fields(MessagesRequest, services)
+    _check_budget(fields)
     plan = await _plan(fields, services)
     (request,) = own_requests(plan, services, is_streamed=bool(fields.stream))
     live = live_request()
@@ -67,6 +71,7 @@ async def create_message(services: Services) -> Response:
         fields.max_tokens,
         plan.tool_form,
         message_tier(fields.service_tier, request.claim),
+        plan.thinking,
     )
     if fields.stream:
         stream = MessageStream(form, request, shown_request_id())
@@ -76,6 +81,15 @@ async def create_message(services: Services) -> Response:
         return msgspec.json.encode(form.whole(answers[0]))
 
     return await begin_whole([request], document, fields, services)
+
+
+def _check_budget(fields: MessagesRequest) -> None:
+    budget = None if fields.thinking is None else fields.thinking.budget
+    if budget and 0 < fields.max_tokens <= budget:
+        raise invalid_request(
+            f"must be less than max_tokens ({fields.max_tokens}), which counts reasoning too",
+            "thinking.budget_tokens",
+        )
 
 
 async def count_message_tokens(services: Services) -> Response:
@@ -98,8 +112,7 @@ async def _plan(fields: MessagesRequest, services: Services) -> Plan:
         plan = await plan_chat(chat, services)
     if fields.max_tokens == 0:
         return warming(plan)
-    # Beyond the context it is not refused, because clients have to name a number, but cut.
-    return replace(plan, max_tokens=None, default_max_tokens=fields.max_tokens)
+    return replace(plan, max_tokens=fields.max_tokens)
 
 
 def _as_chat(fields: PromptFields) -> ChatRequest:
@@ -123,6 +136,7 @@ def _as_chat(fields: PromptFields) -> ChatRequest:
         tools=[_tool(tool) for tool in fields.tools] if fields.tools else None,
         tool_choice=None if choice is None else _choice(choice),
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
+        thinking_token_budget=fields.thinking.budget if fields.thinking else None,
     )
 
 

@@ -24,11 +24,13 @@ class Content:
       text: all of it.
       calls: tools that the model called.
       results: by id of a call, what came of it.
+      reasoning: what the model thought before.
     """
 
     text: str
     calls: tuple[ToolCall, ...] = ()
     results: tuple[tuple[str, str], ...] = ()
+    reasoning: str | None = None
 
     def messages(self, role: str) -> Iterator[Message]:
         """Yield the same as the turns of a chat, where results have a role of their own."""
@@ -36,7 +38,9 @@ class Content:
             yield Message.model_construct(role="tool", content=text, tool_call_id=call_id)
         if self.text or self.calls or not self.results:
             calls = list(self.calls) or None
-            yield Message.model_construct(role=role, content=self.text, tool_calls=calls)
+            yield Message.model_construct(
+                role=role, content=self.text, tool_calls=calls, reasoning=self.reasoning
+            )
 
 
 def read_content(value: object) -> object:
@@ -48,15 +52,26 @@ def read_content(value: object) -> object:
     texts: list[dict[str, Any]] = []
     calls: list[ToolCall] = []
     results: list[tuple[str, str]] = []
+    thoughts: list[str] = []
     for block in value:
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "tool_use":
             calls.append(_call(block))
         elif kind == "tool_result":
             results.append(_result(block))
-        else:
+        elif kind == "thinking":
+            thoughts.append(_thought(block))
+        elif kind != "redacted_thinking":  # which only its author can read
             texts.append(block)
-    return Content(str(joined_text(texts)), tuple(calls), tuple(results))
+    reasoning = "\n\n".join(thoughts) or None
+    return Content(str(joined_text(texts)), tuple(calls), tuple(results), reasoning)
+
+
+def _thought(block: dict[str, Any]) -> str:
+    text = block.get("thinking")
+    if not isinstance(text, str):
+        raise ValueError("a thinking block must hold its thinking")
+    return text
 
 
 def _call(block: dict[str, Any]) -> ToolCall:

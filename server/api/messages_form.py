@@ -6,27 +6,34 @@ that it has. A stream is: message_start, ping, the blocks, message_delta, messag
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import secrets
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from ..generation import Delta, Failed, Finished, FinishReason
-from ..text.tool_calls import Arguments, CallBegins, Text
+from ..text.tool_calls import Arguments, CallBegins, Reasoning, Text
+from .errors import UNSUPPORTED_PARAMETER
 from .pieces import reader_of
 from .tools import parsed_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from hashlib import blake2b as Hash
 
     from triolet.errors import RequestError
 
     from ..generation import Event, GenerationRequest, Usage
-    from ..text.tool_calls import Piece, ToolForm
+    from ..text.reasoning import Thinking
+    from ..text.tool_calls import Piece, PieceReader, ToolForm
     from .answers import Answer
 
 _encode = msgspec.json.Encoder().encode
 
+SIGNATURE_BYTES: Final = 32
+"""Of the digest of a block's reasoning. It proves nothing, and is not asked for."""
 PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
 NO_TIER: Final[Mapping[str, str]] = {}
 _ERROR_TYPES: Final = {
@@ -41,6 +48,10 @@ _ERROR_TYPES: Final = {
     504: "timeout_error",
 }
 
+_DETAILS: Final = {"thread": "thread_unsupported_request"}
+"""By a parameter that is not served, the `error_code` on which the official client sends a request
+again without it."""
+
 
 def message_error(error: RequestError, request_id: str) -> dict[str, Any]:
     """Return an error in this API's form, which has no field for the parameter's name."""
@@ -50,11 +61,10 @@ def message_error(error: RequestError, request_id: str) -> dict[str, Any]:
     message = error.message
     if error.param and not message.startswith(error.param):
         message = f"{error.param}: {message}"
-    return {
-        "type": "error",
-        "error": {"type": kind, "message": message},
-        "request_id": request_id,
-    }
+    shown: dict[str, Any] = {"type": kind, "message": message}
+    if error.code == UNSUPPORTED_PARAMETER and error.param in _DETAILS:
+        shown["details"] = {"error_code": _DETAILS[error.param]}
+    return {"type": "error", "error": shown, "request_id": request_id}
 
 
 def message_usage(usage: Usage, *, output_tokens: int) -> dict[str, Any]:
@@ -76,6 +86,7 @@ class MessageForm:
       max_tokens: as the client asked; 0 for one that only warms the prefix cache.
       tool_form: how calls of tools in it are written; None if there are none.
       tier: what its usage says of its class.
+      thinking: how reasoning in it is written; None if there is none.
     """
 
     def __init__(
@@ -85,8 +96,10 @@ class MessageForm:
         max_tokens: int,
         tool_form: ToolForm | None = None,
         tier: Mapping[str, str] = NO_TIER,
+        thinking: Thinking | None = None,
     ) -> None:
-        self.tool_form = tool_form
+        self._tool_form = tool_form
+        self._thinking = thinking
         self._message_id = message_id
         self._model = model
         self._max_tokens = max_tokens
@@ -124,10 +137,16 @@ class MessageForm:
 
     def whole(self, answer: Answer) -> dict[str, Any]:
         """Return the message at once."""
-        reader, end = reader_of(self.tool_form), answer.finished
-        pieces = reader.push(answer.text) + reader.finish() if self.shows_output else []
+        reader, end = self.reader(), answer.finished
+        pieces: list[Piece] = []
+        if self.shows_output:
+            pieces = reader.push(answer.text) + reader.finish(is_cut=end.is_cut)
         message = self.message(self.usage(end.usage), _blocks(pieces))
         return message | self.end(end, reader.num_calls)
+
+    def reader(self) -> PieceReader:
+        """Return what reads its text."""
+        return reader_of(self._tool_form, self._thinking)
 
     def _stop_reason(self, end: Finished, num_calls: int) -> str:
         if not self.shows_output:
@@ -156,9 +175,10 @@ class MessageStream:
         self._form = form
         self._request = request
         self._request_id = request_id
-        self._reader = reader_of(form.tool_form)
+        self._reader = form.reader()
         self._block = -1
-        self._is_open = self._is_text = False
+        self._open_kind: str | None = None
+        self._digest = _signing()
 
     def begin(self) -> bytes:
         """Return what is known before anything is computed: the prompt's length."""
@@ -173,7 +193,7 @@ class MessageStream:
             case Finished():
                 return b"".join(
                     (
-                        self._show(self._reader.finish()),
+                        self._show(self._reader.finish(is_cut=event.is_cut)),
                         self._close(),
                         _event(
                             "message_delta",
@@ -201,11 +221,17 @@ class MessageStream:
         """Yield what a piece looks like, and the borders of its block."""
         match piece:
             case Text():
-                if not self._is_text:
+                if self._open_kind != "text":
                     yield self._close()
                     yield self._open({"type": "text", "text": ""})
-                    self._is_text = True
                 yield self._delta({"type": "text_delta", "text": piece.text})
+            case Reasoning():
+                if self._open_kind != "thinking":
+                    yield self._close()
+                    yield self._open({"type": "thinking", "thinking": "", "signature": ""})
+                    self._digest = _signing()
+                self._digest.update(piece.text.encode())
+                yield self._delta({"type": "thinking_delta", "thinking": piece.text})
             case CallBegins():
                 yield self._close()
                 yield self._open(_tool_use(piece))
@@ -216,15 +242,19 @@ class MessageStream:
         return _event("content_block_delta", index=self._block, delta=delta)
 
     def _open(self, block: dict[str, Any]) -> bytes:
-        self._is_open = True
+        self._open_kind = block["type"]
         self._block += 1
         return _event("content_block_start", index=self._block, content_block=block)
 
     def _close(self) -> bytes:
-        if not self._is_open:
+        if self._open_kind is None:
             return b""
-        self._is_open = self._is_text = False
-        return _event("content_block_stop", index=self._block)
+        signed = b""
+        if self._open_kind == "thinking":
+            signature = _signature(self._digest)
+            signed = self._delta({"type": "signature_delta", "signature": signature})
+        self._open_kind = None
+        return signed + _event("content_block_stop", index=self._block)
 
 
 def _event(kind: str, **fields: object) -> bytes:
@@ -234,6 +264,15 @@ def _event(kind: str, **fields: object) -> bytes:
 def _tool_use(piece: CallBegins) -> dict[str, Any]:
     call_id = f"toolu_{secrets.token_hex(12)}"
     return {"type": "tool_use", "id": call_id, "name": piece.name, "input": {}}
+
+
+def _signing() -> Hash:
+    return hashlib.blake2b(digest_size=SIGNATURE_BYTES)
+
+
+def _signature(digest: Hash) -> str:
+    """Return what stands in a block's `signature`: clients drop blocks that have none."""
+    return base64.b64encode(digest.digest()).decode()
 
 
 def _blocks(pieces: Iterable[Piece]) -> list[dict[str, Any]]:
@@ -246,6 +285,10 @@ def _blocks(pieces: Iterable[Piece]) -> list[dict[str, Any]]:
                 if not blocks or blocks[-1]["type"] != "text":
                     blocks.append({"type": "text", "text": ""})
                 blocks[-1]["text"] += piece.text
+            case Reasoning():
+                if not blocks or blocks[-1]["type"] != "thinking":
+                    blocks.append({"type": "thinking", "thinking": "", "signature": ""})
+                blocks[-1]["thinking"] += piece.text
             case CallBegins():
                 blocks.append(_tool_use(piece))
             case Arguments():
@@ -255,4 +298,9 @@ def _blocks(pieces: Iterable[Piece]) -> list[dict[str, Any]]:
         # What was cut at the limit is no object; the stop_reason says so.
         given = parsed_arguments(text)
         blocks[place]["input"] = given if isinstance(given, dict) else {}
+    for block in blocks:
+        if block["type"] == "thinking":
+            digest = _signing()
+            digest.update(block["thinking"].encode())
+            block["signature"] = _signature(digest)
     return blocks

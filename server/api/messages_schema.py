@@ -26,12 +26,13 @@ from .schemas import (
 from .tool_schema import MAX_TOOLS, ToolName
 
 _IGNORED: Final = IGNORED | frozenset(
-    "cache_control diagnostics inference_geo speed thinking user_profile_id workspace_id".split()
+    "cache_control diagnostics inference_geo speed user_profile_id workspace_id".split()
 )
 _UNSUPPORTED: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
     **UNSUPPORTED,
     "container": ("a container", ()),
     "mcp_servers": ("calling other servers", ([],)),
+    "thread": ("a conversation that the server keeps (send all messages, without a thread)", ()),
 }
 
 
@@ -99,6 +100,26 @@ class ToolUse(StrictModel):
         return self
 
 
+class ThinkingConfig(StrictModel):
+    """Whether to reason before the answer, and how much. How it is shown is a hint."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
+
+    @model_validator(mode="after")
+    def _has_a_budget(self) -> ThinkingConfig:
+        if self.type == "enabled" and self.budget_tokens is None:
+            raise ValueError("needs budget_tokens with type enabled")
+        return self
+
+    @property
+    def budget(self) -> int | None:
+        """Most tokens of reasoning; None for no bound."""
+        return 0 if self.type == "disabled" else self.budget_tokens
+
+
 class PromptFields(StrictModel):
     """What a prompt is made from."""
 
@@ -111,6 +132,7 @@ class PromptFields(StrictModel):
         Annotated[str, BeforeValidator(joined_text, json_schema_input_type=accepted.Content)] | None
     ) = None
     output_config: OutputConfig | None = None
+    thinking: ThinkingConfig | None = None
     chat_template_kwargs: TemplateSwitches | None = None
     tools: Annotated[list[OfferedTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolUse | None = None

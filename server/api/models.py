@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from triolet.config import ANY_MODEL
@@ -27,7 +28,9 @@ def list_models(services: Services) -> Response:
     """Return the model under each of its names."""
     config = services.config
     names = (config.model_name, *(n for n in config.model_aliases if n != ANY_MODEL))
-    return json_response({"object": "list", "data": [_card(name, services) for name in names]})
+    cards = [_card(name, services) for name in names]
+    page = {"first_id": names[0], "last_id": names[-1], "has_more": False}
+    return json_response({"object": "list", "data": cards, **page})
 
 
 def show_model(services: Services, name: str) -> Response:
@@ -74,11 +77,16 @@ async def detokenize(services: Services) -> Response:
 
 
 def _card(name: str, services: Services) -> dict[str, Any]:
+    """Return a model in the words of OpenAI's API and, from `type` on, in those of Anthropic's."""
     return {
         "id": name,
         "object": "model",
         "created": STARTED_AT,
         "owned_by": "triolet",
         "max_model_len": services.fleet.max_model_len,
+        "type": "model",
+        "display_name": name,
+        "lifecycle": "active",
+        "created_at": datetime.fromtimestamp(STARTED_AT, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "page": services.page_words.document(),
     }

@@ -15,7 +15,16 @@ import msgspec
 from quart import Response
 
 from .batches import BatchFields
+from .document.conditions import RELATIONS, add_conditions
+from .document.limits import add_limits, model_names
 from .messages_schema import CountRequest, MessagesRequest
+from .ollama.schema import (
+    OllamaChat,
+    OllamaEmbed,
+    OllamaEmbeddings,
+    OllamaGenerate,
+    OllamaShow,
+)
 from .openapi_results import RESULTS, UPLOAD, ref
 from .probes import VERSION
 from .responses_schema import InputTokensRequest, ResponseRequest
@@ -26,6 +35,7 @@ from .schemas import (
     TokenizeRequest,
 )
 from .schemas_embeddings import EmbeddingFields
+from .scoring.schema import RerankRequest, ScoreRequest
 
 if TYPE_CHECKING:
     from quart_trio import QuartTrio
@@ -37,11 +47,37 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
+JSON_LINES: Final = "application/x-ndjson"
 LINES: Final = "application/octet-stream"
 PLAIN: Final = "text/plain"
 PAGE: Final = "text/html"
 FORM: Final = "multipart/form-data"
 PATH: Final = "/openapi.json"
+REFUSED: Final = "x-triolet-refused"
+"""Beside a schema's properties: names that are known and not served."""
+_TAGS: Final = (
+    ("/v1/messages", "Messages (Anthropic)"),
+    ("/v1/responses", "Responses (OpenAI)"),
+    ("/v1/files", "Files and batches"),
+    ("/v1/batches", "Files and batches"),
+    ("/v1/usage", "Fleet"),
+    ("/v1/models", "Models and tokens"),
+    ("/v1/", "Text and vectors"),
+    ("/v2/rerank", "Text and vectors"),
+    ("/rerank", "Text and vectors"),
+    ("/score", "Text and vectors"),
+    ("/api/", "Ollama"),
+    ("/tokenize", "Models and tokens"),
+    ("/detokenize", "Models and tokens"),
+    ("/fleet", "Fleet"),
+    ("/metrics", "Fleet"),
+    ("/load", "Fleet"),
+    ("/health", "Process"),
+    ("/ping", "Process"),
+    ("/version", "Process"),
+    ("/", "Pages"),
+)
+"""By how paths begin: under which heading they are shown. The first that fits counts."""
 _VARIABLE: Final = re.compile(r"<(?:\w+:)?(\w+)>")
 
 
@@ -54,6 +90,7 @@ class Operation:
       result: name of a component for JSON, or the media type of another answer.
       body: what its request is read with, or its schema; None where there is no body.
       streams: whether `stream: true` gets events.
+      stream_media: the media type of a stream.
       media: of the request's body.
       status: of a good answer.
       error: name of a component for any other.
@@ -66,6 +103,18 @@ class Operation:
     media: str = JSON
     status: int = 200
     error: str = "Error"
+    stream_media: str = EVENTS
+
+
+def _ollama(summary: str, result: str, body: type[StrictModel]) -> Operation:
+    return Operation(
+        f"{summary[:-1]}, in Ollama's words.",
+        result,
+        body,
+        streams=True,
+        error="OllamaError",
+        stream_media=JSON_LINES,
+    )
 
 
 OPERATIONS: Final[dict[str, Operation]] = {
@@ -89,7 +138,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     ),
     "POST /v1/messages": Operation(
         "Answer a conversation in the words of Anthropic's Messages API.",
-        "Message",
+        "MessagesAnswer",
         MessagesRequest,
         streams=True,
         error="MessagesError",
@@ -99,6 +148,44 @@ OPERATIONS: Final[dict[str, Operation]] = {
         "MessageTokens",
         CountRequest,
         error="MessagesError",
+    ),
+    **dict.fromkeys(
+        ("POST /v1/rerank", "POST /v2/rerank", "POST /rerank"),
+        Operation("Order documents by how near they are to a query.", "Ranking", RerankRequest),
+    ),
+    **dict.fromkeys(
+        ("POST /v1/score", "POST /score"),
+        Operation("How near one text is to others.", "Scores", ScoreRequest),
+    ),
+    "POST /api/chat": _ollama("Answer a conversation.", "OllamaChatAnswer", OllamaChat),
+    "POST /api/generate": _ollama("Continue a prompt.", "OllamaText", OllamaGenerate),
+    "POST /api/embed": Operation(
+        "Turn one or several inputs into vectors, in Ollama's words.",
+        "OllamaVectors",
+        OllamaEmbed,
+        error="OllamaError",
+    ),
+    "POST /api/embeddings": Operation(
+        "Turn a prompt into a vector, in Ollama's older words.",
+        "OllamaVector",
+        OllamaEmbeddings,
+        error="OllamaError",
+    ),
+    "GET /api/tags": Operation("List the served model.", "OllamaModels", error="OllamaError"),
+    "GET /api/ps": Operation("The same, as a loaded one.", "OllamaModels", error="OllamaError"),
+    "GET /api/version": Operation(
+        "Which release's API is spoken.", "OllamaVersion", error="OllamaError"
+    ),
+    "POST /api/show": Operation("Show the model.", "OllamaModel", OllamaShow, error="OllamaError"),
+    **dict.fromkeys(
+        (
+            "POST /api/pull",
+            "POST /api/push",
+            "POST /api/create",
+            "POST /api/copy",
+            "DELETE /api/delete",
+        ),
+        Operation("Always refused: the model is the server's.", "OllamaError", status=501),
     ),
     "POST /v1/files": Operation("Keep a file of requests.", "File", UPLOAD, media=FORM),
     "GET /v1/files": Operation("List the files.", "List"),
@@ -135,6 +222,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "GET /fleet/status/own": Operation("The same of one server process.", "FleetStatus"),
     "GET /": Operation("The chat page.", PAGE),
     "GET /dashboard": Operation("A page that shows the fleet.", PAGE),
+    "GET /docs": Operation("A page that shows this document.", PAGE),
     "GET /static/<path:name>": Operation("A file of the pages.", PAGE),
     f"GET {PATH}": Operation("This document.", "Anything"),
 }
@@ -142,53 +230,57 @@ OPERATIONS: Final[dict[str, Operation]] = {
 
 def serve_openapi(app: QuartTrio, services: Services) -> Response:
     """Answer with the document."""
-    document = openapi_document(app, has_keys=not services.tenancy.is_open)
+    document = openapi_document(app, services)
     return Response(msgspec.json.encode(document), content_type=JSON)
 
 
-def openapi_document(app: QuartTrio, *, has_keys: bool) -> Document:
+def openapi_document(app: QuartTrio, services: Services) -> Document:
     """Return the OpenAPI document of an application.
 
     Args:
       app: with all its routes.
-      has_keys: whether clients need a key.
+      services: whose bounds hold.
     """
-    schemas: dict[str, Any] = dict(RESULTS)
+    schemas: dict[str, Any] = {}
     paths: dict[str, Document] = {}
     for rule in app.url_map.iter_rules():
         if not rule.websocket:
             method = next(iter((rule.methods or {"GET"}) - {"HEAD", "OPTIONS"})).lower()
             path = _VARIABLE.sub(r"{\1}", rule.rule)
-            paths.setdefault(path, {})[method] = _operation(rule, schemas)
+            paths.setdefault(path, {})[method] = _operation(rule, schemas, services)
+    assert not schemas.keys() & RESULTS.keys(), "a request and an answer share a name"
+    add_limits(schemas, services)
+    add_conditions(schemas)
     document: Document = {
         "openapi": "3.1.0",
         "info": {
             "title": "Triolet",
             "version": VERSION,
-            "description": "Fields that are not listed are refused by name.",
+            "description": f"Fields that are not listed are refused by name. Also: {RELATIONS}.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
-        "components": {"schemas": schemas},
+        "components": {"schemas": schemas | RESULTS},
     }
-    if has_keys:
+    if not services.tenancy.is_open:
         scheme = {"type": "http", "scheme": "bearer"}
         document["components"]["securitySchemes"] = {"key": scheme}
         document["security"] = [{"key": []}]
     return document
 
 
-def _operation(rule: Rule, schemas: dict[str, Any]) -> Document:
+def _operation(rule: Rule, schemas: dict[str, Any], services: Services) -> Document:
     row = OPERATIONS.get(rule.endpoint, Operation(rule.endpoint, "Anything"))
     shown: Document = {
         "summary": row.summary,
+        "tags": [next(tag for begin, tag in _TAGS if rule.rule.startswith(begin))],
         "operationId": re.sub(r"\W+", "_", rule.endpoint).strip("_"),
         "responses": {str(row.status): _answer(row), "default": _error(row)},
     }
     names = _VARIABLE.findall(rule.rule)
     if names:
         shown["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            {"name": name, "in": "path", "required": True, "schema": _variable(rule, services)}
             for name in names
         ]
     if row.body is not None:
@@ -198,11 +290,17 @@ def _operation(rule: Rule, schemas: dict[str, Any]) -> Document:
     return shown
 
 
+def _variable(rule: Rule, services: Services) -> Document:
+    """Return what a variable part of a path may be."""
+    names = model_names(services) if rule.rule.startswith("/v1/models/") else []
+    return {"type": "string", "enum": names} if names else {"type": "string", "minLength": 1}
+
+
 def _answer(row: Operation) -> Document:
     if row.result in RESULTS:
         content: Document = {JSON: {"schema": ref(row.result)}}
         if row.streams:
-            content[EVENTS] = {}
+            content[row.stream_media] = {}
     elif row.summary.startswith("A file"):
         content = {media: {} for media in (PAGE, "text/javascript", "text/css", "image/svg+xml")}
     else:
@@ -217,22 +315,31 @@ def _error(row: Operation) -> Document:
 def _add_schema(kind: type[StrictModel], schemas: dict[str, Any]) -> str:
     """Add a request's schema and those that it is made of. Returns its name."""
     schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
-    schemas.update(schema.pop("$defs", {}))
+    for name, part in schema.pop("$defs", {}).items():
+        assert schemas.setdefault(name, part) == part, f"two models are named {name}"
     if schema.get("additionalProperties") is False:
-        schema["properties"] |= _other_names(kind)
+        schema["properties"] |= _ignored_names(kind)
+        schema[REFUSED] = _refused_names(kind)
     schemas[kind.__name__] = schema
     return kind.__name__
 
 
-def _other_names(kind: type[StrictModel]) -> dict[str, Any]:
-    """Return what is taken although no field is named so: what has no effect, and what would have
-    one, as long as it asks for nothing."""
-    fields = kind.model_fields
-    ignored: dict[str, Any] = {
+def _ignored_names(kind: type[StrictModel]) -> dict[str, Any]:
+    """Return what is taken although no field is named so, because it has no effect."""
+    return {
         name: {"description": "Accepted without effect."}
-        for name in sorted(kind.ignored - set(fields))
+        for name in sorted(kind.ignored - set(kind.model_fields))
     }
-    for name, (what, harmless) in kind.unsupported.items():
-        if name not in fields:
-            ignored[name] = {"enum": [None, *harmless], "description": f"Not served: {what}."}
-    return ignored
+
+
+def _refused_names(kind: type[StrictModel]) -> dict[str, Any]:
+    """Return what would have an effect and is not served, with what it would be.
+
+    Not among the properties: most are names of other servers, and a field of each would hide those
+    that are served. Values that ask for nothing are taken all the same.
+    """
+    return {
+        name: {"description": f"Not served: {what}.", "enum": [None, *harmless]}
+        for name, (what, harmless) in kind.unsupported.items()
+        if name not in kind.model_fields
+    }

@@ -39,11 +39,14 @@ def ref(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-_USAGE: Final = _object(
-    prompt_tokens=_COUNT,
-    completion_tokens=_COUNT,
-    total_tokens=_COUNT,
-    prompt_tokens_details=_object(cached_tokens=_COUNT),
+_USAGE: Final = _with_optional(
+    _object(
+        prompt_tokens=_COUNT,
+        completion_tokens=_COUNT,
+        total_tokens=_COUNT,
+        prompt_tokens_details=_object(cached_tokens=_COUNT),
+    ),
+    completion_tokens_details=_object(reasoning_tokens=_COUNT),
 )
 _MODEL: Final = _object(
     id=_TEXT,
@@ -51,6 +54,10 @@ _MODEL: Final = _object(
     created=_INT,
     owned_by=_TEXT,
     max_model_len=_COUNT,
+    type=_one_of("model"),
+    display_name=_TEXT,
+    lifecycle=_one_of("active"),
+    created_at=_TEXT,
     page=_object(
         lead={"type": ["string", "null"]},
         cards=_list(_object(title=_TEXT, question=_TEXT)),
@@ -75,7 +82,74 @@ _TENANT_USAGE: Final = _object(
     servers=_object(counted=_COUNT, all=_COUNT),
 )
 
+_OLLAMA_DETAILS: Final = _object(
+    format=_TEXT, family=_TEXT, parameter_size=_TEXT, quantization_level=_TEXT
+)
+_OLLAMA_END: Final[dict[str, Schema]] = {
+    "done_reason": _TEXT,
+    "total_duration": _COUNT,
+    "load_duration": _COUNT,
+    "prompt_eval_count": _COUNT,
+    "prompt_eval_duration": _COUNT,
+    "eval_count": _COUNT,
+    "eval_duration": _COUNT,
+}
+_OLLAMA: Final[dict[str, Schema]] = {
+    "OllamaError": _object(error=_TEXT),
+    "OllamaChatAnswer": _with_optional(
+        _object(
+            model=_TEXT,
+            created_at=_TEXT,
+            message=_object(role=_one_of("assistant"), content=_TEXT),
+            done={"const": True},
+        ),
+        **_OLLAMA_END,
+    ),
+    "OllamaText": _with_optional(
+        _object(model=_TEXT, created_at=_TEXT, response=_TEXT, done={"const": True}),
+        **_OLLAMA_END,
+    ),
+    "OllamaVectors": _object(
+        model=_TEXT, embeddings=_list(_list({"type": "number"})), prompt_eval_count=_COUNT
+    ),
+    "OllamaVector": _object(embedding=_list({"type": "number"})),
+    "OllamaModels": _object(
+        models=_list(
+            _object(name=_TEXT, model=_TEXT, size=_COUNT, digest=_TEXT, details=_OLLAMA_DETAILS)
+        )
+    ),
+    "OllamaVersion": _object(version=_TEXT),
+    "OllamaModel": _object(
+        template=_TEXT,
+        parameters=_TEXT,
+        details=_OLLAMA_DETAILS,
+        model_info={"type": "object"},
+        capabilities=_list(_TEXT),
+    ),
+}
+_TOKENS_USED: Final = _object(prompt_tokens=_COUNT, total_tokens=_COUNT)
+
 RESULTS: Final[dict[str, Schema]] = {
+    **_OLLAMA,
+    "Ranking": _object(
+        id=_TEXT,
+        model=_TEXT,
+        results=_list(
+            _with_optional(
+                _object(index=_COUNT, relevance_score={"type": "number"}),
+                document=_object(text=_TEXT),
+            )
+        ),
+        usage=_TOKENS_USED,
+    ),
+    "Scores": _object(
+        id=_TEXT,
+        object=_one_of("list"),
+        created=_INT,
+        model=_TEXT,
+        data=_list(_object(index=_COUNT, object=_one_of("score"), score={"type": "number"})),
+        usage=_TOKENS_USED,
+    ),
     "TenantUsage": _TENANT_USAGE,
     "TenantUsageList": _object(object=_one_of("list"), data=_list(ref("TenantUsage"))),
     "Error": _object(
@@ -89,7 +163,7 @@ RESULTS: Final[dict[str, Schema]] = {
     "MessagesError": _object(
         type=_one_of("error"), error=_object(type=_TEXT, message=_TEXT), request_id=_TEXT
     ),
-    "Message": _object(
+    "MessagesAnswer": _object(
         id=_TEXT,
         type=_one_of("message"),
         role=_one_of("assistant"),
@@ -114,6 +188,7 @@ RESULTS: Final[dict[str, Schema]] = {
                         content={"type": ["string", "null"]},
                         refusal={"type": ["string", "null"]},
                     ),
+                    reasoning_content=_TEXT,
                     tool_calls=_list(
                         _object(
                             id=_TEXT,
@@ -169,7 +244,13 @@ RESULTS: Final[dict[str, Schema]] = {
     "Batch": _object(id=_TEXT, object=_one_of("batch"), status=_TEXT),
     "List": _object(object=_one_of("list"), data=_list({"type": "object"})),
     "Model": _MODEL,
-    "ModelList": _object(object=_one_of("list"), data=_list(ref("Model"))),
+    "ModelList": _object(
+        object=_one_of("list"),
+        data=_list(ref("Model")),
+        first_id=_TEXT,
+        last_id=_TEXT,
+        has_more={"type": "boolean"},
+    ),
     "Tokens": _object(count=_COUNT, max_model_len=_COUNT, tokens=_list(_COUNT)),
     "Text": _object(prompt=_TEXT),
     "Health": _object(status=_one_of("live", "ready"), model=_TEXT),
@@ -183,6 +264,8 @@ RESULTS: Final[dict[str, Schema]] = {
         latencies={"type": "object"},
         queued_by_class={"type": "object"},
         rejected_by_code={"type": "object"},
+        errors_by_status={"type": "object"},
+        recent={"type": "object"},
         workers=_list({"type": "object"}),
     ),
     "Anything": {"type": "object"},

@@ -1,5 +1,5 @@
-"""GET /, /dashboard and /static: the pages, under a policy that lets them reach nothing but this
-server."""
+"""GET /, /dashboard, /docs and /static: the pages, under a policy that lets them reach this server
+only."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ def chat_page(files: Mapping[str, StaticFile], services: Services) -> Response:
 def dashboard(files: Mapping[str, StaticFile], services: Services) -> Response:
     """Return the page that shows the fleet. It holds no figures: it asks for them."""
     return static_file(files, services, "dashboard.html")
+
+
+def api_page(files: Mapping[str, StaticFile], services: Services) -> Response:
+    """Return the page that shows the OpenAPI document, and sends what its reader writes."""
+    return static_file(files, services, "api.html")
 
 
 def static_file(files: Mapping[str, StaticFile], services: Services, name: str) -> Response:

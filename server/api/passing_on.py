@@ -110,7 +110,7 @@ async def _pass_on(owner: str, services: Services) -> Response:
             return Response(PassedOnBody(answer), answer.status, headers=shown)
         whole = b"".join([data async for data in PassedOnBody(answer)])
     except _NO_ANSWER as error:
-        log.warning("a sibling did not answer", server=owner, reason=str(error))
+        log.warning("sibling_silent", server=owner, reason=str(error))
         message = "the server that keeps the answers of this idempotency key does not answer"
         raise overloaded(message, retry_after_s=_RETRY_S) from None
     return Response(whole, answer.status, headers=shown)

@@ -1,30 +1,15 @@
-"""What a completion says, piece by piece: text, and calls of tools where there may be any. Pure."""
+"""What a completion says, piece by piece: reasoning, text, and calls of tools. Pure."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from ..text.tool_calls import Text, ToolCallParser
+from ..text.reasoning import ThinkReader
+from ..text.tool_calls import Text
 
 if TYPE_CHECKING:
-    from ..text.tool_calls import Piece, ToolForm
-
-
-class PieceReader(Protocol):
-    """Reads one completion."""
-
-    @property
-    def num_calls(self) -> int:
-        """Calls so far."""
-        ...
-
-    def push(self, text: str) -> list[Piece]:
-        """Take more text; return what it says."""
-        ...
-
-    def finish(self) -> list[Piece]:
-        """Return what was held back, now that nothing follows."""
-        ...
+    from ..text.reasoning import Thinking
+    from ..text.tool_calls import Piece, PieceReader, ToolForm
 
 
 class PlainText:
@@ -36,15 +21,17 @@ class PlainText:
         """Return the text."""
         return [Text(text)] if text else []
 
-    def finish(self) -> list[Piece]:
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
         """Return nothing: nothing was held back."""
         return []
 
 
-def reader_of(form: ToolForm | None) -> PieceReader:
+def reader_of(form: ToolForm | None, thinking: Thinking | None = None) -> PieceReader:
     """Return what reads a completion.
 
     Args:
       form: how calls are written; None if there are none.
+      thinking: how reasoning is written; None if there is none.
     """
-    return PlainText() if form is None else ToolCallParser(form)
+    answer: PieceReader = PlainText() if form is None else form.reader()
+    return answer if thinking is None else ThinkReader(thinking, answer)

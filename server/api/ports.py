@@ -8,14 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from ..door import BodyRoom, RefusalPace
+from ..door import BodyRoom, RefusalLog, RefusalPace
 from ..quotas.opening import quotas_in_memory
 from ..response_cache.front import CachingFleet
 from ..tenancy import Tenancy
 from ..text.embedding_files import EmbeddingModel
+from ..text.model_card import ModelCard
 from ..text.page_words import PageWords
 from ..text.sampling_defaults import SamplingDefaults
 from ..threads import FairLimiter
+from .fleet_status import RecentFigures
 from .kept_answers import KeptAnswers
 from .live import Lifecycle
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from ..jobs.storage import Storage
     from ..quotas.quotas import Quotas
     from ..sibling_answer import SiblingAnswer
+    from ..text.reasoning import Reasoner
     from ..text.tokenizer import ChatPrompt
     from ..text.tool_calls import ToolForm
 
@@ -250,6 +253,25 @@ class TextPort(Protocol):
         """How the model writes calls of tools."""
         ...
 
+    @property
+    def reasoner(self) -> Reasoner | None:
+        """How the model reasons; None if it does not."""
+        ...
+
+    @property
+    def tool_tokens(self) -> Mapping[str, int]:
+        """Markers of that form that are single tokens."""
+        ...
+
+    @property
+    def tool_markers(self) -> Mapping[int, str]:
+        """Special tokens among them, and how the text of an answer shows each."""
+        ...
+
+    async def shows_tools(self) -> bool:
+        """Whether the model's chat template shows it the tools of a request."""
+        ...
+
     async def encode(
         self, text: str, *, add_special_tokens: bool = True, param: str = "prompt"
     ) -> Sequence[int]:
@@ -296,6 +318,10 @@ class HttpMetricsPort(Protocol):
 
     def error(self, status: int) -> None:
         """Count a request that was answered with an error."""
+        ...
+
+    def errors(self) -> Mapping[str, float]:
+        """Return how many requests were answered with an error, by status."""
         ...
 
     def ignored(self, name: str) -> None:
@@ -364,6 +390,8 @@ class Services:
     """How many clients are connected."""
     embedding: EmbeddingModel = field(default_factory=EmbeddingModel)
     """How inputs become vectors with this model."""
+    card: ModelCard = field(default_factory=ModelCard)
+    """What clients that show models are told of this one."""
     page_words: PageWords = field(default_factory=PageWords)
     """What the chat page says of this model."""
     storage: Storage | None = None
@@ -382,6 +410,10 @@ class Services:
     """Bytes of bodies under way."""
     refusals: RefusalPace = field(init=False)
     """How fast refusals are answered."""
+    recent: RecentFigures = field(init=False)
+    """What was counted in the last seconds."""
+    refusal_log: RefusalLog = field(init=False)
+    """Which of them are logged."""
 
     def __post_init__(self) -> None:
         door = self.config.door
@@ -389,6 +421,8 @@ class Services:
         object.__setattr__(self, "parser_threads", limiter)
         object.__setattr__(self, "bodies", BodyRoom(door))
         object.__setattr__(self, "refusals", RefusalPace(door))
+        object.__setattr__(self, "refusal_log", RefusalLog(door))
+        object.__setattr__(self, "recent", RecentFigures(self.metrics, self.config))
         sweeps: list[Callable[[float], None]] = []
         if self.config.response_cache.max_bytes:
             fleet = CachingFleet(self.fleet, self.config.response_cache, self.quotas)

@@ -44,7 +44,9 @@ async def create_response(services: Services) -> Response:
         for one in own_requests(plan, services, is_streamed=bool(fields.stream))
     )
     response_id = f"resp_{live.request_id.hex()}"
-    document = ResponseDocument(response_id, fields, request, services.config, plan.tool_form)
+    document = ResponseDocument(
+        response_id, fields, request, services.config, plan.tool_form, plan.thinking
+    )
     if fields.stream:
         stream = ResponseStream(ResponseEvents(document, sse_frame))
         return await begin_stream([request], stream, fields, services)

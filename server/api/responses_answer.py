@@ -101,7 +101,12 @@ class ResponseAnswer:
             plan = await plan_response(self._create, earlier, self._services)
             request = self._request(plan)
             document = ResponseDocument(
-                self.id, self._create, request, self._services.config, plan.tool_form
+                self.id,
+                self._create,
+                request,
+                self._services.config,
+                plan.tool_form,
+                plan.thinking,
             )
             events = ResponseEvents(document, message_frame, self.stream_id)
             script = ResponseScript(events, document, (*earlier, *turns_of(self._create.input)))

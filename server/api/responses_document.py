@@ -1,7 +1,7 @@
 """The object of a response as it grows: head, items, end. Pure: knows no stream and no socket.
 
-An answer is one message with one part of text; where tools may be called, calls are items too. What
-only warms the prefix cache has none.
+An answer is one message with one part of text; where the model reasons or calls tools, reasoning
+and calls are items too. What only warms the prefix cache has none.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from ..generation import FinishReason
 from .claims import tier_field
+from .pieces import reader_of
 from .tool_chunks import new_call_id
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from triolet.errors import RequestError
 
     from ..generation import GenerationRequest, Usage
-    from ..text.tool_calls import ToolForm
+    from ..text.reasoning import Thinking
+    from ..text.tool_calls import PieceReader, ToolForm
     from .responses_schema import ResponseFields
 
 TOO_MANY: Final = 429
@@ -34,7 +36,7 @@ def response_usage(usage: Usage) -> dict[str, Any]:
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
 
@@ -109,7 +111,30 @@ class CallItem:
         }
 
 
-Item = MessageItem | CallItem
+@dataclass(slots=True)
+class ReasoningItem:
+    """What the model thought before it answered, or between two calls."""
+
+    item_id: str
+    text: str = ""
+
+    def shown(self, status: str) -> dict[str, Any]:
+        """Return the item; it has its part only once it has ended."""
+        return {
+            "id": self.item_id,
+            "type": "reasoning",
+            "summary": [],
+            "content": [] if status == "in_progress" else [self.part()],
+            "encrypted_content": None,
+            "status": status,
+        }
+
+    def part(self) -> dict[str, Any]:
+        """Return the text as far as it is known."""
+        return {"type": "reasoning_text", "text": self.text}
+
+
+Item = MessageItem | CallItem | ReasoningItem
 
 
 class ResponseDocument:
@@ -121,12 +146,13 @@ class ResponseDocument:
       request: what is generated for it.
       config: names the served model.
       tool_form: how calls of tools in the answer are written; None if there are none.
+      thinking: how reasoning in the answer is written; None if there is none.
 
     Attributes:
       items: of the answer so far.
       shows_output: whether it has any.
       wants_logprobs: whether tokens are listed with what the model thought of them.
-      tool_form: see above.
+      is_message: whether it is one message, whatever it says.
       head: the response before its end.
     """
 
@@ -137,11 +163,14 @@ class ResponseDocument:
         request: GenerationRequest,
         config: ServerConfig,
         tool_form: ToolForm | None = None,
+        thinking: Thinking | None = None,
     ) -> None:
         self.items: list[Item] = []
         self.shows_output = not fields.only_warms
         self.wants_logprobs = fields.wants_logprobs
-        self.tool_form = tool_form
+        self.is_message = tool_form is None and thinking is None
+        self._tool_form = tool_form
+        self._thinking = thinking
         self._hex = response_id.removeprefix("resp_")
         choice = fields.tool_choice
         self.head: dict[str, Any] = {
@@ -154,11 +183,15 @@ class ResponseDocument:
             "incomplete_details": None,
             "instructions": fields.instructions,
             "max_output_tokens": fields.max_output_tokens,
-            "metadata": {},
+            "metadata": fields.metadata or {},
             "model": config.model_name,
             "output": [],
             "parallel_tool_calls": fields.parallel_tool_calls is not False,
             "previous_response_id": fields.previous_response_id,
+            "reasoning": {
+                "effort": fields.reasoning.effort if fields.reasoning else None,
+                "summary": None,
+            },
             "store": False,
             "temperature": request.sampling.temperature,
             "text": {"format": fields.text_format.model_dump(by_alias=True, exclude_none=True)},
@@ -172,6 +205,16 @@ class ResponseDocument:
             "usage": None,
             **tier_field(fields.service_tier, request.claim),
         }
+
+    def reader(self) -> PieceReader:
+        """Return what reads its text."""
+        return reader_of(self._tool_form, self._thinking)
+
+    def add_reasoning(self) -> ReasoningItem:
+        """Begin reasoning, which is the next item."""
+        item = ReasoningItem(f"rs_{self._hex}_{len(self.items)}")
+        self.items.append(item)
+        return item
 
     def add_message(self) -> MessageItem:
         """Begin a message, which is the next item."""

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 
 from ..generation import Delta, Failed, Finished
-from ..text.tool_calls import Arguments, CallBegins, Text
+from ..text.tool_calls import Arguments, CallBegins, Reasoning, Text
 from .chunks import KEEP_ALIVE
 from .errors import error_object
 from .logprobs import chat_logprobs
-from .pieces import reader_of
-from .responses_document import CallItem, MessageItem
+from .responses_document import CallItem, MessageItem, ReasoningItem
 
 if TYPE_CHECKING:
     from triolet.errors import RequestError
@@ -90,8 +89,9 @@ class ResponseEvents:
         self.are_over = False
         self.have_failed = False
         self._document = document
-        self._reader = reader_of(document.tool_form)
+        self._reader = document.reader()
         self._open: Item | None = None
+        self._open_at = 0
         self._framing = framing
         self._sequence = 0
         self._lane = {} if stream_id is None else {"stream_id": stream_id}
@@ -104,8 +104,7 @@ class ResponseEvents:
             self._event("response.created", response=document.head),
             self._event("response.in_progress", response=document.head),
         ]
-        if document.shows_output and document.tool_form is None:
-            # It will be a message, whatever it says.
+        if document.shows_output and document.is_message:
             frames += self._open_message()
         return frames
 
@@ -120,7 +119,8 @@ class ResponseEvents:
             case Delta():
                 return self._delta(event)
             case Finished():
-                left = [frame for piece in self._reader.finish() for frame in self._piece(piece)]
+                pieces = self._reader.finish(is_cut=event.is_cut)
+                left = [frame for piece in pieces for frame in self._piece(piece)]
                 response = self._document.finished(event.reason, event.usage)
                 return left + self._end(response)
             case Failed() if is_cancelled:
@@ -150,6 +150,12 @@ class ResponseEvents:
             case Text():
                 opening = [] if isinstance(self._open, MessageItem) else self._open_message()
                 return [*opening, self._text(piece.text, scored)]
+            case Reasoning():
+                opening = [] if isinstance(self._open, ReasoningItem) else self._open_reasoning()
+                assert isinstance(self._open, ReasoningItem)
+                self._open.text += piece.text
+                inside = {**self._place, "content_index": 0, "delta": piece.text}
+                return [*opening, self._event("response.reasoning_text.delta", **inside)]
             case CallBegins():
                 return self._open_item(self._document.add_call(piece.name))
             case Arguments():
@@ -179,14 +185,20 @@ class ResponseEvents:
         )
         return [*frames, self._event("response.content_part.added", **place, part=item.part())]
 
+    def _open_reasoning(self) -> list[bytes]:
+        item = self._document.add_reasoning()
+        frames = self._open_item(item)
+        place = {**self._place, "content_index": 0}
+        return [*frames, self._event("response.content_part.added", **place, part=item.part())]
+
     def _open_item(self, item: Item) -> list[bytes]:
         closed = self._close_item("completed")
         self._open = item
-        index = len(self._document.items) - 1
+        self._open_at = len(self._document.items) - 1
         shown = item.shown("in_progress")
         return [
             *closed,
-            self._event("response.output_item.added", output_index=index, item=shown),
+            self._event("response.output_item.added", output_index=self._open_at, item=shown),
         ]
 
     def _close_item(self, status: str) -> list[bytes]:
@@ -203,6 +215,11 @@ class ResponseEvents:
                 frames.append(self._event("response.output_text.done", **inside, **told))
                 part = item.part()
                 frames.append(self._event("response.content_part.done", **inside, part=part))
+            case ReasoningItem():
+                inside = {**place, "content_index": 0}
+                frames.append(self._event("response.reasoning_text.done", **inside, text=item.text))
+                part = item.part()
+                frames.append(self._event("response.content_part.done", **inside, part=part))
             case CallItem():
                 told = {"name": item.name, "arguments": item.arguments}
                 kind = "response.function_call_arguments.done"
@@ -216,8 +233,7 @@ class ResponseEvents:
         """Where the open item is."""
         if self._open is None:
             return {}
-        place = len(self._document.items) - 1
-        return {"item_id": self._open.item_id, "output_index": place}
+        return {"item_id": self._open.item_id, "output_index": self._open_at}
 
     def _fail(self, error: RequestError, usage: Usage) -> list[bytes]:
         self.are_over = self.have_failed = True

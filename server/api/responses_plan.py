@@ -15,7 +15,7 @@ from .chat import encode_chat, plan_chat
 from .errors import params_called
 from .generate import check_fields, warming
 from .overload import refuse_early
-from .responses_document import CallItem, MessageItem
+from .responses_document import CallItem, MessageItem, ReasoningItem
 from .schemas import ChatRequest, GenerationFields, Message
 from .tool_schema import CalledFunction, Function, FunctionName, NamedTool, Tool, ToolCall
 from .tools import plan_tools
@@ -85,14 +85,19 @@ def _as_chat(fields: ResponseFields, earlier: Turns) -> ChatRequest:
         for name in GenerationFields.model_fields
         if name in type(fields).model_fields and name not in OF_OWN_FORM
     }
+    turns = [*earlier, *turns_of(fields.input)]
+    if not turns:
+        raise invalid_request("holds nothing but reasoning, which no prompt is made of", "messages")
     return ChatRequest.model_construct(
         **same,
-        messages=[*system, *earlier, *turns_of(fields.input)],
+        messages=[*system, *turns],
         max_tokens=fields.max_output_tokens,
         logprobs=fields.wants_logprobs,
         response_format=fields.text_format.of_chat(),
         top_logprobs=fields.top_logprobs if fields.wants_logprobs else None,
         chat_template_kwargs=fields.chat_template_kwargs,
+        reasoning_effort=fields.reasoning.effort if fields.reasoning else None,
+        thinking_token_budget=fields.thinking_token_budget,
         tools=[_tool(tool) for tool in fields.tools] if fields.tools else None,
         tool_choice=_choice(fields.tool_choice),
         parallel_tool_calls=fields.parallel_tool_calls,
@@ -100,9 +105,14 @@ def _as_chat(fields: ResponseFields, earlier: Turns) -> ChatRequest:
 
 
 def turns_of(items: Sequence[InputItem]) -> list[Message]:
-    """Return what was sent as the turns of a chat, where calls belong to the turn before them."""
+    """Return what was sent as the turns of a chat, where calls belong to the turn before them, and
+    reasoning to the turn behind it."""
     turns: list[Message] = []
+    reasoning: str | None = None
     for item in items:
+        if item.type == "reasoning":
+            reasoning = (reasoning or "") + (item.content or "")
+            continue
         if item.type == "message":
             turns.append(message(item.role or "user", item.content or ""))
         elif item.type == "function_call_output":
@@ -112,6 +122,9 @@ def turns_of(items: Sequence[InputItem]) -> list[Message]:
         else:
             before = turns.pop() if turns and turns[-1].role == "assistant" else None
             turns.append(with_call(before, item.call_id or "", item.name or "", item.arguments))
+        if reasoning and turns[-1].role == "assistant":
+            turns[-1] = turns[-1].model_copy(update={"reasoning": reasoning})
+        reasoning = None
     return turns
 
 
@@ -120,12 +133,12 @@ def answer_of(items: Sequence[Item]) -> list[Message]:
     turn: Message | None = None
     for item in items:
         match item:
+            case ReasoningItem():
+                if turn is None:
+                    turn = Message.model_construct(role="assistant", reasoning=item.text)
             case MessageItem():
                 said = (turn.content or "") if turn else ""
-                calls = turn.tool_calls if turn else None
-                turn = Message.model_construct(
-                    role="assistant", content=said + item.text, tool_calls=calls
-                )
+                turn = _said(turn, said + item.text, turn.tool_calls if turn else None)
             case CallItem():
                 turn = with_call(turn, item.call_id, item.name, item.arguments)
     return [] if turn is None else [turn]
@@ -135,8 +148,15 @@ def with_call(before: Message | None, call_id: str, name: str, arguments: str | 
     """Return a turn of the assistant's with one call more."""
     call = ToolCall(id=call_id, function=CalledFunction(name=name, arguments=arguments or ""))
     calls = [*((before and before.tool_calls) or ()), call]
-    content = before.content if before else None
-    return Message.model_construct(role="assistant", content=content, tool_calls=calls)
+    return _said(before, before.content if before else None, calls)
+
+
+def _said(before: Message | None, content: str | None, calls: list[ToolCall] | None) -> Message:
+    """Return a turn of the assistant's, with the reasoning of what there was of it before."""
+    reasoning = before.reasoning if before else None
+    return Message.model_construct(
+        role="assistant", content=content, tool_calls=calls, reasoning=reasoning
+    )
 
 
 def _tool(tool: FunctionTool) -> Tool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
 from triolet.errors import invalid_request
@@ -20,6 +20,7 @@ from .schemas import (
     MAX_MESSAGES,
     UNSUPPORTED,
     CacheFields,
+    Effort,
     SamplingFields,
     StrictModel,
     TemplateSwitches,
@@ -52,8 +53,20 @@ _NEEDED: Final = {
     "message": ("role", "content"),
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
+    "reasoning": (),
 }
 """What an item of each type has to hold."""
+
+
+def _item_content(value: object, info: ValidationInfo) -> object:
+    """Return the text of an item's content; reasoning has parts of its own kind."""
+    if info.data.get("type") != "reasoning" or not isinstance(value, list):
+        return joined_text(value)
+    parts = [part for part in value if isinstance(part, dict)]
+    texts = [part.get("text") for part in parts if part.get("type") == "reasoning_text"]
+    if len(texts) < len(value) or not all(isinstance(text, str) for text in texts):
+        raise ValueError("parts of reasoning must have the type reasoning_text and a text")
+    return "".join(map(str, texts))
 
 
 Text = Annotated[
@@ -67,10 +80,14 @@ class InputItem(StrictModel):
     model_config = ConfigDict(extra="ignore")
 
     type: Annotated[
-        Literal["message", "function_call", "function_call_output"], BeforeValidator(_known_item)
+        Literal["message", "function_call", "function_call_output", "reasoning"],
+        BeforeValidator(_known_item),
     ] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: Text = None
+    content: Annotated[
+        str | None,
+        BeforeValidator(_item_content, json_schema_input_type=accepted.Content | None),
+    ] = None
     call_id: str | None = None
     name: ToolName | None = None
     arguments: str | None = None
@@ -82,6 +99,14 @@ class InputItem(StrictModel):
             if getattr(self, name) is None:
                 raise ValueError(f"needs {name}")
         return self
+
+
+class ReasoningConfig(StrictModel):
+    """How much to reason. Reasoning is shown as it is, so there are no summaries."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    effort: Effort | None = None
 
 
 class FunctionTool(StrictModel):
@@ -121,7 +146,9 @@ class TextFormat(StrictModel):
         for name, value in (("name", self.name), ("schema", self.schema_)):
             if value is None:
                 raise invalid_request("is required with this type", f"text.format.{name}")
-        named = NamedSchema.model_construct(name=self.name, schema_=self.schema_)
+        named = NamedSchema.model_construct(
+            name=self.name, schema_=self.schema_, strict=self.strict
+        )
         return ResponseFormat(type="json_schema", json_schema=named)
 
 
@@ -188,7 +215,10 @@ class ResponseFields(SamplingFields, FunctionFields, CacheFields):
     text: TextConfig | None = None
     priority: Annotated[int, Field(ge=-100, le=100)] | None = None
     service_tier: accepted.ServiceTier | None = None
+    metadata: accepted.Metadata | None = None
     chat_template_kwargs: TemplateSwitches | None = None
+    reasoning: ReasoningConfig | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
     prompt_cache_options: CacheOptions | None = None
 
     @property

@@ -138,7 +138,7 @@ class ResponsesSession:
         except RequestError as error:
             if has_cost and error.status < 500:
                 services.quotas.count_request(current_tenant())
-            services.metrics.http.error(error.status)
+            self._note_refusal(error)
             return self._outbox.put_nowait(error_frame(error, peeked.stream_id))
         finally:
             if not is_kept:
@@ -217,6 +217,17 @@ class ResponsesSession:
         for answer in chosen:
             answer.cancel()
 
+    def _note_refusal(self, error: RequestError) -> None:
+        self._services.metrics.http.error(error.status)
+        self._services.refusal_log.tell(
+            error,
+            trio.current_time(),
+            method="WS",
+            path=self._socket.path,
+            client=self._socket.remote_addr,
+            tenant=current_tenant().name,
+        )
+
     async def _run_lane(self, stream_id: str | None) -> None:
         answers = self._lanes[stream_id]
         while answers:
@@ -224,7 +235,7 @@ class ResponsesSession:
                 try:
                     await answers[0].run(self._outbox)
                 except RequestError as error:
-                    self._services.metrics.http.error(error.status)
+                    self._note_refusal(error)
                     await self._outbox.put(error_frame(error, stream_id))
             answers.popleft()
         del self._lanes[stream_id]
@@ -247,7 +258,7 @@ class ResponsesSession:
 
 
 class _Peeked(msgspec.Struct):
-    """What is looked at before a message is parsed: what it is, and whose answer its error is."""
+    """What is looked at before a message is parsed: its type, and the lane of an error."""
 
     type: str = ""
     stream_id: str | None = None

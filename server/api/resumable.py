@@ -141,7 +141,7 @@ class ResumableAnswer:
                 self._end(self.script.end())
         except Exception as error:
             # Whoever calls serves all streams, and must not suffer from one.
-            log.exception("answer failed", exc_info=error)
+            log.exception("answer_failed", exc_info=error)
             self.failure = server_error()
             self._end([])
             self.give_up(CancelReason.STOPPED)

@@ -49,9 +49,10 @@ def own_key() -> str | None:
     Raises:
       RequestError: 400, it is none, or there is a position without a key.
     """
-    key = request.headers.get(KEY)
+    headers = request.headers
+    key = headers.get(KEY)
     if key is None:
-        if LAST_EVENT_ID in request.headers:
+        if LAST_EVENT_ID in headers:
             raise invalid_request(
                 f"only a request with {KEY} can be continued: send the same request, with both",
                 LAST_EVENT_ID,

@@ -11,7 +11,7 @@ from triolet.sampling import MAX_SEED, SamplingParams, new_seed
 from ..generation import CacheAsk
 
 if TYPE_CHECKING:
-    from triolet.sampling import Grammar
+    from triolet.sampling import Grammar, ReasoningTokens
 
     from ..text.sampling_defaults import SamplingDefaults
     from .schemas import GenerationFields, SamplingFields
@@ -24,6 +24,7 @@ def sampling_params(
     max_tokens: int,
     logprobs: int | None,
     grammar: Grammar | None = None,
+    reasoning: ReasoningTokens | None = None,
 ) -> SamplingParams:
     """Return the parameters of the first choice."""
     min_tokens = fields.min_tokens or 0
@@ -47,6 +48,7 @@ def sampling_params(
         ignore_eos=bool(fields.ignore_eos),
         logprobs=logprobs,
         grammar=grammar,
+        reasoning=reasoning,
     )
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 from difflib import get_close_matches
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from pydantic import (
+    AliasChoices,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -31,13 +32,15 @@ from .accepted import MAX_INT as MAX_INT
 from .accepted import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from .constraint_schema import ConstraintFields
 from .errors import MAX_ECHO, echo, http_error, unsupported
-from .strict_fields import StrictFields
+from .strict_fields import StrictFields, first_fault
 from .tool_schema import MAX_TOOLS, ToolCall, ToolFields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from triolet.errors import RequestError
+
+    from .strict_fields import Fault
 
 MAX_MESSAGES: Final = 4096
 MAX_DETOKENIZED: Final = 1_000_000
@@ -56,7 +59,7 @@ UNSUPPORTED: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
     "guided_decoding_backend": ("choosing what constrains output", ("auto", "guidance")),
     "guided_whitespace_pattern": ("choosing the whitespace of JSON", ()),
     "structural_tag": ("a structural tag", ()),
-    "grammar": ("this name (it is structured_outputs.grammar)", ()),
+    "grammar": ("this name (it is structured_outputs.grammar)", ("",)),
     "regex": ("this name (it is structured_outputs.regex)", ()),
     "modalities": ("a modality other than text", (["text"],)),
     "audio": ("audio", ()),
@@ -77,6 +80,7 @@ UNSUPPORTED: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
     "truncation": ("truncating the input", ("disabled",)),
     "generate": ("a request without an answer", (True,)),
     # Extensions of vLLM, SGLang and llama.cpp that change what is generated or how it is written.
+    "adaptive_target": ("adaptive sampling", (-1, -1.0)),
     "allowed_token_ids": ("a list of allowed tokens", ([],)),
     "bad_words": ("forbidden words", ([],)),
     "custom_logit_processor": ("a processor of logits", ()),
@@ -85,42 +89,57 @@ UNSUPPORTED: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
     "dynatemp_range": ("dynamic temperature", (0, 0.0)),
     "early_stopping": ("beam search", (False,)),
     "ebnf": ("this name (it is structured_outputs.grammar)", ()),
+    "generation_prompt": ("another opening of the assistant's turn", ("",)),
     "id_slot": ("choosing a slot", (-1,)),
     "image_data": ("images", ([],)),
+    "input_ids": ("a prompt of token ids beside messages (see POST /v1/completions)", ()),
     "input_embeds": ("a prompt of vectors", ()),
     "json_schema": ("this name (it is response_format or structured_outputs.json)", ()),
     "length_penalty": ("beam search", (1, 1.0)),
     "logits_processors": ("processors of logits", ([],)),
+    "logprob_token_ids": ("logprobs of tokens by their ids", ()),
     "lora": ("adapters", ([],)),
     "lora_path": ("adapters", ()),
     "mirostat": ("mirostat sampling", (0,)),
+    "n_cmpl": ("this name (it is n)", (1,)),
+    "n_indent": ("a least indentation", (0,)),
     "n_predict": ("this name (it is max_tokens)", (-1,)),
     "n_probs": ("this name (it is logprobs)", (0,)),
     "prompt_embeds": ("a prompt of vectors", ()),
     "repeat_penalty": ("this name (it is repetition_penalty)", (1, 1.0)),
+    "repetition_detection": ("an end at repeated tokens", ()),
     "return_hidden_states": ("hidden states in the answer", (False,)),
+    "return_prompt_text": ("the prompt in the answer", (False,)),
+    "return_prompt_token_ids": ("the prompt in the answer (see POST /tokenize)", (False,)),
+    "return_tokens": ("this name (it is return_token_ids)", (False,)),
     "return_tokens_as_token_ids": ("this form of tokens (see return_token_ids)", (False,)),
     "samplers": ("an order of samplers", ()),
     "stop_regex": ("an expression that ends the text", ()),
     "top_n_sigma": ("top-n-sigma sampling", (-1, -1.0, 0, 0.0)),
     "truncate_prompt_tokens": ("truncating the prompt", ()),
     "typical_p": ("typical sampling", (1, 1.0)),
+    "watermarking": ("a watermark", (False,)),
     "xtc_probability": ("XTC sampling", (0, 0.0)),
 }
 """By name: what it would be, and the values that ask for nothing more than happens anyway."""
 
 EXTENSIONS: Final = frozenset(
     # vLLM
-    "include_reasoning kv_transfer_params media_io_kwargs mm_processor_kwargs request_id "
-    "spaces_between_special_tokens vllm_xargs "
+    "ec_transfer_params include_reasoning kv_transfer_params media_io_kwargs mm_processor_kwargs "
+    "request_id return_mm_kwargs return_token_offsets routed_experts_prompt_start session_id "
+    "spaces_between_special_tokens truncation_side vllm_xargs "
     # SGLang
-    "data_parallel_rank no_stop_trim rid return_cached_tokens_details separate_reasoning "
-    "session_params stream_reasoning "
+    "bootstrap_host bootstrap_port bootstrap_room custom_params data_parallel_rank "
+    "disagg_prefill_dp_rank extra_key images_config max_dynamic_patch min_dynamic_patch "
+    "ngram_corpus_id no_stop_trim rid return_cached_tokens_details return_meta_info "
+    "return_routed_experts routed_dp_rank routed_experts_start_len separate_reasoning "
+    "session_params stream_reasoning use_audio_in_video "
     # llama.cpp
-    "cache_prompt dry_allowed_length dry_base dry_penalty_last_n dry_sequence_breakers "
-    "dynatemp_exponent min_keep mirostat_eta mirostat_tau n_discard n_keep parse_tool_calls "
+    "adaptive_decay backend_sampling cache_prompt chat_format chat_parser dry_allowed_length "
+    "dry_base dry_penalty_last_n dry_sequence_breakers dynatemp_exponent grammar_lazy min_keep "
+    "mirostat_eta mirostat_tau n_cache_reuse n_discard n_keep parse_tool_calls "
     "post_sampling_probs reasoning_format repeat_last_n response_fields return_progress "
-    "t_max_predict_ms timings_per_token xtc_threshold "
+    "sse_ping_interval t_max_predict_ms timings_per_token xtc_threshold "
     # benchmark clients and routers
     "nvext provider route transforms".split()
 )
@@ -245,6 +264,10 @@ class Message(StrictModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
+    # What the turn's model thought; newer clients call it `reasoning`.
+    reasoning: Annotated[
+        str | None, Field(validation_alias=AliasChoices("reasoning_content", "reasoning"))
+    ] = None
     # Behind the calls, which may stand in its place.
     content: Annotated[
         str | None,
@@ -342,6 +365,11 @@ class TemplateSwitches(TypedDict, total=False):
     thinking: bool
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+"""How much a model should reason. `none` turns it off; the others are told to templates that read
+them, and are hints elsewhere."""
+
+
 class ChatRequest(GenerationFields, ToolFields):
     """POST /v1/chat/completions."""
 
@@ -352,6 +380,14 @@ class ChatRequest(GenerationFields, ToolFields):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateSwitches | None = None
+    reasoning_effort: Effort | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
+
+    unsupported: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
+        **UNSUPPORTED,
+        "add_special_tokens": ("special tokens beside those of the chat template", (False,)),
+        "echo": ("repeating the last message", (False,)),
+    }
 
 
 class CompletionRequest(GenerationFields):
@@ -362,6 +398,11 @@ class CompletionRequest(GenerationFields):
     ]
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool | None = None
+
+    unsupported: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
+        **UNSUPPORTED,
+        "add_special_tokens": ("a prompt without special tokens (send token ids)", (True,)),
+    }
 
 
 class TokenizeRequest(StrictModel):
@@ -406,26 +447,41 @@ def take_unknown(kind: type[StrictModel], body: dict[str, Any]) -> tuple[str, ..
     Raises:
       RequestError: 400, there are more than MAX_UNKNOWN.
     """
-    fields = {info.alias or name for name, info in kind.model_fields.items()}
-    unknown = [name for name in body if name not in fields | kind.ignored | kind.unsupported.keys()]
+    unknown = body.keys() - _known_names(kind)
+    if not unknown:
+        return ()
     if len(unknown) > MAX_UNKNOWN:
         raise http_error(
             400, f"{len(unknown)} parameters are unknown; at most {MAX_UNKNOWN} are ignored"
         )
+    fields = _field_names(kind)
     others = ChatRequest.model_fields.keys() | CompletionRequest.model_fields.keys()
     names = tuple(
         name
-        for name in unknown
-        if name in EXTENSIONS
-        or (_EXTENSION_NAME.fullmatch(name) and name not in others and not _meant(name, fields))
+        for name in body
+        if name in unknown
+        and (
+            name in EXTENSIONS
+            or (_EXTENSION_NAME.fullmatch(name) and name not in others and not _meant(name, fields))
+        )
     )
     for name in names:
         del body[name]
     return names
 
 
+def _field_names(kind: type[StrictModel]) -> frozenset[str]:
+    return frozenset(info.alias or name for name, info in kind.model_fields.items())
+
+
+@cache
+def _known_names(kind: type[StrictModel]) -> frozenset[str]:
+    """Return all names that an endpoint knows; asked for with every request."""
+    return _field_names(kind) | kind.ignored | kind.unsupported.keys()
+
+
 def _meant(name: str, fields: Iterable[str]) -> str | None:
-    """Return the parameter whose name an unknown one resembles."""
+    """Return the parameter with a name that an unknown one resembles."""
     if not _EXTENSION_NAME.fullmatch(name):
         return None  # comparing costs the product of their lengths
     return next(iter(get_close_matches(name, fields, 1, TYPO_RATIO)), None)
@@ -452,21 +508,20 @@ def read_request(kind: type[ModelT], body: dict[str, Any]) -> ModelT:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        raise _first_fault(error, kind.model_fields) from None
+        raise _refusal(first_fault(error, fields), kind.model_fields) from None
 
 
-def _first_fault(error: ValidationError, fields: Iterable[str]) -> RequestError:
-    fault = error.errors(include_url=False, include_context=False)[0]
+def _refusal(fault: Fault, fields: Iterable[str]) -> RequestError:
     # A name that the client made up may be as long as its body.
-    param = ".".join(str(part) for part in fault["loc"])[:MAX_ECHO] or None
-    if fault["type"] == "unsupported":
-        return unsupported(param or "", fault["msg"])
-    if fault["type"] == "missing":
+    param = fault.param[:MAX_ECHO] or None
+    if fault.kind == "unsupported":
+        return unsupported(param or "", fault.message)
+    if fault.kind == "missing":
         return http_error(400, f"{param} is required", param)
-    if fault["type"] == "extra_forbidden":
+    if fault.kind == "extra_forbidden":
         meant = _meant(param or "", fields)
         advice = f"; is {meant} meant?" if meant else ""
         return http_error(400, f"{echo(param)} is no parameter of this endpoint{advice}", param)
-    if fault["type"] == "value_error":
-        return http_error(400, f"{param} {fault['msg'].removeprefix('Value error, ')}", param)
-    return http_error(400, f"{param}: {fault['msg']}; it is {echo(fault['input'])}", param)
+    if fault.kind == "value_error":
+        return http_error(400, f"{param} {fault.message}", param)
+    return http_error(400, f"{param} {fault.message}; it is {echo(fault.value)}", param)

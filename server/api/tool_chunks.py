@@ -1,7 +1,4 @@
-"""Chat completions with tools: calls taken out of the text, whole or as chunks of a stream.
-
-Pure: knows the schema and how calls are found; knows no sockets and no grammar.
-"""
+"""Chat completions with reasoning or tools: both taken out of the text, whole or as chunks."""
 
 from __future__ import annotations
 
@@ -11,15 +8,18 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ..generation import FinishReason
-from ..text.tool_calls import Arguments, CallBegins, Text, ToolCallParser
+from ..text.tool_calls import Arguments, CallBegins, Reasoning, Text
 from .chunks import ChatChunks
 from .logprobs import chat_logprobs
+from .pieces import reader_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ..generation import Delta
-    from ..text.tool_calls import Piece, ToolForm
+    from ..generation import Delta, Finished
+    from ..text.reasoning import Thinking
+    from ..text.tool_calls import Piece, PieceReader, ToolForm
+    from .answers import Answer
     from .chunks import Envelope
 
 TOOL_CALLS: Final = "tool_calls"
@@ -36,13 +36,21 @@ def reason_of(reason: FinishReason, num_calls: int) -> str:
     return TOOL_CALLS if num_calls and reason is FinishReason.STOP else str(reason)
 
 
-def whole_message(text: str, form: ToolForm) -> tuple[dict[str, Any], int]:
-    """Return a message whose calls are taken out of its text, and how many there are."""
-    parser = ToolCallParser(form)
-    content = ""
+def whole_message(
+    answer: Answer, form: ToolForm | None, thinking: Thinking | None = None
+) -> tuple[dict[str, Any], int]:
+    """Return a message whose reasoning and calls are taken out of its text, and how many calls
+    there are.
+
+    The arguments of a call that was cut are what there is of them, as in OpenAI's answers.
+    """
+    reader = reader_of(form, thinking)
+    content = reasoning = ""
     calls: list[dict[str, Any]] = []
-    for piece in parser.push(text) + parser.finish():
+    for piece in reader.push(answer.text) + reader.finish(is_cut=answer.finished.is_cut):
         match piece:
+            case Reasoning():
+                reasoning += piece.text
             case Text():
                 content += piece.text
             case CallBegins():
@@ -50,6 +58,8 @@ def whole_message(text: str, form: ToolForm) -> tuple[dict[str, Any], int]:
             case Arguments():
                 calls[piece.index]["function"]["arguments"] += piece.text
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if reasoning:
+        message["reasoning_content"] = reasoning
     if calls:
         message["content"] = content or None
         message["tool_calls"] = calls
@@ -62,18 +72,22 @@ def _call(piece: CallBegins) -> dict[str, Any]:
 
 
 class ToolChunks:
-    """Chunks of chat completions in which tools may be called (see ChunkWriter).
+    """Chunks of chat completions in which the model may reason and call tools (see ChunkWriter).
 
     Args:
       envelope: what surrounds them.
-      form: how calls are written.
+      form: how calls are written; None if there are none.
+      thinking: how reasoning is written; None if there is none.
     """
 
-    def __init__(self, envelope: Envelope, form: ToolForm) -> None:
+    def __init__(
+        self, envelope: Envelope, form: ToolForm | None, thinking: Thinking | None = None
+    ) -> None:
         self.envelope = envelope
         self._plain = ChatChunks(envelope)
         self._form = form
-        self._parsers: dict[int, ToolCallParser] = {}
+        self._thinking = thinking
+        self._readers: dict[int, PieceReader] = {}
 
     def first(self, index: int) -> bytes:
         """Return the chunk that says who speaks."""
@@ -81,8 +95,7 @@ class ToolChunks:
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """Return the chunks of new text; those of its tokens go with the first."""
-        parser = self._parsers.setdefault(index, ToolCallParser(self._form))
-        contents = _contents(parser.push(delta.text))
+        contents = _contents(self._reader(index).push(delta.text))
         more = self.envelope.token_ids(delta.token_ids)
         if not contents and (delta.logprobs or more):
             contents = [{"content": ""}]
@@ -102,15 +115,20 @@ class ToolChunks:
             )
         return b"".join(chunks)
 
-    def finish(self, index: int, reason: FinishReason) -> bytes:
+    def finish(self, index: int, end: Finished) -> bytes:
         """Return what was held back, and the one chunk with a finish_reason."""
-        parser = self._parsers.setdefault(index, ToolCallParser(self._form))
+        reader = self._reader(index)
         left = [
             self.envelope.chunk(index, b'"delta":' + _encode(content))
-            for content in _contents(parser.finish())
+            for content in _contents(reader.finish(is_cut=end.is_cut))
         ]
-        shown = _encode(reason_of(reason, parser.num_calls))
+        shown = _encode(reason_of(end.reason, reader.num_calls))
         return b"".join([*left, self.envelope.chunk(index, b'"delta":{}', reason=shown)])
+
+    def _reader(self, index: int) -> PieceReader:
+        if index not in self._readers:
+            self._readers[index] = reader_of(self._form, self._thinking)
+        return self._readers[index]
 
 
 def _contents(pieces: Iterable[Piece]) -> Sequence[dict[str, Any]]:
@@ -120,6 +138,8 @@ def _contents(pieces: Iterable[Piece]) -> Sequence[dict[str, Any]]:
         match piece:
             case Text():
                 contents.append({"content": piece.text})
+            case Reasoning():
+                contents.append({"reasoning_content": piece.text})
             case CallBegins():
                 contents.append({"tool_calls": [{"index": piece.index, **_call(piece)}]})
             case Arguments():

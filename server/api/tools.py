@@ -2,7 +2,8 @@
 
 Knows the request's fields and the form in which its model writes calls; refuses to compile. Where
 tools have to be called a grammar sees to it, so that it works with any model; where they may be,
-only strict functions have one, which begins with the call.
+only strict functions have one, which begins with the call, and the model's chat template has to
+show them.
 """
 
 from __future__ import annotations
@@ -11,15 +12,19 @@ import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from triolet.errors import invalid_request
-from triolet.sampling import JSON_WHITESPACE, MAX_GRAMMAR_CHARS, Grammar, GrammarKind
+from triolet.sampling import MAX_GRAMMAR_CHARS, Grammar, GrammarKind
 
+from ..text.closed_schema import closed
+from ..text.tool_calls import CallRules, CallSchema, UnenforceableSchemaError
+from ..text.tool_forms.repeats import OnceEach
 from .constraints import check_bounds, json_schema
 from .json_body import holds_many_values
 from .tool_schema import NamedTool
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from ..generation import TextWatch
     from ..text.tool_calls import ToolForm
     from .ports import Services
     from .tool_schema import Function, ToolFields
@@ -30,7 +35,11 @@ NO_ARGUMENTS: Final[dict[str, Any]] = {
     "additionalProperties": False,
 }
 ANY_ARGUMENTS: Final[dict[str, Any]] = {"type": "object"}
-JSON_FORM: Final = {"whitespace_pattern": JSON_WHITESPACE}
+NOT_SHOWN: Final = (
+    "are not shown to the model: its chat template ignores them. Use a model whose template shows "
+    "tools, put a chat_template.jinja that does into its directory, or demand a call with "
+    "tool_choice (required, or a tool's name), which needs no template"
+)
 
 
 class ToolPlan(NamedTuple):
@@ -40,11 +49,13 @@ class ToolPlan(NamedTuple):
       shown: what the chat template is given; None for nothing.
       form: how calls in the completion are written; None if it is only text.
       grammar: what the completion has to be, None for anything.
+      watch: ends a completion that repeats its calls; None if nothing does.
     """
 
     shown: list[dict[str, Any]] | None = None
     form: ToolForm | None = None
     grammar: Grammar | None = None
+    watch: Callable[[], TextWatch] | None = None
 
 
 async def plan_tools(fields: ToolFields, services: Services) -> ToolPlan:
@@ -64,39 +75,49 @@ async def plan_tools(fields: ToolFields, services: Services) -> ToolPlan:
         raise invalid_request("has the same name twice", "tools")
     if choice == "none":
         return ToolPlan()
-    form = services.text.tool_form
+    if choice == "auto" and not await services.text.shows_tools():
+        raise invalid_request(NOT_SHOWN, "tools")
+    form = services.text.tool_form.of_tools({f.name: f.parameters or {} for f in functions})
     grammar = _grammar(fields, functions, form, services)
     if grammar is not None:
         await services.grammars.check(grammar, "tools")
     shown = [tool.model_dump(exclude_none=True) for tool in fields.tools or ()]
-    return ToolPlan(shown, form, grammar)
+    if choice == "auto" or _is_single(fields):
+        return ToolPlan(shown, form, grammar)
+    once = OnceEach(form)
+    return ToolPlan(shown, once, grammar, once.watch)
+
+
+def _is_single(fields: ToolFields) -> bool:
+    """Whether at most one tool may be called."""
+    return isinstance(fields.tool_choice, NamedTool) or fields.parallel_tool_calls is False
 
 
 def _grammar(
     fields: ToolFields, functions: Sequence[Function], form: ToolForm, services: Services
 ) -> Grammar | None:
     choice = fields.tool_choice or "auto"
-    is_named = isinstance(choice, NamedTool)
     if choice == "auto" and not any(function.strict for function in functions):
         return None
-    rules = []
-    callable_ids = []
+    tools: list[CallSchema] = []
     for index, function in enumerate(functions):
         if isinstance(choice, NamedTool) and function.name != choice.function.name:
             continue
-        callable_ids.append(index)
         schema = _arguments(function, is_free=choice == "auto")
         param = f"tools.{index}.function.parameters"
         check_bounds(json_schema(schema), param, services.config.grammar)
-        head = json.dumps(f'{{"name": "{function.name}", "{form.arguments}": ')
-        own = schema | {"x-guidance": JSON_FORM}
-        rules.append(f'call_{index}: {head} %json {json.dumps(own, ensure_ascii=False)} "}}"')
-    if not callable_ids:
+        is_strict = bool(function.strict)
+        tools.append(CallSchema(function.name, closed(schema, is_strict=is_strict), is_strict))
+    if not tools:
         raise invalid_request("names a tool that is not among tools", "tool_choice")
-    options = " | ".join(f"call_{index}" for index in callable_ids)
-    is_single = is_named or fields.parallel_tool_calls is False
-    start = _free(form, is_single) if choice == "auto" else _forced(form, is_single)
-    text = "\n".join(["%llguidance {}", *start, f"body: {options}", *rules])
+    demanded = CallRules(tools, choice != "auto", _is_single(fields), services.text.tool_tokens)
+    try:
+        rules = form.rules(demanded)
+    except UnenforceableSchemaError as error:
+        raise invalid_request(
+            f"cannot be strict in the form in which this model calls tools: {error}", "tools"
+        ) from None
+    text = "\n".join(["%llguidance {}", *rules])
     if len(text) > MAX_GRAMMAR_CHARS:
         raise invalid_request("are too large together to be enforced", "tools")
     return Grammar(GrammarKind.LARK, text)
@@ -107,30 +128,6 @@ def _arguments(function: Function, *, is_free: bool) -> dict[str, Any]:
     if is_free and not function.strict:
         return ANY_ARGUMENTS
     return NO_ARGUMENTS if function.parameters is None else function.parameters
-
-
-def _forced(form: ToolForm, is_single: bool) -> list[str]:
-    """Return the rules of a completion that is nothing but calls."""
-    more = "" if is_single else f" ({json.dumps(form.between)} call)*"
-    if not form.opening:
-        return [f"start: call{more}", "call: body"]
-    opening, closing = json.dumps(form.opening + "\n"), json.dumps("\n" + form.closing)
-    return [f"start: call{more}", f"call: {opening} body {closing}"]
-
-
-def _free(form: ToolForm, is_single: bool) -> list[str]:
-    """Return the rules of a completion that may hold calls."""
-    if not form.opening:
-        more = "" if is_single else f" ({json.dumps(form.between)} body)*"
-        return [f"start: TEXT | body{more}", r"TEXT: /([^{](.|\n)*)?/"]
-    opening, closing = json.dumps(form.opening), json.dumps("\n" + form.closing)
-    return [
-        f"start: call{'?' if is_single else '*'} rest",
-        "rest: TEXT",
-        r"TEXT: /(.|\n)*/",
-        f"opened[lazy]: TEXT {opening}",
-        f'call: opened "\\n" body {closing}',
-    ]
 
 
 def parsed_arguments(text: str) -> object:

@@ -16,6 +16,7 @@ from hypercorn.config import Config
 from hypercorn.trio.worker_context import WorkerContext
 
 from ..api.live import UNIX_PEER
+from ..door import RefusalLog
 from .client_address import TrustedProxies, counted_address
 from .connection_table import ConnectionTable, Refused
 from .cures_tcp import Arrival, CuredTCPServer, WriteCounts
@@ -83,6 +84,7 @@ class Edge:
         self._stop = trio.Event()
         self._closed = trio.Event()
         self._proxies = TrustedProxies(bounds.trusted_proxies)
+        self._refusals = RefusalLog(bounds.door)
         self._num_refusals = 0
         self._close_within_s = 0.0
 
@@ -95,7 +97,7 @@ class Edge:
     def counters(
         self,
     ) -> tuple[Callable[[], int], Callable[[], Mapping[str, int]], Callable[[], Mapping[str, int]]]:
-        """How to read the open connections, the writes by their way, and who was turned away."""
+        """How to read the connections that are open, the writes by way, and those turned away."""
         return lambda: self.connections, lambda: self.writes.by_way, lambda: self.places.turned_away
 
     def stop_accepting(self) -> None:
@@ -140,17 +142,18 @@ class Edge:
         try:
             host = _host_of(stream)
         except OSError:
-            log.debug("connection broke before it was served")
+            log.debug("connection_broken")
             await trio.aclose_forcefully(stream)
             return
         speaks_for_many = host == UNIX_PEER or self._proxies.trusts(host)
         address = None if speaks_for_many else counted_address(host)
         place = self.places.admit(address, stream.socket.close)
         if isinstance(place, Refused):
+            self._refusals.tell(REFUSALS[place], trio.current_time(), client=host, where="edge")
             await self._refuse(stream, place)
             return
         try:
-            arrival = Arrival(host, place, self.places, self._proxies)
+            arrival = Arrival(host, place, self.places, self._proxies, self._refusals)
             await CuredTCPServer(
                 self._app,
                 self._config,
@@ -174,7 +177,7 @@ class Edge:
                 while self._num_refusals <= MAX_REFUSALS and await stream.receive_some():
                     pass
         except trio.BrokenResourceError:
-            log.debug("a refused connection was gone already")
+            log.debug("refused_connection_gone")
         finally:
             self._num_refusals -= 1
             await trio.aclose_forcefully(stream)

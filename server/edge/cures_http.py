@@ -5,8 +5,8 @@ stays at zero makes it buffer without bound (its buffer is declared drained by a
 The preface ends in 505, `Upgrade: h2c` is ignored as RFC 9110 7.8 allows; a proxy in front speaks
 HTTP/2 to the world.
 
-hypercorn says 100 Continue to whoever asks, before the application has seen the request. Here the
-application does, once it is to have the body: what is refused at its door is never sent.
+hypercorn says 100 Continue wherever it is asked for, before the application has seen the request.
+Here the application does, once it is to have the body: what is refused at its door is never sent.
 
 hypercorn stops reading when bytes come behind a request whose answer is not complete, and who does
 not read does not see the client leave. Here reading goes on: a bounded number of such bytes is held
@@ -23,6 +23,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final, cast
 
 import h11
+import trio
 from hypercorn.events import Closed, RawData, Updated
 from hypercorn.protocol.events import Body, Data, EndBody, Request, Response
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol, H11WSConnection
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
 
     from ..api.live import Peer
+    from ..door import RefusalLog
     from .client_address import TrustedProxies
     from .request_turns import RequestTurns
 
@@ -108,6 +110,7 @@ class CuredH11Protocol(H11Protocol):
         addresses: tuple[tuple[str, int] | None, tuple[str, int] | None],
         peer: Peer,
         proxies: TrustedProxies,
+        refusals: RefusalLog,
         send: Callable[[Event], Awaitable[None]],
         try_write: Callable[[bytes], bool],
         turns: RequestTurns,
@@ -130,6 +133,7 @@ class CuredH11Protocol(H11Protocol):
         self._held = bytearray()
         self._peer = peer
         self._proxies = proxies
+        self._refusals = refusals
         self._speaks_for_others = peer.is_unix or proxies.trusts(peer.host)
         self._try_write = try_write
         self._turns = turns
@@ -217,6 +221,8 @@ class CuredH11Protocol(H11Protocol):
 
     async def refuse(self, error: RequestError) -> None:
         """Answer with an error, if an answer is possible, and close."""
+        client = self.client[0] if self.client else None
+        self._refusals.tell(error, trio.current_time(), client=client, where="edge")
         if self.connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
             headers, body = refusal(error)
             await self._send_h11_event(

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from triolet.config import ServerConfig
 
+    from ..door import RefusalLog
     from .client_address import TrustedProxies
     from .connection_table import ConnectionTable, Place
     from .request_turns import RequestTurns
@@ -71,19 +72,21 @@ class WriteCounts:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Who has connected.
+    """A connection as it came.
 
     Attributes:
       host: the other end's address, or UNIX_PEER.
       place: of the connection.
       places: of all connections.
       proxies: that may name another client.
+      refusals: logs what is refused before the application sees it.
     """
 
     host: str
     place: Place
     places: ConnectionTable
     proxies: TrustedProxies
+    refusals: RefusalLog
 
     def peer(self) -> Peer:
         """Return the other end as the application sees it."""
@@ -154,6 +157,7 @@ class CuredTCPServer(TCPServer):
                     addresses,
                     self._arrival.peer(),
                     self._arrival.proxies,
+                    self._arrival.refusals,
                     self.protocol_send,
                     self.try_write,
                     self._turns,
@@ -161,10 +165,10 @@ class CuredTCPServer(TCPServer):
                 await self.idle_task.restart(task_group, self._idle_timeout)
                 await self._read_data()
         except* OSError:
-            log.debug("connection broke while it was set up")
+            log.debug("connection_broken")
         except* Exception:
             # A bug met by one connection must not take the others with it.
-            log.exception("connection failed")
+            log.exception("connection_failed")
         finally:
             self._let_go()
             await self._close()
@@ -361,7 +365,7 @@ class CuredTCPServer(TCPServer):
             patience.waited(trio.current_time() - began_at)
 
     async def _cut(self) -> NoReturn:
-        log.info("client stopped reading", peer=self.protocol.client)
+        log.info("client_stopped_reading", peer=self.protocol.client)
         self.protocol.departure.reason = CancelReason.STALLED
         self.stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
         await trio.aclose_forcefully(self.stream)

@@ -176,6 +176,8 @@ class Attempts:
 
     def apply(self, sequence: Sequence, change: Change | None, now: float) -> None:
         """Do what follows from a frame, a loss or a timeout."""
+        if isinstance(change, Again) and sequence.attempt and sequence.attempt.end:
+            change = Finish(sequence.attempt.end)  # all tokens are there
         match change:
             case None:
                 return
@@ -216,7 +218,10 @@ class Attempts:
         attempt = sequence.attempt
         waiting_since = sequence.relay.mailbox.waiting_since
         gap_since = None if attempt is None else attempt.gap_since
-        if now >= sequence.deadline:
+        is_over = now >= sequence.deadline or (drain_until is not None and now >= drain_until)
+        if is_over and attempt is not None and attempt.end is not None:
+            self.apply(sequence, Finish(attempt.end), now)
+        elif now >= sequence.deadline:
             self.fail(sequence, ends.too_late(sequence.request.deadline_s), now)
         elif drain_until is not None and now >= drain_until:
             self.fail(sequence, ends.drained(), now)

@@ -7,7 +7,7 @@ Knows sequences and counters; refuses to know workers.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -44,6 +44,21 @@ MAX_SWEPT: Final = 512
 which can only wait, turns take longer instead: of ten thousand each is looked at once a second."""
 
 
+@dataclass(slots=True)
+class _Choices:
+    """The completions of one prompt.
+
+    Attributes:
+      num: in all.
+      num_live: without a terminal event.
+      longest_tokens: of those that have ended.
+    """
+
+    num: int = 0
+    num_live: int = 0
+    longest_tokens: int = 0
+
+
 class RequestBook:
     """Live sequences, and the accounts.
 
@@ -67,6 +82,7 @@ class RequestBook:
         self._sequences: dict[bytes, Sequence] = {}
         self._unswept: list[Sequence] = []
         self._by_tenant: Counter[str] = Counter()
+        self._choices: dict[bytes, _Choices] = {}
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -109,7 +125,7 @@ class RequestBook:
         return len(self._by_tenant)
 
     def tenant_of(self, row: TokenRow) -> str:
-        """Return whose a token is; that of no live sequence is nobody's."""
+        """Return the tenant of a token; that of no live sequence has none."""
         sequence = self._sequences.get(row.request_id)
         return "" if sequence is None else sequence.request.claim.tenant
 
@@ -144,6 +160,10 @@ class RequestBook:
         )
         self._sequences[request.request_id] = sequence
         self._by_tenant[request.claim.tenant] += 1
+        choices = self._choices.setdefault(request.origin_id or request.request_id, _Choices())
+        choices.num += 1
+        choices.num_live += 1
+        self._observer.work.asked(request.sampling.max_tokens)
         return sequence
 
     def finish(self, sequence: Sequence, end: RelayEnd, now: float) -> None:
@@ -165,6 +185,7 @@ class RequestBook:
         self._by_tenant[tenant] -= 1
         if not self._by_tenant[tenant]:
             del self._by_tenant[tenant]
+        self._note_choice(sequence)
         self.accounting.ended[outcome] += 1
         elapsed_s = now - sequence.times.submitted_at
         usage = terminal.usage
@@ -190,3 +211,13 @@ class RequestBook:
             **({} if cost is None else {"cost": cost}),
         )
         sequence.relay.mailbox.close(terminal, now)
+
+    def _note_choice(self, sequence: Sequence) -> None:
+        """Count the completions of a prompt when the last of them has ended."""
+        first_id = sequence.request.origin_id or sequence.request.request_id
+        choices = self._choices[first_id]
+        choices.num_live -= 1
+        choices.longest_tokens = max(choices.longest_tokens, len(sequence.relay.token_ids))
+        if not choices.num_live:
+            del self._choices[first_id]
+            self._observer.work.answered(choices.num, choices.longest_tokens)

@@ -285,9 +285,13 @@ class Conductor:
             return
         worker.monitor.heard(now)
         match frame:
-            case WorkerHeartbeat():
+            case WorkerHeartbeat(load=load):
+                before = None if worker.beat is None else worker.beat.load
                 if not worker.heartbeat(frame, now):
                     self.lost(worker, "another_life", now)
+                elif before is not None:
+                    num_tokens = load.computed_tokens - before.computed_tokens
+                    self._observer.work.stepped(load.steps - before.steps, num_tokens)
                 self.embeddings.dispatch(now)
             case Tokens(rows=rows):
                 self._attempts.take_rows(worker, rows, now)

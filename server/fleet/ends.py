@@ -109,7 +109,7 @@ def quarantined() -> End:
 
 
 def grammar_too_costly() -> End:
-    """Return the end of a request whose grammar takes a worker too long to follow, and of every
+    """Return the end of a request with a grammar that takes a worker too long, and of every
     other of its tenant with that grammar."""
     error = invalid_request(
         "the grammar or schema of this request takes too long to follow: its ambiguous or widely "

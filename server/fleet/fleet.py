@@ -54,7 +54,7 @@ class Links:
 
     Args:
       network: makes connections.
-      me: who says HELLO.
+      me: the server, as its HELLO names it.
       link: bounds and deadlines.
       wake: to be called before anything else in every turn.
 
@@ -331,7 +331,7 @@ class Fleet:
                     worker.trouble = f"cannot be used: {objection.reason}"
                     self._observer.worker_refused(str(worker), objection.reason)
             case Goodbye() if worker.is_connected:
-                log.info("worker said goodbye", worker=str(worker), reason=frame.reason)
+                log.info("worker_said_goodbye", worker=str(worker), reason=frame.reason)
                 if worker.is_draining:
                     # It waits for us to have heard it.
                     self._send(worker, goodbye("heard"))

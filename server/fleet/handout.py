@@ -40,7 +40,7 @@ class RowLine:
     """Rows that wait for their turn, by tenant. What a tenant has here goes in its order."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, deque[tuple[Worker, TokenRow]]] = {}  # whose turn is first
+        self._waiting: dict[str, deque[tuple[Worker, TokenRow]]] = {}  # in the order of turns
         self._num_of_worker: dict[Worker, int] = {}
 
     def add(self, tenant: str, worker: Worker, rows: Sequence[TokenRow]) -> None:
@@ -79,7 +79,7 @@ class Intake:
     """Takes the frames of all workers, each worker's in their order.
 
     Args:
-      conductor: says how many tenants there are, and whose a row is.
+      conductor: says how many tenants there are, and the tenant of a row.
       handout: hands out what frames bring.
       take: acts upon one frame.
       flush: sends what follows.
@@ -122,7 +122,7 @@ class Intake:
                 await trio.lowlevel.checkpoint()
 
     def _without_turns(self, frames: deque[AnyFrame]) -> list[AnyFrame]:
-        """Take out the first frames up to one whose rows need turns."""
+        """Take out the first frames up to one with rows that need turns."""
         small: list[AnyFrame] = []
         has_neighbours = self._conductor.book.num_tenants > 1
         while frames:

@@ -59,8 +59,29 @@ class OverloadObserver(Protocol):
         ...
 
 
+class WorkObserver(Protocol):
+    """Told of sizes: of what is asked for, and of workers' steps."""
+
+    def asked(self, max_tokens: int) -> None:
+        """A completion was accepted that may have so many tokens."""
+        ...
+
+    def answered(self, num_choices: int, longest_tokens: int) -> None:
+        """All completions of one prompt have ended."""
+        ...
+
+    def stepped(self, num_steps: int, num_tokens: int) -> None:
+        """A worker computed so much between two heartbeats."""
+        ...
+
+
 class FleetObserver(Protocol):
     """Told of each event once."""
+
+    @property
+    def work(self) -> WorkObserver:
+        """What is told of sizes."""
+        ...
 
     @property
     def overload(self) -> OverloadObserver:
@@ -164,10 +185,24 @@ class SilentOverloadObserver:
         """Ignore it."""
 
 
+class SilentWorkObserver:
+    """Counts nothing."""
+
+    def asked(self, max_tokens: int) -> None:
+        """Ignore it."""
+
+    def answered(self, num_choices: int, longest_tokens: int) -> None:
+        """Ignore it."""
+
+    def stepped(self, num_steps: int, num_tokens: int) -> None:
+        """Ignore it."""
+
+
 class SilentObserver:
     """Counts nothing."""
 
     def __init__(self) -> None:
+        self.work: WorkObserver = SilentWorkObserver()
         self.overload: OverloadObserver = SilentOverloadObserver()
         self.faults: FaultObserver = SilentFaultObserver()
 

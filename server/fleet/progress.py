@@ -93,6 +93,8 @@ _TOKEN_PHASES: Final = (Phase.PREFILLING, Phase.DECODING, Phase.FINISHING)
 
 def take_row(sequence: Sequence, attempt: Attempt, row: TokenRow, now: float) -> Change | None:
     """Take one token row of the present attempt."""
+    if attempt.end is not None:
+        return None  # decode goes on until it is told
     if sequence.phase not in _TOKEN_PHASES:
         return Again("token_without_prefill", Fault(Role.DECODE))
     token_ids = sequence.relay.token_ids
@@ -113,7 +115,7 @@ def take_row(sequence: Sequence, attempt: Attempt, row: TokenRow, now: float) ->
     while following is not None:
         end = sequence.relay.push(following, now)
         if end is not None:
-            return Finish(end)
+            return _finish(sequence, attempt, end, now)
         following = attempt.early.pop(len(token_ids), None)
     return _settle(sequence, attempt, now)
 
@@ -126,6 +128,8 @@ def take_first_token(
         # A later attempt finds what this request has left itself.
         sequence.cached_tokens = frame.cached_tokens
     attempt.pair.prefill.computed(attempt.key)
+    if attempt.end is not None:
+        return Finish(attempt.end)
     if sequence.phase is Phase.PREFILLING and sequence.relay.token_ids:
         sequence.step(Step.TOKEN)
     return take_row(sequence, attempt, frame.row, now)
@@ -135,6 +139,9 @@ def take_ended(
     sequence: Sequence, attempt: Attempt, role: Role, frame: Ended, now: float
 ) -> Change | None:
     """Take a worker's word that the attempt is over there."""
+    if attempt.end is not None:
+        # Behind prefill's ENDED no FIRST_TOKEN comes any more.
+        return Finish(attempt.end) if role is Role.PREFILL else None
     if role is Role.PREFILL:
         return _prefill_ended(sequence, attempt, frame)
     verdict = OF_DECODE.get(frame.reason, Verdict.IGNORE)
@@ -182,7 +189,7 @@ def refused_as_stuck() -> Fail:
 
 
 def condemned() -> Fail:
-    """Return the end of a sequence whose grammar takes too long to follow."""
+    """Return the end of a sequence with a grammar that takes too long to follow."""
     end = ends.grammar_too_costly()
     return Fail(end.error, end.outcome, is_by_grammar=True)
 
@@ -225,11 +232,24 @@ def _prefill_ended(sequence: Sequence, attempt: Attempt, frame: Ended) -> Change
             return None
 
 
+def _finish(sequence: Sequence, attempt: Attempt, end: RelayEnd, now: float) -> Finish | None:
+    """Finish, or wait for FIRST_TOKEN, which says how many tokens of the prompt were cached.
+
+    Prefill sends it before it ships the KV, but decode's tokens may overtake it; of a completion of
+    one token that is all there is. It is missing like a token: for `peer_timeout_s` at most.
+    """
+    prefill = attempt.pair.prefill
+    if sequence.cached_tokens is not None or attempt.pair.is_local or not prefill.is_connected:
+        return Finish(end)
+    attempt.end, attempt.gap_since = end, now
+    return None
+
+
 def _settle(sequence: Sequence, attempt: Attempt, now: float) -> Change | None:
     """Note whether something is missing; finish if decode has ended and nothing is."""
     num_have = len(sequence.relay.token_ids)
     if attempt.num_tokens == num_have and attempt.finish_reason is not None:
-        return Finish(sequence.relay.end(attempt.finish_reason, now))
+        return _finish(sequence, attempt, sequence.relay.end(attempt.finish_reason, now), now)
     is_missing = bool(attempt.early) or attempt.num_tokens is not None
     attempt.gap_since = (attempt.gap_since or now) if is_missing else None
     return None

@@ -86,7 +86,7 @@ class Recovery:
         return None if remaining_s is None else ends.quarantined()
 
     def objection_to(self, request: GenerationRequest, now: float) -> ends.End | None:
-        """Return the end of a request whose prompt or grammar is in quarantine."""
+        """Return the end of a request with a prompt or grammar in quarantine."""
         grammar = request.sampling.grammar
         if grammar is not None:
             one = TenantGrammar(request.claim.tenant, grammar)

@@ -17,7 +17,7 @@ from ..text.stop_strings import Scan, StopMatcher
 from .mailbox import Mailbox, Put, Scores, packed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from transport.frames import TokenRow
 
@@ -61,6 +61,23 @@ class RelayEnd(NamedTuple):
     stop_string: str | None = None
 
 
+class _MarkedText:
+    """A text in which marker tokens are shown in their own way."""
+
+    def __init__(self, stream: TextStream, markers: Mapping[int, str]) -> None:
+        self._stream = stream
+        self._markers = markers
+
+    def push(self, token_id: int) -> str:
+        """Return the text that this id completes."""
+        marker = self._markers.get(token_id)
+        return self._stream.push(token_id) if marker is None else self._stream.flush() + marker
+
+    def flush(self) -> str:
+        """Return what is left."""
+        return self._stream.flush()
+
+
 class Relay:
     """One sequence.
 
@@ -76,11 +93,17 @@ class Relay:
         self._text = text
         self._end_ids = end_token_ids(request.sampling, text.eos_token_ids)
         self._first_end = first_end(request.sampling)
-        self._stream = text.detokenizer(
+        self._stream: TextStream = text.detokenizer(
             request.prompt_ids, skip_special_tokens=request.skip_special_tokens
         )
+        if request.markers:
+            self._stream = _MarkedText(self._stream, request.markers)
         self._stop = StopMatcher(request.stop, include_stop=request.include_stop)
-        self._is_plain = not request.stop and request.sampling.logprobs is None
+        self._reasoning = request.sampling.reasoning
+        self._watch = None if request.watch is None else request.watch()
+        self._watches_reasoning = self._reasoning is not None and self._reasoning.is_in_grammar
+        can_end = bool(request.stop) or self._watch is not None
+        self._is_plain = not can_end and request.sampling.logprobs is None
 
     def push(self, row: TokenRow, now: float) -> RelayEnd | None:
         """Take the token at the next position.
@@ -97,8 +120,11 @@ class Relay:
             self.mailbox.put(Put(self._stream.push(row.token_id), (row.token_id,), ()), now)
             return None
         is_shown = not is_end or self._request.include_stop
-        scan = self._stop.push(self._stream.push(row.token_id) if is_shown else "")
+        is_watched = self._watches_reasoning or not self._is_thinking()
+        scan = self._scan(self._stream.push(row.token_id) if is_shown else "")
         end = None if scan.matched is None else RelayEnd(FinishReason.STOP, scan.matched)
+        if end is None and self._watch is not None and is_watched and self._watch.push(scan.text):
+            end = RelayEnd(FinishReason.STOP)
         if end is None and (is_end or len(self.token_ids) >= sampling.max_tokens):
             end, scan = self._end(scan, FinishReason.STOP if is_end else FinishReason.LENGTH)
         self.mailbox.put_text(scan.text, (row.token_id,), self._scores(row), now)
@@ -113,11 +139,26 @@ class Relay:
 
     def _end(self, scan: Scan, reason: FinishReason) -> tuple[RelayEnd, Scan]:
         """Show what was held back: half a character, or what might have become a stop string."""
-        last = self._stop.push(self._stream.flush())
+        last = self._scan(self._stream.flush())
         if last.matched is not None:
             reason = FinishReason.STOP
         text = scan.text + last.text + self._stop.flush()
         return RelayEnd(reason, last.matched), Scan(text, last.matched)
+
+    def _scan(self, text: str) -> Scan:
+        """Look for a stop string, for which only the answer is searched."""
+        if self._reasoning is None or not self._is_thinking():
+            return self._stop.push(text)
+        if self._reasoning.closes(self.token_ids):
+            self._reasoning = None
+        return Scan(text, None)
+
+    def _is_thinking(self) -> bool:
+        """Whether the last token is reasoning, or a marker of it."""
+        reasoning = self._reasoning
+        if reasoning is not None and not reasoning.begins_with(self.token_ids):
+            reasoning = self._reasoning = None
+        return reasoning is not None
 
     def _scores(self, row: TokenRow) -> tuple[Scores, ...]:
         if self._request.sampling.logprobs is None or row.logprob is None:

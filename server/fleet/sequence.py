@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..generation import FinishReason, GenerationRequest
     from .dispatch import Pair
     from .forecast import Forecast
-    from .relay import Relay
+    from .relay import Relay, RelayEnd
     from .workers import Worker
 
 
@@ -55,6 +55,7 @@ class Attempt:
       first_token_at: when prefill's first token came.
       num_tokens: completion tokens there are in all, once decode has said so.
       finish_reason: how decode said that it ended.
+      end: how the sequence ends, once prefill's FIRST_TOKEN has said what its usage lacks.
     """
 
     key: AttemptKey
@@ -75,6 +76,7 @@ class Attempt:
     first_token_at: float | None = None
     num_tokens: int | None = None
     finish_reason: FinishReason | None = None
+    end: RelayEnd | None = None
 
 
 @dataclass(slots=True)
@@ -152,6 +154,8 @@ class Sequence:
         attempt = self.attempt
         if attempt is None or worker not in attempt.pair:
             return False
+        if attempt.end is not None:
+            return True  # it waits for prefill's FIRST_TOKEN, and decode holds its blocks
         return worker is attempt.pair.decode or not attempt.is_handed_over
 
     def computes_on(self, worker: Worker) -> bool:
@@ -216,11 +220,15 @@ class Sequence:
         times = self.times
         until = now if times.dispatched_at is None else times.dispatched_at
         first = times.first_token_at
+        reasoning = self.request.sampling.reasoning
         return Usage(
             prompt_tokens=len(self.request.prompt_ids),
             completion_tokens=len(self.relay.token_ids),
-            # Decode's first tokens may overtake prefill's, which says how many.
+            # Decode's first tokens may overtake prefill's, which says how many; the end waits.
             cached_tokens=self.held_tokens if self.cached_tokens is None else self.cached_tokens,
             queue_s=until - times.submitted_at,
             ttft_s=None if first is None else first - times.submitted_at,
+            reasoning_tokens=None
+            if reasoning is None
+            else reasoning.num_reasoning(self.relay.token_ids),
         )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
 
-from triolet.errors import ConfigError, overloaded
+from triolet.errors import ConfigError, RequestError, overloaded
 from triolet.private_files import make_private_database, take_private_folder
 
 from .schema import SCHEMA, SCHEMA_VERSION
@@ -113,15 +113,27 @@ def stored(work: Callable[[], T], failures: FailureLog) -> T:
     """Do something with the database and return what it returns.
 
     Raises:
-      RequestError: 503; the disk is full, say, or another process holds the database for too long.
+      RequestError: 507, the disk is full; 503, anything else, such as another process that holds
+        the database for too long.
     """
     try:
         return work()
     except (sqlite3.Error, OSError) as error:
+        if _is_full(error):
+            # Logged once by what runs batches, which pauses them; here it would be each try.
+            raise disk_full() from error
         failures.note(error)
-        why = ": the disk is full" if _is_full(error) else ""
-        message = f"files and batches cannot be stored just now{why}"
-        raise overloaded(message, LATER_S) from error
+        raise overloaded("files and batches cannot be stored just now", LATER_S) from error
+
+
+def disk_full() -> RequestError:
+    """Return the error for a disk without room for files and batches: 507."""
+    return RequestError(
+        "files and batches cannot be stored just now: the disk is full",
+        status=507,
+        code="disk_full",
+        retry_after_s=LATER_S,
+    )
 
 
 def _is_full(error: Exception) -> bool:

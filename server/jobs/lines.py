@@ -17,7 +17,6 @@ from ..api.json_body import parse_object
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 MAX_CUSTOM_ID: Final = 512
 MAX_ERRORS: Final = 100
 """That are listed of one file; the rest of it is not looked at."""

@@ -63,7 +63,7 @@ class Storage:
         """Call something of `files` or `batches`, to its end, in the writer's turn.
 
         Raises:
-          RequestError: as the call does; 503 where the database fails.
+          RequestError: as the call does; 507 where the disk is full, 503 where the database fails.
         """
         work = partial(call, *args, **kwargs)
         return await in_thread(partial(stored, work, self._failures), self._writer)
@@ -72,7 +72,7 @@ class Storage:
         """Return how much the database may still take: of its disk, and of its own free pages.
 
         Raises:
-          RequestError: 503, nobody knows.
+          RequestError: 503, it cannot be known.
         """
         return await self.run(free_bytes, self._connection, self._directory)
 

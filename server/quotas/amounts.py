@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 NANOS: Final = 1_000_000_000
 MILLION: Final = 1_000_000
+DAY_S: Final = 86_400
 
 
 class Limit(StrEnum):
@@ -165,4 +167,10 @@ class Verdict:
 
 def month_of(seconds: float) -> str:
     """Return the calendar month (UTC) of a time of day, such as 2031-07."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m")
+    return _month_of_day(int(seconds // DAY_S))
+
+
+@lru_cache(maxsize=8)
+def _month_of_day(day: int) -> str:
+    """Return the same for days since 1970; a request asks four times."""
+    return datetime.fromtimestamp(day * DAY_S, UTC).strftime("%Y-%m")

@@ -213,7 +213,7 @@ class Quotas:
         """Let a request in, or refuse it before its body is read.
 
         Args:
-          tenant: whose it is.
+          tenant: that it is of.
           uses_tokens: it asks for tokens, not only for work on text.
           is_charged: it may count as a request although nothing is reserved for it.
 

@@ -38,6 +38,8 @@ def name_of(request: GenerationRequest, fingerprint: str) -> bytes:
             request.stop,
             request.skip_special_tokens,
             request.include_stop,
+            sorted(request.markers or ()),
+            request.watch is not None,
         )
     )
     digest = blake2b(len(asked).to_bytes(8, "big"), digest_size=NAME_BYTES)

@@ -32,6 +32,7 @@ export function endsResponse(event) {
 export class Answer {
   #state = WAITING;
   #text = "";
+  #reasoning = "";
   #model = null;
   #meter = null;
   #figures = null; // of an answer that was kept
@@ -43,10 +44,11 @@ export class Answer {
   #finishReason = null;
 
   /** Make one of what was kept of it. */
-  static from({ state, text, model, error, finishReason, figures }) {
+  static from({ state, text, reasoning, model, error, finishReason, figures }) {
     const answer = new Answer();
     answer.#state = state === DONE || state === FAILED ? state : STOPPED;
     answer.#text = text;
+    answer.#reasoning = typeof reasoning === "string" ? reasoning : "";
     answer.#model = typeof model === "string" ? model : null;
     answer.#error = answer.#state === FAILED ? { ...error } : null;
     answer.#finishReason = typeof finishReason === "string" ? finishReason : null;
@@ -54,13 +56,32 @@ export class Answer {
     return answer;
   }
 
+  /** Make one that goes on where its page was left. */
+  static resumed({ text }, { lane, responseId, position }) {
+    const answer = new Answer();
+    answer.#state = text ? STREAMING : WAITING;
+    answer.#text = text;
+    answer.#lane = lane;
+    answer.#responseId = responseId;
+    answer.#position = position;
+    answer.#isInterrupted = true;
+    answer.#meter = new Meter(null);
+    return answer;
+  }
+
+  /** Where it stands, for a page that goes on with it. */
+  get whereabouts() {
+    return { lane: this.#lane, responseId: this.#responseId, position: this.#position };
+  }
+
   /** What is kept of it. */
   record() {
     const state = this.isOver ? this.#state : STOPPED;
     const { code, status, message } = this.#error ?? {};
     const error = this.#error && { code, status, message };
+    const reasoning = this.#reasoning || undefined;
     const { model, finishReason, figures } = this;
-    return { state, text: this.#text, model, error, finishReason, figures };
+    return { state, text: this.#text, reasoning, model, error, finishReason, figures };
   }
 
   get state() {
@@ -69,6 +90,11 @@ export class Answer {
 
   get text() {
     return this.#text;
+  }
+
+  /** What the model thought before the text; empty if it did not say. */
+  get reasoning() {
+    return this.#reasoning;
   }
 
   /** The name of the model that speaks, null until it is known. */
@@ -140,6 +166,9 @@ export class Answer {
       case "response.output_text.delta":
         if (event.delta) this.#append(event.delta, nowMs);
         break;
+      case "response.reasoning_text.delta":
+        if (event.delta) this.#think(event.delta, nowMs);
+        break;
       case "response.completed":
       case "response.incomplete":
         this.#step("complete");
@@ -175,6 +204,12 @@ export class Answer {
   fail(error) {
     this.#step("fail");
     this.#error = error;
+  }
+
+  #think(piece, nowMs) {
+    this.#step("text");
+    this.#reasoning += piece;
+    this.#meter.piece(nowMs);
   }
 
   #append(piece, nowMs) {

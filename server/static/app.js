@@ -10,11 +10,13 @@ import { keyHeaders, keyProtocols } from "./keys.js";
 import { Models } from "./models.js";
 import { Settings } from "./settings.js";
 import { ChatStore } from "./store.js";
+import { keepUnderWay, takeUnderWay } from "./under_way.js";
 import { View } from "./view.js";
 import { Welcome } from "./welcome.js";
 
 const REFUSED = 1006; // the close code of a connection that was never one
-const NEEDS_KEY = "This server asks for an API key. Whoever runs it makes one with `triolet tenant add`.";
+const NEEDS_KEY = "This server asks for an API key. Its operator makes one with `triolet tenant add`.";
+const WRONG_KEY = "This server refuses the API key below: it is wrong, or has ended. Enter another one.";
 
 const url = new URL("/v1/responses", location.href);
 url.protocol = url.protocol.replace("http", "ws");
@@ -63,7 +65,9 @@ document.getElementById("reconnect").onclick = () => connection.connect();
 addEventListener("online", () => connection.connect());
 addEventListener("popstate", () => chats.openByAddress());
 addEventListener("storage", (event) => store.changedElsewhere(event));
-addEventListener("pagehide", () => chat.leave());
+addEventListener("pagehide", () => keepUnderWay(chat.leave()));
+addEventListener("pageshow", ({ persisted }) => persisted && takeUnderWay()); // it never ended
+chats.resume(takeUnderWay());
 chats.openByAddress();
 connection.connect();
 
@@ -79,7 +83,7 @@ async function connectionChanged(state, closeCode) {
     models.forget();
     chat.lost(closeCode);
     // A refused handshake looks like any other failure from here.
-    if (closeCode === REFUSED && (await models.wantsKey())) settings.open(NEEDS_KEY);
+    if (closeCode === REFUSED && (await models.wantsKey())) settings.open(settings.key ? WRONG_KEY : NEEDS_KEY);
   }
   if (state === ConnectionState.OPEN) {
     chat.reconnected();

@@ -71,10 +71,31 @@ export class Chat {
     this.#ended(answer, conversation);
   }
 
-  /** The page goes away: nobody will read on. */
+  /**
+   * The page goes away, maybe to be loaded again. What has no name yet ends here.
+   *
+   * @returns {object[]} what `resume` takes, of each answer that can go on.
+   */
   leave() {
-    const underWay = new Set([...this.#open.values()].map(({ conversation }) => conversation));
-    for (const conversation of underWay) this.stop(conversation);
+    const notes = [];
+    for (const { answer, conversation } of [...this.#open.values()]) {
+      if (answer.isOver) continue;
+      if (answer.canResume) {
+        notes.push({ chat: conversation.id, ...answer.whereabouts });
+        this.#onChange(conversation);
+      } else if (conversation.last?.answer === answer) {
+        this.stop(conversation);
+      }
+    }
+    return notes;
+  }
+
+  /** Go on with the last answer of a conversation, which the page was left with. */
+  resume(conversation, note) {
+    const answer = conversation.resumeLast(note);
+    if (!answer) return;
+    this.#lanes = Math.max(this.#lanes, Number(note.lane.split("-")[1]) || 0);
+    this.#open.set(note.lane, { answer, conversation, request: {} });
   }
 
   /** Take in an event of the server. */

@@ -28,6 +28,11 @@ export class Chats {
     this.#show(this.#store.get(id) ? this.#conversation(id) : fresh());
   }
 
+  /** Go on with answers that were under way when the page was left. */
+  resume(notes) {
+    for (const note of notes) if (this.#store.get(note.chat)) this.#chat.resume(this.#conversation(note.chat), note);
+  }
+
   /** Begin a new chat. */
   begin() {
     if (!this.#current.isEmpty) this.#go("");
@@ -112,6 +117,7 @@ export class Chats {
     const isAnswering = (id) => this.#loaded.get(id)?.isAnswering ?? false;
     const entries = this.#store.list().map(({ id, title }) => ({ id, title, isAnswering: isAnswering(id) }));
     this.#list.show(entries, this.#current.id, this.#store.keeping);
+    document.title = this.#current.title ? `${this.#current.title} · Triolet` : "Triolet";
   }
 }
 

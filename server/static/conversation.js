@@ -1,7 +1,7 @@
 // What was said: questions and their answers, the model's input made from them, and the record that
 // is kept of it all. Knows no socket, no storage and no page.
 
-import { Answer } from "./answer.js";
+import { Answer, AnswerState } from "./answer.js";
 
 const LONGEST_TITLE = 60; // characters; a row of the list shows fewer
 
@@ -66,6 +66,14 @@ export class Conversation {
     this.#title = shortened(title) || this.#title;
   }
 
+  /** Let the last answer go on. @returns {Answer|null} null where there is nothing to go on with. */
+  resumeLast(note) {
+    const kept = this.last?.answer?.record();
+    if (!kept || kept.state !== AnswerState.STOPPED) return null;
+    this.last.answer = Answer.resumed(kept, note);
+    return this.last.answer;
+  }
+
   /** What is kept of it; an answer that is under way counts as stopped here. */
   record() {
     const turns = this.#turns.map(({ question, answer }) => ({ question, answer: answer && answer.record() }));
@@ -82,6 +90,7 @@ export class Conversation {
     const earlier = this.#turns.slice(0, -1).filter(({ answer }) => answer?.text);
     const messages = earlier.flatMap(({ question, answer }) => [
       message("user", question),
+      ...(answer.reasoning ? [reasoning(answer.reasoning)] : []),
       message("assistant", answer.text),
     ]);
     return [...messages, message("user", this.last.question)];
@@ -90,6 +99,10 @@ export class Conversation {
 
 function message(role, content) {
   return { type: "message", role, content };
+}
+
+function reasoning(text) {
+  return { type: "reasoning", summary: [], content: [{ type: "reasoning_text", text }] };
 }
 
 function shortened(text) {

@@ -1,30 +1,35 @@
 // The fleet at a glance: asks the server for its figures every two seconds while somebody looks, and
 // shows what changed. Numbers and names go into text nodes only.
 
-import { Series, between, quantile } from "./figures.js";
-import { keyHeaders, keptKey } from "./keys.js";
+import { Series, isAnother, quantile, ratesOf } from "./figures.js";
+import { keepKey, keyHeaders, keptKey } from "./keys.js";
 import { drawSparkline } from "./sparkline.js";
 
 const PERIOD_MS = 2_000; // half a heartbeat's worth of looks: what changes faster nobody reads
 const ANSWER_DEADLINE_MS = 5_000;
 const PLACES = 60; // two minutes
 const FEWEST_PLACES = 20; // until there are as many looks, they stand at the right
-const WINDOW = 15; // looks over which latencies are taken: 30 s
 const GONE = "The server does not answer. The figures below are the last ones; trying again…";
-const REFUSALS = {
-  401: "This server asks for an API key. Enter it in the settings of the chat page, in this tab; then come back.",
-  403: "This is for operators: enter the key of one in the settings of the chat page, in this tab. A server without keys shows it to its own machine only; from elsewhere: ssh -L 8000:127.0.0.1:8000 HOST.",
-};
+const NEEDS_KEY = "This server asks for an API key. Enter the key of an operator.";
+const WRONG_KEY = "This server refuses the API key below: it is wrong, or has ended. Enter the key of an operator.";
+const FOR_OPERATORS = "This is for operators: enter the key of one. A server without keys shows it to its own machine only; from elsewhere: ssh -L 8000:127.0.0.1:8000 HOST.";
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const part = (root, name) => root.querySelector(`[data-figure="${name}"]`);
 const tiles = ["queued", "running", "tokens", "cached", "ttft50", "ttft99", "itl50", "itl99"];
 const series = Object.fromEntries(tiles.map((name) => [name, new Series(PLACES)]));
 const rows = new Map(); // by role and name
-const looks = [];
+let previous = null;
 let timer = 0;
 let isAsking = false;
 
+const keyForm = document.getElementById("key-form");
+const keyField = document.getElementById("key");
+keyForm.addEventListener("submit", (event) => {
+  event.preventDefault();
+  keepKey(keyField.value.trim());
+  look();
+});
 document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : look()));
 look();
 
@@ -36,13 +41,23 @@ async function look() {
     const signal = AbortSignal.timeout(ANSWER_DEADLINE_MS);
     const answer = await fetch("/fleet/status", { headers: keyHeaders(keptKey()), signal, cache: "no-store" });
     if (answer.ok) show(await answer.json());
-    else say(REFUSALS[answer.status] ?? `The server answered with an error (${answer.status}); trying again…`);
+    else refuse(answer.status);
   } catch {
     say(GONE);
   } finally {
     isAsking = false;
     if (!document.hidden) timer = setTimeout(look, PERIOD_MS);
   }
+}
+
+function refuse(status) {
+  const wantsKey = status === 401 || status === 403;
+  if (status === 401) say(keptKey() ? WRONG_KEY : NEEDS_KEY);
+  else say(wantsKey ? FOR_OPERATORS : `The server answered with an error (${status}); trying again…`);
+  if (!wantsKey || !keyForm.hidden) return;
+  keyField.value = keptKey();
+  keyForm.hidden = false;
+  keyField.focus();
 }
 
 function say(words) {
@@ -55,19 +70,18 @@ function say(words) {
 }
 
 function show(status) {
+  keyForm.hidden = true;
   say(status.is_draining ? "This server takes no new requests: it is about to end." : "");
-  const previous = looks.at(-1);
-  const change = previous && between(status, previous);
-  if (previous && change === null) forget(); // another process answers: nothing to compare with
-  looks.push(status);
-  if (looks.length > WINDOW + 1) looks.shift();
+  if (previous && isAnother(status, previous)) for (const one of Object.values(series)) one.clear();
+  previous = status;
   const model = document.getElementById("model");
   model.textContent = status.model;
   model.hidden = false;
   document.getElementById("version").textContent = `Triolet ${status.version}`;
-  showTiles(status, change);
+  showTiles(status, ratesOf(status.recent));
   showCounts("queued_by_class", status.queued_by_class);
   showCounts("rejected_by_code", status.rejected_by_code);
+  showCounts("errors_by_status", status.errors_by_status);
   showWorkers(status.workers);
 }
 
@@ -90,22 +104,17 @@ function newCount() {
   return entry;
 }
 
-function forget() {
-  looks.length = 0;
-  for (const one of Object.values(series)) one.clear();
-}
-
-function showTiles(status, change) {
-  const { ttft, itl } = status.latencies;
-  const first = looks[0].latencies;
+function showTiles(status, rates) {
+  const { ttft, itl } = status.recent.latencies;
+  fill(document.getElementById("recent"), duration(status.recent.seconds));
   put("queued", status.queued, whole.format);
   put("running", status.running, whole.format);
-  put("tokens", change ? change.tokensPerSecond : null, rate);
-  put("cached", change ? change.cachedShare : null, (share) => `${whole.format(100 * share)} %`);
-  put("ttft50", quantile(ttft, first.ttft, 0.5), duration);
-  put("ttft99", quantile(ttft, first.ttft, 0.99), duration);
-  put("itl50", quantile(itl, first.itl, 0.5), duration);
-  put("itl99", quantile(itl, first.itl, 0.99), duration);
+  put("tokens", rates.tokensPerSecond, rate);
+  put("cached", rates.cachedShare, (share) => `${whole.format(100 * share)} %`);
+  put("ttft50", quantile(ttft, 0.5), duration);
+  put("ttft99", quantile(ttft, 0.99), duration);
+  put("itl50", quantile(itl, 0.5), duration);
+  put("itl99", quantile(itl, 0.99), duration);
   fill(document.getElementById("connections"), whole.format(status.connections));
   fill(document.getElementById("brownout"), `${whole.format(status.brownout)} of 4`);
   for (const name of ["requests_accepted", "requests_rejected", "attempts_failed"]) {

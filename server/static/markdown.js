@@ -1,8 +1,10 @@
 // Text of a model as the reader should see it: paragraphs, headings, lists, tables, quotes, code,
-// emphasis, links. Builds elements and text nodes and nothing else, so that no text can become a
+// emphasis, links, formulas. Builds elements and text nodes and nothing else, so that no text can become a
 // script, an image or a form. What a link leads to is always to be seen, and http or https.
 
+import { colored } from "./code_colors.js";
 import { inline } from "./markdown_inline.js";
+import { formula } from "./math.js";
 
 const FENCE = /^ {0,3}(?:(`{3,})([^`]*)|(~{3,})(.*))$/;
 const HEADING = /^ {0,3}(#{1,6})\s+(.*)$/;
@@ -11,6 +13,8 @@ const QUOTE = /^ {0,3}>\s?(.*)$/;
 const RULE = /^ {0,3}(?:(?:-\s*){3,}|(?:\*\s*){3,}|(?:_\s*){3,})$/;
 const TABLE_RULE = /^\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?$/;
 const INDENT = /^ */;
+const FORMULA = /^ {0,3}(\$\$|\\\[)(.*)$/;
+const MAX_FORMULA_LINES = 40;
 const MAX_DEPTH = 6; // of quotes and lists in one another
 const MAX_COLUMNS = 32;
 const LONGEST_LANGUAGE = 24;
@@ -49,6 +53,8 @@ function block(lines, at, depth) {
   if (depth < MAX_DEPTH && QUOTE.test(line)) return quote(lines, at, depth);
   if (depth < MAX_DEPTH && ITEM.test(line)) return list(lines, at, depth);
   if (beginsTable(lines, at)) return table(lines, at);
+  const found = formulaAt(lines, at);
+  if (found) return [formula(found.tex, lines.slice(at, found.end).join("\n"), true), found.end];
   return paragraph(lines, at, depth);
 }
 
@@ -58,6 +64,23 @@ function fencedCode(lines, at, [, ticks, afterTicks, tildes, afterTildes]) {
   let end = at + 1;
   while (end < lines.length && !closes(lines[end], mark)) end += 1;
   return [codeBlock(lines.slice(at + 1, end).join("\n"), language), end + 1];
+}
+
+/** A formula between `$$` or `\[` and `\]` on lines of its own. @returns {{tex: string, end: number}|null} */
+function formulaAt(lines, at) {
+  const match = FORMULA.exec(lines[at]);
+  if (!match) return null;
+  const close = match[1] === "$$" ? "$$" : "\\]";
+  const parts = [];
+  for (let end = at; end < Math.min(lines.length, at + MAX_FORMULA_LINES); end += 1) {
+    const line = end === at ? match[2] : lines[end];
+    const place = line.indexOf(close);
+    parts.push(place < 0 ? line : line.slice(0, place));
+    if (place < 0) continue;
+    const tex = parts.join("\n").trim();
+    return tex && !line.slice(place + close.length).trim() ? { tex, end: end + 1 } : null;
+  }
+  return null;
 }
 
 function quote(lines, at, depth) {
@@ -135,7 +158,8 @@ function paragraph(lines, at, depth) {
 function interrupts(lines, at, depth) {
   const line = lines[at];
   const nested = depth < MAX_DEPTH && (QUOTE.test(line) || (ITEM.exec(line)?.[3] ?? "") !== "");
-  return nested || [FENCE, HEADING, RULE].some((pattern) => pattern.test(line)) || beginsTable(lines, at);
+  return nested || [FENCE, HEADING, RULE].some((pattern) => pattern.test(line)) || beginsTable(lines, at)
+    || formulaAt(lines, at) !== null;
 }
 
 function nodes(lines, depth) {
@@ -155,7 +179,7 @@ function withoutMarks(text) {
 }
 
 function codeBlock(text, language) {
-  const code = element("code", [document.createTextNode(text)]);
+  const code = element("code", colored(text, language));
   const pre = element("pre", [code]);
   const name = language.slice(0, LONGEST_LANGUAGE);
   scrollable(pre, name ? `Code, ${name}` : "Code");

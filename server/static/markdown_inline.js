@@ -1,11 +1,15 @@
-// What stands inside a line of Markdown: code, emphasis, links. Elements and text nodes only; images
+// What stands inside a line of Markdown: code, emphasis, links, formulas. Elements and text nodes only; images
 // are never loaded, they become links to where they are.
+
+import { formula } from "./math.js";
 
 // Each alternative begins with its own mark and stops at the next: no text makes them try twice.
 const INLINE = new RegExp(
   [
+    /\\\(((?:[^\\\n]|\\(?!\))){1,500})\\\)/, // a formula
+    /(?<![\\$\w])\$(?![\s$])([^$\n]{1,500})(?<![\s\\])\$(?![\w$])/, // another, and no sum of money
     /\\([!-/:-@[-`{-~])/, // an escaped mark
-    /(?<!`)(`+)(?!`)([^`]+)\2(?!`)/,
+    /(?<!`)(`+)(?!`)([^`]+)\4(?!`)/,
     /\*\*\*([^*\n]+)\*\*\*/,
     /\*\*([^*\n]+)\*\*/,
     /(?<!\w)__([^_\n]+)__(?!\w)/,
@@ -28,8 +32,9 @@ export function inline(text) {
   for (const match of text.matchAll(INLINE)) {
     plain(text.slice(end, match.index));
     end = match.index + match[0].length;
-    const [whole, escaped, , code, both, star, under, italic, slanted, struck, label, address, bare] = match;
-    if (escaped !== undefined) plain(escaped);
+    const [whole, round, dollars, escaped, , code, both, star, under, italic, slanted, struck, label, address, bare] = match;
+    if ((round ?? dollars) !== undefined) nodes.push(formula((round ?? dollars).trim(), whole, false));
+    else if (escaped !== undefined) plain(escaped);
     else if (code !== undefined) nodes.push(element("code", code));
     else if (both !== undefined) nodes.push(wrapped("strong", element("em", both)));
     else if (star ?? under) nodes.push(wrapped("strong", ...inside(star ?? under)));

@@ -35,11 +35,14 @@ export class Settings {
     this.#load();
   }
 
-  /** Show the dialog; with a reason why, above its fields. */
+  /** Show the dialog; where a key is needed with the reason, the field for the key first. */
   open(reason = "") {
     const shown = this.#page.getElementById("settings-reason");
     shown.textContent = reason;
     shown.hidden = !reason;
+    const [label] = this.#fields.key.labels;
+    if (reason) shown.after(label, this.#fields.key);
+    else this.#page.getElementById("settings-choices").before(label, this.#fields.key);
     if (!this.#dialog.open) this.#dialog.showModal();
     if (reason) this.#fields.key.focus();
   }

@@ -9,7 +9,7 @@ export class Meter {
   #pieces = 0;
   #usage = null;
 
-  /** @param {number} nowMs when the question was sent. */
+  /** @param {number|null} nowMs when the question was sent; null where another page has sent it. */
   constructor(nowMs) {
     this.#sentMs = nowMs;
   }
@@ -35,7 +35,7 @@ export class Meter {
 
   /** Milliseconds from sending to the first text, null before that. */
   get ttftMs() {
-    return this.#firstMs === null ? null : this.#firstMs - this.#sentMs;
+    return this.#firstMs === null || this.#sentMs === null ? null : this.#firstMs - this.#sentMs;
   }
 
   /** Tokens so far. Until the server has counted them, pieces of text stand for tokens. */
@@ -51,6 +51,7 @@ export class Meter {
   /** Tokens per second after the first one, null while the interval is too short to measure. */
   get tokensPerSecond() {
     const intervalMs = this.#lastMs - this.#firstMs;
+    if (this.#sentMs === null) return null; // its beginning was not seen
     if (this.tokens < 2 || intervalMs < SHORTEST_MS) return null;
     return ((this.tokens - 1) * 1000) / intervalMs;
   }

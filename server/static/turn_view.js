@@ -1,4 +1,4 @@
-// Shows one turn: a question, its answer as it grows, its figures, its end. Text goes into text nodes
+// Shows one turn: a question, its reasoning and its answer as they grow, its figures, its end. Text goes into text nodes
 // only, so that nothing a model or a reader writes becomes markup.
 
 import { AnswerState } from "./answer.js";
@@ -29,6 +29,9 @@ export class TurnView {
     this.#parts = {
       answer: part(".answer"),
       role: part(".role"),
+      reasoning: part(".reasoning"),
+      reasoningTitle: part(".reasoning summary"),
+      thoughts: part(".thoughts"),
       text: part(".answer .text"),
       problem: part(".problem"),
       title: part(".problem-title"),
@@ -70,16 +73,26 @@ export class TurnView {
     if (answer.model) fill(this.#parts.role, answer.model);
     this.#parts.answer.dataset.state = answer.state;
     this.#parts.answer.setAttribute("aria-busy", String(!answer.isOver));
+    this.#showReasoning(answer);
     this.#text.show(answer.text);
     this.#showFigures(answer);
     this.#showEnding(answer);
     this.#showProblem(answer);
   }
 
+  #showReasoning({ reasoning, text, isOver }) {
+    const { reasoning: details, reasoningTitle, thoughts } = this.#parts;
+    details.hidden = !reasoning;
+    fill(reasoningTitle, text || isOver ? "Reasoning" : "Thinking…");
+    const [shown] = thoughts.childNodes;
+    if (shown && reasoning.startsWith(shown.data)) shown.appendData(reasoning.slice(shown.data.length));
+    else thoughts.textContent = reasoning;
+  }
+
   #showFigures({ figures, isOver, finishReason }) {
     const { ttft, speed, tokens, prompt, reason } = this.#parts;
-    const hasBegun = figures !== null && figures.ttftMs !== null;
-    fill(ttft, hasBegun && `${wholeNumber.format(figures.ttftMs)} ms`);
+    const hasBegun = figures !== null && (figures.ttftMs !== null || figures.tokens > 0);
+    fill(ttft, hasBegun && figures.ttftMs !== null && `${wholeNumber.format(figures.ttftMs)} ms`);
     fill(speed, hasBegun && figures.tokensPerSecond !== null && `${rate(figures.tokensPerSecond)} tokens/s`);
     fill(tokens, hasBegun && count(figures, isOver));
     fill(prompt, hasBegun && isOver && figures.promptTokens !== null && promptWords(figures));

@@ -125,7 +125,7 @@ class Grammars:
             raise invalid_request(f"{reason}; make it simpler", param)
 
     async def _ask(self, grammar: Grammar) -> tuple[Answer, str]:
-        # One question of each key: who only joined somebody else's would lose it with its asker.
+        # One question of each key: one that is shared by two keys would end with its first asker.
         name = (current_line(), grammar)
         asked = self._open.get(name)
         if asked is None:
@@ -153,7 +153,7 @@ class Grammars:
         return asked
 
     def _forget(self, name: tuple[str, Grammar], asked: _Question) -> None:
-        """Drop a question that nobody waits for; the process may be at it."""
+        """Drop a question without waiting requests; the process may be at it."""
         del self._open[name]
         if asked.job is not None and asked.job.began_at is None:
             self.turns.leave(asked.job)
@@ -199,7 +199,7 @@ class Grammars:
             asked.take(None)
             return False
         verdict = (Answer(answer[0]), answer[1:].decode(errors="replace"))
-        # Also where nobody waits any more: who leaves and comes again costs the process nothing.
+        # Also where no request waits any more: one that comes again costs the process nothing.
         self._remembered[asked.grammar] = verdict
         while len(self._remembered) > self._config.max_remembered:
             self._remembered.popitem(last=False)

@@ -80,7 +80,7 @@ def read_text_files(model_dir: str | Path) -> TextFiles:
         eos_token_ids=tuple(sorted(eos_token_ids)),
         max_model_len=_max_model_len(config, folder / "config.json"),
         special_tokens=special_tokens,
-        chat_templates=_chat_templates(folder, tokenizer_config),
+        chat_templates=read_chat_templates(folder, tokenizer_config),
     )
 
 
@@ -165,7 +165,7 @@ def _max_model_len(config: JsonObject, path: Path) -> int:
     return value
 
 
-def _chat_templates(folder: Path, tokenizer_config: JsonObject) -> dict[str, str]:
+def read_chat_templates(folder: Path, tokenizer_config: JsonObject) -> dict[str, str]:
     """Return templates by name. A file of its own wins over tokenizer_config.json, as it does in
     the directories that have both."""
     jinja = folder / "chat_template.jinja"

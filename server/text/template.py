@@ -34,6 +34,16 @@ _TEMPLATE_FAULTS: Final = (
 """What template code can raise on messages that its author did not think of."""
 
 
+_SOME_TOOL: Final = {
+    "type": "function",
+    "function": {
+        "name": "some_tool",
+        "description": "A tool.",
+        "parameters": {"type": "object", "properties": {"x": {"type": "string"}}},
+    },
+}
+
+
 class ChatTemplate:
     """The templates of one model, compiled.
 
@@ -115,6 +125,22 @@ class ChatTemplate:
         finally:
             go_on.reset(before)
         return "".join(pieces)
+
+    def shows_tools(self, check: Callable[[], None] = lambda: None) -> bool:
+        """Whether a conversation reads differently with a tool.
+
+        Args:
+          check: see `render`.
+        """
+        try:
+            without, with_tool = (
+                self.render([{"role": "user", "content": "hi"}], tools=tools, check=check)
+                for tools in (None, [_SOME_TOOL])
+            )
+        except RequestError:
+            # It wants conversations of another kind: which of those show tools is not known.
+            return True
+        return without != with_tool
 
     def _pick(self, *, has_tools: bool) -> jinja2.Template:
         wanted = TOOL_TEMPLATE if has_tools else DEFAULT_TEMPLATE

@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import trio
 from tokenizers import AddedToken, Tokenizer
 
+from triolet.config import ReasoningParser, ToolParser
 from triolet.config_queue import TurnsConfig
 from triolet.errors import RequestError, invalid_request, overloaded
 
 from ..threads import FairLimiter, in_thread
 from .detokenizer import Detokenizer
 from .model_files import read_text_files
+from .reasoning import find_reasoner
 from .special_tokens import SpecialTokenGuard
 from .template import ChatTemplate
-from .tool_calls import form_of
+from .tool_forms.table import HARMONY, form_of
 from .vocabulary import TokenText, Vocabulary
 
 if TYPE_CHECKING:
@@ -68,12 +70,17 @@ class TextModel:
       files: what its directory says.
       tokenize_threads: texts worked on at once.
       tokenize_timeout_s: how long a request may wait for its text.
+      tool_parser: how the model writes calls of tools.
       turns: bounds of the lines for the threads.
+      reasoning_parser: how the model's reasoning is told apart.
 
     Attributes:
       eos_token_ids: every id that ends a sequence.
       max_model_len: positions that the model was made for.
       tool_form: how the model writes calls of tools.
+      reasoner: how the model reasons; None if it does not.
+      tool_tokens: ids of the markers of that form that are single tokens.
+      tool_markers: special tokens among them, and how the text of an answer shows each.
       vocab_size: ids that the tokenizer knows are below this.
       turns: of the texts that wait for a thread.
     """
@@ -84,16 +91,33 @@ class TextModel:
         *,
         tokenize_threads: int,
         tokenize_timeout_s: float,
+        tool_parser: ToolParser = ToolParser.AUTO,
         turns: TurnsConfig = TurnsConfig(),  # noqa: B008 (frozen)
+        reasoning_parser: ReasoningParser = ReasoningParser.AUTO,
     ) -> None:
         self.eos_token_ids = files.eos_token_ids
         self.max_model_len = files.max_model_len
-        self.tool_form = form_of(files.chat_templates.values())
+        added = files.tokenizer.get_added_tokens_decoder()
+        self.tool_form = form_of(
+            files.chat_templates.values(), (token.content for token in added.values()), tool_parser
+        )
+        self.reasoner = find_reasoner(
+            reasoning_parser,
+            files.tokenizer,
+            files.chat_templates,
+            is_harmony=self.tool_form is HARMONY,
+        )
         self.vocab_size = files.tokenizer.get_vocab_size(with_added_tokens=True)
         self._tokenizer = files.tokenizer
         self._vocabulary = Vocabulary(files.tokenizer)
-        added = files.tokenizer.get_added_tokens_decoder()
+        markers = self.tool_form.markers
+        self.tool_tokens = {t.content: i for i, t in added.items() if t.content in markers}
         self._specials = {i: token for i, token in added.items() if token.special}
+        self.tool_markers = {
+            i: markers[token.content]
+            for i, token in self._specials.items()
+            if token.content in markers
+        }
         self._guard = SpecialTokenGuard([token.content for token in self._specials.values()])
         self._literal, self._id_of_marker = _literal_tokenizer(
             files.tokenizer, self._specials, self._guard.markers
@@ -103,6 +127,7 @@ class TextModel:
             if files.chat_templates
             else None
         )
+        self._shows_tools: bool | None = None
         self._limiter = FairLimiter(tokenize_threads, turns, WAITING_TEXTS)
         self.turns = self._limiter.turns
         self._timeout_s = tokenize_timeout_s
@@ -114,18 +139,22 @@ class TextModel:
         *,
         tokenize_threads: int = 2,
         tokenize_timeout_s: float = 10.0,
+        tool_parser: ToolParser = ToolParser.AUTO,
         turns: TurnsConfig = TurnsConfig(),  # noqa: B008 (frozen)
+        reasoning_parser: ReasoningParser = ReasoningParser.AUTO,
     ) -> TextModel:
         """Read a model directory.
 
         Raises:
-          ModelError: a file is missing or broken.
+          ModelError: a file is missing or broken, or lacks a marker of the reasoning.
         """
         return cls(
             read_text_files(model_dir),
             tokenize_threads=tokenize_threads,
             tokenize_timeout_s=tokenize_timeout_s,
+            tool_parser=tool_parser,
             turns=turns,
+            reasoning_parser=reasoning_parser,
         )
 
     @property
@@ -211,6 +240,22 @@ class TextModel:
         prompt = await self._in_thread(work, MESSAGES)
         self._refuse_if_hopeless(prompt, MESSAGES)
         return prompt
+
+    async def shows_tools(self) -> bool:
+        """Whether the chat template shows tools to the model; asked of it once.
+
+        Raises:
+          RequestError: the threads did not get to it in time.
+        """
+        template = self._template
+        if self._shows_tools is None and template is not None:
+
+            def work() -> bool:
+                return template.shows_tools(trio.from_thread.check_cancelled)
+
+            self._shows_tools = await self._in_thread(work, MESSAGES)
+        # Without a template no conversation is rendered at all, which says more.
+        return self._shows_tools is not False
 
     async def decode(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool = True, param: str = PROMPT

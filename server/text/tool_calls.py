@@ -1,7 +1,6 @@
-"""Calls of tools as models write them: found in a text that arrives piece by piece.
+"""Calls of tools as models write them: what a completion says piece by piece, and calls in JSON.
 
-Knows the forms that models were trained on and how a chat template tells which is its model's;
-knows no API. What looks like a call and turns out to be none is text again.
+What looks like a call and turns out to be none is text again; a call that is cut is never text.
 """
 
 from __future__ import annotations
@@ -10,43 +9,12 @@ import json
 import re
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
+
+from triolet.sampling import JSON_WHITESPACE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-
-class ToolForm(NamedTuple):
-    """How a model writes a call.
-
-    Attributes:
-      opening: what comes before the call's JSON; empty if a completion that is a call begins with
-        its brace.
-      closing: what comes behind it.
-      arguments: the key of the arguments, beside `name`.
-      between: what stands between two calls.
-    """
-
-    opening: str
-    closing: str
-    arguments: str
-    between: str
-
-
-HERMES: Final = ToolForm("<tool_call>", "</tool_call>", "arguments", "\n")
-"""Hermes, Qwen and many others: JSON between tags, anywhere in the text."""
-LLAMA: Final = ToolForm("", "", "parameters", "; ")
-"""Llama 3: the whole completion is JSON."""
-
-
-def form_of(templates: Iterable[str]) -> ToolForm:
-    """Return the form that the model of these chat templates knows; Hermes's if they say nothing,
-    which every model can be made to write."""
-    texts = list(templates)
-    if any(HERMES.opening in text for text in texts):
-        return HERMES
-    is_llama = any("<|python_tag|>" in text or '"parameters": dictionary' in text for text in texts)
-    return LLAMA if is_llama else HERMES
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,31 +40,251 @@ class Arguments:
     text: str
 
 
-Piece = Text | CallBegins | Arguments
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """What the model thinks before it answers."""
+
+    text: str
+
+
+Piece = Text | CallBegins | Arguments | Reasoning
+
+
+class PieceReader(Protocol):
+    """Reads one completion."""
+
+    @property
+    def num_calls(self) -> int:
+        """Calls so far."""
+        ...
+
+    def push(self, text: str) -> list[Piece]:
+        """Take more text; return what it says."""
+        ...
+
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
+        """Return what was held back, now that nothing follows.
+
+        Args:
+          is_cut: the completion was ended before its model ended it. What may be the beginning of
+            a call is left out then: half a call is neither a call nor text.
+        """
+        ...
+
+
+class CallSchema(NamedTuple):
+    """A tool that may be called.
+
+    Attributes:
+      name: of the tool.
+      arguments: their JSON schema.
+      is_strict: the arguments have to keep to every word of the schema.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    is_strict: bool = False
+
+
+class UnenforceableSchemaError(Exception):
+    """A strict schema asks for what a model's form of calls cannot be held to; says where."""
+
+
+class CallRules(NamedTuple):
+    """What a grammar demands of a completion.
+
+    Attributes:
+      tools: that may be called.
+      is_forced: the completion is nothing but calls; otherwise it may hold text beside them.
+      is_single: there is at most one call.
+      token_ids: of markers that are one token of the model's vocabulary.
+    """
+
+    tools: Sequence[CallSchema]
+    is_forced: bool
+    is_single: bool
+    token_ids: Mapping[str, int]
+
+    def marker(self, text: str) -> str:
+        """Return what a grammar calls a marker: its token, or its characters."""
+        token_id = self.token_ids.get(text)
+        return json.dumps(text) if token_id is None else f"<[{token_id}]>"
+
+    def opened(self, marker: str) -> list[str]:
+        """Return the rules of `opened`: text up to a marker, and the marker."""
+        spelled = f"[lazy]: TEXT {json.dumps(marker)}"
+        if marker not in self.token_ids:
+            return [f"opened{spelled}", ANY_TEXT]
+        return [f"opened: spelled | TEXT {self.marker(marker)}", f"spelled{spelled}", ANY_TEXT]
+
+
+ANY_TEXT: Final = r"TEXT: /(.|\n)*/"
+
+
+class ToolForm(Protocol):
+    """How the models of one family write calls."""
+
+    @property
+    def markers(self) -> Mapping[str, str]:
+        """Tokens that a reader has to see, and how the text shows each."""
+        ...
+
+    def of_tools(self, schemas: Mapping[str, Mapping[str, Any]]) -> ToolForm:
+        """Return the form for a request with these tools: schemas of arguments by name."""
+        ...
+
+    def reader(self) -> PieceReader:
+        """Return a reader of one completion."""
+        ...
+
+    def rules(self, rules: CallRules) -> list[str]:
+        """Return the Lark rules, `start` among them, of completions that keep to `rules`.
+
+        Raises:
+          UnenforceableSchemaError: a strict tool cannot be held to its schema in this form.
+        """
+        ...
+
+
+def argument_json(schema: Mapping[str, Any]) -> str:
+    """Return what a grammar calls JSON of a schema, written as `json.dumps` writes it."""
+    own = {**schema, "x-guidance": {"whitespace_pattern": JSON_WHITESPACE}}
+    return f"%json {json.dumps(own, ensure_ascii=False)}"
+
+
+@dataclass(frozen=True, slots=True)
+class JsonForm:
+    """Calls that are JSON objects with the tool's name and its arguments.
+
+    Attributes:
+      openings: what comes before a call, or before a list of them; the first is the one that
+        grammars demand. None of them if a completion that is a call begins with its brace.
+      closing: what comes behind it.
+      arguments: the key of the arguments, beside `name`.
+      between: what stands between two calls.
+      is_list: calls are elements of one JSON list.
+      name_end: what stands between a tool's name and its arguments in models that write both
+        without an object around them; empty in those that never do.
+    """
+
+    openings: tuple[str, ...]
+    closing: str
+    arguments: str
+    between: str
+    is_list: bool = False
+    name_end: str = ""
+
+    @property
+    def markers(self) -> Mapping[str, str]:
+        """See ToolForm."""
+        more = (CALL_ID, self.name_end) if self.name_end else ()
+        return {marker: marker for marker in (*self.openings, self.closing, *more) if marker}
+
+    def of_tools(self, schemas: Mapping[str, Mapping[str, Any]]) -> Self:
+        """Return the form itself: JSON tells the types of its values."""
+        del schemas
+        return self
+
+    def reader(self) -> JsonCallReader:
+        """See ToolForm."""
+        return JsonCallReader(self)
+
+    def rules(self, rules: CallRules) -> list[str]:
+        """See ToolForm."""
+        lines = [f"body: {' | '.join(f'call_{i}' for i in range(len(rules.tools)))}"]
+        for index, tool in enumerate(rules.tools):
+            value = argument_json(tool.arguments)
+            if self.name_end and not self.is_list:
+                lines.append(
+                    f"call_{index}: {json.dumps(tool.name)} {rules.marker(self.name_end)} {value}"
+                )
+            else:
+                head = json.dumps(f'{{"name": "{tool.name}", "{self.arguments}": ')
+                lines.append(f'call_{index}: {head} {value} "}}"')
+        return [*(self._tagged(rules) if self.openings else self._bare(rules)), *lines]
+
+    def _bare(self, rules: CallRules) -> list[str]:
+        more = "" if rules.is_single else f" ({json.dumps(self.between)} body)*"
+        if rules.is_forced:
+            return [f"start: body{more}"]
+        return [f"start: TEXT | body{more}", r"TEXT: /([^{](.|\n)*)?/"]
+
+    def _tagged(self, rules: CallRules) -> list[str]:
+        more = "" if rules.is_single else f" ({json.dumps(self.between)} body)*"
+        closing = f" {rules.marker(self.closing)}" if self.closing else ""
+        if self.is_list:
+            inner = f'" "? "[" body{more} "]"{closing}'
+        elif self.name_end:
+            inner = "body"
+        else:
+            inner = f'"\\n" body "\\n"{closing}'
+        opening = self.openings[0]
+        if not rules.is_forced:
+            times = "?" if rules.is_single else "*"
+            return [f"start: call{times} TEXT", f"call: opened {inner}", *rules.opened(opening)]
+        again = f" ({json.dumps(self.between)} call)*" if self.between else " call*"
+        many = "" if rules.is_single or self.is_list else again
+        return [f"start: call{many}", f"call: {rules.marker(opening)} {inner}"]
+
+
+CALL_ID: Final = "[CALL_ID]"
+"""Behind a tool's name in some of Mistral's models: before an id of the call, which is dropped."""
+
+HERMES: Final = JsonForm(("<tool_call>",), "</tool_call>", "arguments", "\n")
+"""Hermes, Qwen and many others: JSON between tags, anywhere in the text."""
+LLAMA: Final = JsonForm((), "", "parameters", "; ")
+"""Llama 3: the whole completion is JSON."""
+MISTRAL: Final = JsonForm(("[TOOL_CALLS]",), "", "arguments", ", ", is_list=True, name_end="[ARGS]")
+"""Mistral 7B v0.3, Nemo, Small 3: one list behind a token. Its reader takes the newer form too."""
+MISTRAL_NAMED: Final = JsonForm(("[TOOL_CALLS]",), "", "arguments", "", name_end="[ARGS]")
+"""Mistral Small 3.2, Devstral, Magistral: each call behind a token, its name outside the JSON."""
+GRANITE: Final = JsonForm(("<|tool_call|>", "<tool_call>"), "", "arguments", ", ", is_list=True)
+"""Granite 3."""
+PHI: Final = JsonForm(
+    ("<|tool_call|>", "functools"), "<|/tool_call|>", "arguments", ", ", is_list=True
+)
+"""Phi-4-mini; `functools` is what it writes without its special tokens."""
+
+_HEAD: Final = re.compile(
+    r'\{\s*"name"\s*:\s*"([A-Za-z0-9_.-]{1,64})"\s*,\s*"(?:arguments|parameters)"\s*:\s*'
+)
+_BEGUN_OBJECT: Final = re.compile(r'\{\s*("(?P<key>[a-z]*)(?P<end>")?)?')
+_SECOND_KEY: Final = re.compile(r'\{\s*"name"\s*:\s*"(?:[^"\\]|\\.)*"\s*,\s*"([^"]*)"')
+_CALL_KEYS: Final = ("name", "arguments", "parameters", "type", "id", "function")
+_NAMED_HEAD: Final = re.compile(
+    r"([A-Za-z0-9_.-]{1,64})\s*(?:\[CALL_ID\]\s*[A-Za-z0-9_-]{0,64}\s*)?(?:\[ARGS\]\s*)?(?=\{)"
+)
+_BEGUN_NAME: Final = re.compile(
+    r"[A-Za-z0-9_.-]{1,64}\s*(\[[A-Z_]{0,7}(\][^\[\]{]{0,70}(\[[A-Z]{0,4}\]?)?)?\s*)?"
+)
 
 
 class _State(Enum):
     TEXT = "text"
-    HEAD = "head"  # behind the opening, before the arguments
+    OPENED = "opened"  # behind an opening
+    HEAD = "head"  # before the arguments of a call
     VALUE = "value"  # in the arguments
-    TAIL = "tail"  # behind them, before the closing
+    TAIL = "tail"  # behind them, before the call's end
+    AFTER = "after"  # behind an element of a list
+    CLOSING = "closing"  # behind the list
 
 
-class ToolCallParser:
+class JsonCallReader:
     """Reads one completion.
 
     Args:
       form: how its model writes calls.
     """
 
-    def __init__(self, form: ToolForm) -> None:
+    def __init__(self, form: JsonForm) -> None:
         self._form = form
-        self._head = re.compile(
-            r'\s*\{\s*"name"\s*:\s*"([A-Za-z0-9_.-]{1,64})"\s*,\s*"(?:arguments|parameters)"\s*:\s*'
-        )
-        self._state = _State.TEXT if form.opening else _State.HEAD
+        self._state = _State.TEXT if form.openings else _State.HEAD
         self._held = ""
-        self._value = _ValueEnd()
+        self._opened = ""  # text since the last call that may turn out to be none
+        self._value = ValueEnd()
+        self._scanned = 0  # characters of the held object that `_value` has seen
+        self._is_list = self._is_named = False
+        self._has_text = False  # since the last call
         self.num_calls = 0
 
     def push(self, text: str) -> list[Piece]:
@@ -107,75 +295,104 @@ class ToolCallParser:
             pass
         return pieces
 
-    def finish(self) -> list[Piece]:
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
         """Return what was held back, now that nothing follows."""
-        held, self._held = self._held, ""
-        if self._state is _State.HEAD:
-            return self._whole(held, held)
-        return [Text(held)] if held and self._state is _State.TEXT else []
+        held, self._held = self._opened + self._held, ""
+        self._opened = ""
+        is_open = self._state in (_State.TEXT, _State.OPENED, _State.HEAD)
+        if is_cut or not is_open or (self.num_calls and not held.strip("; ,\r\n")):
+            return []
+        return [Text(held)] if held else []
 
     def _step(self, pieces: list[Piece]) -> bool:
         """Take one part of what is held; return whether there may be another."""
         match self._state:
             case _State.TEXT:
                 return self._take_text(pieces)
+            case _State.OPENED:
+                return self._take_opened(pieces)
             case _State.HEAD:
                 return self._take_head(pieces)
             case _State.VALUE:
                 return self._take_value(pieces)
             case _State.TAIL:
                 return self._take_tail()
+            case _State.AFTER:
+                return self._take_after()
+            case _State.CLOSING:
+                return self._take_closing()
 
     def _take_text(self, pieces: list[Piece]) -> bool:
-        opening = self._form.opening
-        if not opening:
-            before, found = self._held, ""
-        else:
-            before, found, _ = self._held.partition(opening)
-        kept = 0 if found else _overlap(before, opening)
-        shown = before[: len(before) - kept]
-        # Blanks between two calls are not worth a text; blanks before any other are.
-        if shown.strip() or (shown and not self.num_calls and not found):
+        shown, opening = before_first(self._held, self._form.openings)
+        # Blanks before a call, or between two, are no text; they are if text comes before them.
+        if shown.strip() or (shown and self._has_text):
             pieces.append(Text(shown))
-            shown = ""
-        elif not found:
+            self._has_text = True
+        elif not opening:
             return False
-        if found:
-            self._held = self._held[len(before) + len(found) :]
-            self._state = _State.HEAD
-            return True
-        self._held = self._held[len(before) - kept :]
-        return False
-
-    def _take_head(self, pieces: list[Piece]) -> bool:
-        if self.num_calls and not self._form.opening:
-            self._held = self._held.lstrip("; \r\n")
-        if found := self._head.match(self._held):
-            if found.end() == len(self._held):
-                return False
-            self._held = self._held[found.end() :]
-            self._value = _ValueEnd()
-            pieces.append(CallBegins(self.num_calls, found[1]))
-            self.num_calls += 1
-            self._state = _State.VALUE
-            return True
-        if not self._form.opening:
-            return self._take_bare_head(pieces)
-        body, closing, rest = self._held.partition(self._form.closing)
-        if not closing:
+        if not opening:
+            self._held = self._held[len(shown) :]
             return False
-        pieces += self._whole(body, self._form.opening + body + closing)
-        self._held, self._state = rest, _State.TEXT
+        self._held = self._held[len(shown) + len(opening) :]
+        self._opened, self._is_list = opening, False
+        self._state = _State.OPENED
         return True
 
-    def _take_bare_head(self, pieces: list[Piece]) -> bool:
-        """Give up looking for a call where none can come."""
+    def _take_opened(self, pieces: list[Piece]) -> bool:
+        """Find out whether a list, an object or a name stands behind the opening."""
         begin = self._held.lstrip()
-        if not begin or begin.startswith("{"):
+        if not begin:
             return False
-        pieces.append(Text(self._held))
-        self._held, self._state = "", _State.TEXT
-        return False
+        form = self._form
+        if begin[0] == "{" or (begin[0] == "[" and (form.is_list or form.name_end)):
+            self._is_list = begin[0] == "["
+            length = len(self._held) - len(begin) + self._is_list
+            self._opened += self._held[:length]
+            self._held = self._held[length:]
+            self._state = _State.HEAD
+            return True
+        if form.name_end and (found := _NAMED_HEAD.match(begin)):
+            self._held = begin[found.end() :]
+            self._begin_call(found[1], pieces, is_named=True)
+            return True
+        if form.name_end and _BEGUN_NAME.fullmatch(begin):
+            return False
+        return self._is_text(pieces)
+
+    def _take_head(self, pieces: list[Piece]) -> bool:
+        """Find a call's name at the beginning of its object, or take the object as a whole."""
+        separators = "; ,\r\n\t" if self.num_calls else " \r\n\t"
+        begin = self._held.lstrip(separators)
+        if not begin:
+            return False
+        if self._is_list and begin[0] == "]":
+            self._state = _State.AFTER
+            return True
+        found = _HEAD.match(begin)
+        if found and found.end() < len(begin):
+            self._held = begin[found.end() :]
+            self._begin_call(found[1], pieces)
+            return True
+        if not _may_be_call(begin) or (not self._form.openings and _is_other_object(begin)):
+            return self._is_text(pieces)
+        if not self._scanned:
+            self._opened += self._held[: len(self._held) - len(begin)]
+            self._held, self._value = begin, ValueEnd()
+        self._scanned += self._value.push(self._held[self._scanned :])
+        return self._value.is_over and self._take_object(pieces)
+
+    def _take_object(self, pieces: list[Piece]) -> bool:
+        """Take an object whose name does not come first."""
+        body = self._held[: self._scanned]
+        call = _parsed_call(body, needs_arguments=not self._form.openings)
+        if call is None:
+            return self._is_text(pieces)
+        name, arguments = call
+        self._held = self._held[self._scanned :]
+        self._begin_call(name, pieces)
+        pieces.append(Arguments(self.num_calls - 1, arguments))
+        self._state = _State.AFTER
+        return True
 
     def _take_value(self, pieces: list[Piece]) -> bool:
         length = self._value.push(self._held)
@@ -183,39 +400,140 @@ class ToolCallParser:
             pieces.append(Arguments(self.num_calls - 1, self._held[:length]))
         self._held = self._held[length:]
         if self._value.is_over:
-            self._state = _State.TAIL
-        return self._value.is_over
+            self._state = _State.AFTER if self._is_named else _State.TAIL
+            self._value = ValueEnd(depth=1)
+        return self._state is not _State.VALUE
 
     def _take_tail(self) -> bool:
-        closing = self._form.closing or "}"
-        _, found, rest = self._held.partition(closing)
-        if not found:
+        """Pass over what stands behind the arguments in a call's object."""
+        if self._form.closing and not self._form.is_list:
+            return self._take_closing()
+        length = self._value.push(self._held)
+        self._held = self._held[length:]
+        if self._value.is_over:
+            self._state = _State.AFTER
+        return self._value.is_over
+
+    def _take_after(self) -> bool:
+        """Go on behind a call: to the next one of its list, or to the end of that."""
+        if not self._form.openings:
+            self._state = _State.HEAD
+            return True
+        if not self._is_list:
+            self._state = _State.CLOSING
+            return True
+        begin = self._held.lstrip()
+        if not begin:
             return False
-        self._held = rest
-        self._state = _State.TEXT if self._form.opening else _State.HEAD
+        if begin[0] == "]":
+            self._held, self._state = begin[1:], _State.CLOSING
+        else:
+            self._held, self._state = begin, _State.HEAD
         return True
 
-    def _whole(self, body: str, shown: str) -> list[Piece]:
-        """Return the call that a body is, its keys in another order; or the text that it is."""
-        try:
-            call = json.loads(body)
-        except ValueError:
-            call = None
-        if isinstance(call, dict) and isinstance(call.get("name"), str):
-            arguments = call.get("arguments", call.get("parameters", {}))
-            self.num_calls += 1
-            index = self.num_calls - 1
-            written = json.dumps(arguments, ensure_ascii=False)
-            return [CallBegins(index, call["name"]), Arguments(index, written)]
-        return [Text(shown)] if shown.strip() or (shown and not self.num_calls) else []
+    def _take_closing(self) -> bool:
+        closing = self._form.closing
+        if closing and not self._form.is_list:
+            # Whatever else a model writes before its closing tag is no text.
+            _, found, rest = self._held.partition(closing)
+            if not found:
+                return False
+            self._held, self._state = rest, _State.TEXT
+            return True
+        begin = self._held.lstrip()
+        if closing and closing.startswith(begin) and closing != begin:
+            return False
+        if closing and begin.startswith(closing):
+            self._held = begin[len(closing) :]
+        self._state = _State.TEXT
+        return True
+
+    def _begin_call(self, name: str, pieces: list[Piece], *, is_named: bool = False) -> None:
+        pieces.append(CallBegins(self.num_calls, name))
+        self.num_calls += 1
+        self._opened, self._scanned, self._is_named = "", 0, is_named
+        self._has_text = False
+        self._value = ValueEnd()
+        self._state = _State.VALUE
+
+    def _is_text(self, pieces: list[Piece]) -> bool:
+        """Show what was taken for a call and is none."""
+        shown, self._opened, self._scanned = self._opened, "", 0
+        self._has_text = True
+        if self._form.openings:
+            # An opening may stand in what follows.
+            if shown:
+                pieces.append(Text(shown))
+        else:
+            pieces.append(Text(shown + self._held))
+            self._held = ""
+        self._state = _State.TEXT
+        return bool(self._held)
 
 
-class _ValueEnd:
-    """Finds the end of a JSON value in text that arrives piece by piece."""
+def _may_be_call(begin: str) -> bool:
+    """Whether an object may be a call, by what there is of its first key."""
+    found = _BEGUN_OBJECT.match(begin)
+    if found is None:
+        return False
+    key = found["key"]
+    if key is None:
+        return len(begin) == found.end()
+    if found["end"]:
+        return key in _CALL_KEYS
+    return len(begin) == found.end() and any(known.startswith(key) for known in _CALL_KEYS)
 
-    def __init__(self) -> None:
+
+def _is_other_object(begin: str) -> bool:
+    """Whether an object with a name that stands alone is an answer in JSON, by its second key."""
+    found = _SECOND_KEY.match(begin)
+    return found is not None and found[1] not in _CALL_KEYS
+
+
+def _parsed_call(body: str, *, needs_arguments: bool) -> tuple[str, str] | None:
+    """Return name and arguments of a call, whatever the order of its keys; None if it is none."""
+    try:
+        call = json.loads(body, parse_constant=no_constant)
+        if isinstance(call, dict) and isinstance(call.get("function"), dict):
+            call = call["function"]
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            return None
+        if needs_arguments and not call.keys() & {"arguments", "parameters"}:
+            return None
+        return call["name"], written(call.get("arguments", call.get("parameters", {})))
+    except (ValueError, RecursionError):
+        return None
+
+
+def no_constant(name: str) -> None:
+    """Refuse what Python takes for JSON beyond JSON: infinities and NaN."""
+    raise ValueError(f"{name} is no JSON")
+
+
+def written(value: object) -> str:
+    """Return a value as JSON.
+
+    Raises:
+      ValueError: JSON has no such number.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    # Half of a surrogate pair has no UTF-8; escaped it is JSON all the same.
+    return json.dumps(value) if _SURROGATE.search(text) else text
+
+
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+
+class ValueEnd:
+    """Finds the end of a JSON value in text that arrives piece by piece.
+
+    Args:
+      depth: brackets that are open already.
+    """
+
+    def __init__(self, depth: int = 0) -> None:
         self.is_over = False
-        self._depth = 0
+        self._depth = depth
         self._in_string = False
         self._is_escaped = False
 
@@ -234,11 +552,11 @@ class _ValueEnd:
                 self._in_string = True
             elif character in "{[":
                 self._depth += 1
+            elif character in "}]," and self._depth == 0:
+                # What stands behind a value that has no brackets of its own, such as null.
+                self.is_over = True
+                return position
             elif character in "}]":
-                if self._depth == 0:
-                    # The brace behind a value that has none of its own, such as null.
-                    self.is_over = True
-                    return position
                 self._depth -= 1
                 self.is_over = self._depth == 0
             if self.is_over:
@@ -246,9 +564,30 @@ class _ValueEnd:
         return len(text)
 
 
-def _overlap(text: str, word: str) -> int:
+def first_of(text: str, words: Sequence[str]) -> tuple[int, str]:
+    """Return where the first of some words stands in a text, and which; -1 and none if nowhere."""
+    found = [(place, word) for word in words if (place := text.find(word)) >= 0]
+    return min(found, default=(-1, ""))
+
+
+def before_first(text: str, words: Sequence[str]) -> tuple[str, str]:
+    """Return what stands before the first of some words, and which word that is.
+
+    Without any of them, it is what stands before the beginning of one at the end of the text.
+    """
+    # Most texts are a token without the first character of any word.
+    words = [word for word in words if word[0] in text]
+    if not words:
+        return text, ""
+    begin, word = first_of(text, words)
+    if word:
+        return text[:begin], word
+    return text[: len(text) - max(overlap(text, word) for word in words)], ""
+
+
+def overlap(text: str, word: str) -> int:
     """Return how many characters at the end of a text may be the beginning of a word."""
-    for length in range(min(len(text), len(word) - 1), 0, -1):
-        if text.endswith(word[:length]):
-            return length
-    return 0
+    begin = text.find(word[0], max(0, len(text) - len(word) + 1))
+    while begin >= 0 and not word.startswith(text[begin:]):
+        begin = text.find(word[0], begin + 1)
+    return len(text) - begin if begin >= 0 else 0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from .fleet_process import FleetProcess
+from .scripted_model import Rule, command, write_model, write_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -78,3 +79,37 @@ def start_fleet(tmp_path: Path) -> Iterator[Callable[..., FleetProcess]]:
     finally:
         for fleet in started:
             fleet.stop()
+
+
+@pytest.fixture(scope="session")
+def scripted_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the model that the scripted fleet serves."""
+    return write_model(tmp_path_factory.mktemp("scripted"))
+
+
+@pytest.fixture(scope="session")
+def scripted_fleet(
+    scripted_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[FleetProcess]:
+    """A fleet whose model says what a script says, for the whole session. After it, and with all
+    its clients gone, the fleet must be at rest."""
+    log = tmp_path_factory.mktemp("scripted-fleet") / "fleet.log"
+    options = (str(scripted_model), "--model-name", "scripted", "--local-prefill", "off")
+    fleet = FleetProcess(log, *options, *WATCHED, *PATIENT, command=command(scripted_model))
+    try:
+        fleet.wait_ready()
+        yield fleet
+        fleet.wait_at_rest()
+    finally:
+        fleet.stop()
+
+
+@pytest.fixture
+def script(scripted_fleet: FleetProcess, scripted_model: Path) -> Callable[..., FleetProcess]:
+    """What gives the scripted fleet the rules of a test, and returns it."""
+
+    def play(*rules: Rule) -> FleetProcess:
+        write_script(scripted_model, rules)
+        return scripted_fleet
+
+    return play

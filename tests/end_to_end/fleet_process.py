@@ -26,11 +26,12 @@ from triolet.audit import FleetAudit
 from triolet.invariants import check_at_rest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from triolet.audit import ProcessFacts
     from triolet.invariants import Violation
 
+ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
 PATIENCE_S = 60.0
@@ -83,9 +84,16 @@ class FleetProcess:
       log_path: what it writes goes there.
       options: of the command.
       key: of an operator, where there are tenants.
+      command: what means `triolet`; None for the installed command.
     """
 
-    def __init__(self, log_path: Path, *options: str, key: str = "") -> None:
+    def __init__(
+        self,
+        log_path: Path,
+        *options: str,
+        key: str = "",
+        command: Sequence[str] | None = None,
+    ) -> None:
         self._headers = key_headers(key)
         # Open for as long as the fleet is there, so that nobody else gets the port, not even while
         # the fleet is about to begin.
@@ -94,13 +102,14 @@ class FleetProcess:
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_path = log_path
         self._log: IO[bytes] = log_path.open("wb")
-        command = [str(Path(sys.executable).with_name("triolet")), "serve", *options]
+        triolet = command or [str(Path(sys.executable).with_name("triolet"))]
         self.process = subprocess.Popen(
-            [*command, "--port", str(self.port)],
+            [*triolet, "serve", *options, "--port", str(self.port)],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
             start_new_session=True,
+            cwd=ROOT,
         )
         self.client = self._new_client()
 

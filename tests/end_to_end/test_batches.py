@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
+from openai.types.responses import Response
 
 from loadtest.campaign.batch_kills import run_batch
 
@@ -96,6 +97,28 @@ def run_mixed(client: openai.OpenAI) -> Batch:
     return mixed
 
 
+def run_responses(client: openai.OpenAI) -> Batch:
+    """Run lines in the words of the Responses API."""
+    lines: list[dict[str, Any]] = [
+        {
+            "custom_id": str(n),
+            "method": "POST",
+            "url": "/v1/responses",
+            "body": {"model": "demo", "input": "Hello!", "max_output_tokens": 4, "temperature": 0},
+        }
+        for n in range(2)
+    ]
+    batch = wait_ended(client, create(client, lines))
+    assert batch.status == "completed"
+    assert batch.request_counts is not None
+    assert batch.request_counts.completed == len(lines)
+    single = client.responses.create(**lines[0]["body"])
+    for line in results(client, batch.output_file_id):
+        answered = Response.model_validate(line["response"]["body"])
+        assert answered.output_text == single.output_text
+    return batch
+
+
 def test_files_and_batches_as_the_official_client_sees_them(
     start_fleet: Callable[..., FleetProcess], tmp_path: Path
 ) -> None:
@@ -117,6 +140,7 @@ def test_files_and_batches_as_the_official_client_sees_them(
         body = vectors[3]["response"]["body"]
         assert body["data"][0]["embedding"] == single.data[0].embedding
 
+        responses = run_responses(client)
         mixed = run_mixed(client)
 
         wrong = wait_ended(client, create(client, [inputs[0], inputs[0]]))
@@ -136,7 +160,7 @@ def test_files_and_batches_as_the_official_client_sees_them(
         assert {line["error"]["code"] for line in told if line["error"]} <= {"batch_cancelled"}
 
         listed = [one.id for one in client.batches.list(limit=2)]
-        assert listed == [many.id, wrong.id, mixed.id, batch.id]
+        assert listed == [many.id, wrong.id, mixed.id, responses.id, batch.id]
         kept = [one.id for one in client.files.list(limit=3)]
         assert batch.output_file_id in kept
         assert batch.input_file_id in kept

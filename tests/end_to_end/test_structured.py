@@ -70,6 +70,32 @@ def test_answers_keep_to_their_schemas(client: OpenAI) -> None:
     assert reasons.count("stop") > NUM_SCHEMAS // 2
 
 
+def test_objects_end_where_their_schema_lists_keys_and_does_not_close_them(
+    client: OpenAI,
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string"},
+            "age": {"type": "integer", "minimum": 0, "maximum": 120},
+            "pet": {"type": "object", "properties": {"kind": {"enum": ["cat", "dog"]}}},
+        },
+        "required": ["name", "age", "pet"],
+    }
+
+    def keys(seed: int) -> list[str]:
+        asked = ASK | {"seed": seed, "max_tokens": 500}
+        form: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
+        choice = client.chat.completions.create(**asked, response_format=form).choices[0]
+        assert choice.finish_reason == "stop", choice.message.content
+        answer = json.loads(choice.message.content or "")
+        jsonschema.validate(answer, schema)
+        return list(answer)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(keys, range(10))) == [["name", "age", "pet"]] * 10
+
+
 def test_the_same_seed_keeps_to_a_regex_in_the_same_words(client: OpenAI) -> None:
     wanted = {"structured_outputs": {"regex": "[a-z]{4,9}@[a-z]{3}"}, "max_tokens": 50}
     texts = [
@@ -133,6 +159,32 @@ def test_tools_that_have_to_be_called_are(client: OpenAI, choice: Any) -> None: 
     assert "".join(d.function.arguments or "" for d in deltas) == call.function.arguments
     assert deltas[0].function.name == "weather"
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_model_that_has_to_call_tools_repeats_no_call(client: OpenAI, temperature: float) -> None:
+    asked = ASK | {
+        "tools": [WEATHER],
+        "tool_choice": "required",
+        "max_tokens": 400,
+        "temperature": temperature,
+    }
+    whole = client.chat.completions.create(**asked).choices[0]
+    told = [
+        (call.function.name, call.function.arguments)
+        for call in whole.message.tool_calls or ()
+        if call.type == "function"
+    ]
+    assert told
+    assert len(set(told)) == len(told)
+    assert temperature or whole.finish_reason == "tool_calls"
+
+
+def test_tools_that_the_template_does_not_show_are_refused(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**ASK, tools=[WEATHER])
+    assert caught.value.param == "tools"
+    assert "chat template" in caught.value.message
 
 
 COSTLY = costly()

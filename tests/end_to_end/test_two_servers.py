@@ -30,6 +30,7 @@ pytestmark = pytest.mark.slow
 TRIOLET = str(Path(sys.executable).with_name("triolet"))
 RESTART_PATIENCE_S = 240.0
 NAMES = {"server-0", "server-1"}
+WORKERS = ["decode-0", "prefill-0"]
 QUESTION = {"prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": True}
 
 
@@ -53,6 +54,11 @@ def received(fleet: FleetProcess) -> dict[str, float]:
     return {sample.labels["server"]: sample.value for sample in samples}
 
 
+def workers_shown(fleet: FleetProcess) -> list[str]:
+    """Return the workers that one of the servers shows, by name."""
+    return sorted(sample.labels["worker"] for sample in fleet.samples("triolet_worker_up"))
+
+
 def ask_until_both_have_answered(fleet: FleetProcess) -> int:
     """Ask on a connection each, which the kernel gives to either; return how often."""
     before = received(fleet)
@@ -71,8 +77,8 @@ def test_both_serve_and_metrics_load_and_audit_are_of_both(pair: FleetProcess) -
     assert {
         s.labels["server"]: s.value for s in pair.samples("triolet_server_up")
     } == dict.fromkeys(NAMES, 1.0)
-    workers = [sample.labels["worker"] for sample in pair.samples("triolet_worker_up")]
-    assert sorted(workers) == ["decode-0", "prefill-0"]
+    # A server is ready with decode alone, and calls a worker by its address until it is greeted.
+    wait_until(lambda: workers_shown(pair) == WORKERS, PATIENCE_S, "both workers are greeted")
     assert pair.client.get("/load").json() == {"server_load": 0, "queued": 0, "running": 0}
     audit = pair.audit()
     assert {audit.server.name, *(each.server.name for each in audit.siblings)} == NAMES

@@ -22,7 +22,7 @@ from triolet.errors import ConfigError
 from .kernels import FakeFlashAttn, attention_of_one
 
 if TYPE_CHECKING:
-    from engine.attention.interface import BackendTraits
+    from engine.attention.traits import BackendTraits
 
 CPU = torch.device("cpu")
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 16

@@ -266,7 +266,7 @@ def test_a_long_replay_is_followed_by_turns() -> None:
 
 
 class Never(NamedTuple):
-    """A constraint whose mask does not come."""
+    """A constraint without a mask for ever."""
 
     verdict: Barred
     is_slow: bool = False

@@ -70,7 +70,14 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         {"triolet", "transport", "engine", "worker", "prefill", "decode", "server", "ops"}
     ),
 }
-ENTRY_POINTS = {("ops/cli.py", "prefill"), ("ops/cli.py", "decode"), ("ops/cli.py", "server")}
+ENTRY_POINTS = {
+    ("ops/cli.py", "prefill"),
+    ("ops/cli.py", "decode"),
+    ("ops/cli.py", "server"),
+    # The check of a model before a start, which loads no torch.
+    ("ops/model_directory.py", "engine"),
+    ("ops/check_places.py", "engine"),
+}
 
 HOMES: dict[str, tuple[str, ...]] = {
     # A library that only one place may touch, and where.
@@ -310,7 +317,10 @@ def test_files_that_decide_do_no_io(name: str) -> None:
 
 @pytest.mark.slow
 def test_deciding_loads_neither_torch_nor_trio_nor_zmq() -> None:
-    cores = "decode.core, prefill.core, server.fleet.conductor, ops.plan, ops.restart_policy"
+    cores = (
+        "decode.core, prefill.core, server.fleet.conductor, ops.plan, ops.restart_policy, "
+        "engine.preflight.check"
+    )
     loaded = "[m for m in ('torch', 'trio', 'zmq') if m in sys.modules]"
     script = f"import sys, {cores}; print({loaded})"
     finished = subprocess.run(

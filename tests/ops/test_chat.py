@@ -11,9 +11,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
+from rich.console import Console
 
-from ops.chat import ChatOptions, Conversation, run_chat, summary
+from ops.chat import ChatOptions, Conversation, _show_answer, run_chat, summary
 from ops.chat_client import AnswerFailed, AnswerTimes, ChatClient
+from ops.cli import main
 from ops.exit_codes import CommandFailed
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ class FakeServer(ThreadingHTTPServer):
         self.scripts: list[Script] = []
         self.questions: list[dict[str, Any]] = []
         self.models = '{"data": [{"id": "tiny"}]}'
+        self.models_status = 200
         self.hangs = threading.Event()
         self.saw_client_leave = threading.Event()
 
@@ -51,7 +54,7 @@ class Handler(BaseHTTPRequestHandler):
     server: FakeServer
 
     def do_GET(self) -> None:
-        self._send(200, self.server.models)
+        self._send(self.server.models_status, self.server.models)
 
     def do_POST(self) -> None:
         length = int(self.headers["content-length"])
@@ -111,6 +114,35 @@ def test_an_answer_comes_in_pieces_with_its_counts(
     assert question["model"] == "tiny"
     assert question["stream"] is True
     assert question["temperature"] == 0.5
+
+
+def thinking(*thoughts: str) -> list[str]:
+    """Return chunks of reasoning."""
+    deltas = ({"reasoning_content": thought} for thought in thoughts)
+    return [json.dumps({"choices": [{"index": 0, "delta": delta}]}) for delta in deltas]
+
+
+def test_reasoning_is_folded_away_and_sent_with_the_conversation(
+    server: FakeServer,
+    conversation: Conversation,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    script = [*thinking("Is it", "?"), chunk("It is."), "[DONE]"]
+    server.scripts += [script, script, script]
+    shown = Console(file=io.StringIO(), highlight=False, width=80)
+    _show_answer(shown, conversation, "1")
+    assert isinstance(shown.file, io.StringIO)
+    assert shown.file.getvalue().startswith("Thinking…\nIt is.\n")
+    ask(conversation, "2")
+    assert server.questions[-1]["messages"][1] == {
+        "role": "assistant",
+        "content": "It is.",
+        "reasoning_content": "Is it?",
+    }
+    monkeypatch.setattr("sys.stdin", io.StringIO("3\n"))
+    run_chat(ChatOptions(server.url))
+    assert capsys.readouterr().out == "It is.\n", "a pipe gets the answer"
 
 
 def test_later_questions_carry_the_conversation_until_it_begins_anew(
@@ -229,3 +261,31 @@ def test_the_line_below_an_answer_says_what_it_cost(
     times: AnswerTimes, forgotten: int, note: str, text: str
 ) -> None:
     assert summary(times, forgotten, note) == text
+
+
+@pytest.mark.parametrize(
+    ("key", "message", "remedy"),
+    [
+        ("", "this server asks for an API key", "set the environment variable TRIOLET_API_KEY"),
+        ("sk-old", "the API key that was sent is wrong", "taken from the environment variable TRI"),
+    ],
+)
+def test_a_server_with_tenants_is_told_from_a_program_that_is_none(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, key: str, message: str, remedy: str
+) -> None:
+    monkeypatch.setenv("TRIOLET_API_KEY", key)
+    server.models_status = 401
+    server.models = json.dumps({"error": {"message": message, "code": "invalid_api_key"}})
+    with pytest.raises(CommandFailed) as caught:
+        run_chat(ChatOptions(server.url))
+    assert message in str(caught.value)
+    assert remedy in str(caught.value)
+    assert "--url" not in str(caught.value)
+    server.models = "<html>"
+    with pytest.raises(CommandFailed, match="not as a Triolet server does"):
+        run_chat(ChatOptions(server.url))
+
+
+def test_help_names_the_variable_that_holds_the_key(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--help"]) == 0
+    assert "TRIOLET_API_KEY" in capsys.readouterr().out

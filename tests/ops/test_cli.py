@@ -28,16 +28,20 @@ CONTROL = "--control ipc:///tmp/nowhere"
         ("serve --prefill 0 --local-prefill off", ["--prefill is 0", "1 to 64"]),
         ("serve --prefill -1", ["--prefill is -1", "0 to 64"]),
         ("serve --local-prefill maybe", ["'maybe'", "off", "auto", "always"]),
+        ("serve --tool-parser vicuna", ["'vicuna'", "auto", "hermes", "pythonic", "harmony"]),
         ("serve --prompt-chunk 0", ["'--prompt-chunk'"]),
         ("serve --decode 1000", ["--decode is 1000"]),
         ("serve --kv-pool lots", ["'lots'", "512MiB"]),
-        ("serve --block-size 0", ["block_size is 0"]),
-        ("serve --max-num-batched-tokens 3", ["max_num_batched_tokens is 3", "block_size (16)"]),
-        ("serve --peer-timeout 0.1", ["peer_timeout_s is 0.1"]),
-        ("serve --token-window 0", ["token_window is 0", ">= 1"]),
-        ("serve --stall-timeout -1", ["stall_timeout_s is -1.0", "> 0"]),
-        ("serve --drain-timeout -1", ["drain_timeout_s is -1.0", ">= 0"]),
-        ("serve --metrics-compat foo", ["metrics_compat is 'foo'", "vllm, none"]),
+        ("serve --block-size 0", ["--block-size is 0"]),
+        (
+            "serve --max-num-batched-tokens 3",
+            ["--max-num-batched-tokens is 3", "--block-size (16)"],
+        ),
+        ("serve --peer-timeout 0.1", ["--peer-timeout is 0.1"]),
+        ("serve --token-window 0", ["--token-window is 0", ">= 1"]),
+        ("serve --stall-timeout -1", ["--stall-timeout is -1.0", "> 0"]),
+        ("serve --drain-timeout -1", ["--drain-timeout is -1.0", ">= 0"]),
+        ("serve --metrics-compat foo", ["--metrics-compat is 'foo'", "vllm, none"]),
         ("serve --log-level loud", ["'loud'", "debug, info, warning, error"]),
         ("serve --host no.such.host.invalid", ["no.such.host.invalid", "127.0.0.1"]),
         ("serve /no/such/model", ["/no/such/model does not exist", "Hugging Face"]),
@@ -45,7 +49,7 @@ CONTROL = "--control ipc:///tmp/nowhere"
         ("server --local-prefill off", ["no prefill worker", "--prefill ADDRESS"]),
         ("server", ["no decode worker", "--decode ADDRESS"]),
         ("server --prefill ipc:///p", ["no decode worker", "--decode ADDRESS"]),
-        ("serve --host 0.0.0.0", ["host is '0.0.0.0'", "--allow-remote-clients"]),
+        ("serve --host 0.0.0.0", ["--host is '0.0.0.0'", "--allow-remote-clients"]),
         ("prefill", ["'--control'"]),
         ("decode " + CONTROL, ["'--kv'"]),
         (f"prefill /no/such/model {CONTROL}", ["/no/such/model does not exist"]),
@@ -92,8 +96,9 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
     assert "supervisor-pid" not in out
 
 
-def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["version"]) == 0
+@pytest.mark.parametrize("word", ["version", "--version"])
+def test_the_version_is_printed(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([word]) == 0
     assert capsys.readouterr().out.startswith("triolet 0.")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from importlib.metadata import PackageNotFoundError
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -24,11 +24,9 @@ from ops.check_machine import (
     driver_version,
 )
 from ops.cli import main
-from ops.doctor import show
+from ops.doctor import Wanted, serve_command, show
 from ops.finding import Finding, Status
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from triolet.config import Dtype, EngineConfig
 
 
 def test_the_machine_that_runs_the_tests_can_serve() -> None:
@@ -63,9 +61,21 @@ def test_a_broken_model_fails_and_the_exit_code_says_so(
 )
 def test_the_last_line_sums_it_up(status: Status, words: str) -> None:
     screen = io.StringIO()
-    show([Finding("CPU", status, "2 cores", "buy more")], Console(file=screen, width=80))
+    findings = [Finding("CPU", status, "2 cores", "buy more")]
+    show(findings, "triolet serve /models/a", Console(file=screen, width=80))
     assert words in screen.getvalue()
     assert "→ buy more" in screen.getvalue()
+    assert ("triolet serve /models/a" in screen.getvalue()) is (status is not Status.FAIL)
+
+
+def test_the_last_line_is_the_command_for_what_was_looked_at() -> None:
+    engine = EngineConfig(max_model_len=64, dtype=Dtype.BFLOAT16, prefix_cache=False)
+    wanted = Wanted(Path("/models/my model"), "127.0.0.1", 8001, engine)
+    assert serve_command(wanted) == (
+        "triolet serve '/models/my model' --port 8001 --dtype bfloat16 --max-model-len 64 "
+        "--no-prefix-cache"
+    )
+    assert serve_command(Wanted(None, "127.0.0.1", 8000, EngineConfig())) == "triolet serve"
 
 
 def test_kernels_are_missed_only_where_they_could_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,3 +199,19 @@ def test_an_address_without_a_server_is_exit_2(
     err = capsys.readouterr().err
     assert err.startswith("triolet: ")
     assert err.count("\n") == 1
+
+
+def test_a_hundred_columns_hold_every_fact_whole() -> None:
+    lease = a_lease(attempt=f"{'f' * 32}/12", age_s=1234.5, renewed_ago_s=12.3)
+    text = shown(a_fleet(a_worker(dropped={"stale": 3}, leases=(lease,))), width=100)
+    assert max(map(len, text.splitlines())) <= 100
+    for fact in (
+        lease.attempt,
+        "pid 7, 20 files, 9 tasks, 1 MiB",
+        "KV under way: 0 B",
+        "frames dropped: 3 stale",
+        f"Leases on decode-0 of {lease.server}",
+        "1234.5 s",
+        "12.3 s ago",
+    ):
+        assert fact in text

@@ -35,7 +35,14 @@ from ops.plan import Door, FleetPlan, plan_processes
 from ops.quantities import parse_size, show_count, show_size
 from ops.rolling import Move, Step, restart_steps
 from ops.word_wrap import WordWrap
-from triolet.config import Dtype, EngineConfig, LinkConfig, ServerConfig
+from triolet.config import (
+    Dtype,
+    EngineConfig,
+    LinkConfig,
+    ReasoningParser,
+    ServerConfig,
+    ToolParser,
+)
 from triolet.config_gpu import GpuConfig
 from triolet.config_overload import (
     AdmissionConfig,
@@ -189,9 +196,12 @@ def test_every_role_understands_the_links_that_its_supervisor_means() -> None:
             token_window=3,
             stall_timeout_s=2.0,
             drain_timeout_s=0.5,
+            tool_parser=ToolParser.GRANITE,
             max_queued_requests=9,
             max_connections=11,
+            allow_origins=("https://app.example", "*"),
             metrics_compat="none",
+            reasoning_parser=ReasoningParser.DEEPSEEK_R1,
         ),
     ],
 )

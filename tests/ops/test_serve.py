@@ -50,7 +50,9 @@ def test_a_port_in_use_is_found_out_before_anything_is_started() -> None:
     assert line.startswith(f"triolet: port {port} on 127.0.0.1 is in use")
 
 
-def test_weights_that_no_worker_can_load_end_all_with_one_line(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_loaded_is_found_out_before_anything_is_started(
+    tmp_path: Path,
+) -> None:
     model = tmp_path / "broken"
     shutil.copytree(demo_model_path(), model)
     weights = next(model.glob("*.safetensors"))
@@ -58,11 +60,19 @@ def test_weights_that_no_worker_can_load_end_all_with_one_line(tmp_path: Path) -
     done = serve(str(model), "--port", "0", "--kv-pool", "16MiB")
     assert done.returncode == 2
     assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"triolet: {model / weights.name} has ")
+
+
+def test_what_only_a_worker_finds_out_ends_all_with_one_line() -> None:
+    done = serve("--port", "0", "--kv-pool", "4000TiB")
+    assert done.returncode == 2
+    assert done.stdout == ""
     lines = done.stderr.splitlines()
     (last,) = [line for line in lines if not line.startswith("{")]
     assert last == lines[-1]
-    assert last.startswith(("triolet: prefill-0: ", "triolet: decode-0: "))
-    assert weights.name in last
+    assert last.startswith(("triolet: prefill-0: --kv-pool is ", "triolet: decode-0: --kv-pool is"))
+    assert "has not that much memory" in last
     assert "Traceback" not in done.stderr
     started = [line for line in lines if '"process_started"' in line]
     ended = [line for line in lines if '"process_ended"' in line or '"process_given_up"' in line]

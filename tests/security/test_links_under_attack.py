@@ -100,7 +100,7 @@ class Workers:
 
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
-    """Workers whose directories let the server and the prefill worker in, as what they are."""
+    """Workers with directories that let the server and the prefill worker in, in their roles."""
     home = tmp_path_factory.mktemp("links")
     names = ("decode", "prefill", "server", "stranger")
     public = {name: make_keys(home / name) for name in names}

@@ -3,77 +3,42 @@
 from __future__ import annotations
 
 import json
-from functools import partial
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-import schemathesis
 import trio
-from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
 
 from server.api.app import build_app
+from server.api.document.limits import up_to
 from server.api.openapi import OPERATIONS, PATH
+from tests.server.support.fakes import FakeText
 from tests.server.support.surface import surface
 from tests.server.support.tenants import tenancy_of
+
+from .document import ask_all
 
 if TYPE_CHECKING:
     from tests.server.support.surface import Surface
 
 OPENAI: Final = Path(__file__).parents[3] / "shared/data/vectors/openai-chat-subset.openapi.json"
-EXAMPLES: Final = 5
-CHECKS: Final = [
-    not_a_server_error,
-    status_code_conformance,
-    content_type_conformance,
-    response_schema_conformance,
-]
-BOUNDED: Final = settings(
-    max_examples=EXAMPLES,
-    derandomize=True,
-    database=None,
-    deadline=None,
-    phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
-MODES: Final = list(schemathesis.GenerationMode)
+
+
+class AnyText(FakeText):
+    """Takes every text, as real tokenizers do."""
+
+    async def encode(
+        self, text: str, *, add_special_tokens: bool = True, param: str = "prompt"
+    ) -> tuple[int, ...]:
+        return tuple(text.encode())
 
 
 def is_json(context: Any, response: Any, case: Any) -> None:  # noqa: ANN401
     """Check that an error is one, in OpenAI's form."""
     if response.status_code >= 400:
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
-
-
-def ask_all(document: dict[str, Any], url: str, checks: list[Any] = CHECKS) -> list[str]:
-    """Ask every operation of a document with what it allows and with what it does not.
-
-    Returns:
-      The operations that were asked.
-    """
-    asked = []
-    for result in schemathesis.openapi.from_dict(document).get_all_operations():
-        operation = result.ok()
-        for mode in MODES:
-            if mode.is_negative and not operation.body:
-                continue  # any path is a string
-            strategy = operation.as_strategy(generation_mode=mode)
-
-            @BOUNDED
-            @given(case=strategy)
-            def ask(case: Any) -> None:  # noqa: ANN401
-                response = case.call(base_url=url, timeout=60)
-                case.validate_response(response, checks=checks)
-
-            ask()
-        asked.append(operation.label)
-    return asked
 
 
 async def document_of(server: Surface) -> dict[str, Any]:
@@ -91,10 +56,12 @@ async def test_every_route_has_a_row_and_every_row_a_route() -> None:
 
 @pytest.mark.slow
 async def test_the_server_is_as_its_document_says() -> None:
-    async with surface() as server:
+    async with surface(text=AnyText()) as server:
         document = await document_of(server)
-        asked = await trio.to_thread.run_sync(ask_all, document, server.url)
-        assert len(asked) == len(OPERATIONS)
+        tally = await trio.to_thread.run_sync(ask_all, document, server.url)
+    assert len(tally.asked) == len(OPERATIONS)
+    assert not tally.faults
+    assert not tally.refused
 
 
 async def test_the_document_names_the_key_where_there_is_one() -> None:
@@ -110,7 +77,31 @@ async def test_requests_by_openai_s_own_document_are_no_fault_of_ours() -> None:
     """They may ask for more than is served here; then the refusal is an error in OpenAI's form."""
     document = json.loads(OPENAI.read_text())
     async with surface() as server:
-        asked = await trio.to_thread.run_sync(
-            partial(ask_all, document, server.url + "/v1", checks=[not_a_server_error, is_json])
-        )
-    assert len(asked) == 4
+        checks = [not_a_server_error, is_json]
+        tally = await trio.to_thread.run_sync(ask_all, document, server.url + "/v1", checks)
+    assert len(tally.asked) == 4
+    assert not tally.faults
+
+
+async def test_the_document_has_the_bounds_of_its_server() -> None:
+    async with surface(max_choices=3, max_prompts=2, model_aliases=("other",)) as server:
+        schemas = (await document_of(server))["components"]["schemas"]
+    chat, completion = schemas["ChatRequest"]["properties"], schemas["CompletionRequest"]
+    assert chat["n"]["anyOf"][0]["maximum"] == 3
+    assert chat["model"]["anyOf"][0]["enum"] == ["demo", "other"]
+    assert chat["max_tokens"]["anyOf"][0]["maximum"] == 4095
+    kinds = completion["properties"]["prompt"]["anyOf"]
+    assert [one.get("maxItems") for one in kinds] == [None, 4095, 2, 2]
+    assert schemas["DetokenizeRequest"]["properties"]["tokens"]["items"]["maximum"] == 255
+    assert schemas["OllamaChat"]["properties"]["model"]["enum"][-1] == "other:latest"
+    async with surface(model_aliases=("*",)) as server:
+        schemas = (await document_of(server))["components"]["schemas"]
+    assert "enum" not in schemas["ChatRequest"]["properties"]["model"]["anyOf"][0]
+
+
+@pytest.mark.parametrize("most", [1, 7, 9, 10, 30, 255, 720, 1000, 2047])
+def test_an_expression_for_numbers_takes_those_up_to_its_bound(most: int) -> None:
+    expression = re.compile(up_to(most))
+    taken = {number for number in range(most * 11) if expression.fullmatch(str(number))}
+    assert taken == set(range(1, most + 1))
+    assert not expression.fullmatch("01")

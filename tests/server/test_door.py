@@ -1,4 +1,4 @@
-"""What is decided before a body is read: limits, concurrency and room, by whose request it is."""
+"""What is decided before a body is read: limits, concurrency and room, by tenant."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ROOM_PATIENCE_S = 10.0
 
 
 class World:
-    """A server with the tenants alice, by a plan, and bob, who has no limits."""
+    """A server with the tenants alice, by a plan, and bob, without limits."""
 
     def __init__(self, server: Surface, quotas: Quotas, plan: Plan) -> None:
         self.server = server

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,15 +10,18 @@ import trio
 from prometheus_client import generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
+from structlog.testing import capture_logs
 
 from server.generation import Usage
 from server.metrics import MAX_WORDS, Metrics
 from server.quotas.amounts import NANOS
 from server.quotas.spend_watch import SpendWatch
 from server.tenancy import TenancyReport
+from tests.server.fleet.fakes import make_request
+from tests.server.fleet.world import World
 from tests.server.support.fakes import FakeFleet
 from tests.server.support.surface import surface
-from transport.frames import Load
+from transport.frames import Load, WorkerHeartbeat
 from triolet.service_class import DEFAULT_CLAIM, Claim, ServiceClass
 from triolet.tenants import Plan
 
@@ -47,7 +51,9 @@ def test_a_request_is_counted_once_in_each_of_its_measures(metrics: Metrics) -> 
     metrics.prefill_computed(0.001, 0.2)
     metrics.first_token(0.03)
     metrics.next_token(0.012)
-    usage = Usage(prompt_tokens=100, completion_tokens=2, cached_tokens=64, ttft_s=0.03)
+    usage = Usage(
+        prompt_tokens=100, completion_tokens=2, cached_tokens=64, queue_s=0.02, ttft_s=0.03
+    )
     metrics.request_ended("stop", usage, 0.5)
     labels = 'engine="0",model_name="demo"'
     assert {
@@ -63,6 +69,8 @@ def test_a_request_is_counted_once_in_each_of_its_measures(metrics: Metrics) -> 
         'triolet_inter_token_latency_seconds_bucket{le="0.025"} 1.0',
         "triolet_request_seconds_sum 0.5",
         "triolet_decode_seconds_sum 0.47",
+        "triolet_inference_seconds_sum 0.48",
+        "triolet_request_token_seconds_sum 0.47",
         f"vllm:prompt_tokens_total{{{labels}}} 100.0",
         f"vllm:generation_tokens_total{{{labels}}} 2.0",
         f"vllm:prefix_cache_hits_total{{{labels}}} 64.0",
@@ -72,6 +80,56 @@ def test_a_request_is_counted_once_in_each_of_its_measures(metrics: Metrics) -> 
         f"vllm:e2e_request_latency_seconds_sum{{{labels}}} 0.5",
         f"vllm:request_prefill_time_seconds_sum{{{labels}}} 0.2",
         f"vllm:request_queue_time_seconds_sum{{{labels}}} 0.02",
+    } <= lines(metrics)
+
+
+BOARDS = (
+    *("e2e_request_latency_seconds", "time_to_first_token_seconds", "inter_token_latency_seconds"),
+    *("time_per_output_token_seconds", "request_time_per_output_token_seconds"),
+    *("request_queue_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds"),
+    *("request_inference_time_seconds", "request_prompt_tokens", "request_generation_tokens"),
+    *("request_max_num_generation_tokens", "request_params_n", "request_params_max_tokens"),
+    "iteration_tokens_total",
+)
+"""Histograms that the dashboards and documents of vLLM, older ones too, ask for by these names."""
+
+
+def test_what_dashboards_of_vllm_ask_for_is_there(metrics: Metrics) -> None:
+    text = metrics.exposition().decode()
+    labels = 'engine="0",model_name="demo"'
+    for name in BOARDS:
+        assert f"# TYPE vllm:{name} histogram\n" in text
+        assert f'vllm:{name}_bucket{{engine="0",le="+Inf",model_name="demo"}} 0.0\n' in text
+    for name in ("gpu_cache_usage_perc", "kv_cache_usage_perc"):
+        assert f"# TYPE vllm:{name} gauge\n" in text
+        assert f"vllm:{name}{{{labels}}} 0.0\n" in text
+
+
+def test_sizes_of_requests_and_steps_are_counted(metrics: Metrics) -> None:
+    world = World()
+    world.observer.work = metrics.work
+    first, second, third = (
+        make_request(number, max_tokens=n) for number, n in enumerate((5, 3, 7))
+    )
+    world.submit_together([first, replace(second, origin_id=first.request_id)])
+    world.submit(third)
+    world.settle()
+    world.check_idle()
+    decode = world.worker(world.decode)
+    for steps, tokens in ((10, 100), (14, 116), (14, 116)):
+        load = Load(steps=steps, computed_tokens=tokens)
+        world.hear(decode, WorkerHeartbeat(world.decode.epoch, steps, False, False, load))
+    assert {
+        "triolet_request_max_tokens_count 3.0",
+        "triolet_request_max_tokens_sum 15.0",
+        "triolet_request_choices_count 2.0",
+        'triolet_request_choices_bucket{le="1.0"} 1.0',
+        'triolet_request_choices_bucket{le="2.0"} 2.0',
+        "triolet_request_longest_completion_tokens_count 2.0",
+        "triolet_request_longest_completion_tokens_sum 12.0",
+        "triolet_step_tokens_count 14.0",
+        "triolet_step_tokens_sum 116.0",
+        'triolet_step_tokens_bucket{le="4.0"} 4.0',
     } <= lines(metrics)
 
 
@@ -112,6 +170,13 @@ def test_refusals_and_losses_are_counted_by_cause(metrics: Metrics) -> None:
         'triolet_workers_lost_total{cause="silent"} 1.0',
         "triolet_workers_refused_total 1.0",
     } <= lines(metrics)
+
+
+@pytest.mark.parametrize(("cause", "level"), [("farewell", "info"), ("silent", "warning")])
+def test_a_worker_that_was_drained_is_no_warning(metrics: Metrics, cause: str, level: str) -> None:
+    with capture_logs() as logs:
+        metrics.worker_lost("decode-0", cause)
+    assert [(entry["event"], entry["log_level"]) for entry in logs] == [("worker_lost", level)]
 
 
 def test_faults_and_what_is_done_about_them_are_counted() -> None:
@@ -278,7 +343,7 @@ async def test_scrapes_at_once_share_one_text_that_was_begun_after_they_asked() 
         with trio.CancelScope() as scope:
             scope.cancel()
             await metrics.scrape()
-        assert b"many_" in await metrics.scrape(), "one that is given up is in nobody's way"
+        assert b"many_" in await metrics.scrape(), "one that is given up is in no other's way"
 
 
 def test_the_text_is_the_client_library_s_byte_for_byte(metrics: Metrics) -> None:

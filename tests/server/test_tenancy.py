@@ -39,6 +39,19 @@ def test_a_key_is_let_in_until_it_ends() -> None:
         assert refusal(lambda key=key: tenancy.tenant_of(key, 0.0)) == (401, "invalid_api_key")
 
 
+def test_a_wrong_key_is_told_that_it_is_wrong() -> None:
+    tenancy = tenancy_of(alice="one")
+    for key, words in (
+        (None, "asks for an API key"),
+        ("", "asks for"),
+        ("two", "is wrong, or has"),
+    ):
+        with pytest.raises(RequestError, match=words):
+            tenancy.tenant_of(key, 0.0)
+    with pytest.raises(RequestError, match="no tenant carol any more"):
+        tenancy.tenant_named("carol")
+
+
 def test_a_disabled_tenant_is_told_so_by_its_own_key_only() -> None:
     tenancy = Tenancy(tenants_of(tenant("alice", "one", is_disabled=True), tenant("bob", "two")))
     assert refusal(lambda: tenancy.tenant_of("one", 0.0)) == (403, "permission_denied")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import traceback
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING
@@ -61,6 +62,20 @@ async def test_what_was_refused_is_freed_at_once(refuse: Callable[[Body], None])
             assert await trio.to_thread.run_sync(freed.wait, PATIENCE_S)
     finally:
         gc.enable()
+
+
+async def test_what_the_thread_keeps_of_a_refusal_holds_nothing_of_its_request() -> None:
+    kept = invalid_request("no", "body")
+
+    def refuse() -> None:
+        raise kept
+
+    with pytest.raises(RequestError) as caught:
+        await in_thread(refuse, trio.CapacityLimiter(1))
+    assert caught.value is not kept
+    assert caught.value.said == kept.said
+    frames = [frame.f_code.co_name for frame, _ in traceback.walk_tb(kept.__traceback__)]
+    assert frames == ["_result_or_refusal", "refuse"]
 
 
 async def test_results_and_other_errors_come_as_they_are() -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from server.text.model_files import TextFiles
 from server.text.tokenizer import TextModel
 from server.text.vocabulary import _byte_level_alphabet
+from triolet.config import ReasoningParser
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 BOS, EOS, PAD = "<|bos|>", "<|end|>", "<|pad|>"
 TEMPLATE = (
@@ -15,17 +21,24 @@ TEMPLATE = (
 )
 
 
-def tiny_tokenizer() -> Tokenizer:
-    """Return a tokenizer without merges: token i below 256 is byte i."""
+def tiny_tokenizer(specials: Sequence[str] = (), markers: Sequence[str] = ()) -> Tokenizer:
+    """Return a tokenizer without merges: token i below 256 is byte i.
+
+    Args:
+      specials: further special tokens.
+      markers: further tokens that are not special.
+    """
     of_byte = {raw[0]: char for char, raw in _byte_level_alphabet().items()}
     vocabulary = {of_byte[byte]: byte for byte in range(256)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    specials: list[str | AddedToken] = [
-        AddedToken(content, normalized=False, special=True) for content in (BOS, EOS, PAD)
+    added: list[str | AddedToken] = [
+        AddedToken(content, normalized=False, special=True)
+        for content in (BOS, EOS, PAD, *specials)
     ]
-    tokenizer.add_special_tokens(specials)
+    tokenizer.add_special_tokens(added)
+    tokenizer.add_tokens([AddedToken(content, normalized=False) for content in markers])
     return tokenizer
 
 
@@ -38,15 +51,21 @@ def tiny_text(
     max_model_len: int = 4096,
     tokenize_threads: int = 1,
     tokenize_timeout_s: float = 10.0,
+    specials: Sequence[str] = (),
+    markers: Sequence[str] = (),
+    reasoning_parser: ReasoningParser = ReasoningParser.AUTO,
 ) -> TextModel:
-    """Return a text model whose tokens are bytes."""
+    """Return a text model whose tokens are bytes, and those of `specials` and `markers`."""
     files = TextFiles(
-        tokenizer=tiny_tokenizer(),
+        tokenizer=tiny_tokenizer(specials, markers),
         eos_token_ids=(EOS_ID,),
         max_model_len=max_model_len,
         special_tokens={"bos_token": BOS, "eos_token": EOS},
         chat_templates={"default": template} if template else {},
     )
     return TextModel(
-        files, tokenize_threads=tokenize_threads, tokenize_timeout_s=tokenize_timeout_s
+        files,
+        tokenize_threads=tokenize_threads,
+        tokenize_timeout_s=tokenize_timeout_s,
+        reasoning_parser=reasoning_parser,
     )

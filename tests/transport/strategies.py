@@ -44,10 +44,11 @@ def values_of(kind: schema.Type) -> st.SearchStrategy[Any]:
             return st.binary(min_size=shortest or 0, max_size=min(64, longest or 64))
         case schema.EnumType(cls=cls):
             return st.sampled_from(list(cls))
-        case schema.VarTupleType(item_type=item):
-            return st.lists(values_of(item), max_size=MAX_ITEMS).map(tuple)
-        case schema.TupleType(item_types=items):
-            return st.tuples(*(values_of(item) for item in items))
+        case schema.VarTupleType(item_type=item, min_length=shortest):
+            items = st.lists(values_of(item), min_size=shortest or 0, max_size=MAX_ITEMS)
+            return items.map(tuple)
+        case schema.TupleType(item_types=kinds):
+            return st.tuples(*map(values_of, kinds))
         case schema.DictType(key_type=key, value_type=value):
             return st.dictionaries(values_of(key), values_of(value), max_size=MAX_ITEMS)
         case schema.UnionType(types=types):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.batch import LayerWatch, SampleSpec, StepRow
-    from triolet.sampling import Grammar
+    from triolet.sampling import SamplingParams
 
 VOCAB_SIZE = 1000
 HIDDEN_SIZE = 4
@@ -97,9 +97,9 @@ class FakeEngine:
         """Count."""
         self.num_rests += 1
 
-    def constrain(self, grammar: Grammar | None) -> None:
+    def constrain(self, sampling: SamplingParams) -> None:
         """Its tokens are no text: requests with a grammar are not for it."""
-        assert grammar is None
+        assert not sampling.is_constrained
 
     def step(
         self, rows: Sequence[StepRow], watch: LayerWatch | None = None

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from structlog.testing import capture_logs
 
 from transport.frames import (
     Drain,
     EndReason,
+    Goodbye,
     Hello,
     Peer,
     RefuseReason,
@@ -234,6 +236,20 @@ def test_a_server_whose_frames_are_lost_loses_what_it_had() -> None:
     assert pair.heard[key].ended[Role.DECODE].reason is EndReason.LEASE_EXPIRED
     pair.run()
     pair.check_empty()
+
+
+def test_a_server_that_says_goodbye_is_no_warning() -> None:
+    levels = []
+    for has_said_so in (True, False):
+        pair = Pair()
+        running(pair)
+        with capture_logs() as logs:
+            if has_said_so:
+                pair.to_worker(Role.DECODE, Goodbye("shut down"))
+            else:
+                pair.decode.reception.on_server_gone(SERVER.identity(), pair.now)
+        levels += [entry["log_level"] for entry in logs if entry["event"] == "server_gone"]
+    assert levels == ["info", "warning"]
 
 
 def test_a_server_that_greets_again_has_given_up_what_it_had() -> None:

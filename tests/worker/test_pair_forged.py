@@ -1,4 +1,4 @@
-"""Two cores whose KV goes in plaintext, and a third process that sends decode what it likes."""
+"""Two cores with KV in plaintext, and a third process that sends decode what it likes."""
 
 from __future__ import annotations
 

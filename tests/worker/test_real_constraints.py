@@ -25,7 +25,7 @@ from triolet.config import EngineConfig, LinkConfig, WorkerConfig
 from triolet.config_grammar import MaskConfig
 from triolet.config_speculation import LOOKUP, OFF, SpeculationConfig
 from triolet.ids import Role
-from triolet.sampling import Grammar, GrammarKind, SamplingParams
+from triolet.sampling import Grammar, GrammarKind, ReasoningTokens, SamplingParams
 from triolet.units import MIB
 from worker.local_engine import LocalEngine
 
@@ -60,6 +60,15 @@ JSON = SamplingParams(
 )
 WORD = SamplingParams(max_tokens=60, seed=4, grammar=Grammar(GrammarKind.REGEX, "[a-z]{8,9}!"))
 FREE = SamplingParams(max_tokens=40, seed=5)
+PERIOD, PAD = TOKENIZER.token_to_id("."), TOKENIZER.token_to_id("<|pad|>")
+BUDGET = 12
+REASONED = replace(JSON, reasoning=ReasoningTokens(closings=((PERIOD,),), forced=(PERIOD,)))
+"""The model ends its first sentence by itself."""
+BOUNDED = replace(
+    JSON,
+    reasoning=ReasoningTokens(closings=((PAD, PERIOD),), forced=(PAD, PERIOD), budget=BUDGET),
+)
+"""The model never writes this closing by itself."""
 
 
 SETTINGS = EngineConfig(kv_pool_bytes=8 * MIB, prefix_cache=False)
@@ -146,6 +155,53 @@ async def test_guesses_change_no_token_of_it(engines: Engines, tmp_path: Path) -
         await client.wait_until(lambda: client.links[Role.DECODE].beats[-1] is not beat)
         # The words of the list repeat themselves.
         assert client.links[Role.DECODE].beats[-1].load.speculative_accepted > 0
+
+
+def document_of(answer: list[int]) -> dict[str, list[str]]:
+    document: dict[str, list[str]] = json.loads(TOKENIZER.decode(answer))
+    return document
+
+
+async def test_an_answer_keeps_to_its_grammar_behind_its_reasoning(
+    engines: Engines, tmp_path: Path
+) -> None:
+    async with workers(engines, tmp_path) as client:
+        together = await completions(client, REASONED, FREE, BOUNDED)
+        alone = [(await completions(client, one))[0] for one in (REASONED, FREE, BOUNDED)]
+    assert together == alone
+    reasoned, _, bounded = alone
+    end = reasoned.index(PERIOD)
+    assert end > 1
+    assert set(document_of(reasoned[end + 1 :])["words"]) <= set(WORDS)
+    assert bounded[BUDGET : BUDGET + 2] == [PAD, PERIOD]
+    assert set(document_of(bounded[BUDGET + 2 :])["words"]) <= set(WORDS)
+    assert reasoned[-1] == bounded[-1] == EOS[0]
+
+
+@pytest.mark.parametrize("sampling", [REASONED, BOUNDED])
+async def test_a_new_attempt_goes_on_within_reasoning_or_behind_it(
+    engines: Engines, tmp_path: Path, sampling: SamplingParams
+) -> None:
+    async with workers(engines, tmp_path) as client:
+        [whole] = await completions(client, sampling)
+        assert sampling.reasoning is not None
+        closing = sampling.reasoning.closing_behind(whole)
+        assert closing is not None
+        begin, end = closing
+        for num_replayed in (1, begin - 1, begin, begin + 1, end, end + 3):
+            replay = whole[:num_replayed]
+            answer = await client.start(PROMPT, sampling, replay=replay, eos_token_ids=EOS)
+            await client.finish(answer)
+            assert answer.token_ids == whole[num_replayed:]
+
+
+async def test_guesses_change_no_token_of_reasoning(engines: Engines, tmp_path: Path) -> None:
+    async with workers(engines, tmp_path) as client:
+        expected = await completions(client, REASONED, BOUNDED)
+    other = tmp_path / "guessing"
+    other.mkdir()
+    async with workers(engines, other, SpeculationConfig(source=LOOKUP)) as client:
+        assert await completions(client, REASONED, BOUNDED) == expected
 
 
 async def test_what_no_token_may_follow_ends_alone(engines: Engines, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import struct
+from collections import Counter
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
@@ -42,6 +43,7 @@ _SCALARS: Final = {
     12: "<d",
 }
 _STRING: Final = 8
+_LENGTH: Final = struct.Struct("<Q")
 _ARRAY: Final = 9
 
 
@@ -111,6 +113,20 @@ class GgufFile:
     metadata: Mapping[str, Value]
     tensors: Mapping[str, TensorPlace]
     header_digest: str
+
+    @property
+    def num_numbers(self) -> Counter[str]:
+        """How many numbers are stored in each encoding, by its name."""
+        found: Counter[str] = Counter()
+        for place in self.tensors.values():
+            found[ENCODINGS[place.encoding].name] += prod(place.shape)
+        return found
+
+    @property
+    def encoding(self) -> str:
+        """What most of the numbers are stored in, as llama.cpp calls it: F32, BF16, Q4_1 …"""
+        found = self.num_numbers.most_common(1)
+        return found[0][0] if found else "F32"
 
 
 def read_gguf(path: Path) -> GgufFile:
@@ -238,7 +254,9 @@ class _Cursor:
     def string(self, what: str) -> str:
         """Return a text."""
         start = self.position
-        taken = self.take(self.number("<Q", f"the length of {what}"), what)
+        return self._text(self.take(self.number("<Q", f"the length of {what}"), what), start, what)
+
+    def _text(self, taken: bytes, start: int, what: str) -> str:
         try:
             return taken.decode()
         except UnicodeDecodeError as error:
@@ -256,8 +274,7 @@ class _Cursor:
             raise self._unknown(kind, key)
         inner = self.number("<I", f"the type of {key}'s elements")
         if inner == _STRING:
-            num_strings = self.count(f"elements of {key}", 8)
-            return [self.string(f"an element of {key}") for _ in range(num_strings)]
+            return self._strings(key)
         if inner not in _SCALARS:  # arrays of arrays are allowed, and used by no model
             raise self._unknown(inner, key)
         form = _SCALARS[inner]
@@ -277,6 +294,20 @@ class _Cursor:
         shape = struct.unpack(f"<{dimensions}Q", self.take(8 * dimensions, f"the shape of {name}"))
         encoding = self.number("<I", f"the type of {name}")
         return name, shape[::-1], encoding, self.number("<Q", f"the place of {name}")
+
+    def _strings(self, key: str) -> Value:
+        """Return an array of texts. A vocabulary has hundreds of thousands of them, so each one
+        takes as few calls as can be."""
+        what, found = f"an element of {key}", list[Scalar]()
+        data, size, length_at = self._data, self._size, _LENGTH.unpack_from
+        for _ in range(self.count(f"elements of {key}", 8)):
+            start = self.position + 8
+            end = start + length_at(data, self.position)[0] if start <= size else start
+            if end > size:
+                self.string(what)  # says what is missing
+            found.append(self._text(data[start:end], self.position, what))
+            self.position = end
+        return found
 
     def _scalar(self, form: str, what: str) -> int | float | bool:
         taken: int | float | bool

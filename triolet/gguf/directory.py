@@ -63,6 +63,14 @@ def gguf_directory(path: Path, extra: Mapping[str, Mapping[str, Any]] | None = N
     return directory
 
 
+def gguf_weights(model_dir: Path) -> Path | None:
+    """Return the GGUF file of a model directory; None if its weights are in safetensors form."""
+    path = model_dir / WEIGHTS
+    if not path.exists() or any(model_dir.glob("model.safetensors*")):
+        return None
+    return path.resolve()
+
+
 def cache_home() -> Path:
     """Return where the user's programs keep what can be made again (XDG base directories)."""
     return _xdg("XDG_CACHE_HOME", ".cache")

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from server.api import app as app  # with it all models of requests
+from server.api.strict_fields import WORDS, StrictFields
 from tests.server.support.fakes import MAX_MODEL_LEN, FakeFleet, by_hand
 from tests.server.support.surface import MODEL, Surface, surface
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -43,7 +48,7 @@ WRONG_SAMPLING: list[tuple[str, Any]] = [
     ("logit_bias", {str(i): 1 for i in range(301)}),
     ("seed", 2**63),
     ("seed", 2**200),
-    ("seed", 1.0),
+    ("seed", 1.5),
     ("seed", True),
     ("stop", 5),
     ("stop", [""]),
@@ -64,7 +69,7 @@ WRONG_SAMPLING: list[tuple[str, Any]] = [
     ("n", True),
     ("max_tokens", 0),
     ("max_tokens", -1),
-    ("max_tokens", 1.0),
+    ("max_tokens", 1.5),
     ("max_tokens", "9"),
     ("max_tokens", 2**40),
     ("stream", "true"),
@@ -103,7 +108,7 @@ WRONG_COMPLETIONS: list[tuple[str, Any]] = [
     ("prompt", [[]]),
     ("prompt", [1, True]),
     ("prompt", [1, -1]),
-    ("prompt", [1, 2.0]),
+    ("prompt", [1, 2.5]),
     ("prompt", [256]),
     ("prompt", [["a"]]),
     ("prompt", ["a", 1]),
@@ -190,6 +195,147 @@ async def test_wrong_completion_parameters_are_named() -> None:
             body = {"model": MODEL, "prompt": "hi", param: value}
             assert (await refused(server, COMPLETIONS, body))["param"] == param, (param, value)
         assert server.fleet.generations == []
+
+
+NUMBER_TYPE = {"type": "function", "function": {"name": 5}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "a b"}}
+SAID: list[tuple[str, dict[str, Any], str, str]] = [
+    (CHAT, {"temperature": "hot"}, "temperature", "must be a number; it is 'hot'"),
+    (CHAT, {"temperature": 2.5}, "temperature", "must be at most 2.0; it is 2.5"),
+    (CHAT, {"top_p": 0}, "top_p", "must be greater than 0.0; it is 0"),
+    (CHAT, {"max_tokens": 0}, "max_tokens", "must be at least 1; it is 0"),
+    (CHAT, {"max_tokens": "9"}, "max_tokens", "must be an integer; it is '9'"),
+    (CHAT, {"stream": 1}, "stream", "must be true or false; it is 1"),
+    (CHAT, {"model": 7}, "model", "must be a string; it is 7"),
+    (CHAT, {"messages": "hi"}, "messages", "must be a list; it is 'hi'"),
+    (CHAT, {"messages": []}, "messages", "must have 1 or more entries; it is []"),
+    (CHAT, {"stop": 5}, "stop", "must be a string or a list of strings"),
+    (CHAT, {"stream_options": 7}, "stream_options", "must be an object; it is 7"),
+    (CHAT, {"cache_salt": ""}, "cache_salt", "must have 1 or more characters; it is ''"),
+    (CHAT, {"guided_json": 5}, "guided_json", "must be an object or be a string; it is 5"),
+    (
+        CHAT,
+        {"tools": [], "tool_choice": "some"},
+        "tool_choice",
+        "must be 'none', 'auto' or 'required' or be an object; it is 'some'",
+    ),
+    (CHAT, {"tool_choice": NUMBER_TYPE}, "tool_choice.function.name", "must be a string; it is 5"),
+    (
+        CHAT,
+        {"response_format": FORMAT},
+        "response_format.json_schema.name",
+        "must match ^[a-zA-Z0-9_-]{1,64}$; it is 'a b'",
+    ),
+    (CHAT, {"chat_template_kwargs": 1}, "chat_template_kwargs", "must be an object; it is 1"),
+    (
+        "/v1/messages",
+        {"messages": [{"role": "user", "content": 5}], "max_tokens": 1},
+        "messages.0.content",
+        "must be a string or a list of blocks; it is 5",
+    ),
+    ("/v1/responses", {}, "input", "is required"),
+    ("/v1/responses", {"input": 5}, "input", "must be a list; it is 5"),
+    (
+        "/v1/responses",
+        {"input": "hi", "metadata": {"a": 5}},
+        "metadata.a",
+        "must be a string; it is 5",
+    ),
+    (
+        "/v1/responses",
+        {"input": "hi", "tool_choice": {"type": "function"}},
+        "tool_choice.name",
+        "is required",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "param", "message"), SAID, ids=lambda v: str(v)[:40])
+async def test_what_a_value_must_be_is_said_in_plain_words(
+    path: str, body: dict[str, Any], param: str, message: str
+) -> None:
+    prompt = {"messages": HI} if path == CHAT else {}
+    async with surface() as server:
+        answer = await server.post(path, prompt | body)
+    assert answer.status == 400
+    # Messages has no field for the parameter's name.
+    error = answer.json["error"]
+    assert error.get("param", param) == param
+    assert error["message"] == f"{param} {message}"
+
+
+OF_NODES: dict[str, set[str]] = {
+    "any": set(),
+    "chain": set(),
+    "bool": {"bool_type"},
+    "dataclass": {"dataclass_exact_type"},  # made by a validator, and not looked into
+    "default": set(),
+    "definition-ref": set(),
+    "definitions": set(),
+    "dict": {"dict_type", "too_short", "too_long"},
+    "float": {"float_type", "finite_number"},
+    "function-after": {"value_error"},
+    "function-before": {"value_error"},
+    "function-wrap": {"string_pattern_mismatch"},  # a pattern behind a validator of ours
+    "int": {"int_type"},
+    "list": {"list_type", "too_short", "too_long"},
+    "literal": {"literal_error"},
+    "model": {"model_type"},
+    "model-fields": {"missing", "extra_forbidden"},
+    "model-field": set(),
+    "nullable": set(),
+    "str": {"string_type", "string_unicode"},
+    "tuple": {"tuple_type", "too_short", "too_long"},
+    "typed-dict": {"dict_type", "missing", "extra_forbidden"},
+    "typed-dict-field": set(),
+    "union": set(),
+}
+"""What can be wrong at each kind of node of a model's schema. A new kind needs its words."""
+OF_BOUNDS = {
+    "ge": "greater_than_equal",
+    "gt": "greater_than",
+    "le": "less_than_equal",
+    "lt": "less_than",
+    "pattern": "string_pattern_mismatch",
+}
+OF_LENGTHS = {"min_length": "string_too_short", "max_length": "string_too_long"}
+SAID_ELSEWHERE = {"value_error", "missing", "extra_forbidden"}
+
+
+def nodes_of(schema: object) -> Iterator[dict[str, Any]]:
+    """Yield every node of a schema of the library that reads requests."""
+    if isinstance(schema, dict):
+        if isinstance(schema.get("type"), str):
+            yield schema
+        if schema.get("type") == "dataclass":
+            return
+        for word, part in schema.items():
+            if word not in ("metadata", "serialization", "config", "function"):
+                yield from nodes_of(part)
+    elif isinstance(schema, list | tuple):
+        for part in schema:
+            yield from nodes_of(part)
+
+
+def models() -> Iterator[type[StrictFields]]:
+    """Yield every model of a request's fields."""
+    waiting = [StrictFields]
+    while waiting:
+        yield (model := waiting.pop())
+        waiting += model.__subclasses__()
+
+
+def test_there_are_words_for_whatever_can_be_wrong_with_a_request() -> None:
+    wrong: set[str] = set()
+    for model in models():
+        for node in nodes_of(model.__pydantic_core_schema__):
+            kind = node["type"]
+            wrong |= OF_NODES[kind]
+            wrong |= {OF_BOUNDS[word] for word in OF_BOUNDS if word in node}
+            if kind == "str":
+                wrong |= {OF_LENGTHS[word] for word in OF_LENGTHS if word in node}
+    assert len(wrong) > 15
+    assert wrong - SAID_ELSEWHERE <= WORDS.keys()
 
 
 async def test_what_is_not_served_is_refused_by_name() -> None:

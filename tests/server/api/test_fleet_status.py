@@ -5,8 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+import trio
+import trio.testing
 
-from tests.server.support.surface import surface
+from server.api.fleet_status import RecentFigures
+from server.metrics import Metrics
+from tests.server.support.surface import CONFIG, surface
 from triolet.service_class import Claim, ServiceClass
 
 
@@ -48,3 +52,33 @@ async def test_the_page_is_open_and_its_figures_are_not_in_it() -> None:
         page = await server.request("GET", "/dashboard", headers={"via": "1.1 proxy"})
     assert page.status == 200
     assert b"/static/dashboard.js" in page.body
+
+
+async def test_the_last_seconds_are_told_at_once_and_no_more_than_those(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    metrics = Metrics("demo", "none")
+    recent = RecentFigures(metrics, CONFIG)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(recent.run)
+        await trio.testing.wait_all_tasks_blocked()
+        metrics.first_token(0.02)
+        await trio.sleep(CONFIG.recent_s - CONFIG.sample_s / 2)
+        assert recent.since_then()["latencies"]["ttft"]["totals"][-1] == 1
+        await trio.sleep(CONFIG.recent_s)
+        metrics.first_token(0.02)
+        await trio.sleep(CONFIG.sample_s)
+        told = recent.since_then()
+        assert told["latencies"]["ttft"]["totals"][-1] == 1, "the first one was before"
+        assert CONFIG.recent_s <= told["seconds"] <= CONFIG.recent_s + CONFIG.sample_s
+        assert told["counters"]["prompt_tokens"] == 0
+        nursery.cancel_scope.cancel()
+
+
+async def test_errors_are_told_by_status() -> None:
+    async with surface() as server:
+        await server.request("GET", "/v1/nothing")
+        server.services.metrics.http.error(503)
+        status = (await server.request("GET", "/fleet/status")).json
+    assert status["errors_by_status"] == {"404": 1}
+    assert status["recent"]["seconds"] == 0.0

@@ -51,6 +51,13 @@ def test_a_whole_surrogate_pair_is_one_character(body: bytes) -> None:
     assert parse_object(body) == {"a": "😀"}
 
 
+def test_a_number_whose_value_is_an_integer_is_one() -> None:
+    value = parse_object(b'{"a": [1.0, -2.0, 1e2, 1e18], "b": [1.5, 1e300]}')
+    assert value == {"a": [1, -2, 100, 10**18], "b": [1.5, 1e300]}
+    assert [type(one) for one in value["a"]] == [int] * 4
+    assert [type(one) for one in value["b"]] == [float] * 2
+
+
 def test_the_key_that_occurs_twice_is_named() -> None:
     with pytest.raises(RequestError, match="'twice'"):
         parse_object(b'{"once": 1, "twice": 2, "twice": 2}')

@@ -94,3 +94,40 @@ async def test_a_conversation_with_calls_is_that_of_a_chat() -> None:
     assert first.sampling.grammar == second.sampling.grammar
     assert first.sampling.grammar is not None
     assert counted.json == {"input_tokens": len(first.prompt_ids)}
+
+
+async def test_a_thread_is_refused_with_what_makes_the_official_client_send_everything() -> None:
+    continued = {"type": "continue", "previous_message_id": "msg_1"}
+    async with surface() as server:
+        for thread in ({"type": "create"}, continued):
+            refused = await server.post(PATH, ask(thread=thread, tools=[WEATHER]))
+            error = refused.json["error"]
+            assert (refused.status, error["type"]) == (400, "invalid_request_error")
+            assert error["details"] == {"error_code": "thread_unsupported_request"}
+            assert error["message"].startswith("thread: ")
+        other = await server.post(PATH, ask(container="c"))
+        assert (await server.post(PATH, ask(thread=None))).status == 200
+    assert "details" not in other.json["error"]
+    assert len(server.fleet.generations) == 1
+
+
+async def test_thinking_in_the_history_is_taken_and_not_shown_to_the_model() -> None:
+    said = {"type": "text", "text": "Wait."}
+    called = {"type": "tool_use", "id": "a", "name": "weather", "input": {}}
+    thought = {"type": "thinking", "thinking": "It is far.", "signature": "c2ln"}
+    hidden = {"type": "redacted_thinking", "data": "c2VjcmV0"}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": "warm"}
+
+    def turns(*content: dict[str, object]) -> list[dict[str, object]]:
+        return [
+            {"role": "user", "content": "How is it in Rome?"},
+            {"role": "assistant", "content": list(content)},
+            {"role": "user", "content": [result]},
+        ]
+
+    async with surface() as server:
+        for content in ((thought, hidden, said, called), (said, called)):
+            asked = ask(messages=turns(*content), tools=[WEATHER])
+            assert (await server.post(PATH, asked)).status == 200
+    first, second = (generation.request for generation in server.fleet.generations)
+    assert first.prompt_ids == second.prompt_ids

@@ -17,7 +17,7 @@ from server.generation import (
     GenerationRequest,
     Usage,
 )
-from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand, delta
+from tests.server.support.fakes import MAX_MODEL_LEN, FakeFleet, FakeGeneration, by_hand, delta
 from tests.server.support.surface import (
     MODEL,
     PATIENCE_S,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from server.generation import Event
     from tests.server.support.surface import Answer
 
+CHAT = "/v1/chat/completions"
 PATH = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
 ORDER = [
@@ -221,7 +222,7 @@ async def test_the_output_may_have_to_follow_a_schema() -> None:
         assert (await server.post(PATH, ask(output_config={"format": form}))).status == 200
     grammar = server.fleet.generations[0].request.sampling.grammar
     assert grammar is not None
-    assert json.loads(grammar.text) == schema
+    assert json.loads(grammar.text) == schema | {"additionalProperties": False}
 
 
 async def test_words_of_the_assistant_at_the_end_are_gone_on_with() -> None:
@@ -232,10 +233,18 @@ async def test_words_of_the_assistant_at_the_end_are_gone_on_with() -> None:
     assert prompt == b"user: hi\nassistant: Once upon"
 
 
-async def test_more_tokens_than_the_context_has_are_cut_not_refused() -> None:
+async def test_more_tokens_than_the_context_has_room_for_are_refused_as_in_a_chat() -> None:
     async with surface() as server:
-        assert (await server.post(PATH, ask(max_tokens=10**6))).status == 200
-    assert server.fleet.generations[0].request.sampling.max_tokens < 4096
+        chat = {"messages": [{"role": "user", "content": "hi"}]}
+        for max_tokens in (10**6, MAX_MODEL_LEN):
+            answer = await server.post(PATH, chat | {"max_tokens": max_tokens})
+            of_chat = await server.post(CHAT, chat | {"max_tokens": max_tokens})
+            assert (answer.status, of_chat.status) == (400, 400)
+            assert error_of(answer)["message"] == f"messages: {of_chat.error['message']}"
+            assert str(max_tokens) in error_of(answer)["message"]
+        assert not server.fleet.generations
+        assert (await server.post(PATH, chat | {"max_tokens": MAX_MODEL_LEN - 100})).status == 200
+    assert server.fleet.generations[0].request.sampling.max_tokens == MAX_MODEL_LEN - 100
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -30,7 +30,7 @@ CONTINUED: Any = [*HI, {"role": "assistant", "content": "He"}]
 
 SCHEMA: Any = {"type": "object", "properties": {"a": {"type": "integer"}}}
 ANY_OBJECT = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object"}')
-OF_SCHEMA = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
+OF_SCHEMA = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA | {"additionalProperties": False}))
 OF_REGEX = Grammar(GrammarKind.REGEX, "a+")
 OF_LARK = Grammar(GrammarKind.LARK, 'start: "a"')
 TOOLS: Any = [{"type": "function", "function": {"name": "weather"}}]
@@ -84,6 +84,8 @@ OF_CHAT: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"messages": CONTINUED, "continue_final_message": True},
         {"prompt_ids": tuple(b"user: hi\nassistant: He")},
     ),
+    ({"reasoning_effort": "low"}, {"reasoning": None}),
+    ({"thinking_token_budget": 9}, {"reasoning": None}),
     ({"tools": TOOLS}, SHOWN_TOOLS),
     ({"tools": TOOLS, "tool_choice": "auto", "parallel_tool_calls": False}, SHOWN_TOOLS),
     (
@@ -111,7 +113,6 @@ IGNORED: dict[str, Any] = {
     "prompt_cache_options": {},
     "prompt_cache_retention": "24h",
     "reasoning": {"effort": "low"},
-    "reasoning_effort": "low",
 }
 REFUSED: dict[str, Any] = {
     "n": 9,

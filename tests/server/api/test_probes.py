@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 
 import pytest
 
@@ -180,6 +181,18 @@ async def test_pools_and_their_bytes_are_in_the_metrics() -> None:
     } <= lines
 
 
+async def test_a_model_is_described_in_the_words_of_both_apis() -> None:
+    async with surface() as server:
+        listed = (await server.request("GET", "/v1/models")).json
+        model = (await server.request("GET", f"/v1/models/{MODEL}")).json
+    assert listed["data"] == [model]
+    assert (listed["first_id"], listed["last_id"], listed["has_more"]) == (MODEL, MODEL, False)
+    assert (model["object"], model["type"]) == ("model", "model")
+    assert (model["id"], model["display_name"]) == (MODEL, MODEL)
+    created = datetime.fromisoformat(model["created_at"])
+    assert created.timestamp() == model["created"]
+
+
 async def test_metrics_go_by_their_own_names_only_if_told_so() -> None:
     async with surface(metrics_compat="none") as server:
         answer = await server.request("GET", "/metrics")
@@ -196,6 +209,18 @@ async def test_requests_are_counted_by_route_and_errors_by_status() -> None:
     assert b'triolet_http_requests_total{endpoint="none"} 1.0' in answer.body
     # What a client made up is no label.
     assert b'{endpoint="GET /v1/models/<path:name>"} 1.0' in answer.body
+
+
+@pytest.mark.parametrize("path", ["/health/ready", "/health"])
+async def test_a_probe_of_readiness_that_is_told_no_is_no_error(path: str) -> None:
+    async with surface() as server:
+        server.fleet.status().workers.clear()
+        assert (await server.request("GET", path)).status == 503
+        assert (await server.request("GET", path, headers={"Host": "elsewhere"})).status == 403
+        answer = await server.request("GET", "/metrics")
+    assert b'triolet_http_errors_total{status="503"}' not in answer.body
+    assert b'triolet_http_errors_total{status="403"} 1.0' in answer.body
+    assert f'triolet_http_requests_total{{endpoint="GET {path}"}}'.encode() in answer.body
 
 
 async def test_the_page_and_its_files_come_under_a_strict_policy() -> None:

@@ -208,8 +208,21 @@ async def test_logprobs_come_where_they_are_asked_for() -> None:
     assert without["output"][0]["content"][0]["logprobs"] == []
 
 
+async def test_metadata_come_back_as_they_were_sent_also_in_events() -> None:
+    noted = {"trip": "to the moon", "é": ""}
+    async with surface() as server:
+        whole = (await server.post(PATH, ask(metadata=noted))).json
+        without = (await server.post(PATH, ask())).json
+        stream = (await server.post(PATH, ask(metadata=noted, stream=True))).named_events
+        too_many = await server.post(PATH, ask(metadata={str(n): "" for n in range(17)}))
+    assert whole["metadata"] == noted
+    assert without["metadata"] == {}
+    assert [event["response"]["metadata"] for _, event in (stream[0], stream[-1])] == [noted] * 2
+    assert (too_many.status, too_many.error["param"]) == (400, "metadata")
+
+
 async def test_the_text_may_have_to_follow_a_schema_and_the_response_repeats_it() -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    schema = {"type": "array", "items": {"type": "object"}}
     form = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
     async with surface() as server:
         whole = (await server.post(PATH, ask(text={"format": form, "verbosity": "low"}))).json
@@ -219,7 +232,10 @@ async def test_the_text_may_have_to_follow_a_schema_and_the_response_repeats_it(
     first, second = (g.request.sampling.grammar for g in server.fleet.generations)
     assert first is not None
     assert second is not None
-    assert json.loads(first.text) == schema
+    assert json.loads(first.text) == {
+        "type": "array",
+        "items": {"type": "object", "additionalProperties": False},
+    }
     assert json.loads(second.text) == {"type": "object"}
 
 
@@ -381,6 +397,30 @@ async def test_what_is_refused_is_named(change: dict[str, Any], param: str) -> N
         answer = await server.post(PATH, ask(**change))
         assert not server.fleet.generations
     assert (answer.status, answer.error["param"]) == (400, param)
+
+
+async def test_reasoning_in_the_history_is_taken_and_not_shown_to_the_model() -> None:
+    reasoning = [
+        {"type": "reasoning", "id": "rs_1", "summary": []},
+        {
+            "type": "reasoning",
+            "id": "rs_2",
+            "summary": [{"type": "summary_text", "text": "Far."}],
+            "content": [{"type": "reasoning_text", "text": "It is far."}],
+            "encrypted_content": "c2VjcmV0",
+            "status": "completed",
+        },
+    ]
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
+    more = {"role": "user", "content": "So?"}
+    async with surface() as server:
+        thought = [turns[0], *reasoning, turns[1], more]
+        assert (await server.post(PATH, ask(input=thought))).status == 200
+        assert (await server.post(PATH, ask(input=[*turns, more]))).status == 200
+        nothing = await server.post(PATH, ask(input=reasoning))
+    first, second = (generation.request for generation in server.fleet.generations)
+    assert first.prompt_ids == second.prompt_ids
+    assert (nothing.status, nothing.error["param"]) == (400, "input")
 
 
 async def test_an_unknown_model_is_404_and_a_stored_response_is_nowhere() -> None:

@@ -14,7 +14,11 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"é": {"type": "integer"}}}
-OF_SCHEMA = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA, ensure_ascii=False))
+SCHEMA_TEXT = json.dumps(SCHEMA, ensure_ascii=False)
+OF_SCHEMA = Grammar(
+    GrammarKind.JSON_SCHEMA,
+    json.dumps(SCHEMA | {"additionalProperties": False}, ensure_ascii=False),
+)
 ANY_OBJECT = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object"}')
 YES_OR_NO = Grammar(GrammarKind.LARK, 'start: "yes" | "\\"no\\""')
 DEEP: dict[str, Any] = {"type": "string"}
@@ -26,13 +30,18 @@ def schema_format(schema: object) -> dict[str, object]:
     return {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
 
 
+CLOSED_OBJECT = Grammar(
+    GrammarKind.JSON_SCHEMA, '{"type": "object", "additionalProperties": false}'
+)
+
 ASKED: list[tuple[dict[str, object], Grammar | None]] = [
     ({"response_format": {"type": "text"}}, None),
     ({"response_format": {"type": "json_object"}}, ANY_OBJECT),
     ({"response_format": schema_format(SCHEMA)}, OF_SCHEMA),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, ANY_OBJECT),
+    ({"response_format": schema_format({"type": "object"})}, CLOSED_OBJECT),
     ({"structured_outputs": {"json": SCHEMA}}, OF_SCHEMA),
-    ({"structured_outputs": {"json": OF_SCHEMA.text}}, OF_SCHEMA),
+    ({"structured_outputs": {"json": SCHEMA_TEXT}}, OF_SCHEMA),
     ({"structured_outputs": {"json_object": True}}, ANY_OBJECT),
     ({"structured_outputs": {"regex": "a+"}}, Grammar(GrammarKind.REGEX, "a+")),
     ({"structured_outputs": {"choice": ["yes", '"no"']}}, YES_OR_NO),

@@ -33,6 +33,7 @@ CITY = {
     "additionalProperties": False,
     "$defs": {"name": {"type": "string", "maxLength": 8}},
 }
+OPEN_CITY = {name: value for name, value in CITY.items() if name != "additionalProperties"}
 DEMO = Path(__file__).parents[3] / "triolet" / "demo"
 
 
@@ -115,6 +116,21 @@ async def test_the_template_is_shown_tools_and_what_came_of_them() -> None:
             {"tools": [tool("weather", strict=True), CLOCK]},
             ["Hello <b>", "", "I see: " + CALLED + " ok"],
             [CALLED.replace("city", "town")],
+        ),
+        (
+            {"tools": [tool("weather", OPEN_CITY)], "tool_choice": "required"},
+            [CALLED],
+            [CALLED.replace('"}', '", "town": 1}')],
+        ),
+        (
+            {"tools": [tool("weather", {"type": "object"})], "tool_choice": "required"},
+            [CALLED],
+            [],
+        ),
+        (
+            {"tools": [tool("weather", {"type": "object"}, strict=True)]},
+            [CALLED.replace('{"city": "Bonn"}', "{}")],
+            [CALLED],
         ),
     ],
 )

@@ -61,7 +61,7 @@ class Turns(trio.abc.Instrument):
 
 
 async def crowd_of(server: Surface, number: int, stack: ExitStack) -> list[socket.socket]:
-    """Open connections whose bytes can be sent without letting the event loop run."""
+    """Open connections that can send without letting the event loop run."""
     address = ("127.0.0.1", server.port)
     crowd = [stack.enter_context(socket.create_connection(address)) for _ in range(number)]
     await until(lambda: server.edge.connections == number)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from server.fleet.phases import Phase
@@ -22,9 +24,14 @@ from transport.frames import (
 )
 from triolet.ids import Role
 
-from .fakes import completion_ids, make_request
+from .fakes import LINK, completion_ids, make_request
 from .stages import brought_to
 from .world import World
+
+if TYPE_CHECKING:
+    from triolet.ids import AttemptKey
+
+    from .world import Reader
 
 
 def test_doubled_rows_are_shown_once() -> None:
@@ -50,6 +57,9 @@ def test_rows_out_of_order_are_shown_in_order() -> None:
         world.hear(decode, Tokens(1, (row,)))
     world.read(reader)
     assert reader.token_ids == ids
+    first = FirstToken(*key, TokenRow(*key, 0, ids[0]), 0, 0.1, 0.1)
+    world.hear(world.worker(world.prefill), first)
+    world.read(reader)
     assert reader.finished.reason is FinishReason.LENGTH
 
 
@@ -86,6 +96,64 @@ def test_the_end_waits_for_tokens_that_ended_overtook() -> None:
     world.read(reader)
     assert reader.token_ids == ids
     assert reader.finished.usage.completion_tokens == have + 2
+    world.check_idle()
+
+
+def overtaken(world: World) -> tuple[Reader, AttemptKey]:
+    """Let decode's only token and its end overtake FIRST_TOKEN; decode held 4 tokens of the
+    prompt."""
+    world.decode.held_blocks = 1
+    reader = brought_to(world, Phase.PREFILLING, max_tokens=1)
+    [key] = world.decode.rows
+    decode = world.worker(world.decode)
+    world.hear(decode, Tokens(1, (TokenRow(*key, 0, completion_ids(0, 1)[0]),)))
+    world.hear(decode, world.decode.end(key, EndReason.LENGTH))
+    world.read(reader)
+    assert reader.token_ids == completion_ids(0, 1)
+    return reader, key
+
+
+def test_usage_has_what_prefill_found_cached_where_decodes_end_overtakes_its_first_token() -> None:
+    world = World()
+    reader, key = overtaken(world)
+    assert not reader.terminals
+    late = TokenRow(*key, 1, completion_ids(0, 2)[1])
+    world.hear(world.worker(world.decode), Tokens(2, (late,)))
+    first = TokenRow(*key, 0, reader.token_ids[0])
+    world.hear(world.worker(world.prefill), FirstToken(*key, first, 8, 0.1, 0.1))
+    world.read(reader)
+    assert reader.finished.reason is FinishReason.LENGTH
+    assert reader.finished.usage.cached_tokens == 8
+    assert len(reader.token_ids) == 1
+    world.settle()
+    world.check_idle()
+
+
+@pytest.mark.parametrize(
+    "event", ["handed over", "prefill lost", "decode lost", "deadline", "time"]
+)
+def test_an_end_does_not_wait_for_a_first_token_that_will_not_come(event: str) -> None:
+    world = World(max_attempts=1)
+    reader, key = overtaken(world)
+    prefill = world.worker(world.prefill)
+    match event:
+        case "handed over":
+            world.hear(prefill, Ended(*key, EndReason.HANDED_OVER, 0, 0))
+        case "prefill lost":
+            world.lose(prefill)
+        case "decode lost":
+            world.lose(world.worker(world.decode))
+        case "deadline":
+            reader.sequence.deadline = world.now + LINK.peer_timeout_s / 2
+            world.sweep(LINK.peer_timeout_s * 0.6)
+        case _:
+            world.sweep(LINK.peer_timeout_s * 0.9)
+            assert not reader.terminals
+            world.sweep(LINK.peer_timeout_s * 0.2)
+    world.read(reader)
+    assert reader.finished.reason is FinishReason.LENGTH
+    assert reader.finished.usage.cached_tokens == 4
+    world.settle()
     world.check_idle()
 
 

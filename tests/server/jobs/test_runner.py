@@ -107,7 +107,7 @@ async def test_a_full_disk_holds_a_batch_up_and_ends_nothing(tmp_path: Path) -> 
             await has_failed.wait()
             with pytest.raises(RequestError) as refused:
                 await storage.run(storage.files.add, "", "f", "in", "batch", LONG.encode(), 0)
-            assert refused.value.status == 503
+            assert refused.value.status == 507
             await storage.run(set_full, storage, is_full=False)
             batch = await ended(storage)
             nursery.cancel_scope.cancel()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 STATIC = Path(__file__).parents[3] / "server" / "static"
-PAGES = {"/": "index.html", "/dashboard": "dashboard.html"}
+PAGES = {"/": "index.html", "/dashboard": "dashboard.html", "/docs": "api.html"}
 DEMO_WORDS = json.loads((Path(str(files("triolet") / "demo")) / "page.json").read_text())
 WAIT_S = 60.0
 POLICY = "; ".join(
@@ -76,6 +76,13 @@ class Exchange:
         for piece in pieces:
             where = {"item_id": "msg_0", "output_index": 0, "content_index": 0, "logprobs": []}
             self._send({"type": "response.output_text.delta", "delta": piece, **where})
+        return self
+
+    def think(self, *pieces: str) -> Exchange:
+        """Stream pieces of reasoning."""
+        for piece in pieces:
+            where = {"item_id": "rs_0", "output_index": 0, "content_index": 0}
+            self._send({"type": "response.reasoning_text.delta", "delta": piece, **where})
         return self
 
     def complete(self, output_tokens: int) -> None:
@@ -151,6 +158,7 @@ class FakeServer:
     def __init__(self) -> None:
         self.models = ["triolet-demo"]
         self.page_words: dict[str, Any] | None = {**DEMO_WORDS, "has_chat_template": True}
+        self.wants_key = False
         self.status: dict[str, Any] = {}
         self.status_refused: HTTPStatus | None = None
         self.answers_handshakes = threading.Event()
@@ -173,7 +181,12 @@ class FakeServer:
     def start(self) -> None:
         """Listen, on the same port as before."""
         server = serve(
-            self._converse, "127.0.0.1", self._port, process_request=self._process, compression=None
+            self._converse,
+            "127.0.0.1",
+            self._port,
+            process_request=self._process,
+            select_subprotocol=lambda _, offered: "triolet" if "triolet" in offered else None,
+            compression=None,
         )
         self._server = server
         self._thread = threading.Thread(target=server.serve_forever)
@@ -228,6 +241,8 @@ class FakeServer:
         self._exchanges.put(exchange, timeout=WAIT_S)
 
     def _process(self, connection: ServerConnection, request: Request) -> Response | None:
+        if self.wants_key and request.path.startswith("/v1/"):
+            return reply(b"{}", "application/json", HTTPStatus.UNAUTHORIZED)
         if request.path == "/v1/responses":
             assert self.answers_handshakes.wait(WAIT_S)
             # Before the page can know that it is connected: a test may cut it the moment it does.
@@ -242,7 +257,7 @@ class FakeServer:
                 return reply(b"{}", "application/json", self.status_refused)
             return reply(json.dumps(self.status).encode(), "application/json")
         name = PAGES.get(request.path) or request.path.removeprefix("/static/")
-        if name not in {path.name for path in STATIC.iterdir()}:
+        if name not in {path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*.*")}:
             return reply(b"not found", "text/plain", HTTPStatus.NOT_FOUND)
         media_type = mimetypes.guess_type(name)[0]
         assert media_type is not None, f"no media type for {name}"

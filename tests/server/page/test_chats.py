@@ -87,15 +87,57 @@ def test_an_answer_goes_on_while_another_chat_is_read(chat: ChatPage, server: Fa
     expect(chat.facts).to_contain_text("5 tokens")
 
 
-def test_a_page_that_leaves_stops_its_answers_and_keeps_them(
+def test_a_page_that_is_loaded_again_goes_on_with_its_answers(
     chat: ChatPage, server: FakeServer
 ) -> None:
     chat.ask("Tell me a story.")
-    exchange = server.next_exchange().created().say("Once upon")
+    server.next_exchange().created().say("Once upon")
+    expect(chat.answer).to_have_text("Once upon")
+    expect(chat.page).to_have_title("Tell me a story. · Triolet")
+    chat.page.reload()
+    resumed = server.next_exchange()
+    assert resumed.request == {
+        "type": "response.resume",
+        "response_id": "resp_answer-1",
+        "stream_id": "answer-1",
+        "sequence_number": 1,
+    }
+    expect(chat.answer).to_have_text("Once upon")
+    expect(chat.button("Stop the answer")).to_be_visible()
+    resumed.say(" a time")
+    expect(chat.answer).to_have_text("Once upon a time")
+    resumed.complete(4)
+    expect(chat.facts).to_contain_text("4 tokens")
+    expect(chat.facts.locator(".ttft")).to_be_empty()
+    chat.ask("And then?")
+    second = server.next_exchange()
+    assert second.request["stream_id"] == "answer-2"
+    second.created().say("The end.").complete(2)
+    expect(chat.answer).to_have_text("The end.")
+
+
+def test_an_answer_that_a_killed_server_has_lost_is_said_to_be_when_the_page_is_loaded_again(
+    chat: ChatPage, server: FakeServer
+) -> None:
+    chat.ask("Tell me a story.")
+    server.next_exchange().created().say("Once upon")
     expect(chat.answer).to_have_text("Once upon")
     chat.page.reload()
-    exchange.wait_cancelled()
+    server.next_exchange().refuse(404, "not_found", "there is no such response")
+    expect(chat.problem).to_contain_text("The connection broke")
     expect(chat.answer).to_have_text("Once upon")
+    chat.page.reload()
+    expect(chat.problem).to_contain_text("The connection broke")
+    assert server.is_quiet
+
+
+def test_a_page_that_leaves_stops_an_answer_that_has_no_name_yet(
+    chat: ChatPage, server: FakeServer
+) -> None:
+    chat.ask("Tell me a story.")
+    exchange = server.next_exchange()
+    chat.page.reload()
+    exchange.wait_cancelled()
     expect(chat.facts).to_contain_text("Stopped")
     chat.button("Regenerate").click()
     server.next_exchange().created().say("There was").complete(2)

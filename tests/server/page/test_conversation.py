@@ -45,6 +45,43 @@ def test_text_appears_as_it_streams(chat: ChatPage, server: FakeServer) -> None:
     expect(chat.answer).to_have_text("Once upon a time.")
 
 
+def test_reasoning_is_folded_away_and_sent_with_the_conversation(
+    chat: ChatPage, server: FakeServer
+) -> None:
+    reasoning = chat.page.locator(".reasoning").last
+    thoughts = chat.page.locator(".thoughts").last
+    chat.ask("Hello!")
+    expect(reasoning).to_be_hidden()
+    exchange = server.next_exchange().created().think("Shall ", "I <b>?")
+    expect(reasoning).to_contain_text("Thinking…")
+    expect(thoughts).to_have_text("Shall I <b>?")
+    expect(thoughts).to_be_hidden()
+    expect(chat.answer).to_have_text("")
+    exchange.say("Good ")
+    expect(chat.page.get_by_text("Reasoning")).to_be_visible()
+    chat.page.get_by_text("Reasoning").click()
+    expect(thoughts).to_be_visible()
+    exchange.say("day.")
+    expect(chat.answer).to_have_text("Good day.")
+    expect(thoughts).to_be_visible()
+    exchange.complete(9)
+    expect(chat.button("Send")).to_be_visible()
+    chat.page.reload()
+    expect(chat.link).to_have_text("Connected")
+    expect(thoughts).to_have_text("Shall I <b>?")
+    chat.ask("Again.")
+    assert server.next_exchange().request["input"] == [
+        {"type": "message", "role": "user", "content": "Hello!"},
+        {
+            "type": "reasoning",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": "Shall I <b>?"}],
+        },
+        {"type": "message", "role": "assistant", "content": "Good day."},
+        {"type": "message", "role": "user", "content": "Again."},
+    ]
+
+
 def test_an_answer_says_how_fast_and_how_long_it_was(
     own_chat: ChatPage, server: FakeServer
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -39,9 +40,20 @@ def worker(name: str, role: str, state: str = "alive", breaker: str = "closed") 
     }
 
 
-def status(at_s: float, totals: list[int]) -> dict[str, Any]:
+def status(at_s: float, totals: list[int], recent: list[int] | None = None) -> dict[str, Any]:
     histogram = {"bounds_s": BOUNDS_S, "totals": totals}
+    grown = [0, 0, 0, 0] if recent is None else recent
     return {
+        "recent": {
+            "seconds": 30.0,
+            "counters": {
+                "prompt_tokens": 10 * grown[-1],
+                "cached_prompt_tokens": 4 * grown[-1],
+            },
+            "latencies": {
+                name: {"bounds_s": BOUNDS_S, "totals": grown} for name in ("ttft", "itl", "queue")
+            },
+        },
         "model": "triolet-demo",
         "version": "1.2.3",
         "at_s": at_s,
@@ -59,6 +71,7 @@ def status(at_s: float, totals: list[int]) -> dict[str, Any]:
         },
         "queued_by_class": {"critical": 0, "default": 3, "sheddable": 1, "batch": 0},
         "rejected_by_code": {},
+        "errors_by_status": {},
         "latencies": {name: copy.deepcopy(histogram) for name in ("ttft", "itl", "queue")},
         "workers": [worker("p0", "prefill"), worker("d0", "decode"), worker(MARKUP, "decode")],
     }
@@ -89,18 +102,22 @@ def next_look(board: Page) -> None:
     board.clock.run_for(2_100)
 
 
-def test_two_looks_make_rates_and_quantiles(board: Page, server: FakeServer) -> None:
+def test_one_look_shows_rates_and_quantiles_of_the_last_seconds(
+    board: Page, server: FakeServer
+) -> None:
     expect(value(board, "queued")).to_have_text("4")
     expect(value(board, "running")).to_have_text("17")
     expect(value(board, "ttft50")).to_have_text("–")
-    expect(value(board, "tokens")).to_have_text("–")
-    server.status = status(102.0, [0, 90, 100, 100])
-    next_look(board)
-    expect(value(board, "tokens")).to_have_text("100")
+    expect(value(board, "tokens")).to_have_text("0")
+    server.status = status(200.0, [0, 90, 100, 1100], recent=[0, 90, 100, 100])
+    board.reload()
+    expect(value(board, "tokens")).to_have_text("6.7")
     expect(value(board, "cached")).to_have_text("40 %")
     expect(value(board, "ttft50")).to_have_text("60 ms")
     expect(value(board, "itl99")).to_have_text("910 ms")
-    expect(board.locator(".tile[data-figure=tokens] path")).to_have_attribute("d", "M120.0 4.0h1")
+    expect(board.locator(".tile[data-figure=tokens] path")).to_have_attribute(
+        "d", re.compile("^M120")
+    )
     expect(board.locator("#requests_accepted")).to_have_text("1,234")
 
 
@@ -108,14 +125,17 @@ def test_who_waits_and_why_others_were_refused(board: Page, server: FakeServer) 
     classes = board.locator("#queued_by_class div")
     expect(classes).to_have_count(4)
     expect(classes.nth(1)).to_have_text("default3")
-    expect(board.get_by_text("Nobody was refused.")).to_be_visible()
+    expect(board.get_by_text("None by the queue.")).to_be_visible()
+    expect(board.get_by_text("None with an error.")).to_be_visible()
+    server.status["errors_by_status"] = {"401": 7}
     server.status["rejected_by_code"] = {"rate_limit_exceeded": 1234, MARKUP: 1}
     next_look(board)
     refusals = board.locator("#rejected_by_code div")
     expect(refusals.nth(0)).to_have_text("rate limit exceeded1,234")
     expect(refusals.nth(1)).to_contain_text("<img src=x")
     expect(board.locator("main img")).to_have_count(0)
-    expect(board.get_by_text("Nobody was refused.")).to_be_hidden()
+    expect(board.get_by_text("None by the queue.")).to_be_hidden()
+    expect(board.locator("#errors_by_status div")).to_have_text("4017")
     server.status["rejected_by_code"] = {"overloaded": 2}
     next_look(board)
     expect(refusals).to_have_count(1)
@@ -153,7 +173,7 @@ def test_a_server_that_is_gone_is_said_to_be_and_found_again(
     next_look(board)
     expect(board.locator("#fresh")).to_have_text("Live")
     expect(value(board, "running")).to_have_text("1")
-    expect(value(board, "tokens")).to_have_text("–")
+    expect(value(board, "tokens")).to_have_text("0")
     expect(board.get_by_role("alert")).to_be_hidden()
 
 
@@ -161,7 +181,6 @@ def test_a_server_that_is_gone_is_said_to_be_and_found_again(
     ("refusal", "words"),
     [
         (HTTPStatus.FORBIDDEN, "ssh -L"),
-        (HTTPStatus.UNAUTHORIZED, "asks for an API key"),
         (HTTPStatus.INTERNAL_SERVER_ERROR, "an error (500)"),
     ],
 )
@@ -173,6 +192,36 @@ def test_a_refusal_says_what_to_do(
     expect(board.get_by_role("alert")).to_contain_text(words)
     server.status_refused = None
     next_look(board)
+    expect(board.get_by_role("alert")).to_be_hidden()
+
+
+def test_nothing_is_said_of_refusals_before_the_server_has(
+    browser: Browser, server: FakeServer
+) -> None:
+    server.status_refused = HTTPStatus.UNAUTHORIZED
+    page = new_page(browser)
+    page.goto(f"{server.url}dashboard")
+    expect(page.get_by_role("alert")).to_contain_text("asks for an API key")
+    expect(page.get_by_text("None by the queue.")).to_be_hidden()
+    expect(page.get_by_text("None with an error.")).to_be_hidden()
+    page.context.close()
+
+
+def test_a_key_can_be_entered_where_it_is_needed(board: Page, server: FakeServer) -> None:
+    server.status_refused = HTTPStatus.UNAUTHORIZED
+    next_look(board)
+    expect(board.get_by_role("alert")).to_contain_text("asks for an API key")
+    field = board.get_by_label("API key of an operator")
+    expect(field).to_be_focused()
+    field.fill("sk-wrong")
+    field.press("Enter")
+    expect(board.get_by_role("alert")).to_contain_text("refuses the API key below")
+    server.status_refused = None
+    field.fill("sk-right")
+    with board.expect_request("**/fleet/status") as asked:
+        board.get_by_role("button", name="Show the fleet").click()
+    assert asked.value.headers["authorization"] == "Bearer sk-right"
+    expect(field).to_be_hidden()
     expect(board.get_by_role("alert")).to_be_hidden()
 
 

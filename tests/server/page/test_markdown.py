@@ -60,6 +60,7 @@ PIECES = (
     *("*", "**a", "_", "__a ", "`", "`a", "[a](", "[", "![", "~", "~~a", "\\", "<http://"),
     *("> ", "> \n", "# ", "```\n", "1. ", "- *", "- a\n", " - a\n  ", "|", "| a\n|-\n"),
     *("- - ", "\n"),
+    *("$", "$a", "$$\n", "\\(", "\\(a", "\\[\n", '```py\n"', "```js\n`\\", "```c\n/*"),
     *("https://a", "-", " ", "#", "# a #", "***a"),
 )
 WATCH_POLICY = """() => {
@@ -160,3 +161,50 @@ def test_no_text_takes_the_page_long(chat: ChatPage) -> None:
     for piece in PIECES:
         made = chat.page.evaluate(AS_TEXT, piece * 20_000 + "\u0001")
         assert made <= 2 * len(piece) * 20_000, piece
+
+
+FORMULAS = r"""Euler: $e^{i\pi} = -1$ and \(\frac{1}{2}\), for $5 or $10 each, \$3$.
+
+$$
+\sum_{n=1}^{\infty} \frac{1}{n^2} = \frac{\pi^2}{6}
+$$
+
+\[ x \]
+
+`$code$` and $\unknowncommand{x}$ and $\href{javascript:alert(1)}{x}$
+"""
+
+
+def test_formulas_are_set_and_everything_else_stays_text(
+    own_chat: ChatPage, server: FakeServer
+) -> None:
+    chat = own_chat
+    chat.page.evaluate(WATCH_POLICY)
+    chat.ask("Show me")
+    server.next_exchange().created().say(*FORMULAS.splitlines(keepends=True)).complete(9)
+    expect(chat.button("Regenerate")).to_be_visible()
+    answer = chat.answer
+    expect(answer.locator("span.math math")).to_have_count(2)
+    expect(answer.locator("div.math math")).to_have_count(2)
+    expect(answer.locator("mfrac")).to_have_count(3)
+    expect(answer.locator("p").first).to_contain_text("for $5 or $10 each, $3$.")
+    expect(answer.locator("code")).to_have_text("$code$")
+    expect(answer).to_contain_text(r"$\unknowncommand{x}$")
+    expect(answer.locator("[href^='javascript']")).to_have_count(0)
+    assert chat.page.evaluate("violations") == []
+
+
+def test_code_is_coloured_and_keeps_its_text(chat: ChatPage, server: FakeServer) -> None:
+    code = 'def f(x):  # twice\n    return "two" * 2 + x'
+    chat.ask("Show me")
+    server.next_exchange().created().say(f"```python\n{code}\n```\n\n```nolang\ndef\n```").complete(
+        8
+    )
+    expect(chat.button("Regenerate")).to_be_visible()
+    pre = chat.answer.locator("pre").first
+    assert pre.evaluate("node => node.textContent") == code
+    expect(pre.locator(".code-word")).to_have_text(["def", "return"])
+    expect(pre.locator(".code-comment")).to_have_text("# twice")
+    expect(pre.locator(".code-string")).to_have_text('"two"')
+    expect(pre.locator(".code-number")).to_have_text("2")
+    expect(chat.answer.locator("pre").nth(1).locator("span")).to_have_count(0)

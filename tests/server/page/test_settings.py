@@ -101,3 +101,26 @@ def test_a_key_is_offered_and_forgotten_with_the_tab(own_chat: ChatPage) -> None
     local, _, session = kept.partition("}, {") if "}, {" in kept else kept.partition("},{")
     assert "sk-cl" not in local
     assert "sk-cl" in session
+
+
+def test_the_key_comes_first_where_the_server_asks_for_one(
+    own_chat: ChatPage, server: FakeServer
+) -> None:
+    page = own_chat.page
+    own_chat.complaints.allow("401", "WebSocket connection")
+    server.wants_key = True
+    server.drop()
+    dialog = page.get_by_role("dialog", name="Settings")
+    expect(dialog.get_by_role("alert")).to_contain_text("This server asks for an API key.")
+    first = dialog.locator("input, select, textarea").first
+    expect(first).to_be_focused()
+    expect(first).to_have_attribute("id", "set-key")
+    first.fill("sk-wrong")
+    own_chat.button("Done").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("refuses the API key below")
+    server.wants_key = False
+    first.fill("sk-right")
+    own_chat.button("Done").click()
+    expect(own_chat.link).to_have_text("Connected")
+    own_chat.button("Settings").click()
+    expect(first).to_have_attribute("id", "set-model")

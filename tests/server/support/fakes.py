@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from server.embedding import EmbeddingRequest
     from server.generation import Event, GenerationRequest
     from server.quotas.quotas import Quotas
+    from server.text.reasoning import Reasoner
+    from server.text.tool_calls import ToolForm
     from triolet.sampling import Grammar
     from triolet.service_class import Claim
 
@@ -355,7 +358,15 @@ class FakeText:
     """Bytes as tokens; a template that a person can read."""
 
     vocab_size = 256
-    tool_form = HERMES
+    tool_form: ToolForm = HERMES
+    reasoner: Reasoner | None = None
+    tool_tokens: Mapping[str, int] = MappingProxyType({})
+    tool_markers: Mapping[int, str] = MappingProxyType({})
+    does_show_tools = True
+
+    async def shows_tools(self) -> bool:
+        await trio.lowlevel.checkpoint()
+        return self.does_show_tools
 
     async def encode(
         self, text: str, *, add_special_tokens: bool = True, param: str = "prompt"

@@ -82,7 +82,7 @@ async def test_a_tokenizer_that_cannot_be_used_refuses_every_grammar(tmp_path: P
 
 async def test_more_than_may_wait_are_refused_at_once() -> None:
     words: list[str] = []
-    # Nobody runs the process: all of them wait.
+    # The process does not run: all of them wait.
     config = GrammarConfig(max_waiting=1, wait_s=60.0)
     grammars = Grammars(DEMO / "tokenizer.json", (1,), config, words.append)
     async with trio.open_nursery() as nursery:
@@ -114,7 +114,7 @@ async def test_a_line_of_one_clients_grammars_is_not_in_front_of_anothers() -> N
 
 
 async def test_a_client_fills_its_own_line_and_one_grammar_at_once_is_one_question() -> None:
-    # Nobody runs the process: all of them wait.
+    # The process does not run: all of them wait.
     grammars = Grammars(
         DEMO / "tokenizer.json", (1,), GrammarConfig(max_waiting_each=1, wait_s=60.0)
     )
@@ -127,7 +127,7 @@ async def test_a_client_fills_its_own_line_and_one_grammar_at_once_is_one_questi
             await grammars.check(BAD, "guided_regex")
         assert (caught.value.status, caught.value.retry_after_s) == (429, 1.0)
         nursery.cancel_scope.cancel()
-    assert grammars.turns.num_waiting == 0, "nobody waits for it any more"
+    assert grammars.turns.num_waiting == 0, "no request waits for it any more"
 
 
 async def test_nobody_waits_for_ever(autojump_clock: trio.testing.MockClock) -> None:

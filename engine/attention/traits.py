@@ -1,0 +1,131 @@
+"""What each backend can compute, and on what. Imports no torch: a start is checked with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from triolet.config import AUTO_BACKEND, Dtype, WeightFormat, require
+
+if TYPE_CHECKING:
+    from triolet.config import EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class BackendTraits:
+    """What a backend can do; checked against the config once, at start.
+
+    Attributes:
+      name: as in `EngineConfig.backend`.
+      device_types: torch device types.
+      dtypes: cache dtypes.
+      block_size_multiple: block sizes must be multiples of this.
+      head_dim_multiple: head dimensions must be multiples of this,
+      max_head_dim: and at most this.
+      is_capturable: its decode steps take everything that changes from tensors, so that a CUDA
+        graph of one computes any other of the same number of rows.
+      is_path_invariant: KV of a token has the same bits whether it was computed as a part of a
+        prompt or of a completion.
+    """
+
+    name: str
+    device_types: frozenset[str]
+    dtypes: frozenset[Dtype]
+    block_size_multiple: int
+    head_dim_multiple: int
+    max_head_dim: int
+    is_capturable: bool = False
+    is_path_invariant: bool = False
+
+    def check(self, device_type: str, dtype: Dtype, block_size: int, head_dim: int) -> None:
+        """Refuse a configuration that this backend cannot serve.
+
+        Raises:
+          ConfigError: names the field, its value and what is allowed.
+        """
+        of_backend = f"with backend {self.name!r}"
+        require(
+            device_type in self.device_types,
+            "device",
+            device_type,
+            f"{', '.join(sorted(self.device_types))} {of_backend}",
+        )
+        require(
+            dtype in self.dtypes,
+            "dtype",
+            dtype.value,
+            f"{', '.join(sorted(self.dtypes))} {of_backend}",
+        )
+        require(
+            block_size % self.block_size_multiple == 0,
+            "block_size",
+            block_size,
+            f"multiples of {self.block_size_multiple} {of_backend}",
+        )
+        require(
+            head_dim <= self.max_head_dim and head_dim % self.head_dim_multiple == 0,
+            "head_dim of the model",
+            head_dim,
+            f"multiples of {self.head_dim_multiple} up to {self.max_head_dim} {of_backend}",
+        )
+
+
+NATIVE: Final = BackendTraits(
+    name="native",
+    device_types=frozenset({"cpu"}),
+    dtypes=frozenset({Dtype.FLOAT32, Dtype.BFLOAT16}),
+    block_size_multiple=1,
+    head_dim_multiple=16,  # a vector of the widest build
+    max_head_dim=256,  # rows on the kernels' stack
+    is_path_invariant=True,
+)
+SDPA: Final = BackendTraits(
+    name="sdpa",
+    device_types=frozenset({"cpu", "cuda"}),
+    dtypes=frozenset({Dtype.FLOAT32, Dtype.BFLOAT16}),
+    block_size_multiple=1,
+    head_dim_multiple=2,  # rotation pairs the dimensions
+    max_head_dim=1024,
+)
+FLASH: Final = BackendTraits(
+    name="flash",
+    device_types=frozenset({"cuda"}),
+    dtypes=frozenset({Dtype.BFLOAT16}),
+    block_size_multiple=256,
+    head_dim_multiple=8,
+    max_head_dim=256,
+    is_capturable=True,
+)
+TRITON: Final = BackendTraits(
+    name="triton",
+    device_types=frozenset({"cuda"}),
+    dtypes=frozenset({Dtype.FLOAT32, Dtype.BFLOAT16}),
+    block_size_multiple=1,
+    head_dim_multiple=2,  # rotation pairs the dimensions
+    max_head_dim=256,  # a tile of keys and one of values in shared memory
+    is_capturable=True,
+)
+ALL_TRAITS: Final = {traits.name: traits for traits in (NATIVE, SDPA, FLASH, TRITON)}
+
+
+def check_backend(config: EngineConfig, dtype: Dtype, head_dim: int, device_type: str) -> None:
+    """Refuse a backend that was named and cannot serve a model with these settings.
+
+    Args:
+      config: names the backend, which is not `auto`.
+      dtype: that is computed in.
+      head_dim: of the model.
+      device_type: cpu or cuda.
+
+    Raises:
+      ConfigError: names the field, its value and what is allowed.
+    """
+    allowed = ", ".join(sorted((AUTO_BACKEND, *ALL_TRAITS)))
+    require(config.backend in ALL_TRAITS, "backend", config.backend, allowed)
+    ALL_TRAITS[config.backend].check(device_type, dtype, config.block_size, head_dim)
+    require(
+        config.backend == NATIVE.name or config.weights is not WeightFormat.INT8,
+        "weights",
+        config.weights.value,
+        f"dtype with backend {config.backend!r}; int8 with 'native'",
+    )

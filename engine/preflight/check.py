@@ -1,0 +1,222 @@
+"""Whether a model can be served on this machine with given settings, found out within a second:
+from its JSON files, the headers of its weights and the machine's devices."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections import Counter
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from triolet.config import AUTO_BACKEND, Dtype, require
+from triolet.errors import ConfigError, ModelError
+from triolet.gguf.container import read_gguf
+from triolet.gguf.directory import gguf_weights
+
+from ..attention.traits import check_backend
+from ..model_config import load_eos_token_ids, load_model_config, read_json
+from .gguf import check_gguf_tensors
+from .headers import read_headers, weight_files
+from .tensors import FLOATS, check_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from triolet.config import EngineConfig
+
+    from ..model_config import ModelConfig
+
+DTYPE_BYTES: Final = {Dtype.FLOAT32: 4, Dtype.BFLOAT16: 2}
+_DEVICE: Final = re.compile(r"cpu|cuda(?::\d+)?")
+_GPU_FILES: Final = ("nvidia[0-9]*", "dxg", "nvhost-gpu", "nvmap")
+"""In /dev: of NVIDIA's driver on a PC, under WSL, and on Jetson boards."""
+_NO_CUDA: Final = re.compile(r"^cuda\b[^=]*=\s*None\s*$", re.MULTILINE)
+
+
+class CheckedModel(NamedTuple):
+    """A model that nothing known keeps from being served.
+
+    Attributes:
+      config: its shape.
+      weight_bytes: size of all files with weights.
+      loaded_bytes: what their numbers take in the memory of a worker.
+      max_model_len: longest sequence that model and pool allow.
+    """
+
+    config: ModelConfig
+    weight_bytes: int
+    loaded_bytes: int
+    max_model_len: int
+
+
+class CheckedWeights(NamedTuple):
+    """Weights whose headers are sound.
+
+    Attributes:
+      files: that hold them.
+      dtype: what most of them are stored in, as safetensors or llama.cpp calls it.
+      num_numbers: in all tensors together.
+    """
+
+    files: list[Path]
+    dtype: str
+    num_numbers: int
+
+
+def check_model(model_dir: Path, engine: EngineConfig) -> CheckedModel:
+    """Check a model against the settings of its workers.
+
+    Args:
+      model_dir: the directory.
+      engine: what the workers are to compute with.
+
+    Raises:
+      ModelError: the model is broken, incomplete or of an unsupported kind.
+      ConfigError: a setting cannot work with this model or on this machine.
+    """
+    model = load_model_config(model_dir)
+    check_tokenizer(model_dir)
+    weights = check_weights(model, model_dir)
+    device_type = check_device(engine.device)
+    dtype = dtype_for(engine, weights.dtype, device_type)
+    if engine.backend != AUTO_BACKEND:
+        check_backend(engine, dtype, model.head_dim, device_type)
+    bytes_per_token = (
+        2 * model.num_layers * model.num_kv_heads * model.head_dim * DTYPE_BYTES[dtype]
+    )
+    bytes_per_block = engine.block_size * bytes_per_token
+    num_blocks = engine.kv_pool_bytes // bytes_per_block
+    max_model_len, _ = fit_model_len(engine, model, num_blocks, bytes_per_block)
+    return CheckedModel(
+        model,
+        sum(path.stat().st_size for path in weights.files),
+        weights.num_numbers * DTYPE_BYTES[dtype],
+        max_model_len,
+    )
+
+
+def check_weights(model: ModelConfig, model_dir: Path) -> CheckedWeights:
+    """Look at the headers of the weights, which are in safetensors form or a GGUF file.
+
+    Raises:
+      ModelError: a file is missing or broken, or its tensors are not those of the model.
+    """
+    if (path := gguf_weights(model_dir)) is not None:
+        file = read_gguf(path)
+        check_gguf_tensors(model, file)
+        return CheckedWeights([path], file.encoding, file.num_numbers.total())
+    files = weight_files(model_dir)
+    stored = read_headers(files)
+    check_tensors(model, stored, model_dir)
+    num_numbers = sum(prod(tensor.shape) for tensor in stored.values())
+    return CheckedWeights(files, most_common(each.dtype for each in stored.values()), num_numbers)
+
+
+def check_tokenizer(model_dir: Path) -> None:
+    """Look at the files that say how text becomes tokens, and which token ends a sequence.
+
+    Raises:
+      ModelError: tokenizer.json holds no tokenizer, or no file names an end token.
+    """
+    path = model_dir / "tokenizer.json"
+    if not isinstance(read_json(path).get("model"), dict):
+        raise ModelError(f"{path} describes no tokenizer: it has no model; fetch the file again")
+    if load_eos_token_ids(model_dir):
+        return
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if (model_dir / name).exists() and read_json(model_dir / name).get("eos_token"):
+            return
+    raise ModelError(
+        f"no end token: neither config.json nor generation_config.json in {model_dir} has "
+        "eos_token_id, and tokenizer_config.json no eos_token; fetch these files again"
+    )
+
+
+def check_device(device: str) -> str:
+    """Return the type of a device, once nothing tells that it is not there.
+
+    Raises:
+      ConfigError: there is no such device here, or torch is built for none.
+    """
+    if not _DEVICE.fullmatch(device):
+        raise ConfigError(f"device is {device!r}; allowed: cpu, cuda, cuda:1 and so on")
+    if device == "cpu":
+        return device
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and not visible.strip():
+        raise ConfigError(
+            f"device is {device!r}, but CUDA_VISIBLE_DEVICES is empty and hides every GPU; unset "
+            "it, or use device 'cpu'"
+        )
+    if not any(found for pattern in _GPU_FILES for found in Path("/dev").glob(pattern)):
+        raise ConfigError(
+            f"device is {device!r}, but this machine shows no NVIDIA GPU (there is no /dev/nvidia0)"
+            "; use device 'cpu', or install the driver; a container needs the GPU passed to it"
+        )
+    if is_cpu_torch():
+        raise ConfigError(
+            f"device is {device!r}, but torch is the build for CPUs; install torch for CUDA: "
+            "pip install 'torch>=2.11' without constraints.txt"
+        )
+    return "cuda"
+
+
+def is_cpu_torch() -> bool:
+    """Return whether the torch that is installed says that it was built without CUDA."""
+    spec = importlib.util.find_spec("torch")  # finds it and loads nothing
+    if spec is None or spec.origin is None:
+        return False
+    version = Path(spec.origin).with_name("version.py")
+    if not version.is_file():
+        return False
+    return _NO_CUDA.search(version.read_text(encoding="utf-8")) is not None
+
+
+def most_common(dtypes: Iterable[str]) -> str:
+    """Return what most tensors are stored in, as safetensors calls it: F32, BF16, F16 …"""
+    counts = Counter(dtypes).most_common(1)
+    return counts[0][0] if counts else "F32"
+
+
+def dtype_for(config: EngineConfig, stored: str, device_type: str) -> Dtype:
+    """Return what to compute in. See EngineConfig.dtype."""
+    if config.dtype is not None:
+        return config.dtype
+    is_quantised = stored not in FLOATS
+    if is_quantised or (device_type == "cuda" and stored in {"BF16", "F16"}):
+        return Dtype.BFLOAT16
+    return config.chosen_dtype
+
+
+def fit_model_len(
+    config: EngineConfig, model_config: ModelConfig, num_blocks: int, bytes_per_block: int
+) -> tuple[int, str]:
+    """Return the longest sequence that model and pool allow, and what limits it.
+
+    Raises:
+      ConfigError: the pool holds no sequence at all, or not one of the length asked for.
+    """
+    length, reason = model_config.max_model_len, model_config.max_model_len_reason
+    if config.max_model_len is not None:
+        require(
+            1 <= config.max_model_len <= length,
+            "max_model_len",
+            config.max_model_len,
+            f"1…{length} ({reason})",
+        )
+        length, reason = config.max_model_len, "the setting max_model_len"
+    wanted_blocks = 1 + -(-length // config.block_size)
+    if num_blocks >= wanted_blocks:
+        return length, reason
+    if config.max_model_len is not None or num_blocks < 2:
+        least = 2 if config.max_model_len is None else wanted_blocks
+        raise ConfigError(
+            f"kv_pool_bytes is {config.kv_pool_bytes}, which is {num_blocks} blocks of "
+            f"{bytes_per_block} bytes; allowed: at least {least * bytes_per_block}"
+            + (f", or a smaller max_model_len than {length}" if least > 2 else "")
+        )
+    held = (num_blocks - 1) * config.block_size
+    return held, f"kv_pool_bytes of {config.kv_pool_bytes}; the model itself could do {length}"

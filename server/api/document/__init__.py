@@ -1,0 +1,1 @@
+"""The OpenAPI document beyond the types of fields: conditions between them, and bounds."""

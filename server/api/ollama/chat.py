@@ -1,0 +1,264 @@
+"""POST /api/chat and /api/generate: Ollama's words for a chat and for a plain completion."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+from quart import Response, request
+
+from triolet.errors import invalid_request
+
+from ..answers import collect
+from ..chat import plan_chat
+from ..constraint_schema import NamedSchema, ResponseFormat
+from ..constraints import read_grammar
+from ..errors import echo, params_called
+from ..event_stream import EventStreamBody
+from ..generate import Plan, check_fields, own_requests, submit_all
+from ..intake import JSON_ONLY, live_request, note_ignored, read_fields
+from ..live import own_shortcut
+from ..overload import refuse_early
+from ..quota import reserved
+from ..schemas import ChatRequest, CompletionRequest, Message, TemplateSwitches, take_unknown
+from ..tool_schema import CalledFunction, ToolCall
+from .answers import AnswerReader, Clock, LineStream, OllamaForm, loaded
+from .names import served_model
+from .schema import LOAD_OPTIONS, OllamaChat, OllamaGenerate, OllamaOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..ports import Services
+    from ..schemas import ModelT
+    from .schema import AnyRequest, OllamaTurn
+
+MAX_SHOWN: Final = 64
+"""Characters of an unknown option's name that an error repeats as its parameter."""
+LINES: Final = "application/x-ndjson"
+LINE_HEADERS: Final = {
+    "content-type": LINES,
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+MEDIA: Final = JSON_ONLY | {"application/x-www-form-urlencoded", ""}
+"""JSON, also as curl sends it where its user names no type: this API's own examples do that."""
+PARAMS: Final = {
+    "response_format.json_schema.schema": "format",
+    "response_format.json_schema": "format",
+    "response_format": "format",
+    "repetition_penalty": "options.repeat_penalty",
+}
+"""What a chat calls its parameters, and what they are called here."""
+_SAME: Final = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "stop",
+)
+
+
+async def chat(services: Services) -> Response:
+    """Answer a conversation; without messages say that the model is loaded."""
+    fields = await read_body(OllamaChat, services)
+    form = OllamaForm(services.config.model_name, is_chat=True)
+    if not fields.messages:
+        return _loaded(fields, form, services)
+    common = _common(fields, services)
+    chat_fields = ChatRequest.model_construct(
+        **common,
+        messages=_messages(fields.messages),
+        tools=fields.tools or None,
+    )
+    return await _answer(fields, form, chat_fields, services)
+
+
+async def generate(services: Services) -> Response:
+    """Continue a prompt, in the chat template unless it is raw."""
+    fields = await read_body(OllamaGenerate, services)
+    form = OllamaForm(services.config.model_name, is_chat=False)
+    if not fields.prompt:
+        return _loaded(fields, form, services)
+    common = _common(fields, services)
+    if fields.raw:
+        if fields.system:
+            raise invalid_request("has no place in a raw prompt", "system")
+        if fields.think is not None:
+            note_ignored(["think"], services)
+        raw = CompletionRequest.model_construct(**common, prompt=(fields.prompt,))
+        return await _answer(fields, form, raw, services)
+    turns = [Message.model_construct(role="user", content=fields.prompt)]
+    if fields.system:
+        turns.insert(0, Message.model_construct(role="system", content=fields.system))
+    chat_fields = ChatRequest.model_construct(**common, messages=turns)
+    return await _answer(fields, form, chat_fields, services)
+
+
+async def read_body(kind: type[ModelT], services: Services) -> ModelT:
+    """Return the fields in the request's body, of whatever type curl says that it is."""
+    return await read_fields(kind, services, media=MEDIA)
+
+
+def _loaded(fields: AnyRequest, form: OllamaForm, services: Services) -> Response:
+    """Return what a client is told that has the model loaded before it asks: it is.
+
+    Raises:
+      RequestError: 404, another model.
+    """
+    served_model(fields.model, services.config)
+    document = loaded(form)
+    if fields.stream is False:
+        return Response(document, content_type="application/json")
+    return Response(document + b"\n", headers=LINE_HEADERS)
+
+
+async def _answer(
+    fields: AnyRequest,
+    form: OllamaForm,
+    asked: ChatRequest | CompletionRequest,
+    services: Services,
+) -> Response:
+    """Run what was asked for and write it as lines, or whole."""
+    with params_called(PARAMS):
+        check_fields(asked, services)
+        refuse_early(asked, services)
+        plan = await (
+            plan_chat(asked, services)
+            if isinstance(asked, ChatRequest)
+            else _plan_raw(asked, services)
+        )
+    plan = replace(plan, default_max_tokens=_most_tokens(fields.options, plan))
+    is_streamed = fields.stream is not False
+    requests = own_requests(plan, services, is_streamed=is_streamed)
+    live = live_request()
+    with await reserved(requests, services):
+        choices = submit_all(requests, services, live)
+    clock = Clock(live.began_at, trio.current_time(), trio.current_time)
+    reader = AnswerReader(plan.tool_form, plan.thinking)
+    if not is_streamed:
+        (answer,) = await collect(choices, len(requests))
+        document = form.whole(answer, reader, clock)
+        return Response(document, content_type="application/json")
+    body = EventStreamBody(
+        choices,
+        LineStream(form, reader, clock),
+        own_shortcut(request.scope),
+        keep_alive_s=services.config.keep_alive_s,
+    )
+    return Response(body, headers=LINE_HEADERS)
+
+
+async def _plan_raw(fields: CompletionRequest, services: Services) -> Plan:
+    grammar = await read_grammar(fields, services)
+    (prompt,) = fields.prompt
+    assert isinstance(prompt, str)
+    return Plan(
+        fields=fields,
+        prompts=[tuple(await services.text.encode(prompt))],
+        max_tokens=None,
+        default_max_tokens=services.defaults.max_new_tokens,
+        param="prompt",
+        logprobs=None,
+        grammar=grammar,
+    )
+
+
+def _most_tokens(options: OllamaOptions | None, plan: Plan) -> int | None:
+    """Return how many tokens an answer may have, as far as they fit; None for as many as fit."""
+    wanted = None if options is None else options.num_predict
+    if wanted is None:
+        return plan.default_max_tokens
+    return wanted if wanted > 0 else None
+
+
+def _common(fields: AnyRequest, services: Services) -> dict[str, Any]:
+    """Return what a chat and a completion take alike.
+
+    Raises:
+      RequestError: 400, an option; 404, the model.
+    """
+    options = fields.options or OllamaOptions()
+    check_options(options, services)
+    common: dict[str, Any] = {name: getattr(options, name) for name in _SAME}
+    common |= {
+        "model": served_model(fields.model, services.config),
+        "repetition_penalty": options.repeat_penalty,
+        "seed": None if options.seed == -1 else options.seed,
+        "priority": fields.priority,
+        "service_tier": fields.service_tier,
+        "response_format": _response_format(fields.format),
+        "stream": fields.stream is not False,
+    }
+    if fields.think is not None:
+        switches: TemplateSwitches = {"enable_thinking": fields.think is not False}
+        common["chat_template_kwargs"] = switches
+    if isinstance(fields.think, str):
+        common["reasoning_effort"] = fields.think
+    return common
+
+
+def check_options(options: OllamaOptions, services: Services) -> None:
+    """Refuse an option that cannot be kept, and tell the client which have no effect.
+
+    Raises:
+      RequestError: 400 that names the option.
+    """
+    most = services.fleet.max_model_len
+    if options.num_ctx is not None and options.num_ctx > most:
+        raise invalid_request(
+            f"is {options.num_ctx}; the model's context has {most} tokens", "options.num_ctx"
+        )
+    extra = {name: one for name, one in (options.model_extra or {}).items() if one is not None}
+    known = [name for name in extra if name in LOAD_OPTIONS]
+    for name in known:
+        del extra[name]
+    unknown = () if services.config.strict_requests else take_unknown(OllamaOptions, extra)
+    for name in extra:
+        raise invalid_request(
+            f"{echo(name)} is no option of this server", f"options.{name[:MAX_SHOWN]}"
+        )
+    ignored = [*known, *unknown] + (["num_ctx"] if options.num_ctx is not None else [])
+    if ignored:
+        note_ignored([f"options.{name}" for name in ignored], services)
+
+
+def _response_format(wanted: Mapping[str, Any] | str | None) -> ResponseFormat | None:
+    if not wanted and wanted != {}:
+        return None
+    if isinstance(wanted, str):
+        return ResponseFormat(type="json_object")
+    named = NamedSchema.model_construct(name="format", schema_=dict(wanted))
+    return ResponseFormat(type="json_schema", json_schema=named)
+
+
+def _messages(turns: list[OllamaTurn]) -> list[Message]:
+    """Return the conversation in the words of a chat, where a call has a name of its own.
+
+    Calls are named by their place, so that a conversation that grows keeps its beginning.
+    """
+    messages = []
+    num_calls = 0
+    for turn in turns:
+        calls = []
+        for call in turn.tool_calls or ():
+            function = CalledFunction(
+                name=call.function.name,
+                arguments=json.dumps(call.function.arguments, ensure_ascii=False),
+            )
+            calls.append(ToolCall(id=call.id or f"call_{num_calls}", function=function))
+            num_calls += 1
+        messages.append(
+            Message.model_construct(
+                role=turn.role,
+                content=turn.content or "",
+                reasoning=turn.thinking,
+                tool_calls=calls or None,
+                tool_call_id=turn.tool_call_id,
+            )
+        )
+    return messages

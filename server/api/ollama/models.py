@@ -1,0 +1,138 @@
+"""GET /api/tags, /api/ps and /api/version, POST /api/show; and what this server does not do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from triolet.errors import RequestError, invalid_request
+
+from ..generate import json_response
+from .answers import stamp
+from .chat import read_body
+from .names import listed_names, served_model
+from .schema import OllamaShow
+
+if TYPE_CHECKING:
+    from quart import Response
+
+    from ...text.model_card import ModelCard
+    from ..ports import Services
+
+SPOKEN: Final = "0.12.6"
+"""The release of Ollama whose API is spoken. Clients compare it with the oldest that they take."""
+NEVER: Final = "9999-12-31T23:59:59Z"
+"""When the model is unloaded."""
+_PREFIXES: Final = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
+
+
+def list_tags(services: Services) -> Response:
+    """Return the model under each of its names."""
+    return json_response(
+        {"models": [_listed(one, services) for one in listed_names(services.config)]}
+    )
+
+
+def list_running(services: Services) -> Response:
+    """Return the same, with how long it stays loaded; nothing while no worker has it."""
+    names = listed_names(services.config) if services.fleet.status().is_ready else []
+    more = {"expires_at": NEVER, "context_length": services.fleet.max_model_len}
+    return json_response({"models": [_listed(one, services) | more for one in names]})
+
+
+def show_version(services: Services) -> Response:
+    """Return which release's API is spoken."""
+    del services
+    return json_response({"version": SPOKEN})
+
+
+async def show(services: Services) -> Response:
+    """Return what the model's directory says of it."""
+    fields = await read_body(OllamaShow, services)
+    name = fields.model or fields.name
+    if name is None:
+        raise invalid_request("is required", "model")
+    served_model(name, services.config)
+    card, defaults = services.card, services.defaults
+    parameters = {
+        "temperature": defaults.temperature,
+        "top_p": defaults.top_p,
+        "top_k": defaults.top_k,
+        "min_p": defaults.min_p,
+        "repeat_penalty": defaults.repetition_penalty,
+        "num_ctx": services.fleet.max_model_len,
+    }
+    return json_response(
+        {
+            "modelfile": f"FROM {listed_names(services.config)[0]}",
+            "parameters": "\n".join(f"{key} {value}" for key, value in parameters.items()),
+            "template": card.template,
+            "details": _details(card),
+            "model_info": _info(card, services),
+            "capabilities": _capabilities(services),
+            "modified_at": stamp(card.modified_at),
+        }
+    )
+
+
+def refuse(services: Services) -> Response:
+    """Refuse to get, make, move or delete a model: its operator chose it when the server began."""
+    del services
+    raise RequestError(
+        "this server serves the model that it was started with; models are not pulled, pushed, "
+        "created, copied or deleted here",
+        status=501,
+        code="not_implemented",
+    )
+
+
+def _listed(name: str, services: Services) -> dict[str, Any]:
+    card = services.card
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": stamp(card.modified_at),
+        "size": card.size_bytes,
+        "digest": card.digest,
+        "details": _details(card),
+    }
+
+
+def _details(card: ModelCard) -> dict[str, Any]:
+    return {
+        "parent_model": "",
+        "format": card.form,
+        "family": card.family,
+        "families": [card.family] if card.family else [],
+        "parameter_size": _shown(card.num_parameters),
+        "quantization_level": card.dtype,
+    }
+
+
+def _info(card: ModelCard, services: Services) -> dict[str, Any]:
+    family = card.family or "unknown"
+    return {
+        "general.architecture": family,
+        "general.parameter_count": card.num_parameters,
+        f"{family}.context_length": services.fleet.max_model_len,
+        **{f"{family}.{name}": value for name, value in card.info.items()},
+    }
+
+
+def _capabilities(services: Services) -> list[str]:
+    """Return what the model can be used for, as far as its files tell."""
+    template = services.card.template
+    said = {
+        "completion": True,
+        "tools": "tools" in template,
+        "thinking": "enable_thinking" in template,
+        "embedding": not services.embedding.objection,
+    }
+    return [name for name, is_so in said.items() if is_so]
+
+
+def _shown(count: int) -> str:
+    """Return a number of parameters as people say it: 5.2M, 1.2B."""
+    for size, prefix in _PREFIXES:
+        if count >= size:
+            return f"{count / size:.1f}{prefix}"
+    return str(count)

@@ -1,0 +1,185 @@
+"""What a client may ask of Ollama's API: names, types and ranges."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field
+
+from triolet.sampling import MAX_TOP_K
+
+from .. import accepted  # noqa: TC001 (pydantic reads it)
+from ..schemas import MAX_INT, MAX_MESSAGES, StopStrings, StrictModel
+from ..tool_schema import MAX_TOOLS, Tool
+
+MAX_MODEL_CHARS: Final = 256
+Unsupported = dict[str, tuple[str, tuple[Any, ...]]]
+
+_NOTHING: Final[Unsupported] = {}
+_SHARED: Final[Unsupported] = {
+    "images": ("images", ([],)),
+    "logprobs": ("logprobs in this API (they are in /v1/chat/completions)", (False,)),
+    "top_logprobs": ("logprobs in this API (they are in /v1/chat/completions)", (0,)),
+}
+LOAD_OPTIONS: Final = frozenset(
+    "embedding_only f16_kv logits_all low_vram main_gpu mirostat_eta mirostat_tau num_batch "
+    "num_gpu num_keep num_thread numa penalize_newline repeat_last_n use_mlock use_mmap "
+    "vocab_only".split()
+)
+"""Options that load a model, or only refine another; the model is loaded already. Named as ignored
+in the answer's `x-triolet-ignored`."""
+
+NO_EFFECT: Final = "Accepted without effect."
+ModelName = Annotated[str, Field(min_length=1, max_length=MAX_MODEL_CHARS)]
+KeepAlive = float | str | None
+"""How long the model should stay loaded; it always does."""
+Think = bool | Literal["low", "medium", "high"] | None
+
+
+def _no_images(value: object) -> object:
+    if value not in (None, []):
+        raise ValueError("are not supported by this server")
+    return None
+
+
+NoImages = Annotated[
+    None,
+    BeforeValidator(
+        _no_images, json_schema_input_type=Annotated[list[Any], Field(max_length=0)] | None
+    ),
+]
+
+
+class OllamaModel(StrictModel):
+    """The fields of a request, or of a part of one."""
+
+    ignored: ClassVar[frozenset[str]] = frozenset()
+    unsupported: ClassVar[Unsupported] = _NOTHING
+
+
+def _listed(schema: dict[str, Any]) -> None:
+    """Name what has no effect. Other names are ignored too, unless they look like mistakes."""
+    schema["additionalProperties"] = False
+    schema["properties"] |= {name: {"description": NO_EFFECT} for name in sorted(LOAD_OPTIONS)}
+
+
+class OllamaOptions(OllamaModel):
+    """What decides the next token and the end. -1 and -2 of `num_predict` are as many as fit; a
+    `seed` of -1 is a new one."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra=_listed)
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOP_K)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: StopStrings = ()
+    num_predict: Annotated[int, Field(ge=-2, le=MAX_INT)] | None = None
+    num_ctx: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
+    # Served only where they change nothing.
+    mirostat: Annotated[int, Field(ge=0, le=0)] | None = None
+    tfs_z: Annotated[float, Field(ge=1, le=1)] | None = None
+    typical_p: Annotated[float, Field(ge=1, le=1)] | None = None
+
+
+class OllamaCalled(OllamaModel):
+    """What the model has called."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class OllamaCall(OllamaModel):
+    """A call in an earlier turn of the model's."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    id: str | None = None
+    function: OllamaCalled
+
+
+class OllamaTurn(OllamaModel):
+    """One turn of a conversation."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    images: NoImages = None
+    tool_calls: Annotated[list[OllamaCall], Field(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: str | None = None
+
+
+class AnyRequest(OllamaModel):
+    """What all requests for text have in common."""
+
+    unsupported: ClassVar[Unsupported] = _SHARED
+
+    model: ModelName
+    stream: bool | None = None
+    format: Literal["", "json"] | dict[str, Any] | None = None
+    options: OllamaOptions | None = None
+    keep_alive: KeepAlive = None
+    think: Think = None
+    priority: Annotated[int, Field(ge=-100, le=100)] | None = None
+    service_tier: accepted.ServiceTier | None = None
+
+
+class OllamaChat(AnyRequest):
+    """POST /api/chat."""
+
+    messages: Annotated[list[OllamaTurn], Field(max_length=MAX_MESSAGES)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+
+
+class OllamaGenerate(AnyRequest):
+    """POST /api/generate."""
+
+    unsupported: ClassVar[Unsupported] = _SHARED | {
+        "context": ("a context of token ids (it is raw with the whole prompt)", ([],)),
+        "suffix": ("a suffix", ("",)),
+        "template": ("a template in the request (it comes with the model)", ("",)),
+    }
+
+    prompt: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+
+
+Inputs = str | list[Annotated[str, Field(min_length=1)]]
+
+
+class OllamaEmbed(OllamaModel):
+    """POST /api/embed."""
+
+    model: ModelName
+    input: Inputs
+    truncate: bool | None = None
+    dimensions: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
+    options: OllamaOptions | None = None
+    keep_alive: KeepAlive = None
+
+
+class OllamaEmbeddings(OllamaModel):
+    """POST /api/embeddings, the older form."""
+
+    model: ModelName
+    prompt: str | None = None
+    options: OllamaOptions | None = None
+    keep_alive: KeepAlive = None
+
+
+class OllamaShow(OllamaModel):
+    """POST /api/show."""
+
+    ignored: ClassVar[frozenset[str]] = frozenset({"options", "system", "template", "verbose"})
+
+    model: ModelName | None = None
+    name: ModelName | None = None

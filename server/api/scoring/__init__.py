@@ -1,0 +1,1 @@
+"""Rankings and scores of texts, by the cosine of their vectors."""

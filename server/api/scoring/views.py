@@ -1,0 +1,119 @@
+"""POST /v1/rerank and /v1/score: texts are embedded one by one and compared by their cosine.
+
+Where a text occurs several times it is computed once.
+"""
+
+from __future__ import annotations
+
+import math
+from operator import itemgetter, mul
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+from quart import request
+
+from triolet.errors import invalid_request
+
+from ..embeddings import embed, numbers_of
+from ..errors import params_called
+from ..generate import head, json_response
+from ..intake import live_request, read_fields
+from ..schemas_embeddings import EmbeddingFields
+from .schema import RerankRequest, ScoreRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quart import Response
+
+    from ..ports import Services
+    from .schema import ScoringFields
+
+COHERE: Final = "/v2/rerank"
+"""Whose answers hold no documents unless they are asked for; Jina's do unless they are not."""
+
+
+async def rerank(services: Services) -> Response:
+    """Order documents by how near they are to a query."""
+    fields = await read_fields(RerankRequest, services)
+    _check_count(len(fields.documents), "documents", services)
+    texts = fields.documents
+    with params_called({"input": "documents"}):
+        scores, num_tokens = await _scores([fields.query] * len(texts), texts, fields, services)
+    ranked = sorted(enumerate(scores), key=itemgetter(1), reverse=True)[: fields.top_n]
+    shows = fields.return_documents
+    shows = request.path != COHERE if shows is None else shows
+    results = []
+    for index, score in ranked:
+        result: dict[str, Any] = {"index": index, "relevance_score": score}
+        results.append(result | ({"document": {"text": texts[index]}} if shows else {}))
+    return json_response(
+        {
+            "id": f"rerank-{live_request().request_id.hex()}",
+            "model": services.config.model_name,
+            "results": results,
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+            "meta": {
+                "api_version": {"version": "2" if request.path == COHERE else "1"},
+                "tokens": {"input_tokens": num_tokens},
+            },
+        }
+    )
+
+
+async def score(services: Services) -> Response:
+    """Return how near texts are: one with each of several, or each with the other of its pair."""
+    fields = await read_fields(ScoreRequest, services)
+    first, second = fields.text_1, fields.text_2
+    count = max(len(first), len(second))
+    _check_count(count, "text_1" if len(first) == count else "text_2", services)
+    if len(first) not in (1, count) or len(second) not in (1, count):
+        raise invalid_request(
+            f"has {len(second)} texts and text_1 {len(first)}; allowed: as many, or one", "text_2"
+        )
+    with params_called({"input": "text_2"}):
+        scores, num_tokens = await _scores(
+            first * (count // len(first)), second * (count // len(second)), fields, services
+        )
+    return json_response(
+        head("list", "score", services)
+        | {
+            "data": [
+                {"index": index, "object": "score", "score": one}
+                for index, one in enumerate(scores)
+            ],
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        }
+    )
+
+
+def _check_count(count: int, param: str, services: Services) -> None:
+    most = services.config.embedding.max_documents
+    if count > most:
+        raise invalid_request(f"has {count} texts; at most {most} are taken at once", param)
+
+
+async def _scores(
+    first: Sequence[str], second: Sequence[str], fields: ScoringFields, services: Services
+) -> tuple[list[float], int]:
+    """Return the cosine of each pair, and how many tokens were computed."""
+    texts = tuple(dict.fromkeys([*first, *second]))
+    asked = EmbeddingFields.model_construct(
+        input=texts,
+        model=fields.model,
+        priority=fields.priority,
+        service_tier=fields.service_tier,
+    )
+    vectors = await embed(asked, services)
+    numbers: dict[str, tuple[float, ...]] = {}
+    lengths: dict[str, float] = {}
+    for text, vector in zip(texts, vectors.found, strict=True):
+        numbers[text] = numbers_of(vector)
+        lengths[text] = math.hypot(*numbers[text])
+        await trio.lowlevel.checkpoint()
+    scores = []
+    for one, other in zip(first, second, strict=True):
+        product, length = sum(map(mul, numbers[one], numbers[other])), lengths[one] * lengths[other]
+        scores.append(product / length if length else 0.0)
+        await trio.lowlevel.checkpoint()
+    return scores, vectors.num_tokens

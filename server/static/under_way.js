@@ -1,0 +1,27 @@
+// The answers that were under way when the page was left, kept for this tab: a page that is loaded
+// again goes on with them. A tab that is closed forgets them.
+
+import { read, write } from "./small_storage.js";
+
+const STORE = "triolet.under-way";
+
+/** @param {{chat: string, lane: string, responseId: string, position: number|null}[]} notes */
+export function keepUnderWay(notes) {
+  write(() => sessionStorage, STORE, JSON.stringify(notes));
+}
+
+/** @returns {{chat: string, lane: string, responseId: string, position: number|null}[]} each once. */
+export function takeUnderWay() {
+  const text = read(() => sessionStorage, STORE);
+  keepUnderWay([]);
+  try {
+    const notes = JSON.parse(text ?? "[]");
+    return Array.isArray(notes) ? notes.filter(isNote) : [];
+  } catch {
+    return []; // somebody else wrote there
+  }
+}
+
+function isNote(note) {
+  return ["chat", "lane", "responseId"].every((name) => typeof note?.[name] === "string");
+}

@@ -1,0 +1,270 @@
+"""Calls as Python writes them, `[f(a=1), g(b="x")]`: the whole completion is a list of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from ..tool_calls import (
+    Arguments,
+    CallBegins,
+    Text,
+    UnenforceableSchemaError,
+    argument_json,
+    overlap,
+    written,
+)
+from .typed_values import (
+    definitions,
+    properties_of,
+    python_json,
+    required_of,
+    resolved,
+    types_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..tool_calls import CallRules, CallSchema, Piece
+
+START: Final = "<|python_start|>"
+END: Final = "<|python_end|>"
+"""Llama 4 writes them around the list."""
+
+_CALL: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})\(\s*(?=[A-Za-z_]\w*\s*=[^=]|\))")
+_BEGUN_CALL: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}(\(\s*([A-Za-z_]\w*\s*=?)?)?")
+_NEXT_ARGUMENT: Final = re.compile(r"[,)]")
+_ARGUMENT: Final = re.compile(r"([A-Za-z_]\w*)\s*=\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class PythonForm:
+    """A list of calls of Python functions with keyword arguments."""
+
+    @property
+    def markers(self) -> Mapping[str, str]:
+        """See ToolForm."""
+        return {START: START, END: END}
+
+    def of_tools(self, schemas: Mapping[str, Mapping[str, Any]]) -> Self:
+        """Return the form itself: Python's literals tell their types."""
+        del schemas
+        return self
+
+    def reader(self) -> PythonCallReader:
+        """See ToolForm."""
+        return PythonCallReader()
+
+    def rules(self, rules: CallRules) -> list[str]:
+        """See ToolForm."""
+        body = " | ".join(f"call_{index}" for index in range(len(rules.tools)))
+        more = "" if rules.is_single else ' (", " body)*'
+        calls = f'"[" body{more} "]"'
+        lines = [f"body: {body}"]
+        for index, tool in enumerate(rules.tools):
+            lines += _call_rules(index, tool)
+        if rules.is_forced:
+            return [f"start: {calls}", *lines]
+        return [f"start: TEXT | {calls}", r"TEXT: /([^\[](.|\n)*)?/", *lines]
+
+
+def _call_rules(index: int, tool: CallSchema) -> list[str]:
+    """Return the rules of one tool's calls: required arguments first, then any of the others."""
+    schema = resolved(tool.arguments, tool.arguments) or {}
+    properties = properties_of(schema)
+    if not properties and schema.get("additionalProperties", True) is not False:
+        if tool.is_strict:
+            raise UnenforceableSchemaError(f"{tool.name} lists no properties")
+        free = r'/[A-Za-z_]\w{0,63}/ "=" ' + argument_json({})
+        head = json.dumps(tool.name + "(")
+        arguments = f'(free_{index} (", " free_{index})*)?'
+        return [f'call_{index}: {head} {arguments} ")"', f"free_{index}: {free}"]
+    if tool.is_strict and not all(name.isidentifier() for name in properties):
+        raise UnenforceableSchemaError(f"{tool.name} has a property that is no name in Python")
+    names = [name for name in properties if name.isidentifier()]
+    required = [name for name in names if name in required_of(schema)]
+    ordered = [*required, *(name for name in names if name not in required)]
+    lines = []
+    for number, name in enumerate(ordered):
+        value = _value_rule(properties[name], tool.arguments)
+        lines.append(f"value_{index}_{number}: {json.dumps(f'{name}=')} {value}")
+        # What may follow this argument: each of those behind it, or none.
+        later = f"{index}_{number + 1}"
+        more = f'(", " value_{later})? more_{later}' if number + 1 < len(ordered) else '")"'
+        lines.append(f"more_{index}_{number}: {more}")
+    if required:
+        first = ' ", " '.join(f"value_{index}_{number}" for number in range(len(required)))
+        starts = [f"{first} more_{index}_{len(required) - 1}"]
+    else:
+        starts = ['")"']
+        starts += [f"value_{index}_{n} more_{index}_{n}" for n in range(len(ordered))]
+    return [f"call_{index}: {json.dumps(tool.name + '(')} ({' | '.join(starts)})", *lines]
+
+
+def _value_rule(value: object, root: Mapping[str, Any]) -> str:
+    types = types_of(value if isinstance(value, dict) else None, root)
+    if types == {"boolean"}:
+        return '("True" | "False")'
+    return argument_json({**(value if isinstance(value, dict) else {}), **definitions(root)})
+
+
+class _State(Enum):
+    START = "start"  # nothing but blanks so far
+    CALL = "call"  # before a function's name
+    ARGUMENTS = "arguments"
+    AFTER = "after"  # behind a call
+    TEXT = "text"
+
+
+class PythonCallReader:
+    """Reads one completion."""
+
+    def __init__(self) -> None:
+        self._state = _State.START
+        self._held = ""
+        self._opened = ""  # what stands before the first function's name
+        self._is_first = True  # no argument of the call has been shown
+        self._end = _LiteralEnd()
+        self._scanned = 0  # characters of the held value that `_end` has seen
+        self._has_text = False  # behind the calls
+        self.num_calls = 0
+
+    def push(self, text: str) -> list[Piece]:
+        """Take more text; return what it says."""
+        self._held += text
+        pieces: list[Piece] = []
+        while self._step(pieces):
+            pass
+        return pieces
+
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
+        """Return what was held back, now that nothing follows."""
+        shown, self._held = self._opened + self._held, ""
+        is_open = not self.num_calls or (self._state is _State.TEXT and bool(shown.strip()))
+        return [Text(shown)] if shown and is_open and not is_cut else []
+
+    def _step(self, pieces: list[Piece]) -> bool:
+        match self._state:
+            case _State.START:
+                return self._take_start(pieces)
+            case _State.CALL:
+                return self._take_call(pieces)
+            case _State.ARGUMENTS:
+                return self._take_argument(pieces)
+            case _State.AFTER:
+                return self._take_after()
+            case _State.TEXT:
+                return self._take_text(pieces)
+
+    def _take_start(self, pieces: list[Piece]) -> bool:
+        begin = self._held.lstrip()
+        rest = begin.removeprefix(START).lstrip()
+        if not rest or START.startswith(rest):
+            return False
+        if rest[0] != "[":
+            self._state = _State.TEXT
+            return True
+        self._opened = self._held[: len(self._held) - len(rest) + 1]
+        self._held, self._state = rest[1:], _State.CALL
+        return True
+
+    def _take_call(self, pieces: list[Piece]) -> bool:
+        begin = self._held.lstrip()
+        if found := _CALL.match(begin):
+            self._held, self._opened = begin[found.end() :], ""
+            self._is_first = True
+            pieces.append(CallBegins(self.num_calls, found[1]))
+            self.num_calls += 1
+            self._state = _State.ARGUMENTS
+            return True
+        if not begin or _BEGUN_CALL.fullmatch(begin):
+            return False
+        self._held, self._opened = self._opened + self._held, ""
+        self._state = _State.TEXT
+        return True
+
+    def _take_argument(self, pieces: list[Piece]) -> bool:
+        begin = self._held if self._scanned else self._held.lstrip(" \r\n\t,")
+        if not begin:
+            return False
+        index = self.num_calls - 1
+        if begin[0] == ")":
+            pieces.append(Arguments(index, "{}" if self._is_first else "}"))
+            self._held, self._state = begin[1:], _State.AFTER
+            return True
+        self._held = begin
+        found = _ARGUMENT.match(begin)
+        if found is None or found.end() == len(begin):
+            # A name that has not ended; anything else is passed over up to the next argument.
+            if found or re.fullmatch(r"\w+\s*", begin):
+                return False
+            behind = _NEXT_ARGUMENT.search(begin, 1)
+            self._held = begin[behind.start() :] if behind else ""
+            return behind is not None
+        value = begin[found.end() :]
+        self._scanned += self._end.push(value[self._scanned :])
+        if not self._end.is_over:
+            return False
+        source = value[: self._scanned]
+        shown = python_json(source)
+        text = f"{json.dumps(found[1])}: {written(source.strip()) if shown is None else shown}"
+        pieces.append(Arguments(index, ("{" if self._is_first else ", ") + text))
+        self._held, self._is_first = value[self._scanned :], False
+        self._end, self._scanned = _LiteralEnd(), 0
+        return True
+
+    def _take_after(self) -> bool:
+        begin = self._held.lstrip()
+        if not begin:
+            return False
+        if begin[0] == ",":
+            self._held, self._state = begin[1:], _State.CALL
+        else:
+            self._held, self._state = begin.removeprefix("]"), _State.TEXT
+        return True
+
+    def _take_text(self, pieces: list[Piece]) -> bool:
+        text = self._held.replace(END, "") if self.num_calls else self._held
+        kept = overlap(text, END) if self.num_calls else 0
+        shown = text[: len(text) - kept]
+        # Blanks behind the calls are no text; they are if text comes before them.
+        if shown.strip() or (shown and (self._has_text or not self.num_calls)):
+            pieces.append(Text(shown))
+            text, self._has_text = text[len(shown) :], True
+        self._held = text
+        return False
+
+
+class _LiteralEnd:
+    """Finds the end of a Python literal in a call's arguments: a comma or a bracket outside it."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self._depth = 0
+        self._quote = ""
+        self._is_escaped = False
+
+    def push(self, text: str) -> int:
+        """Return how many characters of this belong to the literal."""
+        for position, character in enumerate(text):
+            if self._quote:
+                if self._is_escaped:
+                    self._is_escaped = False
+                elif character == "\\":
+                    self._is_escaped = True
+                elif character == self._quote:
+                    self._quote = ""
+            elif character in "\"'":
+                self._quote = character
+            elif character in "([{":
+                self._depth += 1
+            elif character in ")]}," and self._depth == 0:
+                self.is_over = True
+                return position
+            elif character in ")]}":
+                self._depth -= 1
+        return len(text)

@@ -1,0 +1,137 @@
+"""Calls that a completion makes once, however often its model writes them.
+
+A model that has to call a tool and was not trained to may write the same call until its tokens are
+used up: the grammar lets it end behind each call, and it prefers another one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from ..tool_calls import Arguments, CallBegins
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..tool_calls import CallRules, Piece, PieceReader, ToolForm
+
+
+@dataclass(frozen=True, slots=True)
+class OnceEach:
+    """Another form, in whose completions a call that repeats an earlier one is left out."""
+
+    form: ToolForm
+
+    @property
+    def markers(self) -> Mapping[str, str]:
+        """See ToolForm."""
+        return self.form.markers
+
+    def of_tools(self, schemas: Mapping[str, Mapping[str, Any]]) -> Self:
+        """See ToolForm."""
+        return type(self)(self.form.of_tools(schemas))
+
+    def reader(self) -> UnrepeatedCalls:
+        """See ToolForm."""
+        return UnrepeatedCalls(self.form.reader())
+
+    def rules(self, rules: CallRules) -> list[str]:
+        """See ToolForm."""
+        return self.form.rules(rules)
+
+    def watch(self) -> RepeatWatch:
+        """Return what ends a completion that begins to repeat itself."""
+        return RepeatWatch(self.reader())
+
+
+class RepeatWatch:
+    """Ends a completion behind the first call that repeats an earlier one.
+
+    Args:
+      reader: of the completion.
+    """
+
+    def __init__(self, reader: UnrepeatedCalls) -> None:
+        self._reader = reader
+
+    def push(self, text: str) -> bool:
+        """Take more text; return whether the completion has to end behind it."""
+        self._reader.push(text)
+        return self._reader.has_repeated
+
+
+class UnrepeatedCalls:
+    """Reads one completion without the calls that repeat an earlier one to the letter.
+
+    A call is shown from the character on in which it differs from each earlier one.
+
+    Args:
+      reader: reads them all.
+
+    Attributes:
+      num_calls: that are shown.
+      has_repeated: a call was left out.
+    """
+
+    def __init__(self, reader: PieceReader) -> None:
+        self.num_calls = 0
+        self.has_repeated = False
+        self._reader = reader
+        self._earlier: list[tuple[str, str]] = []
+        self._call: tuple[str, str] | None = None
+        self._is_shown = False
+
+    def push(self, text: str) -> list[Piece]:
+        """Take more text; return what it says."""
+        return self._unrepeated(self._reader.push(text))
+
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
+        """Return what was held back, now that nothing follows."""
+        pieces = self._unrepeated(self._reader.finish(is_cut=is_cut))
+        if self._call is not None and not self._is_shown and not is_cut and not self.has_repeated:
+            pieces += self._show(*self._call)
+        return pieces
+
+    def _unrepeated(self, pieces: list[Piece]) -> list[Piece]:
+        shown: list[Piece] = []
+        for piece in pieces:
+            match piece:
+                case CallBegins():
+                    self._end_call()
+                    self._call = (piece.name, "")
+                    self._is_shown = False
+                    if not self._may_repeat(piece.name, ""):
+                        shown += self._show(piece.name, "")
+                case Arguments():
+                    shown += self._take(piece.text)
+                case _:
+                    shown.append(piece)
+        return shown
+
+    def _take(self, text: str) -> list[Piece]:
+        """Take more of a call's arguments."""
+        assert self._call is not None
+        name, before = self._call
+        self._call = (name, before + text)
+        if self._is_shown:
+            return [Arguments(self.num_calls - 1, text)]
+        if self._call in self._earlier:
+            # A whole value: nothing can follow that makes another of it.
+            self.has_repeated = True
+            return []
+        return [] if self._may_repeat(*self._call) else self._show(*self._call)
+
+    def _may_repeat(self, name: str, arguments: str) -> bool:
+        return any(name == one and told.startswith(arguments) for one, told in self._earlier)
+
+    def _show(self, name: str, arguments: str) -> list[Piece]:
+        self._is_shown = True
+        self.num_calls += 1
+        index = self.num_calls - 1
+        return [CallBegins(index, name), *([Arguments(index, arguments)] if arguments else [])]
+
+    def _end_call(self) -> None:
+        if self._call is not None and self._is_shown:
+            self._earlier.append(self._call)
+        self._call = None

@@ -1,0 +1,309 @@
+"""Calls as Qwen3-Coder writes them: XML-like tags, each argument's value as bare text."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from ..tool_calls import (
+    ANY_TEXT,
+    Arguments,
+    CallBegins,
+    Text,
+    UnenforceableSchemaError,
+    argument_json,
+    before_first,
+    first_of,
+    overlap,
+)
+from .typed_values import bare_json, definitions, properties_of, required_of, resolved, types_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ..tool_calls import CallRules, CallSchema, Piece
+
+OPENING: Final = "<tool_call>"
+CLOSING: Final = "</tool_call>"
+FUNCTION: Final = "<function="
+FUNCTION_END: Final = "</function>"
+PARAMETER: Final = "<parameter="
+PARAMETER_END: Final = "</parameter>"
+
+_FUNCTION: Final = re.compile(r"<function=([A-Za-z0-9_.-]{1,64})>")
+_BEGUN_FUNCTION: Final = re.compile(r"<function=[A-Za-z0-9_.-]{0,64}")
+_PARAMETER: Final = re.compile(r"<parameter=([^>\n]{1,256})>\n?")
+_BEGUN_PARAMETER: Final = re.compile(r"<parameter=[^>\n]{0,256}")
+_ENDINGS: Final = (
+    (PARAMETER,),
+    (FUNCTION_END, CLOSING),
+    (FUNCTION_END, FUNCTION),
+)
+"""What may stand behind a value's end tag. An end tag with anything else behind it is part of the
+value: a file may hold such tags."""
+_LIMITS: Final = ("minLength", "maxLength", "pattern", "format")
+"""Keywords that bare text is not held to, but for short lengths."""
+MAX_COUNTED_CHARS: Final = 256
+"""Longest `maxLength` that a grammar counts: each character is a state of its lexer."""
+
+
+@dataclass(frozen=True, slots=True)
+class XmlForm:
+    """Tags for the call, its function and each parameter.
+
+    Attributes:
+      schemas: of the arguments of each tool; they tell a number from a string of digits.
+    """
+
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def markers(self) -> Mapping[str, str]:
+        """See ToolForm."""
+        return {OPENING: OPENING, CLOSING: CLOSING}
+
+    def of_tools(self, schemas: Mapping[str, Mapping[str, Any]]) -> Self:
+        """See ToolForm."""
+        return replace(self, schemas=schemas)
+
+    def reader(self) -> XmlCallReader:
+        """See ToolForm."""
+        return XmlCallReader(self.schemas)
+
+    def rules(self, rules: CallRules) -> list[str]:
+        """See ToolForm."""
+        lines: list[str] = []
+        for index, tool in enumerate(rules.tools):
+            lines += _call_rules(index, tool)
+        body = " | ".join(f"call_{index}" for index in range(len(rules.tools)))
+        inner = f'"\\n" ({body}) "\\n" {rules.marker(CLOSING)}'
+        ends = [rf"raw[lazy]: TEXT {json.dumps(_END)}", *lines]
+        if rules.is_forced:
+            more = "" if rules.is_single else ' ("\\n" call)*'
+            return [f"start: call{more}", f"call: {rules.marker(OPENING)} {inner}", ANY_TEXT, *ends]
+        times = "?" if rules.is_single else "*"
+        return [f"start: call{times} TEXT", f"call: opened {inner}", *rules.opened(OPENING), *ends]
+
+
+_END: Final = f"\n{PARAMETER_END}\n"
+
+
+def _call_rules(index: int, tool: CallSchema) -> list[str]:
+    """Return the rules of one tool's calls."""
+    schema = resolved(tool.arguments, tool.arguments) or {}
+    properties, required = properties_of(schema), required_of(schema)
+    parts, lines = [], []
+    for number, (name, value) in enumerate(properties.items()):
+        rule = f"value_{index}_{number}"
+        lines.append(f"{rule}{_value_rule(tool, name, value)}")
+        part = f"{json.dumps(f'{PARAMETER}{name}>' + chr(10), ensure_ascii=False)} {rule}"
+        parts.append(part if name in required else f"({part})?")
+    if not properties and schema.get("additionalProperties", True) is not False:
+        if tool.is_strict:
+            raise UnenforceableSchemaError(f"{tool.name} lists no properties")
+        lines.append(rf'free_{index}: "{PARAMETER}" /[^>\n]{{1,64}}/ ">\n" raw')
+        parts.append(f"free_{index}*")
+    head = json.dumps(f"{FUNCTION}{tool.name}>\n")
+    return [" ".join((f"call_{index}: {head}", *parts, json.dumps(FUNCTION_END))), *lines]
+
+
+def _value_rule(tool: CallSchema, name: str, value: object) -> str:
+    """Return what follows the name of a value's rule: the value, and what ends it."""
+    schema = resolved(value, tool.arguments)
+    types = types_of(schema, tool.arguments)
+    if schema is None or not types or not types <= {"string", "null"}:
+        shared = definitions(tool.arguments)
+        rule = argument_json({**(value if isinstance(value, dict) else {}), **shared})
+        return f": {rule} {json.dumps(_END)}"
+    words = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(words, list):
+        shown = [json.dumps(f"{word}{_END}", ensure_ascii=False) for word in words if word]
+        return f": {' | '.join(shown or [json.dumps(_END)])}"
+    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    if isinstance(most, int) and isinstance(least, int) and most <= MAX_COUNTED_CHARS:
+        return rf"[lazy]: /(.|\n){{{least},{most}}}/ {json.dumps(_END)}"
+    if tool.is_strict and any(limit in schema for limit in _LIMITS):
+        raise UnenforceableSchemaError(f"{tool.name}.{name} has {' or '.join(_LIMITS)}")
+    return ": raw"
+
+
+class _State(Enum):
+    TEXT = "text"
+    OPENED = "opened"  # before a function's name
+    PARAMETERS = "parameters"
+    AFTER = "after"  # behind a function
+
+
+class XmlCallReader:
+    """Reads one completion.
+
+    Args:
+      schemas: of the arguments of each tool.
+    """
+
+    def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
+        self._schemas = schemas
+        self._state = _State.TEXT
+        self._held = ""
+        self._opened = ""  # what stands before a function's name
+        self._tool = ""
+        self._is_first = True  # no argument of the call has been shown
+        self._searched = 0  # of what is held, where no value ends
+        self._has_text = False  # since the last call
+        self.num_calls = 0
+
+    def push(self, text: str) -> list[Piece]:
+        """Take more text; return what it says."""
+        self._held += text
+        pieces: list[Piece] = []
+        while self._step(pieces):
+            pass
+        return pieces
+
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
+        """Return what was held back, now that nothing follows."""
+        held, self._held = self._held, ""
+        if is_cut or self._state is _State.AFTER:
+            return []
+        if self._state is not _State.PARAMETERS:
+            shown = self._opened + held
+            return [Text(shown)] if shown.strip() or (shown and not self.num_calls) else []
+        pieces: list[Piece] = []
+        found = _PARAMETER.match(held.lstrip())
+        if found:
+            # The last tags are missing: the value is what there is.
+            value, _, _ = held.lstrip()[found.end() :].partition(PARAMETER_END)
+            self._show(found[1], value.removesuffix("\n"), pieces)
+        self._end_call(pieces)
+        return pieces
+
+    def _step(self, pieces: list[Piece]) -> bool:
+        match self._state:
+            case _State.TEXT:
+                return self._take_text(pieces)
+            case _State.OPENED:
+                return self._take_opened(pieces)
+            case _State.PARAMETERS:
+                return self._take_parameter(pieces)
+            case _State.AFTER:
+                return self._take_after()
+
+    def _take_text(self, pieces: list[Piece]) -> bool:
+        shown, opening = before_first(self._held, (OPENING, FUNCTION))
+        # Blanks before a call, or between two, are no text; they are if text comes before them.
+        if shown.strip() or (shown and self._has_text):
+            pieces.append(Text(shown))
+            self._has_text = True
+        elif not opening:
+            return False
+        if not opening:
+            self._held = self._held[len(shown) :]
+            return False
+        self._opened = OPENING if opening == OPENING else ""
+        self._held = self._held[len(shown) + len(self._opened) :]
+        self._state = _State.OPENED
+        return True
+
+    def _take_opened(self, pieces: list[Piece]) -> bool:
+        begin = self._held.lstrip()
+        if found := _FUNCTION.match(begin):
+            self._held, self._opened = begin[found.end() :], ""
+            self._tool, self._is_first, self._has_text = found[1], True, False
+            pieces.append(CallBegins(self.num_calls, found[1]))
+            self.num_calls += 1
+            self._state = _State.PARAMETERS
+            return True
+        if FUNCTION.startswith(begin) or _BEGUN_FUNCTION.fullmatch(begin):
+            return False
+        # What was taken for a call is none; another may follow it.
+        length = len(self._held) - len(begin) + 1
+        pieces.append(Text(self._opened + self._held[:length]))
+        self._held, self._opened = self._held[length:], ""
+        self._state, self._has_text = _State.TEXT, True
+        return True
+
+    def _take_parameter(self, pieces: list[Piece]) -> bool:
+        if not self._searched:
+            self._held = self._held.lstrip()
+        if found := _PARAMETER.match(self._held):
+            return self._take_value(found[1], found.end(), pieces)
+        if self._held.startswith(FUNCTION_END):
+            self._held = self._held[len(FUNCTION_END) :]
+            self._end_call(pieces)
+            self._state = _State.AFTER
+            return True
+        tags = (PARAMETER, FUNCTION_END)
+        if any(tag.startswith(self._held) for tag in tags) or _BEGUN_PARAMETER.fullmatch(
+            self._held
+        ):
+            return False
+        # Between parameters nothing is meant: whatever stands there is passed over.
+        begin, _ = first_of(self._held[1:], tags)
+        kept = max(overlap(self._held[1:], tag) for tag in tags)
+        self._held = self._held[begin + 1 :] if begin >= 0 else self._held[len(self._held) - kept :]
+        return begin >= 0
+
+    def _take_value(self, name: str, begin: int, pieces: list[Piece]) -> bool:
+        """Take a value once it is sure where it ends."""
+        place = max(begin, self._searched)
+        while (place := self._held.find(PARAMETER_END, place)) >= 0:
+            behind = place + len(PARAMETER_END)
+            is_end = _is_ending(self._held[behind:])
+            if is_end:
+                value = self._held[begin:place].removesuffix("\n")
+                self._held, self._searched = self._held[behind:], 0
+                self._show(name, value, pieces)
+                return True
+            if is_end is None:
+                self._searched = place
+                return False
+            place = behind
+        self._searched = max(begin, len(self._held) - len(PARAMETER_END))
+        return False
+
+    def _take_after(self) -> bool:
+        begin = self._held.lstrip()
+        if begin.startswith(FUNCTION):
+            self._held, self._state = begin, _State.OPENED
+            return True
+        if begin.startswith(CLOSING):
+            self._held, self._state = begin[len(CLOSING) :], _State.TEXT
+            return True
+        if FUNCTION.startswith(begin) or CLOSING.startswith(begin):
+            return False
+        self._state = _State.TEXT
+        return True
+
+    def _show(self, name: str, value: str, pieces: list[Piece]) -> None:
+        root = self._schemas.get(self._tool, {})
+        schema = properties_of(resolved(root, root) or {}).get(name)
+        shown = f"{json.dumps(name, ensure_ascii=False)}: {bare_json(value, schema, root)}"
+        pieces.append(Arguments(self.num_calls - 1, ("{" if self._is_first else ", ") + shown))
+        self._is_first = False
+
+    def _end_call(self, pieces: list[Piece]) -> None:
+        pieces.append(Arguments(self.num_calls - 1, "{}" if self._is_first else "}"))
+
+
+def _is_ending(behind: str) -> bool | None:
+    """Whether a value ends before an end tag with this behind it; None if that is not sure yet."""
+    is_open = False
+    for tags in _ENDINGS:
+        found = _follow(behind, tags)
+        if found:
+            return True
+        is_open |= found is None
+    return None if is_open else False
+
+
+def _follow(text: str, tags: Sequence[str]) -> bool | None:
+    """Whether a text begins with tags and blanks between them; None if it may once it goes on."""
+    for tag in tags:
+        text = text.lstrip()
+        if not text.startswith(tag):
+            return None if tag.startswith(text) else False
+        text = text[len(tag) :]
+    return True

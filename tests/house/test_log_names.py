@@ -1,0 +1,36 @@
+"""Events of the log have one style of names, so that one pattern finds them."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from .test_layout import ROOMS, parsed, shown, sources
+
+LEVELS = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
+NAME = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
+
+
+def events(tree: ast.Module) -> list[tuple[int, str]]:
+    """Return the line and the name of each event that is logged by a literal."""
+    return [
+        (node.lineno, node.args[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in LEVELS
+        and node.args
+        and isinstance(node.args[0], ast.Constant)
+        and isinstance(node.args[0].value, str)
+        and ast.unparse(node.func.value) in {"log", "structlog.get_logger()"}
+    ]
+
+
+def test_events_are_words_joined_by_underscores() -> None:
+    found = [
+        (shown(path), line, name)
+        for path in sources(*(room for room in ROOMS if room != "loadtest"))
+        for line, name in events(parsed(path))
+    ]
+    assert len(found) > 50
+    assert [one for one in found if not NAME.fullmatch(one[2])] == []

@@ -1,0 +1,239 @@
+"""Models that cannot be served: the doctor and `serve` say so in the same words, before a start."""
+
+from __future__ import annotations
+
+import json
+import struct
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from ops import plain_text
+from ops.cli import app, main
+from ops.model_directory import demo_model_path
+from ops.plain_text import as_typed
+from ops.ports import claim_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 256,
+    "vocab_size": 8,
+    "eos_token_id": 1,
+}
+LAYER = "model.layers.0."
+SHAPES = {
+    "model.embed_tokens.weight": [8, 16],
+    "model.norm.weight": [16],
+    "lm_head.weight": [8, 16],
+    LAYER + "input_layernorm.weight": [16],
+    LAYER + "post_attention_layernorm.weight": [16],
+    LAYER + "self_attn.q_proj.weight": [16, 16],
+    LAYER + "self_attn.k_proj.weight": [8, 16],
+    LAYER + "self_attn.v_proj.weight": [8, 16],
+    LAYER + "self_attn.o_proj.weight": [16, 16],
+    LAYER + "mlp.gate_proj.weight": [32, 16],
+    LAYER + "mlp.up_proj.weight": [32, 16],
+    LAYER + "mlp.down_proj.weight": [16, 32],
+}
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+def safetensors(shapes: dict[str, list[int]], dtype: str = "F32", item: int = 4) -> bytes:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        begin, end = end, end + item * prod(shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    encoded = json.dumps(header).encode()
+    return struct.pack("<Q", len(encoded)) + encoded + bytes(end)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A small model of which everything can be known but its answers."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "tokenizer.json").write_bytes((demo_model_path() / "tokenizer.json").read_bytes())
+    (folder / WEIGHTS).write_bytes(safetensors(SHAPES))
+    return folder
+
+
+def config(**fields: Any) -> Callable[[Path], object]:  # noqa: ANN401 (any JSON)
+    return lambda model: (model / "config.json").write_text(json.dumps(CONFIG | fields))
+
+
+def weights(content: bytes) -> Callable[[Path], object]:
+    return lambda model: (model / WEIGHTS).write_bytes(content)
+
+
+def file(name: str, content: str) -> Callable[[Path], object]:
+    return lambda model: (model / name).write_text(content)
+
+
+def unreadable(model: Path) -> None:
+    (model / WEIGHTS).unlink()
+    (model / WEIGHTS).mkdir()
+
+
+WHOLE = safetensors(SHAPES)
+BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
+    ("no directory", lambda model: model.rename(model.with_name("gone")), "does not exist"),
+    ("no config", lambda model: (model / "config.json").unlink(), "config.json is missing"),
+    ("half a config", file("config.json", "{"), "cannot be read as JSON"),
+    ("GPT-2", config(architectures=["GPT2LMHeadModel"]), "'GPT2LMHeadModel' is not supported"),
+    ("Gemma", config(architectures=["Gemma3ForCausalLM"]), "'Gemma3ForCausalLM' is not supp"),
+    ("quantised", config(quantization_config={"bits": 4}), "quantised weights are not supported"),
+    ("other shapes", config(hidden_size=32), "config.json wants floats"),
+    ("pickles", file("pytorch_model.bin", ""), "files that can run code are refused"),
+    ("no tokenizer", lambda model: (model / "tokenizer.json").unlink(), "tokenizer.json is miss"),
+    ("no real tokenizer", file("tokenizer.json", "{}"), "describes no tokenizer"),
+    ("no end token", config(eos_token_id=None), "no end token"),
+    ("no weights", lambda model: (model / WEIGHTS).unlink(), "no .safetensors file"),
+    ("a pointer", weights(b"version https://git-lfs"), "is no safetensors file, or only the st"),
+    ("empty weights", weights(b""), "is no safetensors file, or only the start"),
+    ("truncated weights", weights(WHOLE[:-1]), "bytes of weights, its header says"),
+    ("longer weights", weights(WHOLE + b"x"), "bytes of weights, its header says"),
+    ("a list as header", weights(struct.pack("<Q", 2) + b"[]"), "broken header: no JSON object"),
+    ("no header", weights(struct.pack("<Q", 4) + b"{{{{"), "has a broken header"),
+    ("unreadable weights", unreadable, "cannot be read: Is a directory; let this user read it"),
+    ("integers", weights(safetensors(SHAPES, "I32")), "is I32 [8, 16]; config.json wants floats"),
+    ("a false size", weights(safetensors(SHAPES, "F16")), "is F16 [8, 16] in 512 bytes"),
+    (
+        "a missing tensor",
+        weights(safetensors({name: SHAPES[name] for name in SHAPES if "up_proj" not in name})),
+        f"tensor {LAYER}mlp.up_proj.weight is missing",
+    ),
+    (
+        "an unknown tensor",
+        weights(safetensors(SHAPES | {"score.weight": [2]})),
+        "tensor score.weight has no place in a LlamaForCausalLM",
+    ),
+    ("no index", file(INDEX, "[]"), "holds no JSON object"),
+    ("an empty index", file(INDEX, "{}"), "has no weight_map"),
+    (
+        "an absent shard",
+        file(INDEX, '{"weight_map": {"w": "model-00002-of-00002.safetensors"}}'),
+        "model-00002-of-00002.safetensors is missing",
+    ),
+    ("a foreign shard", file(INDEX, '{"weight_map": {"w": "../x"}}'), "is no plain *.safetensors"),
+]
+
+
+def verdicts(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[dict[str, str], str]:
+    """Return what the doctor finds of the model, and the line with which `serve` refuses it."""
+    port = ["--port", str(claim_port("127.0.0.1", 0))]
+    assert main(["doctor", *arguments, *port, "--json"]) == 1
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    (row,) = [row for row in findings if row["subject"] == "Model"]
+    assert main(["serve", *arguments, *port]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    return row, err.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("damage", "words"), [row[1:] for row in BROKEN], ids=[row[0] for row in BROKEN]
+)
+def test_doctor_and_serve_refuse_a_model_in_the_same_words(
+    model: Path,
+    damage: Callable[[Path], object],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    damage(model)
+    row, line = verdicts(capsys, str(model))
+    assert row["status"] == "fail"
+    assert words in row["detail"] + "; " + row["remedy"]
+    assert line == f"triolet: {row['detail']}; {row['remedy']}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--max-model-len 257", "--max-model-len is 257; allowed: 1…256"),
+        ("--kv-pool 1KiB", "--kv-pool is 1024, which is 1 blocks of 1024 bytes"),
+        ("--kv-pool 8KiB --max-model-len 256", "or a smaller --max-model-len than 256"),
+        ("--device tpu", "--device is 'tpu'; allowed: cpu, cuda"),
+        ("--backend xla", "--backend is 'xla'; allowed: auto"),
+        ("--backend flash", "--device is 'cpu'; allowed: cuda with --backend 'flash'"),
+        ("--backend sdpa --weights int8", "--weights is 'int8'; allowed: dtype with --backend"),
+    ],
+)
+def test_doctor_and_serve_refuse_settings_by_the_options_that_were_typed(
+    model: Path, options: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row, line = verdicts(capsys, str(model), *options.split())
+    assert words in line
+    assert line == f"triolet: {row['detail']}; {row['remedy']}"
+
+
+@pytest.mark.slow
+def test_a_gpu_that_no_process_may_see_is_refused(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    row, line = verdicts(capsys, str(model), "--device", "cuda")
+    assert "--device is 'cuda', but CUDA_VISIBLE_DEVICES is empty" in row["detail"]
+    assert row["detail"] in line
+
+
+def test_what_the_system_refuses_to_read_is_no_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["serve", "--port", "0", "x" * 300]) == 2
+    assert "cannot be read: File name too long; let this user read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--speculate {}", "the draft model cannot be used: "),
+        ("--tenants {}/nowhere.toml", "the file of tenants cannot be read"),
+        ("--tenants {}/config.json", "config.json"),
+    ],
+)
+def test_other_files_are_read_before_a_start(
+    model: Path, options: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config(architectures=["GPT2LMHeadModel"])(model)
+    assert main(["serve", "--port", "0", *options.format(model).split()]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_each_setting_of_an_option_is_called_as_it_is_typed() -> None:
+    command = get_command(app)
+    assert isinstance(command, TyperGroup)
+    commands = command.commands
+    known = {
+        option
+        for name in ("serve", "prefill")
+        for each in commands[name].params
+        for option in each.opts
+    }
+    for field, option in plain_text._OPTIONS.items():
+        assert option in known
+        assert (
+            as_typed(f"{field} is 3; allowed: > {field}") == f"{option} is 3; allowed: > {option}"
+        )
+        assert as_typed(f"/models/{field}/x is missing") == f"/models/{field}/x is missing"
+    for word in plain_text._PLAIN:
+        assert f"--{word}" in known
+        assert as_typed(f"{word} is 'x'; use {word} 'y'") == f"--{word} is 'x'; use --{word} 'y'"
+        assert as_typed(f"the {word} is wrong") == f"the {word} is wrong"

@@ -1,0 +1,306 @@
+"""POST /api/chat and /api/generate: lines and whole answers, options, tools, errors, cancels."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from server.generation import CancelReason, FinishReason
+from server.quotas.opening import quotas_in_memory
+from server.tenancy import Tenancy
+from tests.server.support.clock import pass_time
+from tests.server.support.fakes import ChargingFleet, FakeFleet, FakeGeneration, by_hand
+from tests.server.support.surface import MODEL, request_bytes, surface
+from tests.server.support.tenants import tenant, tenants_of
+from triolet.errors import RequestError, overloaded
+from triolet.tenants import Plan
+
+if TYPE_CHECKING:
+    from trio.testing import MockClock
+
+    from tests.server.support.surface import Answer
+
+TURNS = [{"role": "user", "content": "hi"}]
+CHAT: dict[str, Any] = {"model": MODEL, "messages": TURNS}
+TEXT: dict[str, Any] = {"model": f"{MODEL}:latest", "prompt": "hi"}
+WHOLE = {"stream": False}
+KEY = {"authorization": "Bearer key-of-alice"}
+TOOL = {
+    "type": "function",
+    "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}},
+}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2]}}\n</tool_call>'
+DURATIONS = ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration")
+
+
+def lines(answer: Answer) -> list[dict[str, Any]]:
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    assert answer.body.endswith(b"\n")
+    return [json.loads(line) for line in answer.body.splitlines()]
+
+
+async def test_a_chat_is_streamed_in_lines_unless_it_says_otherwise() -> None:
+    async with surface() as server:
+        parts = lines(await server.post("/api/chat", CHAT))
+        whole = (await server.post("/api/chat", CHAT | WHOLE)).json
+        generation = server.fleet.generations[0]
+    assert bytes(generation.request.prompt_ids) == b"user: hi\nassistant:"
+    assert [part["done"] for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert "".join(part["message"]["content"] for part in parts) == "Hello there"
+    assert (parts[-1]["done_reason"], parts[-1]["eval_count"]) == ("stop", 11)
+    assert parts[-1]["prompt_eval_count"] == len(generation.request.prompt_ids)
+    assert all(parts[-1][name] >= 0 for name in DURATIONS)
+    assert whole["message"] == {"role": "assistant", "content": "Hello there"}
+    assert (whole["model"], whole["done"], whole["done_reason"]) == (MODEL, True, "stop")
+
+
+async def test_a_prompt_goes_through_the_template_unless_it_is_raw() -> None:
+    async with surface() as server:
+        for more in ({}, {"system": "be brief"}, {"raw": True}):
+            parts = lines(await server.post("/api/generate", TEXT | more))
+            assert "".join(part["response"] for part in parts) == "Hello there"
+        prompts = [bytes(one.request.prompt_ids) for one in server.fleet.generations]
+    assert prompts == [
+        b"user: hi\nassistant:",
+        b"system: be brief\nuser: hi\nassistant:",
+        b"hi",
+    ]
+
+
+async def test_options_are_applied_and_those_without_effect_are_named() -> None:
+    options = {
+        "temperature": 0,
+        "top_k": 5,
+        "top_p": 0.5,
+        "min_p": 0.1,
+        "repeat_penalty": 1.5,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.25,
+        "seed": 7,
+        "stop": ["x"],
+        "num_predict": 3,
+        "num_ctx": 2048,
+        "num_gpu": 1,
+        "surprise": 1,
+    }
+    async with surface() as server:
+        answer = await server.post("/api/chat", CHAT | WHOLE | {"options": options})
+        await server.post("/api/chat", CHAT | WHOLE | {"options": {"num_predict": -1}})
+        first, second = (one.request for one in server.fleet.generations)
+    assert answer.status == 200
+    ignored = answer.headers["x-triolet-ignored"].split(", ")
+    assert set(ignored) == {"options.num_ctx", "options.num_gpu", "options.surprise"}
+    params = first.sampling
+    assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0, 5, 0.5, 0.1)
+    assert (params.repetition_penalty, params.seed, params.max_tokens) == (1.5, 7, 3)
+    assert (params.presence_penalty, params.frequency_penalty) == (0.5, 0.25)
+    assert first.stop == ("x",)
+    assert second.sampling.max_tokens == server.fleet.max_model_len - len(second.prompt_ids)
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "said"),
+    [
+        ("chat", {"options": {"num_ctx": 1 << 20}}, "options.num_ctx"),
+        ("chat", {"options": {"mirostat": 2}}, "options.mirostat"),
+        ("chat", {"options": {"temprature": 2}}, "options.temprature"),
+        ("chat", {"options": {"temperature": 3}}, "options.temperature"),
+        ("chat", {"messages": [{"role": "user", "content": "", "images": ["a"]}]}, "images"),
+        ("chat", {"messages": [{"role": "robot", "content": "x"}]}, "role"),
+        ("generate", {"images": ["a"]}, "images"),
+        ("generate", {"suffix": "x"}, "suffix"),
+        ("generate", {"context": [1]}, "context"),
+        ("generate", {"template": "x"}, "template"),
+        ("generate", {"raw": True, "system": "x"}, "system"),
+        ("generate", {"format": "yaml"}, "format"),
+        ("generate", {"prompt": 5}, "prompt"),
+    ],
+)
+async def test_what_is_not_served_is_refused_by_name(
+    path: str, more: dict[str, Any], said: str
+) -> None:
+    async with surface() as server:
+        answer = await server.post(f"/api/{path}", (CHAT if path == "chat" else TEXT) | more)
+        assert not server.fleet.generations
+    assert answer.status == 400
+    assert list(answer.json) == ["error"]
+    assert said in answer.json["error"]
+
+
+async def test_another_model_is_not_found_and_a_tag_is_no_other() -> None:
+    async with surface() as server:
+        answer = await server.post("/api/chat", CHAT | {"model": "another"})
+        assert (answer.status, list(answer.json)) == (404, ["error"])
+        answer = await server.post("/api/chat", CHAT | {"model": f"{MODEL}:7b"})
+        assert answer.status == 404
+        answer = await server.post("/api/chat", {"messages": TURNS})
+        assert (answer.status, answer.json) == (400, {"error": "model is required"})
+
+
+async def test_a_request_without_a_prompt_finds_the_model_loaded() -> None:
+    async with surface() as server:
+        (part,) = lines(await server.post("/api/chat", CHAT | {"messages": []}))
+        whole = await server.post("/api/generate", {"model": MODEL, "keep_alive": "5m"} | WHOLE)
+        missing = await server.post("/api/generate", {"model": "another"})
+        assert not server.fleet.generations
+    assert missing.status == 404
+    assert (part["done"], part["done_reason"]) == (True, "load")
+    assert (whole.json["response"], whole.json["done_reason"]) == ("", "load")
+
+
+CLOSED = {"type": "object", "properties": {"a": {}}, "additionalProperties": False}
+
+
+@pytest.mark.parametrize("wanted", ["json", CLOSED])
+async def test_a_format_is_a_grammar(wanted: Any) -> None:  # noqa: ANN401
+    async with surface() as server:
+        assert (await server.post("/api/chat", CHAT | {"format": wanted})).status == 200
+        assert (await server.post("/api/generate", TEXT | {"raw": True, "format": wanted})).status
+        (first, second) = server.grammars.checked
+        assert first == second == server.fleet.generations[0].request.sampling.grammar
+        server.grammars.refused.add(first.text)
+        answer = await server.post("/api/chat", CHAT | {"format": wanted})
+    assert (answer.status, answer.json["error"]) == (400, "format: cannot be used")
+    wants = {"type": "object"} if wanted == "json" else wanted
+    assert json.loads(first.text) == wants
+
+
+@pytest.mark.parametrize("cut", ["Hm. <tool_ca", 'Hm. <tool_call>\n{"na'])
+async def test_a_call_that_is_cut_is_never_text(cut: str) -> None:
+    def script(generation: FakeGeneration) -> None:
+        generation.say(cut)
+        generation.finish(FinishReason.LENGTH)
+
+    body = CHAT | {"tools": [TOOL]}
+    async with surface(FakeFleet(script)) as server:
+        parts = lines(await server.post("/api/chat", body))
+        whole = (await server.post("/api/chat", body | WHOLE)).json
+    assert "".join(part["message"]["content"] for part in parts).strip() == "Hm."
+    assert whole["message"]["content"].strip() == "Hm."
+    assert whole["done_reason"] == parts[-1]["done_reason"] == "length"
+
+
+def calls(generation: FakeGeneration) -> None:
+    generation.say("Let me see. ", CALL[:20], CALL[20:50], CALL[50:], CALL)
+    generation.finish()
+
+
+async def test_calls_of_tools_are_whole_and_their_results_go_back() -> None:
+    body = CHAT | {"tools": [TOOL]}
+    said = {"a": 1, "b": [2]}
+    async with surface(FakeFleet(calls)) as server:
+        parts = lines(await server.post("/api/chat", body))
+        whole = (await server.post("/api/chat", body | WHOLE)).json
+        called = [{"function": {"name": "add", "arguments": said}}]
+        turns = [
+            *TURNS,
+            {"role": "assistant", "content": "", "tool_calls": called},
+            {"role": "tool", "content": "3", "tool_name": "add"},
+        ]
+        await server.post("/api/chat", body | {"messages": turns})
+        prompt = bytes(server.fleet.generations[-1].request.prompt_ids).decode()
+    found = [one for part in parts for one in part["message"].get("tool_calls", ())]
+    assert found == whole["message"]["tool_calls"]
+    assert [one["function"]["arguments"] for one in found] == [said, said]
+    assert "".join(part["message"]["content"] for part in parts).strip() == "Let me see."
+    assert parts[-1]["done_reason"] == "stop"
+    assert prompt.startswith(
+        "tool add\nuser: hi\nassistant:  call_0=add({'a': 1, 'b': [2]})\ntool: 3\n"
+    )
+
+
+@pytest.mark.parametrize("think", [True, False, "high"])
+async def test_think_switches_the_template(think: object) -> None:
+    async with surface() as server:
+        await server.post("/api/chat", CHAT | {"think": think})
+        prompt = bytes(server.fleet.generations[0].request.prompt_ids)
+        raw = await server.post("/api/generate", TEXT | {"raw": True, "think": think})
+    assert prompt.endswith(b"assistant: enable_thinking")
+    assert raw.headers["x-triolet-ignored"] == "think"
+
+
+async def test_an_error_in_a_stream_is_its_last_line() -> None:
+    def break_off(generation: FakeGeneration) -> None:
+        generation.say("Hel")
+        generation.fail(RequestError("the worker is gone", status=503, code="no_worker"))
+
+    async with surface(FakeFleet(break_off)) as server:
+        parts = lines(await server.post("/api/chat", CHAT))
+        whole = await server.post("/api/chat", CHAT | WHOLE)
+    assert parts[0]["message"]["content"] == "Hel"
+    assert parts[-1] == {"error": "the worker is gone"}
+    assert (whole.status, whole.json) == (503, {"error": "the worker is gone"})
+
+
+async def test_a_refusal_says_when_to_come_back() -> None:
+    async with surface() as server:
+        server.fleet.refuse_with = overloaded("no room", retry_after_s=1.0)
+        answer = await server.post("/api/generate", TEXT)
+    assert (answer.status, answer.json) == (503, {"error": "no room"})
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+async def test_a_client_that_leaves_ends_its_answer() -> None:
+    async with surface(FakeFleet(by_hand)) as server:
+        client = await server.connect()
+        async with client.stream:
+            await client.send(request_bytes("POST", "/api/chat", body=json.dumps(CHAT).encode()))
+            (generation,) = [await server.fleet.nth(0)]
+            generation.say("Hel")
+            await client.head()
+            assert json.loads(await client.chunk())["message"]["content"] == "Hel"
+        with trio.fail_after(5):
+            await generation.was_cancelled.wait()
+    assert generation.cancelled[0] is CancelReason.CLIENT_GONE
+
+
+async def test_a_silence_is_filled_with_a_line_without_text(mock_clock: MockClock) -> None:
+    async with surface(FakeFleet(by_hand)) as server:
+        client = await server.connect()
+        async with client.stream:
+            await client.send(request_bytes("POST", "/api/chat", body=json.dumps(CHAT).encode()))
+            generation = await server.fleet.nth(0)
+            await client.head()
+            await pass_time(mock_clock, server.services.config.keep_alive_s)
+            part = json.loads(await client.chunk())
+            assert (part["message"]["content"], part["done"]) == ("", False)
+            generation.say("Hi")
+            generation.finish(FinishReason.LENGTH)
+            said = [json.loads(line) for line in (await client.chunk()).splitlines()]
+    assert (said[0]["message"]["content"], said[-1]["done_reason"]) == ("Hi", "length")
+
+
+async def test_a_tenant_s_limits_and_accounts_hold_here_too() -> None:
+    quotas = quotas_in_memory()
+    fleet = ChargingFleet(quotas)
+    plan = Plan("p", requests_per_minute=3.0, tokens_per_minute=400.0)
+    tenancy = Tenancy(tenants_of(tenant("alice", "key-of-alice", plan=plan)))
+    async with surface(fleet, tenancy=tenancy, quotas=quotas) as server:
+        assert (await server.post("/api/chat", CHAT)).status == 401
+        answer = await server.post("/api/chat", CHAT, headers=KEY)
+        assert answer.status == 200
+        assert answer.headers["x-ratelimit-remaining-requests"] == "2"
+        assert (await server.post("/api/generate", TEXT, headers=KEY)).status == 200
+        embedded = await server.post("/api/embed", {"model": MODEL, "input": "a"}, headers=KEY)
+        assert embedded.status == 200
+        limited = await server.post("/api/chat", CHAT, headers=KEY)
+        assert limited.status == 429
+        assert "3 requests a minute" in limited.json["error"]
+        used = (await server.request("GET", "/v1/usage", headers=KEY)).json["this_month"]["tokens"]
+    assert used == fleet.used > 0
+
+
+async def test_curl_s_own_media_type_will_do() -> None:
+    async with surface() as server:
+        body = json.dumps(CHAT | WHOLE).encode()
+        usual = {"Content-Type": "application/x-www-form-urlencoded"}
+        answer = await server.request("POST", "/api/chat", body=body, headers=usual)
+        assert answer.status == 200
+        foreign = usual | {"Origin": "https://evil.example"}
+        answer = await server.request("POST", "/api/chat", body=body, headers=foreign)
+        assert answer.status == 403
+        answer = await server.request("POST", "/v1/chat/completions", body=body, headers=usual)
+        assert answer.status == 415

@@ -1,0 +1,121 @@
+"""What Ollama's clients ask about models, and vectors in their words."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ops.model_directory import demo_model_path
+from server.text.model_card import ModelCard, read_model_card
+from tests.server.support.surface import MODEL, request_bytes, surface
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+async def test_the_model_is_listed_with_a_tag_by_each_of_its_names() -> None:
+    async with surface(model_aliases=("other:7b", "*")) as server:
+        tags = (await server.request("GET", "/api/tags")).json["models"]
+        running = (await server.request("GET", "/api/ps")).json["models"]
+        for model in tags:
+            shown = await server.post("/api/show", {"model": model["name"]})
+            assert shown.status == 200
+    assert [one["name"] for one in tags] == [f"{MODEL}:latest", "other:7b"]
+    assert all(datetime.fromisoformat(one["modified_at"]).tzinfo for one in tags)
+    assert [one["model"] for one in running] == [one["model"] for one in tags]
+    assert running[0]["context_length"] == 4096
+
+
+async def test_a_fleet_without_workers_has_nothing_loaded() -> None:
+    async with surface() as server:
+        server.fleet.status().workers.clear()
+        assert (await server.request("GET", "/api/ps")).json == {"models": []}
+
+
+async def test_what_is_shown_is_what_the_directory_says() -> None:
+    async with surface() as server:
+        object.__setattr__(server.services, "card", read_model_card(demo_model_path()))
+        shown = (await server.post("/api/show", {"name": MODEL})).json
+        missing = await server.post("/api/show", {"model": "another"})
+        nameless = await server.post("/api/show", {})
+    assert shown["details"]["family"] == "llama"
+    assert shown["details"]["quantization_level"] == "BF16"
+    assert shown["model_info"]["llama.context_length"] == 4096
+    assert shown["model_info"]["llama.block_count"] == 6
+    assert shown["model_info"]["general.parameter_count"] > 4e6
+    assert shown["details"]["parameter_size"].endswith("M")
+    assert "completion" in shown["capabilities"]
+    assert "num_ctx 4096" in shown["parameters"]
+    assert (missing.status, nameless.status) == (404, 400)
+
+
+def test_a_directory_without_weights_has_a_card(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", "hidden_size": 8}))
+    card = read_model_card(tmp_path)
+    assert (card.family, card.num_parameters, card.info) == ("qwen3", 0, {"embedding_length": 8})
+    (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1")
+    assert read_model_card(tmp_path).num_parameters == 0
+    assert len(card.digest) == 64
+    assert read_model_card(tmp_path).digest != "" != ModelCard().digest
+
+
+@pytest.mark.parametrize("action", ["pull", "push", "create", "copy", "delete"])
+async def test_models_are_not_managed_here(action: str) -> None:
+    method = "DELETE" if action == "delete" else "POST"
+    async with surface() as server:
+        answer = await server.request(method, f"/api/{action}", body=b'{"model": "x"}')
+    assert answer.status == 501
+    assert "started with" in answer.json["error"]
+
+
+async def test_clients_find_a_server_that_speaks_their_api() -> None:
+    async with surface() as server:
+        client = await server.connect()
+        async with client.stream:
+            await client.send(request_bytes("HEAD", "/"))
+            assert (await client.head())[0] == 200
+        version = (await server.request("GET", "/api/version")).json["version"]
+        nothing = await server.request("GET", "/api/nothing")
+    assert [int(part) for part in version.split(".")] >= [0, 6, 4]
+    assert (nothing.status, list(nothing.json)) == (404, ["error"])
+
+
+EMBED: list[tuple[dict[str, Any], int]] = [
+    ({"input": "a b"}, 1),
+    ({"input": ["a", "b", "c"], "options": {"num_ctx": 100}}, 3),
+    ({"input": ""}, 0),
+    ({"input": []}, 0),
+]
+
+
+@pytest.mark.parametrize(("body", "count"), EMBED)
+async def test_inputs_become_vectors(body: dict[str, Any], count: int) -> None:
+    async with surface() as server:
+        answer = (await server.post("/api/embed", {"model": MODEL} | body)).json
+        asked = server.fleet.inputs
+    assert len(answer["embeddings"]) == count == len(asked)
+    assert answer["prompt_eval_count"] == sum(len(one.input_ids) for one in asked)
+
+
+async def test_a_long_input_is_cut_unless_that_is_forbidden() -> None:
+    async with surface() as server:
+        long = {"model": MODEL, "input": "x" * 5000}
+        assert (await server.post("/api/embed", long)).status == 200
+        assert len(server.fleet.inputs[0].input_ids) == 4096
+        object.__setattr__(
+            server.services, "embedding", type(server.services.embedding)(max_input_tokens=100)
+        )
+        answer = await server.post("/api/embed", long | {"truncate": False})
+    assert answer.status == 400
+    assert "takes at most 100" in answer.json["error"]
+
+
+async def test_the_older_form_takes_one_prompt() -> None:
+    async with surface() as server:
+        answer = await server.post("/api/embeddings", {"model": MODEL, "prompt": "a"})
+        empty = await server.post("/api/embeddings", {"model": MODEL})
+    assert answer.json["embedding"] == pytest.approx([0.6, 0.8])
+    assert empty.json == {"embedding": []}

@@ -1,0 +1,205 @@
+"""A closed schema takes no key that is not listed, and nothing that the schema as sent refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import pytest
+
+from loadtest.schemas import random_schema
+from server.text.closed_schema import MAX_CHAIN, closed, closed_text
+from triolet.config_grammar import GrammarConfig
+from triolet.grammar import build_tokenizer, compile_grammar
+from triolet.sampling import Grammar, GrammarKind
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+DEMO = Path(__file__).parents[3] / "triolet" / "demo"
+A: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}},
+    "required": ["a"],
+}
+B: dict[str, Any] = {
+    "type": "object",
+    "properties": {"b": {"type": "integer"}},
+    "required": ["b"],
+}
+OPTIONAL: dict[str, Any] = {"properties": {"a": {}, "b": {}}}
+BOTH = {"allOf": [{"$ref": "#/$defs/A"}, B]}
+
+
+def tagged(kind: str, key: str) -> dict[str, Any]:
+    """Return an object of a kind, with one key of its own."""
+    return {
+        "type": "object",
+        "properties": {"kind": {"type": "string", "const": kind}, key: {"type": "integer"}},
+        "required": ["kind"],
+    }
+
+
+CLOSED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
+    "plain": (A, ['{"a":1}'], ['{"a":1,"x":2}']),
+    "no type": ({"properties": {"a": {}}}, ['{"a":1}', "5"], ['{"x":1}']),
+    "or null": (A | {"type": ["object", "null"]}, ['{"a":1}', "null"], ['{"a":1,"x":1}']),
+    "no keys": ({"type": "object", "properties": {}}, ["{}"], ['{"x":1}']),
+    "required only": ({"type": "object", "required": ["a"]}, ['{"a":"b"}'], ['{"a":1,"x":1}']),
+    "in an array": ({"type": "array", "items": A}, ['[{"a":1}]'], ['[{"a":1,"x":1}]']),
+    "in a tuple": ({"type": "array", "prefixItems": [A]}, ['[{"a":1}]'], ['[{"a":1,"x":1}]']),
+    "in a property": ({"properties": {"v": A}}, ['{"v":{"a":1}}'], ['{"v":{"a":1,"x":1}}']),
+    "in additional properties": (
+        {"type": "object", "additionalProperties": A},
+        ['{"v":{"a":1}}'],
+        ['{"v":{"a":1,"x":1}}'],
+    ),
+    "patterns": (
+        {"type": "object", "properties": {"a": {}}, "patternProperties": {"^x": {}}},
+        ['{"a":1,"x1":2}'],
+        ['{"a":1,"y":2}'],
+    ),
+    "allOf": ({"allOf": [A, B]}, ['{"a":1,"b":2}'], ['{"a":1,"b":2,"x":3}']),
+    "allOf with patterns": (
+        {"allOf": [A, {"patternProperties": {"^x": {}}}]},
+        ['{"a":1,"x1":2}'],
+        ['{"a":1,"y":2}'],
+    ),
+    "allOf of one": (
+        {"definitions": {"A": A}, "properties": {"v": {"allOf": [{"$ref": "#/definitions/A"}]}}},
+        ['{"v":{"a":1}}'],
+        ['{"v":{"a":1,"x":1}}'],
+    ),
+    "a part that is a value elsewhere": (
+        {"$defs": {"A": A, "part-0": {}}, "properties": {"v": {"$ref": "#/$defs/A"}, "w": BOTH}},
+        ['{"v":{"a":1},"w":{"a":1,"b":2}}'],
+        ['{"v":{"a":1,"b":2}}', '{"w":{"a":1,"b":2,"x":3}}'],
+    ),
+    "reference beside properties": (
+        {"$defs": {"A": A}, "$ref": "#/$defs/A", **B},
+        ['{"a":1,"b":2}'],
+        ['{"a":1,"b":2,"x":3}'],
+    ),
+    "escaped reference": (
+        {"$defs": {"a/b~c d": A}, "$ref": "#/$defs/a~1b~0c%20d"},
+        ['{"a":1}'],
+        ['{"a":1,"x":1}'],
+    ),
+    "anyOf": ({"anyOf": [A, B, {"type": "null"}]}, ['{"b":1}', "null"], ['{"a":1,"x":1}']),
+    "anyOf beside properties": (
+        {"properties": {"k": {"type": "string"}}, "required": ["k"], "anyOf": [A, B]},
+        ['{"k":"","a":1}', '{"k":"","b":1}'],
+        ['{"k":"","a":1,"b":"x"}', '{"k":"","a":1,"x":1}'],
+    ),
+    "anyOf of requirements": (
+        OPTIONAL | {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        ['{"a":1}', '{"b":1}', '{"a":1,"b":1}'],
+        ['{"a":1,"x":1}'],
+    ),
+    "a branch that is open": (
+        {"anyOf": [A, B | {"additionalProperties": True}]},
+        ['{"b":1,"x":1}'],
+        ['{"a":1,"x":1}'],
+    ),
+    "oneOf by a tag": (
+        {"oneOf": [tagged("cat", "a"), tagged("dog", "b"), {"type": "null"}]},
+        ['{"kind":"cat","a":1}', '{"kind":"dog","b":1}', "null"],
+        ['{"kind":"cat","b":1}', '{"kind":"dog","b":1,"x":1}'],
+    ),
+    "recursive": (
+        {"type": "object", "properties": {"v": {}, "next": {"$ref": "#"}}, "required": ["v"]},
+        ['{"v":1,"next":{"v":1}}'],
+        ['{"v":1,"next":{"v":1,"x":1}}'],
+    ),
+}
+LEFT_OPEN: dict[str, dict[str, Any]] = {
+    "any object": {"type": "object"},
+    "any value": {},
+    "explicitly open": OPTIONAL | {"additionalProperties": True},
+    "a schema for others": OPTIONAL | {"additionalProperties": {"type": "integer"}},
+    "more keys than are listed": {"properties": {}, "minProperties": 1},
+    "a constant": {"const": {"x": 1}, "properties": {"a": {}}},
+    "a negation": OPTIONAL | {"not": A},
+    "a nested document": OPTIONAL | {"$defs": {"A": A | {"$id": "a"}}},
+    "a reference by anchor": OPTIONAL | {"items": {"$ref": "#a"}},
+    "a reference to nothing": OPTIONAL | {"items": {"$ref": "#/$defs/a"}},
+    "a combination with itself": {"allOf": [{"$ref": "#"}, A]},
+    "keywords of a wrong type": OPTIONAL | {"allOf": 5},
+    "a longer chain": {
+        "$defs": {
+            f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}, A]} for i in range(MAX_CHAIN + 1)
+        }
+        | {f"d{MAX_CHAIN + 1}": A},
+        "allOf": [{"$ref": "#/$defs/d0"}, B],
+    },
+    "too many steps": {
+        "properties": {f"k{i}": {} for i in range(600)},
+        "anyOf": [{"required": ["a"]}] * 300,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> LLTokenizer:
+    return build_tokenizer((DEMO / "tokenizer.json").read_text(encoding="utf-8"), (1,))
+
+
+def takes(tokenizer: LLTokenizer, schema: dict[str, Any], text: str) -> bool:
+    """Return whether a text is a whole completion under a schema."""
+    matcher = compile_grammar(tokenizer, Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
+    ids = tokenizer.tokenize_str(text)
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_no_key_is_invented(tokenizer: LLTokenizer, name: str) -> None:
+    schema, good, bad = CLOSED[name]
+    before = json.dumps(schema)
+    narrower = closed(schema)
+    assert json.dumps(schema) == before
+    for text in good:
+        assert takes(tokenizer, narrower, text), text
+        jsonschema.validate(json.loads(text), schema)
+    for text in bad:
+        assert takes(tokenizer, schema, text), text
+        assert not takes(tokenizer, narrower, text), text
+
+
+@pytest.mark.parametrize("name", LEFT_OPEN)
+def test_what_is_said_or_not_understood_stays_as_it_is(name: str) -> None:
+    schema = LEFT_OPEN[name]
+    text = json.dumps(schema)
+    assert len(text) <= GrammarConfig().max_bytes
+    assert closed(schema) == schema
+    assert closed_text(text) is text
+
+
+def test_branches_that_share_values_stay_open_together() -> None:
+    # Both take {"a": 1, "b": 2}, so oneOf takes it not; the first would, alone closed.
+    shared = [{**A, "required": ["a", "b"]}, A]
+    assert closed({"oneOf": shared}) == {
+        "oneOf": shared,
+        "properties": {"a": {}, "b": {}},
+        "additionalProperties": False,
+    }
+
+
+def test_strict_closes_objects_that_list_no_keys_and_heeds_what_is_said() -> None:
+    free = {"type": "object"}
+    assert closed(free, is_strict=True) == free | {"additionalProperties": False}
+    said = {"type": "object", "additionalProperties": {"type": "integer"}}
+    assert closed(said, is_strict=True) == said
+    assert closed({}, is_strict=True) == {}
+
+
+@pytest.mark.parametrize("text", ["{", "5", "[]", '"a"', "true"])
+def test_a_text_that_is_no_object_is_the_compilers(text: str) -> None:
+    assert closed_text(text) is text
+
+
+def test_what_is_closed_already_is_the_same_text() -> None:
+    for seed in range(20):
+        text = json.dumps(random_schema(seed), ensure_ascii=False)
+        assert closed_text(text) is text
