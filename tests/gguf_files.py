@@ -11,6 +11,11 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
+from engine.model_config import Biases, ModelConfig
+from engine.preflight.gguf import llama_cpp_name
+from engine.preflight.tensors import tensor_shapes
+from engine.rope_config import RopeConfig
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -114,6 +119,49 @@ def finish(writer: gguf.GGUFWriter) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+TINY: Final = ModelConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=256,
+    hidden_size=64,
+    intermediate_size=128,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    rms_norm_eps=1e-6,
+    rope=RopeConfig(10_000.0),
+    is_tied=True,
+    biases=Biases(),
+    has_qk_norm=False,
+    max_position_embeddings=512,
+    sliding_window=None,
+)
+"""What `write_header` describes by itself."""
+
+
+def write_tiny(
+    path: Path,
+    kind: Kind = Kind.F32,
+    shapes: Mapping[str, tuple[int, ...] | None] | None = None,
+    **keys: Any,  # noqa: ANN401
+) -> Path:
+    """Write a whole model of zeros.
+
+    Args:
+      path: of the file.
+      kind: what matrices are kept in.
+      shapes: that replace or complete the model's own by llama.cpp's names; None leaves one out.
+      keys: metadata of the architecture.
+    """
+    writer = write_header(path, byte_vocabulary(), **keys)
+    own = {llama_cpp_name(name): shape for name, shape in tensor_shapes(TINY).items()}
+    for name, shape in (own | dict(shapes or {})).items():
+        if shape is not None:
+            add_tensor(writer, name, np.zeros(shape, np.float32), kind)
+    finish(writer)
+    return path
 
 
 def write_model(

@@ -26,7 +26,7 @@ def ready_model(model: Path | None) -> Path | None:
       FetchFailed: a model that was asked for by name cannot be had.
     """
     name = str(model)
-    if model is None or model.exists() or name not in (AUTO, *KNOWN):
+    if model is None or name not in (AUTO, *KNOWN) or model.exists():
         return model
     if name != AUTO:
         return _fetched(KNOWN[name])

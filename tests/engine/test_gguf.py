@@ -58,13 +58,9 @@ def greedy_of_transformers(path: Path, num_tokens: int) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("family", "kind"),
     [
-        ("llama", Kind.Q4_0),
         ("llama", Kind.Q4_1),
         ("llama", Kind.Q5_0),
         ("llama", Kind.Q5_1),
-        ("llama", Kind.Q8_0),
-        ("llama", Kind.F16),
-        ("llama", Kind.BF16),
         ("mistral-sharded", Kind.F32),
         ("qwen2-tied", Kind.Q8_0),
     ],

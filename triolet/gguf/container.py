@@ -149,7 +149,9 @@ def _parse(path: Path, data: mmap.mmap) -> GgufFile:
     cursor = _Cursor(path, data)
     magic = cursor.take(4, "the magic bytes 'GGUF'")
     if magic != MAGIC:
-        raise ModelError(f"{path} begins with {magic!r} instead of {MAGIC!r}: it is no GGUF file")
+        raise ModelError(
+            f"{path} begins with {magic!r} instead of {MAGIC!r}: it is no GGUF file; {REMEDY}"
+        )
     version = cursor.number("<I", "the version")
     if version not in VERSIONS:
         kind = "big-endian" if version >> 16 else f"of version {version}"
