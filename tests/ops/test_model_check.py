@@ -228,6 +228,7 @@ def test_the_doctor_accepts_a_gguf_file_and_fetches_no_known_model(
     found, checked = check_model(path, EngineConfig())
     assert (found.status, checked is not None and checked.max_model_len) == (Status.OK, 512)
     assert checked is not None
+    assert found.detail.startswith(f"{path}: LlamaForCausalLM, ")
     assert checked.weight_bytes == path.stat().st_size
     assert checked.loaded_bytes == 2 * sum(map(prod, tensor_shapes(TINY).values()))
     missing, _ = check_model(Path("smollm2"), EngineConfig())
