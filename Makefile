@@ -1,9 +1,10 @@
 # Two commands, each complete on a fresh machine:
-#   make serve   create the environment, install, serve the demo model on http://127.0.0.1:8000
+#   make serve   create the environment, install, serve a model on http://127.0.0.1:8000
 #   make test    the same environment; lint, types and all tests
 
 PYTHON ?= python3
 PORT ?= 8000
+MODEL ?= auto
 MINUTES ?= 5
 SEEDS ?= 3000
 FIRST ?= 0
@@ -48,8 +49,8 @@ system-deps:
 	    DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq $(MISSING_PACKAGES) >build/apt.log; \
 	  else echo "missing: $(MISSING_PACKAGES); tests that need them will be skipped" >&2; fi
 
-serve: install  ## serve the demo model (PORT=8000, ARGS="--prefill 2 …")
-	@$(BIN)/triolet serve --port $(PORT) $(ARGS)
+serve: install  ## serve SmolLM2, else the demo model (MODEL=smollm2, MODEL=demo, MODEL=FILE.gguf, PORT=8000, ARGS="…")
+	@$(BIN)/triolet serve $(if $(filter-out demo,$(MODEL)),$(MODEL)) --port $(PORT) $(ARGS)
 
 lint: install-dev
 	$(BIN)/ruff check .
@@ -134,7 +135,7 @@ bench-model: install-dev  ## write the random-weight model of the benchmarks, in
 bench-peers: install-dev  ## install the engines that benchmarks compare with, into build/bench/peers/ (ARGS=vllm for one)
 	$(BIN)/python -m loadtest.bench.engines $(ARGS)
 
-bench-engine: bench-model  ## prefill and decode tokens/s beside other engines (ARGS=--full, ARGS="--peers vllm")
+bench-engine: bench-model  ## prefill and decode tokens/s beside other engines (ARGS=--full, ARGS="--peers vllm", ARGS="--gguf FILE")
 	$(BIN)/python -m loadtest.bench.engine $(ARGS)
 
 sanitize: install-dev  ## the kernels under AddressSanitizer and UndefinedBehaviorSanitizer

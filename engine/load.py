@@ -31,7 +31,7 @@ from .model_config import ModelConfig, load_eos_token_ids, load_model_config
 from .pace import MEASURED_TOKENS, Pace, pace_of
 from .prefix_cache import PrefixCache
 from .preflight.check import dtype_for, fit_model_len
-from .weights import Checkpoint, weights_digest
+from .weights import Checkpoint, open_weights, weights_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -82,12 +82,12 @@ def load_engine(
     model_dir: Path,
     config: EngineConfig,
     on_progress: Callable[[str, float], None],
-    open_checkpoint: Callable[[Path], Checkpoint] = Checkpoint,
+    open_checkpoint: Callable[[Path], Checkpoint] = open_weights,
 ) -> Engine:
     """Load a model. Blocking; to be run on the device thread.
 
     Args:
-      model_dir: a Hugging Face directory.
+      model_dir: a Hugging Face directory, or that of a GGUF file.
       config: what to compute with.
       on_progress: told (stage, share of it done), on the thread that loads; stages are `config`,
         `digest`, `kv_pool`, `weights`, `graphs` (where decode steps are captured), `warm_up`, in

@@ -34,6 +34,8 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]
             return _llama3(rope, inverse), 1.0
         case RopeKind.YARN:
             return _yarn(rope, inverse, head_dim)
+        case RopeKind.DIVISORS:
+            return inverse / torch.tensor(rope.divisors), 1.0
         case _:
             assert_never(rope.kind)
 

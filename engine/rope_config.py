@@ -23,6 +23,7 @@ class RopeKind(StrEnum):
     LINEAR = "linear"
     LLAMA3 = "llama3"
     YARN = "yarn"
+    DIVISORS = "divisors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class RopeConfig:
       beta_fast: rotations over `original_length` above which a dimension stays (yarn).
       beta_slow: rotations below which it is stretched (yarn).
       attention_factor: scale of cos and sin; None derives it from `factor` (yarn).
+      divisors: of each frequency, as GGUF files have them (divisors).
     """
 
     theta: float = 10_000.0
@@ -49,6 +51,7 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
+    divisors: tuple[float, ...] = ()
 
 
 _REQUIRED: dict[RopeKind, tuple[str, ...]] = {
@@ -61,6 +64,7 @@ _REQUIRED: dict[RopeKind, tuple[str, ...]] = {
         "original_max_position_embeddings",
     ),
     RopeKind.YARN: ("factor",),
+    RopeKind.DIVISORS: ("divisors",),
 }
 
 
@@ -110,6 +114,7 @@ def read_rope(path: Path, fields: dict[str, Any], max_position_embeddings: int) 
             beta_fast=float(values.get("beta_fast") or 32.0),
             beta_slow=float(values.get("beta_slow") or 1.0),
             attention_factor=None if attention_factor is None else float(attention_factor),
+            divisors=tuple(float(divisor) for divisor in values.get("divisors") or ()),
         )
     except (TypeError, ValueError, OverflowError) as error:
         raise ModelError(f"{path}: rope parameters: {error}; fetch the file again") from error
@@ -119,6 +124,7 @@ def read_rope(path: Path, fields: dict[str, Any], max_position_embeddings: int) 
         and rope.original_length >= 1
         and rope.high_freq_factor > rope.low_freq_factor > 0
         and rope.beta_fast > rope.beta_slow > 0
+        and all(divisor > 0 for divisor in rope.divisors)
     ):
         raise ModelError(f"{path}: rope parameters {values} cannot be; fetch the file again")
     return rope

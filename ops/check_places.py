@@ -15,7 +15,7 @@ from triolet.errors import ConfigError, TrioletError
 
 from .api_key import key_headers
 from .finding import Finding, Status
-from .model_directory import check_start
+from .model_directory import check_start, shown_path
 from .plain_text import as_typed, one_line
 from .ports import base_url, claim_port
 from .private_directory import private_directory
@@ -41,8 +41,8 @@ def check_model(model: Path | None, engine: EngineConfig) -> tuple[Finding, Chec
         cause, _, remedy = as_typed(one_line(str(error))).partition("; ")
         return Finding("Model", Status.FAIL, cause, remedy), None
     detail = (
-        f"{path}: {found.config.architecture}, {show_size(found.weight_bytes)} of weights, "
-        f"context of {found.max_model_len}"
+        f"{shown_path(path)}: {found.config.architecture}, "
+        f"{show_size(found.weight_bytes)} of weights, context of {found.max_model_len}"
     )
     return Finding("Model", Status.OK, detail), found
 

@@ -156,11 +156,12 @@ def serve(
     """Serve a model on this machine: a server, prefill and decode workers, kept alive."""
     from .logs import configure_logs, default_level
     from .model_directory import check_start
+    from .models.choose import ready_model
 
     level = log_level or default_level()
     keep_private()
     configure_logs(level, "supervisor")
-    checked = check_start(model, engine, speculation)
+    checked = check_start(ready_model(model), engine, speculation)
     require_tenants(server.tenants)
 
     from .plan import FleetPlan

@@ -67,9 +67,9 @@ def examine(wanted: Wanted) -> list[Finding]:
     nothing else keeps Triolet from serving."""
     engine = wanted.engine
     model_finding, found = check_model(wanted.model, engine)
-    weight_bytes = 0 if found is None else found.weight_bytes
-    # Two workers; bfloat16 weights may become float32 ones.
-    wanted_bytes = 2 * (2 * weight_bytes + engine.kv_pool_bytes + WORKER_OVERHEAD_BYTES)
+    loaded_bytes = 0 if found is None else found.loaded_bytes
+    # Of two workers.
+    wanted_bytes = 2 * (loaded_bytes + engine.kv_pool_bytes + WORKER_OVERHEAD_BYTES)
     machine = [
         check_python(),
         check_packages(),

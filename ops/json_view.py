@@ -15,6 +15,7 @@ import structlog
 from triolet.status import Progress, ServerReady, WorkerReady
 
 from .logs import never_waiting
+from .model_directory import shown_path
 from .restart_policy import GiveUp, Restart
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class JsonView:
             "url": url,
             "api": f"{url}/v1",
             "metrics": f"{url}/metrics",
-            "model": str(self._plan.model_dir),
+            "model": str(shown_path(self._plan.model_dir)),
             "pids": {
                 "supervisor": os.getpid(),
                 **{name: self._pids[name] for name in self._plan.process_names},

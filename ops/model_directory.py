@@ -13,12 +13,19 @@ from engine.preflight.check import check_model
 from triolet.config import AUTO_BACKEND
 from triolet.config_speculation import LOOKUP, NO_GUESSES
 from triolet.errors import ConfigError, ModelError
+from triolet.gguf.directory import SUFFIX as GGUF_SUFFIX
+from triolet.gguf.directory import WEIGHTS as GGUF_WEIGHTS
+from triolet.gguf.directory import gguf_directory
+
+from .models.fetch import is_kept, kept_file
+from .models.known import AUTO, KNOWN, SMOLLM2
 
 if TYPE_CHECKING:
     from engine.preflight.check import CheckedModel
     from triolet.config import EngineConfig
     from triolet.config_speculation import SpeculationConfig
 
+WEIGHT_FILES: Final = ("*.safetensors", GGUF_WEIGHTS)
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -28,7 +35,7 @@ class ModelDirectory(NamedTuple):
     Attributes:
       path: absolute.
       architecture: as config.json names it.
-      weight_bytes: size of all safetensors files.
+      weight_bytes: size of all files of weights.
     """
 
     path: Path
@@ -95,7 +102,7 @@ def find_model(model: Path | None) -> ModelDirectory:
         path = demo_model_path()
         remedy = "install Triolet again, or name a model directory"
     else:
-        path = model.expanduser().absolute()
+        path = _written_down(model.expanduser().absolute(), str(model))
         remedy = "point MODEL at a complete Hugging Face directory, or download it again"
         if not path.exists() and _HUB_ID.fullmatch(str(model)):
             remedy = f"if it is a name on a hub, download it first: hf download {model} --local-dir"
@@ -105,12 +112,42 @@ def find_model(model: Path | None) -> ModelDirectory:
     architecture = _architecture(path / "config.json", remedy)
     if not (path / "tokenizer.json").is_file():
         raise ModelError(f"{path / 'tokenizer.json'} is missing; {remedy}")
-    weights = sorted(path.glob("*.safetensors"))
+    weights = [file for kind in WEIGHT_FILES for file in sorted(path.glob(kind))]
     if not weights:
+        if names := sorted(path.glob(f"*{GGUF_SUFFIX}")):
+            remedy = f"name the GGUF file itself: {names[0]}"
         raise ModelError(
             f"{path} has no .safetensors file (weights in other formats are not loaded); {remedy}"
         )
     return ModelDirectory(path, architecture, sum(file.stat().st_size for file in weights))
+
+
+def shown_path(model_dir: Path) -> Path:
+    """Return what a person calls a model's directory: of a GGUF file, the file."""
+    link = model_dir / GGUF_WEIGHTS
+    return link.resolve() if link.is_symlink() else model_dir
+
+
+def _written_down(path: Path, name: str) -> Path:
+    """Return the directory of a GGUF file or of a known model; any other path as it is.
+
+    Raises:
+      ModelError: the file is missing or broken.
+    """
+    if not path.exists() and name == AUTO:
+        path = kept_file(SMOLLM2) if is_kept(SMOLLM2) else demo_model_path()
+    elif not path.exists() and (known := KNOWN.get(name)) is not None:
+        if not is_kept(known):
+            raise ModelError(
+                f"{name} has not been fetched to this machine; `triolet serve {name}` fetches it"
+            )
+        path = kept_file(known)
+    if path.suffix != GGUF_SUFFIX or path.is_dir():
+        return path
+    if not path.is_file():
+        raise ModelError(f"{path} does not exist; give the path of a GGUF file")
+    extra = next((known.extra for known in KNOWN.values() if kept_file(known) == path), None)
+    return gguf_directory(path, extra)
 
 
 def _architecture(path: Path, remedy: str) -> str:

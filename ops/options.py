@@ -67,7 +67,11 @@ _fleet = partial(typer.Option, rich_help_panel=_FLEET)
 
 ModelArgument: TypeAlias = Annotated[
     Path | None,
-    typer.Argument(metavar="MODEL", help="Hugging Face directory.", show_default="the demo model"),
+    typer.Argument(
+        metavar="MODEL",
+        help="Hugging Face directory, GGUF file, smollm2, or auto: smollm2 if it can be had.",
+        show_default="the demo model",
+    ),
 ]
 LogLevelOption: TypeAlias = Annotated[
     str | None,
@@ -166,7 +170,8 @@ PinOption: TypeAlias = Annotated[
 DtypeOption: TypeAlias = Annotated[
     Dtype | None,
     _compute(
-        help="Weights, activations and KV.", show_default="float32; on a GPU the checkpoint's own"
+        help="Weights, activations and KV.",
+        show_default="float32; bfloat16 if quantised; on a GPU the checkpoint's own",
     ),
 ]
 ThreadsOption: TypeAlias = Annotated[

@@ -19,6 +19,7 @@ from rich.text import Text
 from triolet.status import Progress as ProgressReport
 from triolet.status import ServerReady, WorkerReady
 
+from .model_directory import shown_path
 from .plain_text import printable
 from .quantities import show_count, show_size
 from .restart_policy import GiveUp, Restart
@@ -147,7 +148,7 @@ class TerminalView:
         lines = Table.grid(padding=(0, 2))
         lines.add_column(style="dim", min_width=9)
         lines.add_row("Model", Text(self._plan.served_name, style="bold"))
-        lines.add_row("", Text(str(self._plan.model_dir), style="dim", overflow="fold"))
+        lines.add_row("", Text(str(shown_path(self._plan.model_dir)), style="dim", overflow="fold"))
         lines.add_row(
             "",
             f"{show_count(worker.parameters)} parameters, {worker.dtype}, context of "

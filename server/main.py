@@ -46,6 +46,7 @@ from .tenant_file import TenantFile
 from .text.embedding_files import read_embedding_model
 from .text.grammars import Grammars
 from .text.model_card import read_model_card
+from .text.page_words import PageWords, read_page_words
 from .text.sampling_defaults import read_sampling_defaults
 from .text.tokenizer import TextModel
 
@@ -79,6 +80,7 @@ ALONE: Final = "server"
 """What workers and audits call the only server on a port."""
 SPEND_SUFFIX: Final = ".spend.sqlite3"
 """Beside the file of tenants."""
+NO_TEMPLATE: Final = "it cannot chat: use /v1/completions, or serve a model that is made for chats"
 EXIT_FORCED: Final = 75
 """EX_TEMPFAIL of sysexits: told apart from a crash and from a bad configuration."""
 
@@ -122,6 +124,7 @@ async def serve(
                 count_connections=lambda: edge.connections,
                 embedding=read_embedding_model(config.model_dir),
                 card=read_model_card(config.model_dir),
+                page_words=_page_words(config, text),
                 storage=sockets.enter_context(_storage(config)),
                 siblings=siblings,
                 tenancy=tenancy,
@@ -137,9 +140,7 @@ async def serve(
                 nursery.start_soon(_hand_over, services.lifecycle, edge, config.handover_s)
                 nursery.start_soon(_run_beside, services, app, fleet, metrics, tenant_file)
                 await services.lifecycle.draining.wait()
-                await _drain(fleet, siblings, config.drain_timeout_s, on_drained)
-                edge.stop(within_s=CLOSE_SHARE * config.exit_grace_s)
-                await edge.wait_closed()
+                await _drain(fleet, siblings, edge, config, on_drained)
                 nursery.cancel_scope.cancel()
         finally:
             network.close()
@@ -162,16 +163,20 @@ def _show(
 async def _drain(
     fleet: Fleet,
     siblings: Siblings | None,
-    within_s: float,
+    edge: Edge,
+    config: ServerConfig,
     on_drained: Callable[[], None] | None,
 ) -> None:
-    """Let what runs here finish, and what runs elsewhere for clients that are connected here."""
+    """Let what runs here finish, and what runs elsewhere for clients that are connected here; then
+    close connections."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fleet.drain)
         if siblings is not None:
-            nursery.start_soon(siblings.drain, within_s)
+            nursery.start_soon(siblings.drain, config.drain_timeout_s)
     if on_drained is not None:
         on_drained()
+    edge.stop(within_s=CLOSE_SHARE * config.exit_grace_s)
+    await edge.wait_closed()
 
 
 def _listen(config: ServerConfig, sockets: ExitStack) -> list[socket]:
@@ -262,6 +267,12 @@ def _load_text(config: ServerConfig) -> TextModel:
         turns=config.turns,
         reasoning_parser=config.reasoning_parser,
     )
+
+
+def _page_words(config: ServerConfig, text: TextModel) -> PageWords:
+    if not text.has_chat_template:
+        log.warning("no_chat_template", model=config.model_name, advice=NO_TEMPLATE)
+    return read_page_words(config.model_dir, has_chat_template=text.has_chat_template)
 
 
 def _grammars(config: ServerConfig, text: TextModel, metrics: Metrics) -> Grammars:

@@ -220,7 +220,8 @@ class EngineConfig:
     dtype: Dtype | None = None
     """None takes float32 on a CPU, where it is exact and costs memory alone, and on a GPU the
     checkpoint's own, because products in float32 do without tensor cores; float16 becomes
-    bfloat16."""
+    bfloat16. Quantised weights (of a GGUF file) are computed in bfloat16 anywhere: what they lost
+    exceeds its rounding, and it halves the memory that decode waits for."""
     weights: WeightFormat = WeightFormat.DTYPE
     """`int8`: rounded when they are loaded, each output by a scale of its own: half of bfloat16's
     memory, which decode of few sequences waits for. Logits are then off by up to 6 % of their

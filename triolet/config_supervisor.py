@@ -1,4 +1,4 @@
-"""How `triolet serve` keeps its processes alive: bounds and deadlines, each beside its reason."""
+"""How `triolet serve` gets its model and keeps its processes alive: bounds, deadlines, reasons."""
 
 from __future__ import annotations
 
@@ -34,3 +34,15 @@ class SupervisorConfig:
     left behind."""
     max_line_bytes: int = 64 * KIB
     """Longest line of a child's output that is read; the rest of a longer one is dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchConfig:
+    """How a known model's file is fetched."""
+
+    deadline_s: float = 900.0 * SECONDS
+    """For the whole download: 100 MB at 1 Mbit/s take a little less."""
+    silence_s: float = 15.0 * SECONDS
+    """pip gives a connection up that brings nothing for so long, and tries once more."""
+    poll_s: float = 200 * MILLISECONDS
+    """How often the progress is looked at, and whether another process has it."""

@@ -7,16 +7,20 @@ import importlib.util
 import os
 import re
 from collections import Counter
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from triolet.config import AUTO_BACKEND, Dtype, require
 from triolet.errors import ConfigError, ModelError
+from triolet.gguf.container import read_gguf
+from triolet.gguf.directory import gguf_weights
 
 from ..attention.traits import check_backend
 from ..model_config import load_eos_token_ids, load_model_config, read_json
+from .gguf import check_gguf_tensors
 from .headers import read_headers, weight_files
-from .tensors import check_tensors
+from .tensors import FLOATS, check_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,12 +42,28 @@ class CheckedModel(NamedTuple):
     Attributes:
       config: its shape.
       weight_bytes: size of all files with weights.
+      loaded_bytes: what their numbers take in the memory of a worker.
       max_model_len: longest sequence that model and pool allow.
     """
 
     config: ModelConfig
     weight_bytes: int
+    loaded_bytes: int
     max_model_len: int
+
+
+class CheckedWeights(NamedTuple):
+    """Weights whose headers are sound.
+
+    Attributes:
+      files: that hold them.
+      dtype: what most of them are stored in, as safetensors or llama.cpp calls it.
+      num_numbers: in all tensors together.
+    """
+
+    files: list[Path]
+    dtype: str
+    num_numbers: int
 
 
 def check_model(model_dir: Path, engine: EngineConfig) -> CheckedModel:
@@ -59,9 +79,9 @@ def check_model(model_dir: Path, engine: EngineConfig) -> CheckedModel:
     """
     model = load_model_config(model_dir)
     check_tokenizer(model_dir)
-    files, stored_dtype = check_weights(model, model_dir)
+    weights = check_weights(model, model_dir)
     device_type = check_device(engine.device)
-    dtype = dtype_for(engine, stored_dtype, device_type)
+    dtype = dtype_for(engine, weights.dtype, device_type)
     if engine.backend != AUTO_BACKEND:
         check_backend(engine, dtype, model.head_dim, device_type)
     bytes_per_token = (
@@ -70,19 +90,29 @@ def check_model(model_dir: Path, engine: EngineConfig) -> CheckedModel:
     bytes_per_block = engine.block_size * bytes_per_token
     num_blocks = engine.kv_pool_bytes // bytes_per_block
     max_model_len, _ = fit_model_len(engine, model, num_blocks, bytes_per_block)
-    return CheckedModel(model, sum(path.stat().st_size for path in files), max_model_len)
+    return CheckedModel(
+        model,
+        sum(path.stat().st_size for path in weights.files),
+        weights.num_numbers * DTYPE_BYTES[dtype],
+        max_model_len,
+    )
 
 
-def check_weights(model: ModelConfig, model_dir: Path) -> tuple[list[Path], str]:
-    """Look at the headers of the weights; return their files, and what most tensors are stored in.
+def check_weights(model: ModelConfig, model_dir: Path) -> CheckedWeights:
+    """Look at the headers of the weights, which are in safetensors form or a GGUF file.
 
     Raises:
       ModelError: a file is missing or broken, or its tensors are not those of the model.
     """
+    if (path := gguf_weights(model_dir)) is not None:
+        file = read_gguf(path)
+        check_gguf_tensors(model, file)
+        return CheckedWeights([path], file.encoding, file.num_numbers.total())
     files = weight_files(model_dir)
     stored = read_headers(files)
     check_tensors(model, stored, model_dir)
-    return files, most_common(tensor.dtype for tensor in stored.values())
+    num_numbers = sum(prod(tensor.shape) for tensor in stored.values())
+    return CheckedWeights(files, most_common(each.dtype for each in stored.values()), num_numbers)
 
 
 def check_tokenizer(model_dir: Path) -> None:
@@ -153,7 +183,10 @@ def most_common(dtypes: Iterable[str]) -> str:
 
 def dtype_for(config: EngineConfig, stored: str, device_type: str) -> Dtype:
     """Return what to compute in. See EngineConfig.dtype."""
-    if config.dtype is None and device_type == "cuda" and stored in {"BF16", "F16"}:
+    if config.dtype is not None:
+        return config.dtype
+    is_quantised = stored not in FLOATS
+    if is_quantised or (device_type == "cuda" and stored in {"BF16", "F16"}):
         return Dtype.BFLOAT16
     return config.chosen_dtype
 

@@ -10,21 +10,19 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 from statistics import median
 from time import sleep
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from rich.console import Console
 
 from .engines import BENCH
 from .machine import describe
-from .model import SHAPES, Shape, model_directory, write_model
+from .model import SHAPES, Shape, model_directory, shape_of_gguf, write_model
 from .peers import OURS, PEERS, Peer, PeerLost, RunningPeer
 from .report import Ratio, Report
 from .roofline import NUMBER_BYTES, decode_work, prefill_work
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WARM_STEPS: Final = 2
 """Before each burst, not counted: whoever computed last has filled the caches."""
@@ -182,14 +180,13 @@ def explain(running: RunningPeer, cases: tuple[Case, ...]) -> list[dict[str, Any
 
 def run(arguments: argparse.Namespace, console: Console) -> Report:
     """Run all peers that can be run."""
-    model, shape = model_directory(arguments.model), SHAPES[arguments.model]
-    if not (model / "tokenizer.json").exists():
-        write_model(model, shape)
+    model, shape = _model(arguments)
     machine = describe(arguments.threads)
     wanted = [
         peer
         for peer in PEERS
         if peer.name in (arguments.peers or ()) or (not arguments.peers and peer.is_usual)
+        if arguments.gguf is None or peer.reads_gguf
     ]
     skipped = {peer.name: reason for peer in wanted if (reason := peer.why_not())}
     cases = CASES + (MORE_CASES if arguments.full else ())
@@ -202,17 +199,34 @@ def run(arguments: argparse.Namespace, console: Console) -> Report:
         versions, running = _await_all(started, skipped, console)
         seconds, lost = measure(running, cases, arguments.repetitions, console)
         parts = explain(next(r for r in running if r.peer.name == OURS), cases)
-    described = {"dtype": arguments.dtype, "model": arguments.model, "engines": versions}
+        memory = [
+            {"engine": r.peer.name, "peak_mib": r.peak_mib()}
+            for r in running
+            if r.peer.name not in lost
+        ]
+    name = arguments.model if arguments.gguf is None else model.name
+    described = {"dtype": arguments.dtype, "model": name, "engines": versions}
     limits = limits_of(shape, cases, machine, arguments.dtype)
+    kind = "engine" if arguments.gguf is None else "engine-gguf"
     return Report(
-        "engine" if arguments.dtype == "bfloat16" else f"engine-{arguments.dtype}",
+        kind if arguments.dtype == "bfloat16" else f"{kind}-{arguments.dtype}",
         machine | described,
         rows_of(seconds, limits),
         ratios_of(seconds),
         skipped | lost,
         (("case", "engine"), "tokens_per_s"),
-        {"where_our_time_goes": parts} if parts else {},
+        {"memory": memory, **({"where_our_time_goes": parts} if parts else {})},
     )
+
+
+def _model(arguments: argparse.Namespace) -> tuple[Path, Shape]:
+    """Return the file that was named and its shape, or a directory, written unless it is there."""
+    if arguments.gguf is not None:
+        return arguments.gguf, shape_of_gguf(arguments.gguf)
+    model, shape = model_directory(arguments.model), SHAPES[arguments.model]
+    if not (model / "tokenizer.json").exists():
+        write_model(model, shape)
+    return model, shape
 
 
 def _start(peer: Peer, model: Path, arguments: argparse.Namespace) -> RunningPeer:
@@ -244,6 +258,7 @@ def main() -> int:
     """Measure, print and write. A goal that is missed is shown, and is no failure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=sorted(SHAPES), default="150m")
+    parser.add_argument("--gguf", type=Path, help="this file, by the engines that read it")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", choices=sorted(NUMBER_BYTES), default="bfloat16")
     parser.add_argument("--repetitions", type=int, default=3)

@@ -17,6 +17,9 @@ import torch
 from rich.console import Console
 from safetensors.torch import save_file
 
+from triolet.gguf.config import model_config
+from triolet.gguf.container import read_gguf
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -84,6 +87,21 @@ SHAPES: Final = {
         4096, 14_336, num_layers=32, num_heads=32, num_kv_heads=8, head_dim=128, vocab_size=128_256
     ),
 }
+
+
+def shape_of_gguf(path: Path) -> Shape:
+    """Return the shape of a model file."""
+    config = model_config(read_gguf(path))
+    return Shape(
+        config["hidden_size"],
+        config["intermediate_size"],
+        config["num_hidden_layers"],
+        config["num_attention_heads"],
+        config["num_key_value_heads"],
+        config["head_dim"],
+        config["vocab_size"],
+        config["max_position_embeddings"],
+    )
 
 
 def write_model(directory: Path, shape: Shape) -> None:

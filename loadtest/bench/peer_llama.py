@@ -1,7 +1,7 @@
 """llama.cpp in its own process, through llama-cpp-python: `python -m loadtest.bench.peer_llama`.
 
 Runs in an environment where llama_cpp and gguf are installed, and uses nothing of Triolet. Its
-model file is written from the directory's safetensors (gguf_model.py) and lies beside them.
+model is a GGUF file, or a directory, beside whose safetensors one is written (gguf_model.py).
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ def main() -> None:
     parser.add_argument("--file", choices=FILE_KINDS, help="numbers in the file; as dtype")
     arguments = parser.parse_args()
     kind = arguments.file or {"bfloat16": "bf16", "float32": "f32"}[arguments.dtype]
-    path = arguments.model / f"model-{kind}.gguf"
+    is_file = arguments.model.suffix == ".gguf"
+    path = arguments.model if is_file else arguments.model / f"model-{kind}.gguf"
     if not path.exists():
         write_gguf(arguments.model, path, kind)
 

@@ -13,6 +13,7 @@ from engine.batch import SampleSpec, StepRow
 from engine.load import load_engine
 from engine.native.model import NativeModel
 from triolet.config import AUTO_BACKEND, Dtype, EngineConfig, WeightFormat
+from triolet.gguf.directory import gguf_directory
 from triolet.sampling import SamplingParams
 from triolet.units import MIB
 
@@ -114,8 +115,11 @@ def main() -> None:
         max_num_batched_tokens=CHUNK,
     )
 
+    is_file = arguments.model.suffix == ".gguf"
+
     def open_session() -> tuple[TrioletSession, str]:
-        engine = load_engine(arguments.model, config, lambda *_: None)
+        model = gguf_directory(arguments.model) if is_file else arguments.model
+        engine = load_engine(model, config, lambda *_: None)
         return TrioletSession(engine), f"triolet {version('triolet')}, torch {torch.__version__}"
 
     answer_requests(open_session)

@@ -32,6 +32,7 @@ class Peer:
       environment: whose Python runs it (see engines.py), or None for this one.
       package: what must be importable in this one.
       is_usual: whether it takes part unless others are asked for.
+      reads_gguf: whether its model may be a GGUF file.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Peer:
     environment: str | None = None
     package: str = "torch"
     is_usual: bool = True
+    reads_gguf: bool = False
 
     @property
     def python(self) -> Path:
@@ -56,11 +58,11 @@ class Peer:
 
 
 PEERS: Final = (
-    Peer(OURS, "loadtest.bench.peer_triolet"),
-    Peer("triolet int8", "loadtest.bench.peer_triolet", ("--weights", "int8")),
+    Peer(OURS, "loadtest.bench.peer_triolet", reads_gguf=True),
+    Peer("triolet int8", "loadtest.bench.peer_triolet", ("--weights", "int8"), reads_gguf=True),
     Peer("triolet sdpa", "loadtest.bench.peer_triolet", ("--backend", "sdpa")),
     Peer("vllm", "loadtest.bench.peer_vllm", environment="vllm"),
-    Peer("llama.cpp", "loadtest.bench.peer_llama", environment="llama"),
+    Peer("llama.cpp", "loadtest.bench.peer_llama", environment="llama", reads_gguf=True),
     Peer(
         "llama.cpp q8",
         "loadtest.bench.peer_llama",
@@ -82,7 +84,7 @@ class RunningPeer:
 
     Args:
       peer: which.
-      model: directory.
+      model: directory, or a GGUF file.
       threads: of its kernels.
       dtype: bfloat16 or float32.
       log: file to be written.
@@ -148,6 +150,13 @@ class RunningPeer:
         and always where an engine does not tell."""
         seconds: dict[str, float] = self._ask({"parts": True})["parts"]
         return seconds
+
+    def peak_mib(self) -> int:
+        """Return the most memory that its process has had, shared pages included; Linux only."""
+        assert self._process is not None
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        (peak,) = (line for line in status.splitlines() if line.startswith("VmHWM"))
+        return int(peak.split()[1]) // 1024
 
     def end(self) -> None:
         """Let it forget its sequences."""

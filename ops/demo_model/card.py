@@ -38,6 +38,8 @@ or two, and it knows only what the generator in `ops/demo_model/` wrote for it.
 
 ## What it cannot do
 
+Copy a name that its training did not hold: a dragon named Ember gets another name.
+
 Anything else. It has no knowledge beyond its table, no code, no translation, no advice, no news,
 no big numbers; it speaks only English, and simply. It answers wrongly at times, and with full
 confidence. It was never trained to handle harmful requests beyond declining what it does not

@@ -88,4 +88,5 @@ def _card(name: str, services: Services) -> dict[str, Any]:
         "display_name": name,
         "lifecycle": "active",
         "created_at": datetime.fromtimestamp(STARTED_AT, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "page": services.page_words.document(),
     }

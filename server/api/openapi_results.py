@@ -58,6 +58,11 @@ _MODEL: Final = _object(
     display_name=_TEXT,
     lifecycle=_one_of("active"),
     created_at=_TEXT,
+    page=_object(
+        lead={"type": ["string", "null"]},
+        cards=_list(_object(title=_TEXT, question=_TEXT)),
+        has_chat_template={"type": "boolean"},
+    ),
 )
 
 UPLOAD: Final = _object(purpose=_one_of("batch"), file={"type": "string", "format": "binary"})

@@ -14,6 +14,7 @@ from ..response_cache.front import CachingFleet
 from ..tenancy import Tenancy
 from ..text.embedding_files import EmbeddingModel
 from ..text.model_card import ModelCard
+from ..text.page_words import PageWords
 from ..text.sampling_defaults import SamplingDefaults
 from ..threads import FairLimiter
 from .fleet_status import RecentFigures
@@ -391,6 +392,8 @@ class Services:
     """How inputs become vectors with this model."""
     card: ModelCard = field(default_factory=ModelCard)
     """What clients that show models are told of this one."""
+    page_words: PageWords = field(default_factory=PageWords)
+    """What the chat page says of this model."""
     storage: Storage | None = None
     """Files and batches; None where none are kept."""
     siblings: SiblingsPort | None = None

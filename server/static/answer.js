@@ -33,6 +33,7 @@ export class Answer {
   #state = WAITING;
   #text = "";
   #reasoning = "";
+  #model = null;
   #meter = null;
   #figures = null; // of an answer that was kept
   #lane = undefined;
@@ -43,11 +44,12 @@ export class Answer {
   #finishReason = null;
 
   /** Make one of what was kept of it. */
-  static from({ state, text, reasoning, error, finishReason, figures }) {
+  static from({ state, text, reasoning, model, error, finishReason, figures }) {
     const answer = new Answer();
     answer.#state = state === DONE || state === FAILED ? state : STOPPED;
     answer.#text = text;
     answer.#reasoning = typeof reasoning === "string" ? reasoning : "";
+    answer.#model = typeof model === "string" ? model : null;
     answer.#error = answer.#state === FAILED ? { ...error } : null;
     answer.#finishReason = typeof finishReason === "string" ? finishReason : null;
     answer.#figures = figures ?? null;
@@ -78,8 +80,8 @@ export class Answer {
     const { code, status, message } = this.#error ?? {};
     const error = this.#error && { code, status, message };
     const reasoning = this.#reasoning || undefined;
-    const { figures } = this;
-    return { state, text: this.#text, reasoning, error, finishReason: this.#finishReason, figures };
+    const { model, finishReason, figures } = this;
+    return { state, text: this.#text, reasoning, model, error, finishReason, figures };
   }
 
   get state() {
@@ -93,6 +95,11 @@ export class Answer {
   /** What the model thought before the text; empty if it did not say. */
   get reasoning() {
     return this.#reasoning;
+  }
+
+  /** The name of the model that speaks, null until it is known. */
+  get model() {
+    return this.#model;
   }
 
   /** Its figures, null until the question has left. */
@@ -127,6 +134,11 @@ export class Answer {
   /** Whether the server said by which name the rest can be asked for. */
   get canResume() {
     return this.#responseId !== null;
+  }
+
+  /** It is this model that is asked. */
+  spokenBy(model) {
+    this.#model = model;
   }
 
   /** The question leaves now: the clock for the first token starts. */

@@ -12,6 +12,7 @@ import { Settings } from "./settings.js";
 import { ChatStore } from "./store.js";
 import { keepUnderWay, takeUnderWay } from "./under_way.js";
 import { View } from "./view.js";
+import { Welcome } from "./welcome.js";
 
 const REFUSED = 1006; // the close code of a connection that was never one
 const NEEDS_KEY = "This server asks for an API key. Its operator makes one with `triolet tenant add`.";
@@ -44,6 +45,11 @@ const composer = new Composer(document, {
   onStop: () => chat.stop(),
 });
 
+const welcome = new Welcome(document, (question) => {
+  chat.ask(question);
+  composer.focus();
+});
+
 view.connect({
   onShow: () => composer.cancelEditing(),
   onRegenerate() {
@@ -56,12 +62,6 @@ view.connect({
 });
 for (const button of document.querySelectorAll(".new-chat")) button.onclick = newChat;
 document.getElementById("reconnect").onclick = () => connection.connect();
-for (const suggestion of document.querySelectorAll(".suggestion")) {
-  suggestion.onclick = () => {
-    chat.ask(suggestion.querySelector("span").textContent);
-    composer.focus();
-  };
-}
 addEventListener("online", () => connection.connect());
 addEventListener("popstate", () => chats.openByAddress());
 addEventListener("storage", (event) => store.changedElsewhere(event));
@@ -93,5 +93,7 @@ async function connectionChanged(state, closeCode) {
 }
 
 async function showModel() {
-  if (connection.isOpen) header.showModel(await models.name());
+  if (!connection.isOpen) return;
+  header.showModel(await models.name());
+  welcome.show(await models.words());
 }

@@ -158,6 +158,8 @@ export class Chat {
     const isOpen = await this.#connection.whenOpen(CONNECT_WAIT_MS);
     const model = (isOpen && (await this.#model.name())) || undefined;
     if (answer.isOver) return; // stopped meanwhile
+    answer.spokenBy(model ?? null);
+    if (conversation === this.#conversation) this.#view.showAnswer(answer);
     const input = conversation.input();
     const request = { type: "response.create", model, input, store: false, resumable: true };
     this.#send({ answer, conversation }, { ...request, ...this.#parameters() });

@@ -3,7 +3,7 @@
 const ANSWER_DEADLINE_MS = 8_000;
 
 export class Models {
-  #names = null;
+  #cards = null;
   #headers;
   #wanted;
 
@@ -18,8 +18,7 @@ export class Models {
 
   /** @returns {Promise<string[]>} all names; none when the server would not say. */
   async names() {
-    this.#names ??= await askForNames(this.#headers());
-    return this.#names ?? [];
+    return (await this.#known()).map(({ id }) => id);
   }
 
   /** @returns {Promise<string|null>} the model to ask: the chosen one, or the first where that is not served. */
@@ -27,6 +26,12 @@ export class Models {
     const names = await this.names();
     const wanted = this.#wanted();
     return names.includes(wanted) ? wanted : (names[0] ?? null);
+  }
+
+  /** @returns {Promise<object|null>} what the page says of the model to ask; null for its own words. */
+  async words() {
+    const name = await this.name();
+    return (await this.#known()).find(({ id }) => id === name)?.page ?? null;
   }
 
   /** @returns {Promise<boolean>} whether the server refuses for want of a key. */
@@ -41,15 +46,20 @@ export class Models {
 
   /** Ask again next time: another server may answer. */
   forget() {
-    this.#names = null;
+    this.#cards = null;
+  }
+
+  async #known() {
+    this.#cards ??= await askForModels(this.#headers());
+    return this.#cards ?? [];
   }
 }
 
-async function askForNames(headers) {
+async function askForModels(headers) {
   try {
     const answer = await fetch("/v1/models", { headers, signal: AbortSignal.timeout(ANSWER_DEADLINE_MS) });
     const { data } = await answer.json();
-    return data.map(({ id }) => id);
+    return data.filter(({ id }) => typeof id === "string");
   } catch {
     return null; // whoever needs a name is refused by the server, with a reason that can be shown
   }

@@ -28,6 +28,7 @@ export class TurnView {
     part(".question .text").textContent = question;
     this.#parts = {
       answer: part(".answer"),
+      role: part(".role"),
       reasoning: part(".reasoning"),
       reasoningTitle: part(".reasoning summary"),
       thoughts: part(".thoughts"),
@@ -69,6 +70,7 @@ export class TurnView {
       this.#text = new GrowingText(this.#parts.text);
     }
     this.#answer = answer;
+    if (answer.model) fill(this.#parts.role, answer.model);
     this.#parts.answer.dataset.state = answer.state;
     this.#parts.answer.setAttribute("aria-busy", String(!answer.isOver));
     this.#showReasoning(answer);

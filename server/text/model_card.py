@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from triolet.errors import ModelError
+from triolet.gguf.container import read_gguf
+from triolet.gguf.directory import gguf_weights
 from triolet.units import MIB
 
 from .model_files import read_chat_templates, read_json
@@ -46,7 +49,8 @@ class ModelCard:
       family: its architecture, such as `llama`; empty if the directory does not say.
       size_bytes: of its weights on disk.
       num_parameters: numbers in them.
-      dtype: of most of these, as safetensors calls it.
+      dtype: of most of these, as safetensors or llama.cpp calls it.
+      form: of the files that hold them, `safetensors` or `gguf`.
       digest: of config.json and the headers of all weights, in hex.
       modified_at: when the newest of these files was written, as a Unix time.
       info: numbers of config.json by the names that GGUF files have for them.
@@ -57,6 +61,7 @@ class ModelCard:
     size_bytes: int = 0
     num_parameters: int = 0
     dtype: str = ""
+    form: str = "safetensors"
     digest: str = hashlib.sha256().hexdigest()
     modified_at: float = 0.0
     info: Mapping[str, int | float] = field(default_factory=dict)
@@ -71,13 +76,15 @@ def read_model_card(model_dir: str | Path) -> ModelCard:
     """
     folder = Path(model_dir)
     config = read_json(folder / "config.json")
-    paths = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
+    gguf = gguf_weights(folder)
+    weights = sorted(folder.glob("*.safetensors")) if gguf is None else [gguf]
+    paths = [folder / "config.json", *weights]
     digest = hashlib.sha256(paths[0].read_bytes())
     by_dtype: Counter[str] = Counter()
-    for path in paths[1:]:
-        header = _header(path)
+    for path in weights:
+        header, numbers = _safetensors(path) if gguf is None else _gguf(path)
         digest.update(header)
-        by_dtype += _numbers(header)
+        by_dtype += numbers
     stats = [path.stat() for path in paths]
     tokenizer_config = read_json(folder / "tokenizer_config.json", is_optional=True)
     templates = read_chat_templates(folder, tokenizer_config)
@@ -86,6 +93,7 @@ def read_model_card(model_dir: str | Path) -> ModelCard:
         size_bytes=sum(stat.st_size for stat in stats[1:]),
         num_parameters=by_dtype.total(),
         dtype=by_dtype.most_common(1)[0][0] if by_dtype else "",
+        form="safetensors" if gguf is None else "gguf",
         digest=digest.hexdigest(),
         modified_at=max(stat.st_mtime for stat in stats),
         info=_info(config),
@@ -100,6 +108,22 @@ def _info(config: JsonObject) -> dict[str, int | float]:
         if isinstance(value, int | float) and not isinstance(value, bool):
             found[name] = value
     return found
+
+
+def _gguf(path: Path) -> tuple[bytes, Counter[str]]:
+    """Return the digest of what a file says of its tensors, and how many numbers of each type it
+    holds; nothing of a broken one, as of the other form."""
+    try:
+        file = read_gguf(path)
+    except ModelError:
+        return b"", Counter()
+    return bytes.fromhex(file.header_digest), file.num_numbers
+
+
+def _safetensors(path: Path) -> tuple[bytes, Counter[str]]:
+    """Return what a file says of its tensors, and how many numbers of each type it holds."""
+    header = _header(path)
+    return header, _numbers(header)
 
 
 def _header(path: Path) -> bytes:

@@ -157,6 +157,11 @@ class TextModel:
             reasoning_parser=reasoning_parser,
         )
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be rendered."""
+        return self._template is not None
+
     async def encode(
         self,
         text: str,

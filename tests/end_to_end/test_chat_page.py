@@ -89,6 +89,8 @@ def opened(browser: Browser, fleet: FleetProcess, *scripts: str) -> Iterator[Pag
     with complaints.of(page):
         page.goto(fleet.url)
         expect(page.locator("#link")).to_have_text("Connected")
+        # The model's own suggestions are there.
+        expect(page.locator("#welcome")).to_have_attribute("data-words", "shown")
         yield page
     page.close()
     assert not complaints.unexpected

@@ -87,6 +87,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "triton": ("engine/gpu/",),
     "msgpack": ("transport/codec.py",),
     "llguidance": ("triolet/grammar.py",),
+    "gguf": ("engine/gguf_weights.py",),
     "coredis": ("server/quotas/redis_calls.py",),
     "prometheus_client": ("server/metrics",),
     "locust": ("loadtest/",),

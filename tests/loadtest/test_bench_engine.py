@@ -22,12 +22,13 @@ from loadtest.bench.engine import (
 )
 from loadtest.bench.environment import install, why_not
 from loadtest.bench.gguf_model import gguf_name, tensors_of, turn_heads
-from loadtest.bench.model import SHAPES, Shape, write_model
+from loadtest.bench.model import SHAPES, Shape, shape_of_gguf, write_model
 from loadtest.bench.peer_loop import prompts_of
 from loadtest.bench.peer_triolet import TrioletSession
 from loadtest.bench.peers import OURS, PEERS, Peer, PeerLost
 from loadtest.bench.report import Ratio, Report, plot
 from loadtest.bench.roofline import decode_work, head_weights, layer_weights, prefill_work
+from tests.gguf_files import byte_vocabulary, finish, write_header
 from triolet.config import EngineConfig
 from triolet.units import MIB
 
@@ -227,6 +228,14 @@ def test_what_cannot_be_installed_leaves_a_note_and_what_can_is_found(
     assert install("x", ("--no-index", "pip"), unwanted=("pip",), timeout_s=120) is None
     assert why_not("x") is None
     assert install("x", ("--no-index", "pip")) is None, "it is there already"
+
+
+def test_a_model_file_says_its_shape_and_who_reads_it_takes_part(tmp_path: Path) -> None:
+    writer = write_header(tmp_path / "x.gguf", byte_vocabulary())
+    writer.add_tensor("token_embd.weight", np.zeros((256, 64), np.float32))
+    finish(writer)
+    assert shape_of_gguf(tmp_path / "x.gguf") == Shape(64, 128, 2, 4, 2, 16, 256, 512)
+    assert [peer.name for peer in PEERS if peer.reads_gguf] == [OURS, "triolet int8", "llama.cpp"]
 
 
 def test_a_model_file_for_llama_cpp_has_its_names_and_its_order_of_heads(tmp_path: Path) -> None:

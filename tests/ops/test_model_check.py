@@ -5,21 +5,26 @@ from __future__ import annotations
 import json
 import struct
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from engine.preflight.tensors import tensor_shapes
 from ops import plain_text
+from ops.check_places import check_model
 from ops.cli import app, main
+from ops.finding import Status
 from ops.model_directory import demo_model_path
 from ops.plain_text import as_typed
 from ops.ports import claim_port
+from tests.gguf_files import TINY, Kind, write_tiny
+from triolet.config import EngineConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -161,6 +166,76 @@ def test_doctor_and_serve_refuse_a_model_in_the_same_words(
     assert row["status"] == "fail"
     assert words in row["detail"] + "; " + row["remedy"]
     assert line == f"triolet: {row['detail']}; {row['remedy']}"
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def of_type_99(path: Path) -> None:
+    entry = b"token_embd.weight" + struct.pack("<I2Q", 2, 64, 256)
+    content = path.read_bytes()
+    assert entry in content
+    at = content.index(entry) + len(entry)
+    path.write_bytes(content[:at] + struct.pack("<I", 99) + content[at + 4 :])
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (cut, "is cut off: tensor "),
+        (lambda path: path.write_bytes(b""), "is empty"),
+        (lambda path: path.write_bytes(b"version https://git-lfs"), "it is no GGUF file"),
+        (lambda path: path.unlink(), "does not exist; give the path of a GGUF file"),
+        (of_type_99, "tensor token_embd.weight is of ggml type 99, which is not supported"),
+        (
+            lambda path: write_tiny(path, shapes={"blk.1.ffn_up.weight": None}),
+            "tensor blk.1.ffn_up.weight is missing",
+        ),
+        (
+            lambda path: write_tiny(path, shapes={"blk.0.attn_k.weight": (64, 64)}),
+            "tensor blk.0.attn_k.weight is F32 [64, 64]; the metadata wants [32, 64]",
+        ),
+        (
+            lambda path: write_tiny(path, shapes={"blk.0.ffn_gate_exps.weight": (64, 64)}),
+            "tensor blk.0.ffn_gate_exps.weight has no place in a LlamaForCausalLM",
+        ),
+        (lambda path: write_tiny(path, **{"expert_count": 8}), "llama.expert_count is 8, which is"),
+    ],
+)
+def test_doctor_and_serve_refuse_a_gguf_file_in_the_same_words(
+    tmp_path: Path,
+    damage: Callable[[Path], object],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = write_tiny(tmp_path / "tiny.gguf")
+    damage(path)
+    row, line = verdicts(capsys, str(path))
+    assert words in row["detail"] + "; " + row["remedy"]
+    assert row["remedy"]
+    assert line == f"triolet: {row['detail']}; {row['remedy']}"
+
+
+def test_the_doctor_accepts_a_gguf_file_and_fetches_no_known_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    path = write_tiny(tmp_path / "tiny.gguf", Kind.Q8_0)
+    found, checked = check_model(path, EngineConfig())
+    assert (found.status, checked is not None and checked.max_model_len) == (Status.OK, 512)
+    assert checked is not None
+    assert found.detail.startswith(f"{path}: LlamaForCausalLM, ")
+    assert checked.weight_bytes == path.stat().st_size
+    assert checked.loaded_bytes == 2 * sum(map(prod, tensor_shapes(TINY).values()))
+    missing, _ = check_model(Path("smollm2"), EngineConfig())
+    assert missing.status is Status.FAIL
+    assert missing.remedy == "`triolet serve smollm2` fetches it"
+    assert not (tmp_path / "data").exists()
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.slow

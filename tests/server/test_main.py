@@ -214,6 +214,26 @@ def test_a_port_in_use_is_named_with_a_remedy(tmp_path: Path) -> None:
     assert "choose another port" in last
 
 
+def test_a_model_without_a_chat_template_says_so_at_start_and_to_the_page(tmp_path: Path) -> None:
+    model, sockets = tmp_path / "base", tmp_path / "sockets"
+    model.mkdir()
+    sockets.mkdir()
+    for name in ("config.json", "generation_config.json", "tokenizer.json", "page.json"):
+        (model / name).write_bytes((DEMO / name).read_bytes())
+    with running(sockets, model=model) as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if isinstance(report := parse_report(line), ServerReady):
+                break
+        assert isinstance(report, ServerReady)
+        assert any(b"no_chat_template" in line and b"/v1/completions" in line for line in lines)
+        (card,) = httpx2.get(f"{report.url}/v1/models", timeout=PATIENCE_S).json()["data"]
+    assert card["page"]["has_chat_template"] is False
+    assert card["page"]["cards"][0]["question"] == "Tell me a story about a dragon named Mia."
+
+
 def test_a_missing_model_is_named(tmp_path: Path) -> None:
     _, stderr = start(tmp_path, model=tmp_path / "none").communicate(timeout=PATIENCE_S)
     assert "none" in stderr.decode().strip().splitlines()[-1]

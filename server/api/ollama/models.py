@@ -100,7 +100,7 @@ def _listed(name: str, services: Services) -> dict[str, Any]:
 def _details(card: ModelCard) -> dict[str, Any]:
     return {
         "parent_model": "",
-        "format": "safetensors",
+        "format": card.form,
         "family": card.family,
         "families": [card.family] if card.family else [],
         "parameter_size": _shown(card.num_parameters),

@@ -11,6 +11,7 @@ import mimetypes
 import queue
 import threading
 from http import HTTPStatus
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 STATIC = Path(__file__).parents[3] / "server" / "static"
 PAGES = {"/": "index.html", "/dashboard": "dashboard.html", "/docs": "api.html"}
+DEMO_WORDS = json.loads((Path(str(files("triolet") / "demo")) / "page.json").read_text())
 WAIT_S = 60.0
 POLICY = "; ".join(
     (
@@ -160,6 +162,7 @@ class FakeServer:
 
     def __init__(self) -> None:
         self.models = ["triolet-demo"]
+        self.page_words: dict[str, Any] | None = {**DEMO_WORDS, "has_chat_template": True}
         self.wants_key = False
         self.status: dict[str, Any] = {}
         self.status_refused: HTTPStatus | None = None
@@ -251,7 +254,8 @@ class FakeServer:
             self._connections.add(connection)
             return None
         if request.path == "/v1/models":
-            listed = {"object": "list", "data": [model_card(name) for name in self.models]}
+            cards = [model_card(name) | {"page": self.page_words} for name in self.models]
+            listed = {"object": "list", "data": cards}
             return reply(json.dumps(listed).encode(), "application/json")
         if request.path == "/fleet/status":
             if self.status_refused is not None:
@@ -265,7 +269,7 @@ class FakeServer:
         return reply((STATIC / name).read_bytes(), media_type)
 
 
-def model_card(name: str) -> dict[str, str]:
+def model_card(name: str) -> dict[str, Any]:
     """Return how a model is listed."""
     return {"id": name, "object": "model"}
 

@@ -247,9 +247,49 @@ def test_a_suggestion_asks_its_question(chat: ChatPage, server: FakeServer) -> N
 
 
 def test_there_are_suggestions_for_what_the_demo_model_can_do(chat: ChatPage) -> None:
+    expect(chat.page.locator("#lead")).to_contain_text("built-in demo model")
     offered = chat.page.locator(".suggestion").all_inner_texts()
     for hint in ("dragon", "12 + 30", "capital of France", "garden", "lamp", "Who are you"):
         assert any(hint in text for text in offered), hint
+
+
+def test_a_model_without_words_of_its_own_gets_those_for_any_model(
+    own_chat: ChatPage, server: FakeServer
+) -> None:
+    expect(own_chat.page.get_by_text("Spell the word garden.")).to_be_visible()
+    server.models, server.page_words = ["other"], None
+    server.drop()
+    expect(own_chat.page.locator("#model")).to_have_text("other")
+    expect(own_chat.page.get_by_text("Spell the word garden.")).to_have_count(0)
+    expect(own_chat.page.locator("#lead")).to_contain_text("One process reads your question")
+    expect(own_chat.page.locator(".suggestion").first).to_be_visible()
+    expect(own_chat.page.locator("#no-template")).to_be_hidden()
+
+
+def test_a_model_without_a_chat_template_says_so_and_suggests_nothing(
+    own_chat: ChatPage, server: FakeServer
+) -> None:
+    server.page_words = {"lead": None, "cards": [], "has_chat_template": False}
+    server.drop()
+    expect(own_chat.page.get_by_text("This model has no chat template")).to_be_visible()
+    expect(own_chat.page.locator(".suggestion").first).to_be_hidden()
+
+
+def test_an_answer_keeps_the_name_of_the_model_that_gave_it(
+    own_chat: ChatPage, server: FakeServer
+) -> None:
+    own_chat.ask("Hello!")
+    server.next_exchange().created().say("Good day.").complete(3)
+    speakers = own_chat.page.locator(".answer .role")
+    expect(speakers).to_have_text(["triolet-demo"])
+    server.models = ["other"]
+    server.drop()
+    expect(own_chat.page.locator("#model")).to_have_text("other")
+    own_chat.ask("And you?")
+    server.next_exchange().created().say("Good evening.").complete(3)
+    expect(speakers).to_have_text(["triolet-demo", "other"])
+    own_chat.page.reload()
+    expect(speakers).to_have_text(["triolet-demo", "other"])
 
 
 def test_a_copied_answer_is_the_text_of_the_answer(own_chat: ChatPage, server: FakeServer) -> None:

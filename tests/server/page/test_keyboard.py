@@ -109,7 +109,8 @@ def test_roles_are_named(chat: ChatPage, server: FakeServer) -> None:
     chat.ask("Hello!")
     server.next_exchange().created().say("Good day.").complete(3)
     expect(chat.page.get_by_role("heading", name="You")).to_be_attached()
-    expect(chat.page.get_by_role("log").get_by_role("heading", name="Triolet")).to_be_visible()
+    speaker = chat.page.get_by_role("log").get_by_role("heading", name=server.models[0])
+    expect(speaker).to_be_visible()
 
 
 def test_every_button_has_a_name(chat: ChatPage, server: FakeServer) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from engine.preflight.tensors import tensor_shapes
 from ops.model_directory import demo_model_path
 from server.text.model_card import ModelCard, read_model_card
+from tests.gguf_files import TINY, Kind, write_tiny
 from tests.server.support.surface import MODEL, request_bytes, surface
+from triolet.gguf.directory import gguf_directory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,6 +64,22 @@ def test_a_directory_without_weights_has_a_card(tmp_path: Path) -> None:
     assert read_model_card(tmp_path).num_parameters == 0
     assert len(card.digest) == 64
     assert read_model_card(tmp_path).digest != "" != ModelCard().digest
+
+
+def test_a_gguf_file_has_the_card_of_its_metadata(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = write_tiny(tmp_path / "tiny.gguf", Kind.Q8_0)
+    directory = gguf_directory(path)
+    card = read_model_card(directory)
+    assert (card.family, card.form, card.dtype) == ("llama", "gguf", "Q8_0")
+    assert card.num_parameters == sum(map(prod, tensor_shapes(TINY).values()))
+    assert card.size_bytes == path.stat().st_size
+    assert card.info["block_count"] == 2
+    path.write_bytes(path.read_bytes()[:-1])
+    broken = read_model_card(directory)
+    assert (broken.num_parameters, broken.dtype) == (0, "")
 
 
 @pytest.mark.parametrize("action", ["pull", "push", "create", "copy", "delete"])

@@ -1,0 +1,88 @@
+"""Weights from a GGUF file: read by the names of Hugging Face's Llama family, dequantised."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+
+from triolet.gguf.config import ROPE_FACTORS
+from triolet.gguf.container import read_gguf
+from triolet.gguf.directory import WEIGHTS
+
+from .model_config import load_model_config
+from .preflight.gguf import find_tensor, hugging_face_name
+from .weights import Checkpoint
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    Bytes = NDArray[np.uint8]
+
+ROWS_AT_ONCE: Final = 4096
+"""Rows of a tensor that are dequantised together: of an 8B model's embedding 64 MiB of fp32, not
+2 GiB."""
+
+
+class GgufCheckpoint(Checkpoint):
+    """The tensors of a GGUF file by Hugging Face's names, still on disk.
+
+    Args:
+      model_dir: the file's directory (triolet/gguf/directory.py).
+
+    Attributes:
+      files: the one file.
+
+    Raises:
+      ModelError: the file is broken.
+    """
+
+    def __init__(self, model_dir: Path) -> None:
+        self._file = read_gguf((model_dir / WEIGHTS).resolve())
+        self.files = [self._file.path]
+        self._heads: dict[str, int] = {}
+        config = load_model_config(model_dir)
+        if config.architecture == "LlamaForCausalLM":
+            # llama.cpp rotates neighbours, Hugging Face halves: its converter reorders these rows.
+            self._heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}
+        self._data: Bytes = np.memmap(self._file.path, np.uint8, "r")
+
+    def names(self) -> set[str]:
+        """Return all tensors' names."""
+        return {hugging_face_name(name) for name in self._file.tensors if name != ROPE_FACTORS}
+
+    @property
+    def dtype(self) -> str:
+        """What most of its numbers are stored in, as llama.cpp calls it: F32, BF16, Q4_1 …"""
+        return self._file.encoding
+
+    def read(self, name: str, shape: tuple[int, ...], into: Tensor) -> None:
+        """Copy one tensor, converted to the dtype of where it goes.
+
+        Args:
+          name: of the tensor.
+          shape: what it must have.
+          into: a tensor of that shape.
+
+        Raises:
+          ModelError: it is missing, or has another shape.
+        """
+        place = find_tensor(self._file, name, shape)
+        rows = self._data[place.start : place.start + place.num_bytes].reshape(shape[0], -1)
+        heads = self._heads.get(name.split(".")[-2])
+        if heads is not None:
+            # Whole rows change places, and no block crosses two of them: they may stay packed.
+            pairs = rows.reshape(heads, shape[0] // heads // 2, 2, -1)
+            rows = pairs.swapaxes(1, 2).reshape(shape[0], -1)
+        target = into.view(shape[0], -1)
+        kind = GGMLQuantizationType(place.encoding)
+        for first in range(0, shape[0], ROWS_AT_ONCE):
+            packed = np.array(rows[first : first + ROWS_AT_ONCE])
+            numbers = torch.from_numpy(dequantize(packed, kind))
+            target[first : first + ROWS_AT_ONCE].copy_(numbers)

@@ -1,0 +1,99 @@
+"""Tensors of a GGUF file by Hugging Face's names, compared with what its config asks for."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from triolet.errors import ModelError
+from triolet.gguf.config import EMBEDDING, OUTPUT, ROPE_FACTORS
+from triolet.gguf.container import ENCODINGS, REMEDY
+
+from .tensors import LM_HEAD, tensor_shapes
+
+if TYPE_CHECKING:
+    from triolet.gguf.container import GgufFile, TensorPlace
+
+    from ..model_config import ModelConfig
+
+_LAYER: Final = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+_OF_LAYER: Final = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_PART_OF: Final = {value: key for key, value in _OF_LAYER.items()}
+_OF_MODEL: Final = {
+    "model.embed_tokens.weight": EMBEDDING,
+    "model.norm.weight": "output_norm.weight",
+    LM_HEAD: OUTPUT,
+}
+_BLOCK: Final = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_NAME_OF: Final = {value: key for key, value in _OF_MODEL.items()}
+
+
+def check_gguf_tensors(config: ModelConfig, file: GgufFile) -> None:
+    """Compare what a file holds with what its config asks for.
+
+    Raises:
+      ModelError: a tensor is missing, unknown or of another shape.
+    """
+    wanted = tensor_shapes(config)
+    for name, shape in wanted.items():
+        find_tensor(file, name, shape)
+    ignored = {ROPE_FACTORS, *([OUTPUT] if config.is_tied else [])}
+    unknown = sorted(file.tensors.keys() - {llama_cpp_name(name) for name in wanted} - ignored)
+    if unknown:
+        raise ModelError(
+            f"{file.path}: tensor {unknown[0]} has no place in a {config.architecture} as the "
+            f"metadata describes it ({len(unknown)} such tensors); {REMEDY}"
+        )
+
+
+def find_tensor(file: GgufFile, name: str, shape: tuple[int, ...]) -> TensorPlace:
+    """Return where a tensor lies.
+
+    Args:
+      file: that has it.
+      name: Hugging Face's.
+      shape: what it must have.
+
+    Raises:
+      ModelError: it is missing, or has another shape.
+    """
+    own_name = llama_cpp_name(name)
+    place = file.tensors.get(own_name)
+    if place is None:
+        raise ModelError(
+            f"{file.path}: tensor {own_name} is missing; the metadata wants {list(shape)}; {REMEDY}"
+        )
+    if place.shape != shape:
+        raise ModelError(
+            f"{file.path}: tensor {own_name} is {ENCODINGS[place.encoding].name} "
+            f"{list(place.shape)}; the metadata wants {list(shape)}; {REMEDY}"
+        )
+    return place
+
+
+def llama_cpp_name(name: str) -> str:
+    """Return what llama.cpp calls a tensor of Hugging Face's name."""
+    if (match := _LAYER.fullmatch(name)) is None:
+        return _OF_MODEL.get(name, name)
+    layer, part, kind = match.groups()
+    return f"blk.{layer}.{_OF_LAYER[part]}.{kind}"
+
+
+def hugging_face_name(name: str) -> str:
+    """Return what Hugging Face calls a tensor of llama.cpp's name; the same where it has none."""
+    match = _BLOCK.fullmatch(name)
+    if match is None or match[2] not in _PART_OF:
+        return _NAME_OF.get(name, name)
+    return f"model.layers.{match[1]}.{_PART_OF[match[2]]}.{match[3]}"

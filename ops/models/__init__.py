@@ -1,0 +1,1 @@
+"""Models that `triolet serve` knows by name, and how their files come to this machine."""

