@@ -72,19 +72,23 @@ def check_start(
     try:
         path = find_model(model).path
         checked = Checked(path, check_model(path, engine))
+        if speculation is not None and speculation.source not in (NO_GUESSES, LOOKUP):
+            _check_draft(speculation, engine)
     except OSError as error:
         where = error.filename or model
         raise ModelError(
             f"{where} cannot be read: {error.strerror}; let this user read it, and its files"
         ) from error
-    if speculation is not None and speculation.source not in (NO_GUESSES, LOOKUP):
-        pool_bytes = speculation.draft_pool_bytes
-        own = replace(engine, backend=AUTO_BACKEND, kv_pool_bytes=pool_bytes, max_model_len=None)
-        try:
-            check_model(Path(speculation.source), own)
-        except ConfigError as error:
-            raise ConfigError(f"the draft model cannot be used: {error}") from error
     return checked
+
+
+def _check_draft(speculation: SpeculationConfig, engine: EngineConfig) -> None:
+    pool_bytes = speculation.draft_pool_bytes
+    own = replace(engine, backend=AUTO_BACKEND, kv_pool_bytes=pool_bytes, max_model_len=None)
+    try:
+        check_model(Path(speculation.source), own)
+    except ConfigError as error:
+        raise ConfigError(f"the draft model cannot be used: {error}") from error
 
 
 def demo_model_path() -> Path:

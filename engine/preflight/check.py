@@ -146,10 +146,10 @@ def check_device(device: str) -> str:
     if device == "cpu":
         return device
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and not visible.strip():
+    if visible is not None and visible.strip() in ("", "-1"):
         raise ConfigError(
-            f"device is {device!r}, but CUDA_VISIBLE_DEVICES is empty and hides every GPU; unset "
-            "it, or use device 'cpu'"
+            f"device is {device!r}, but CUDA_VISIBLE_DEVICES is {visible!r} and hides every GPU; "
+            "unset it, or use device 'cpu'"
         )
     if not any(found for pattern in _GPU_FILES for found in Path("/dev").glob(pattern)):
         raise ConfigError(

@@ -40,7 +40,7 @@ from .ollama import embed as ollama_embed
 from .ollama import models as ollama_models
 from .ollama.answers import ollama_error
 from .openapi import PATH as OPENAPI
-from .openapi import serve_openapi
+from .openapi import ServedDocument
 from .origins import page_headers
 from .pages import api_page, chat_page, dashboard, static_file
 from .passing_on import by_owner, is_passed_on
@@ -141,7 +141,7 @@ def _add_routes(app: CuredQuart, services: Services) -> None:
     add("GET", "/fleet/audit", fleet_audit)
     add("GET", OWN_STATUS, own_status)
     add("GET", STATUS, fleet_status)
-    add("GET", OPENAPI, partial(serve_openapi, app))
+    add("GET", OPENAPI, ServedDocument(app).answer)
     files = read_static_files()
     add("GET", "/", partial(chat_page, files))
     add("GET", "/dashboard", partial(dashboard, files))
@@ -231,9 +231,9 @@ async def _on_error(services: Services, error: Exception) -> Response:
     else:
         live_request().is_crowded_out = shown.is_crowded_out
         live_request().entry.leave(shown)
-        if shown.status != 503 or not has_request_context() or request.path not in READY_PATHS:
-            services.metrics.http.error(shown.status)
-        _note_refusal(services, shown, headers.get("x-request-id"))
+    if shown.status != 503 or not has_request_context() or request.path not in READY_PATHS:
+        services.metrics.http.error(shown.status)
+    _note_refusal(services, shown, headers.get("x-request-id"))
     body = error_body(shown)
     if _is_of_messages():
         body = msgspec.json.encode(message_error(shown, shown_request_id()))

@@ -239,6 +239,6 @@ def _choice(plan: Plan, index: int, answer: Answer) -> dict[str, Any]:
         "index": index,
         "message": message,
         "logprobs": logprobs,
-        "finish_reason": reason_of(answer.finished.reason, num_calls),
+        "finish_reason": reason_of(answer.finished, num_calls),
         **ids,
     }

@@ -128,7 +128,10 @@ async def _input_ids(
         if not ids:
             raise invalid_request(f"input {at} has no tokens", PARAM)
         if is_cut:
-            ids = ids[: services.fleet.max_model_len if longest is None else longest]
+            most = services.fleet.max_model_len if longest is None else longest
+            ids = ids[
+                : most if plan.max_context_tokens is None else min(most, plan.max_context_tokens)
+            ]
         elif longest is not None and len(ids) > longest:
             raise invalid_request(
                 f"input {at} has {len(ids)} tokens; this model takes at most {longest}",

@@ -116,8 +116,9 @@ async def fleet_status(services: Services) -> Response:
     status = _status(services)
     if services.siblings is not None:
         for body in (await services.siblings.ask(OWN_STATUS)).values():
-            if body is not None:
-                _add(status, msgspec.json.decode(body))
+            other = {} if body is None else msgspec.json.decode(body)
+            if other.get("version") == VERSION:  # in an upgrade figures differ
+                _add(status, other)
     return json_response(status)
 
 

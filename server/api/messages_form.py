@@ -151,7 +151,7 @@ class MessageForm:
     def _stop_reason(self, end: Finished, num_calls: int) -> str:
         if not self.shows_output:
             return "max_tokens"
-        if num_calls and end.reason is FinishReason.STOP:
+        if num_calls and end.reason is FinishReason.STOP and not end.is_cut:
             return "tool_use"
         if end.reason is FinishReason.STOP:
             return "end_turn" if end.stop_string is None else "stop_sequence"

@@ -228,10 +228,25 @@ OPERATIONS: Final[dict[str, Operation]] = {
 }
 
 
-def serve_openapi(app: QuartTrio, services: Services) -> Response:
-    """Answer with the document."""
-    document = openapi_document(app, services)
-    return Response(msgspec.json.encode(document), content_type=JSON)
+class ServedDocument:
+    """The document of one application, written once: that takes 50 ms, and anybody may ask.
+
+    Args:
+      app: with all its routes.
+    """
+
+    def __init__(self, app: QuartTrio) -> None:
+        self._app = app
+        self._of: tuple[int, bool] | None = None
+        self._text = b""
+
+    def answer(self, services: Services) -> Response:
+        """Answer with the document."""
+        depends_on = services.fleet.max_model_len, services.tenancy.is_open
+        if depends_on != self._of:
+            self._text = msgspec.json.encode(openapi_document(self._app, services))
+            self._of = depends_on
+        return Response(self._text, content_type=JSON)
 
 
 def openapi_document(app: QuartTrio, services: Services) -> Document:
@@ -251,12 +266,16 @@ def openapi_document(app: QuartTrio, services: Services) -> Document:
     assert not schemas.keys() & RESULTS.keys(), "a request and an answer share a name"
     add_limits(schemas, services)
     add_conditions(schemas)
+    is_strict = services.config.strict_requests
+    unlisted = "Fields that are not listed are " + (
+        "refused by name" if is_strict else "ignored and named in x-triolet-ignored, or refused"
+    )
     document: Document = {
         "openapi": "3.1.0",
         "info": {
             "title": "Triolet",
             "version": VERSION,
-            "description": f"Fields that are not listed are refused by name. Also: {RELATIONS}.",
+            "description": f"{unlisted}. Also: {RELATIONS}.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,

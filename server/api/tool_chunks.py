@@ -31,9 +31,10 @@ def new_call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-def reason_of(reason: FinishReason, num_calls: int) -> str:
+def reason_of(end: Finished, num_calls: int) -> str:
     """Return how a completion with so many calls ended; one that was cut was cut."""
-    return TOOL_CALLS if num_calls and reason is FinishReason.STOP else str(reason)
+    is_whole = end.reason is FinishReason.STOP and not end.is_cut
+    return TOOL_CALLS if num_calls and is_whole else str(end.reason)
 
 
 def whole_message(
@@ -122,7 +123,7 @@ class ToolChunks:
             self.envelope.chunk(index, b'"delta":' + _encode(content))
             for content in _contents(reader.finish(is_cut=end.is_cut))
         ]
-        shown = _encode(reason_of(end.reason, reader.num_calls))
+        shown = _encode(reason_of(end, reader.num_calls))
         return b"".join([*left, self.envelope.chunk(index, b'"delta":{}', reason=shown)])
 
     def _reader(self, index: int) -> PieceReader:

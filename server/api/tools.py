@@ -15,7 +15,7 @@ from triolet.errors import invalid_request
 from triolet.sampling import MAX_GRAMMAR_CHARS, Grammar, GrammarKind
 
 from ..text.closed_schema import closed
-from ..text.tool_calls import CallRules, CallSchema, UnenforceableSchemaError
+from ..text.tool_calls import HALF_PAIR, CallRules, CallSchema, UnenforceableSchemaError
 from ..text.tool_forms.repeats import OnceEach
 from .constraints import check_bounds, json_schema
 from .json_body import holds_many_values
@@ -137,6 +137,10 @@ def parsed_arguments(text: str) -> object:
     """
     try:
         value = text if holds_many_values(text.encode()) else json.loads(text)
+        if isinstance(value, dict) and HALF_PAIR.search(
+            again := json.dumps(value, ensure_ascii=False)
+        ):
+            value = json.loads(HALF_PAIR.sub("\ufffd", again))  # it has no UTF-8
     except (ValueError, RecursionError):
         return text
     return value if isinstance(value, dict) else text

@@ -57,10 +57,11 @@ export class Answer {
   }
 
   /** Make one that goes on where its page was left. */
-  static resumed({ text }, { lane, responseId, position }) {
+  static resumed({ text, reasoning }, { lane, responseId, position }) {
     const answer = new Answer();
-    answer.#state = text ? STREAMING : WAITING;
+    answer.#state = text || reasoning ? STREAMING : WAITING;
     answer.#text = text;
+    answer.#reasoning = reasoning;
     answer.#lane = lane;
     answer.#responseId = responseId;
     answer.#position = position;

@@ -37,13 +37,12 @@ RETURN: Final = "<|return|>"
 
 _MARKERS: Final = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
 _EDGE: Final = marked("")[0]
-_MARKER: Final = re.compile(
-    "(\udc00?)(<\\|(?:start|channel|constrain|message|end|call|return)\\|>)\udc00?"
-)
-"""A marker, with the edges that `marked` gives it if it is a token."""
+_NAME: Final = "<\\|(?:start|channel|constrain|message|end|call|return)\\|>"
+_MARKER: Final = re.compile(f"(\udc00)({_NAME})\udc00|(?<!\udc00){_NAME}")
+"""A marker, with the edges that `marked` gives it if it is a token: both or none."""
 _LONGEST: Final = max(map(len, _MARKERS)) + 2
 """Characters of a marker with its edges."""
-_BEGUN: Final = (*_MARKERS, *(marked(marker)[:-1] for marker in _MARKERS))
+_BEGUN: Final = (*_MARKERS, *(marked(marker) for marker in _MARKERS))
 _RECIPIENT: Final = re.compile(r"\bto=(?:functions\.)?([A-Za-z0-9_.-]{1,64})")
 _ANALYSIS: Final = "analysis"
 
@@ -114,7 +113,7 @@ class HarmonyReader:
             self._take(self._held[: found.end() if is_quoted else found.start()], pieces)
             self._held = self._held[found.end() :]
             if not is_quoted:
-                self._mark(found[2], pieces)
+                self._mark(found[2] or found[0], pieces)
         tail = self._held[-_LONGEST:]
         kept = 0
         if "<" in tail or _EDGE in tail:

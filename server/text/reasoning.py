@@ -15,7 +15,7 @@ from triolet.config import ReasoningParser
 from triolet.errors import ModelError
 from triolet.sampling import ReasoningTokens
 
-from .tool_calls import Arguments, Reasoning, Text, overlap
+from .tool_calls import Reasoning, overlap
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -105,8 +105,8 @@ class ThinkReader:
         held, self._held = self._held, ""
         if self._state is _State.THINKING:
             return self._reasoning(held.rstrip())
-        pieces = self._answer.push(held) if held else []
-        return _unmarked(pieces + self._answer.finish(is_cut=is_cut))
+        pieces = self._push(held) if held else []
+        return pieces + self._answer.finish(is_cut=is_cut)
 
     def _look_for_opening(self) -> None:
         # A marker behind anything else is none: so the tokens are read too (ReasoningTokens).
@@ -135,22 +135,16 @@ class ThinkReader:
             self._held = self._held.lstrip("\n")
             self._has_answer = bool(self._held)
         text, self._held = self._held, ""
-        return _unmarked(self._answer.push(text)) if text else []
+        return self._push(text) if text else []
+
+    def _push(self, text: str) -> list[Piece]:
+        # Behind the reasoning marker tokens are what people read them as: here they mark nothing.
+        return self._answer.push(text.replace(_EDGE, ""))
 
     def _reasoning(self, text: str) -> list[Piece]:
         text = text.replace(_EDGE, "")
         self._has_reasoning |= bool(text)
         return [Reasoning(text)] if text else []
-
-
-def _unmarked(pieces: list[Piece]) -> list[Piece]:
-    """Return an answer's pieces with marker tokens as people read them: here they mark nothing."""
-    return [
-        replace(piece, text=piece.text.replace(_EDGE, ""))
-        if isinstance(piece, Text | Arguments) and _EDGE in piece.text
-        else piece
-        for piece in pieces
-    ]
 
 
 class ReasoningPlan(NamedTuple):

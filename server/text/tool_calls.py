@@ -245,11 +245,15 @@ PHI: Final = JsonForm(
 )
 """Phi-4-mini; `functools` is what it writes without its special tokens."""
 
+MAX_BLANKS: Final = 256
+"""Between an opening and a call: what is held is looked at with each token."""
 _HEAD: Final = re.compile(
     r'\{\s*"name"\s*:\s*"([A-Za-z0-9_.-]{1,64})"\s*,\s*"(?:arguments|parameters)"\s*:\s*'
 )
-_BEGUN_OBJECT: Final = re.compile(r'\{\s*("(?P<key>[a-z]*)(?P<end>")?)?')
-_SECOND_KEY: Final = re.compile(r'\{\s*"name"\s*:\s*"(?:[^"\\]|\\.)*"\s*,\s*"([^"]*)"')
+_BEGUN_OBJECT: Final = re.compile(r'\{\s{0,256}("(?P<key>[a-z]{0,16})(?P<end>")?)?')
+_SECOND_KEY: Final = re.compile(
+    r'\{\s{0,64}"name"\s{0,64}:\s{0,64}"(?:[^"\\]|\\.){0,256}"\s{0,64},\s{0,64}"([^"]{0,64})"'
+)
 _CALL_KEYS: Final = ("name", "arguments", "parameters", "type", "id", "function")
 _NAMED_HEAD: Final = re.compile(
     r"([A-Za-z0-9_.-]{1,64})\s*(?:\[CALL_ID\]\s*[A-Za-z0-9_-]{0,64}\s*)?(?:\[ARGS\]\s*)?(?=\{)"
@@ -342,7 +346,7 @@ class JsonCallReader:
         """Find out whether a list, an object or a name stands behind the opening."""
         begin = self._held.lstrip()
         if not begin:
-            return False
+            return len(self._held) > MAX_BLANKS and self._is_text(pieces)
         form = self._form
         if begin[0] == "{" or (begin[0] == "[" and (form.is_list or form.name_end)):
             self._is_list = begin[0] == "["
@@ -366,7 +370,7 @@ class JsonCallReader:
         if not begin:
             return False
         if self._is_list and begin[0] == "]":
-            self._state = _State.AFTER
+            self._opened, self._state = "", _State.AFTER  # an empty list says nothing
             return True
         found = _HEAD.match(begin)
         if found and found.end() < len(begin):
@@ -500,6 +504,8 @@ def _parsed_call(body: str, *, needs_arguments: bool) -> tuple[str, str] | None:
             return None
         if needs_arguments and not call.keys() & {"arguments", "parameters"}:
             return None
+        if HALF_PAIR.search(call["name"]):
+            return None
         return call["name"], written(call.get("arguments", call.get("parameters", {})))
     except (ValueError, RecursionError):
         return None
@@ -518,10 +524,11 @@ def written(value: object) -> str:
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     # Half of a surrogate pair has no UTF-8; escaped it is JSON all the same.
-    return json.dumps(value) if _SURROGATE.search(text) else text
+    return json.dumps(value) if HALF_PAIR.search(text) else text
 
 
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+HALF_PAIR: Final = re.compile("[\ud800-\udfff]")
+"""Half of a surrogate pair, which a JSON string may hold and UTF-8 may not."""
 
 
 class ValueEnd:

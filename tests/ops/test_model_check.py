@@ -265,7 +265,7 @@ def test_a_gpu_that_no_process_may_see_is_refused(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     row, line = verdicts(capsys, str(model), "--device", "cuda")
-    assert "--device is 'cuda', but CUDA_VISIBLE_DEVICES is empty" in row["detail"]
+    assert "--device is 'cuda', but CUDA_VISIBLE_DEVICES is '' and hides" in row["detail"]
     assert row["detail"] in line
 
 

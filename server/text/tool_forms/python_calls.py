@@ -9,6 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from ..tool_calls import (
+    MAX_BLANKS,
     Arguments,
     CallBegins,
     Text,
@@ -35,10 +36,12 @@ START: Final = "<|python_start|>"
 END: Final = "<|python_end|>"
 """Llama 4 writes them around the list."""
 
-_CALL: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})\(\s*(?=[A-Za-z_]\w*\s*=[^=]|\))")
-_BEGUN_CALL: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}(\(\s*([A-Za-z_]\w*\s*=?)?)?")
+# What is held is looked at with each token, so names and blanks have bounds.
+_CALL: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})\(\s{0,64}(?=[^\W\d]\w{0,255}\s{0,64}=[^=]|\))")
+_BEGUN_CALL: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}(\(\s{0,64}([^\W\d]\w{0,255}\s{0,64}=?)?)?")
 _NEXT_ARGUMENT: Final = re.compile(r"[,)]")
-_ARGUMENT: Final = re.compile(r"([A-Za-z_]\w*)\s*=\s*")
+_ARGUMENT: Final = re.compile(r"([^\W\d]\w{0,255})\s{0,64}=\s*")
+_BEGUN_ARGUMENT: Final = re.compile(r"\w{1,256}\s{0,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +184,8 @@ class PythonCallReader:
             self.num_calls += 1
             self._state = _State.ARGUMENTS
             return True
-        if not begin or _BEGUN_CALL.fullmatch(begin):
+        is_open = _BEGUN_CALL.fullmatch(begin) if begin else len(self._held) <= MAX_BLANKS
+        if is_open:
             return False
         self._held, self._opened = self._opened + self._held, ""
         self._state = _State.TEXT
@@ -200,7 +204,7 @@ class PythonCallReader:
         found = _ARGUMENT.match(begin)
         if found is None or found.end() == len(begin):
             # A name that has not ended; anything else is passed over up to the next argument.
-            if found or re.fullmatch(r"\w+\s*", begin):
+            if found or _BEGUN_ARGUMENT.fullmatch(begin):
                 return False
             behind = _NEXT_ARGUMENT.search(begin, 1)
             self._held = begin[behind.start() :] if behind else ""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from ..tool_calls import (
     ANY_TEXT,
+    MAX_BLANKS,
     Arguments,
     CallBegins,
     Text,
@@ -302,7 +303,10 @@ def _is_ending(behind: str) -> bool | None:
 def _follow(text: str, tags: Sequence[str]) -> bool | None:
     """Whether a text begins with tags and blanks between them; None if it may once it goes on."""
     for tag in tags:
+        length = len(text)
         text = text.lstrip()
+        if length - len(text) > MAX_BLANKS:
+            return False
         if not text.startswith(tag):
             return None if tag.startswith(text) else False
         text = text[len(tag) :]

@@ -168,6 +168,31 @@ async def test_a_stop_string_within_a_call_leaves_no_half_of_it_as_text(is_strea
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_call_that_a_stop_string_cut_is_not_told_as_one_to_run(is_streamed: bool) -> None:
+    def script(generation: FakeGeneration) -> None:
+        generation.say('<tool_call>{"name": "weather", "arguments": {"city": "B')
+        generation.push(Finished(FinishReason.STOP, generation.usage, stop_string="END"))
+
+    async with surface(FakeFleet(script)) as server:
+        answer = await server.post(CHAT, {**ASKS[CHAT], "stream": is_streamed})
+        message = (await server.post(MESSAGES, ASKS[MESSAGES])).json
+    text, told, reason = (of_chat_stream if is_streamed else of_chat)(answer)
+    assert (text, told, reason) == ("", ['{"city": "B'], "stop")
+    assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "END")
+
+
+async def test_half_of_a_surrogate_pair_in_a_call_fails_no_answer() -> None:
+    call = '<tool_call>{"name": "weather", "arguments": {"city": "B\\ud83d"}}</tool_call>'
+    async with surface(FakeFleet(saying(call, FinishReason.STOP))) as server:
+        message = (await server.post(MESSAGES, ASKS[MESSAGES])).json
+        asked = {"model": MODEL, "messages": HI, "tools": ASKS[CHAT]["tools"], "stream": False}
+        ollama = (await server.post("/api/chat", asked)).json
+    (block,) = message["content"]
+    (called,) = ollama["message"]["tool_calls"]
+    assert block["input"] == called["function"]["arguments"] == {"city": "B\ufffd"}
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
 async def test_calls_that_have_to_be_made_are_made_once(is_streamed: bool) -> None:
     text = "\n".join([hermes(FIRST, SECOND)] * 3)
     fleet = FakeFleet(saying(text, FinishReason.STOP))

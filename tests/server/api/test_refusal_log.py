@@ -14,6 +14,7 @@ from server.tenancy import Tenancy
 from tests.server.support.fakes import FakeFleet
 from tests.server.support.surface import surface
 from tests.server.support.tenants import tenant, tenants_of
+from tests.server.support.websocket import PATH, handshake
 from triolet.config_queue import DoorConfig
 from triolet.errors import RequestError, overloaded
 from triolet.tenants import Plan
@@ -64,6 +65,19 @@ async def test_a_refused_request_leaves_one_line(
         if "path" in line:
             assert (line["method"], line["path"]) == (method, path)
             assert line["request_id"] == answer.headers["x-request-id"]
+
+
+async def test_a_refused_handshake_leaves_a_line_and_is_counted() -> None:
+    tenancy = Tenancy(tenants_of(tenant("alice", "key")))
+    async with surface(FakeFleet(), tenancy=tenancy) as server:
+        client = await server.connect()
+        with capture_logs() as logs:
+            async with client.stream:
+                await client.send(handshake({"Authorization": "Bearer wrong"}))
+                status, _ = await client.head()
+        (line,) = refusals(logs)
+        assert (status, line["status"], line["method"], line["path"]) == (401, 401, "WS", PATH)
+        assert server.services.metrics.http.errors()["401"] == 1
 
 
 def test_lines_have_a_rate_and_the_next_one_counts_those_left_out() -> None:

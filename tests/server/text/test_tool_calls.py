@@ -16,6 +16,7 @@ from server.text.tool_calls import (
     Arguments,
     CallBegins,
     Text,
+    ToolForm,
 )
 from server.text.tool_forms.repeats import OnceEach
 from server.text.tool_forms.table import HARMONY, PYTHONIC, QWEN3_CODER, form_of
@@ -167,3 +168,32 @@ def test_half_of_a_surrogate_pair_in_arguments_is_escaped() -> None:
     text = '[TOOL_CALLS][{"id": "a", "name": "f", "arguments": {"x": "\\ud83d"}}]'
     (call,) = read(Case(MISTRAL, text, "", []), [text]).calls
     assert call == ("f", '{"x": "\\ud83d"}')
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "shown"),
+    [
+        (GRANITE, "<|tool_call|>[] hello", "hello"),
+        (MISTRAL, "[TOOL_CALLS] [] done", "done"),
+        (HERMES, '<tool_call>{"arguments": {}, "name": "\\ud83d"}</tool_call>', None),
+    ],
+)
+def test_what_is_no_call_leaves_nothing_out_of_order(
+    form: ToolForm, text: str, shown: str | None
+) -> None:
+    said = read(Case(form, text, "", []), list(text))
+    assert not said.calls
+    assert said.shown.strip() == (text if shown is None else shown)
+
+
+@pytest.mark.parametrize(
+    ("form", "begin", "filling"),
+    [(PYTHONIC, "[f(", "a"), (PYTHONIC, "[f(", " "), (HERMES, "<tool_call>", " ")],
+)
+def test_what_is_held_back_as_a_call_has_a_bound(form: ToolForm, begin: str, filling: str) -> None:
+    reader = form.reader()
+    shown = joined([*reader.push(begin), *reader.push(filling * 60)]).shown
+    assert not shown
+    for _ in range(400):
+        shown += joined(reader.push(filling)).shown
+    assert (shown + joined(reader.push("x")).shown).startswith(begin)

@@ -206,9 +206,9 @@ CASES: Final[list[Case]] = [
         HARMONY,
         harmony(
             "«channel»analysis«message»Hm.«end»«start»assistant«channel»final«message»"
-            "It quotes <|end|>.«return»"
+            "It quotes <|end|>«return»"
         ),
-        "It quotes <|end|>.",
+        "It quotes <|end|>",
         [],
         "Hm.",
     ),
