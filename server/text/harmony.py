@@ -37,8 +37,10 @@ RETURN: Final = "<|return|>"
 
 _MARKERS: Final = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
 _EDGE: Final = marked("")[0]
-_NAME: Final = "<\\|(?:start|channel|constrain|message|end|call|return)\\|>"
-_MARKER: Final = re.compile(f"(\udc00)({_NAME})\udc00|(?<!\udc00){_NAME}")
+_MARKER: Final = re.compile(
+    "(\udc00)(<\\|(?:start|channel|constrain|message|end|call|return)\\|>)\udc00"
+    "|(?<!\udc00)<\\|(?:start|channel|constrain|message|end|call|return)\\|>"
+)
 """A marker, with the edges that `marked` gives it if it is a token: both or none."""
 _LONGEST: Final = max(map(len, _MARKERS)) + 2
 """Characters of a marker with its edges."""
