@@ -68,6 +68,9 @@ _BLOCK: Final = _either(
 )
 _REASONING_TEXT: Final = _has(type={"const": "reasoning_text"}, text=_TEXT)
 _REASONING: Final = _either(_NULL, _TEXT, {"type": "array", "items": _REASONING_TEXT})
+_MORE_THAN_REASONING: Final = _may_have(
+    input={"anyOf": [_NULL, _TEXT, {"contains": {"not": _has(type={"const": "reasoning"})}}]}
+)
 _CHOICES: Final = {"items": {"minLength": 1}}
 
 CONDITIONS: Final[dict[str, tuple[Schema, ...]]] = {
@@ -140,8 +143,9 @@ CONDITIONS: Final[dict[str, tuple[Schema, ...]]] = {
         _NO_EARLIER,
         _STREAM_OPTIONS,
         _TOOL_CHOICE,
+        _MORE_THAN_REASONING,
     ),
-    "InputTokensRequest": (_NO_EARLIER, _TOOL_CHOICE),
+    "InputTokensRequest": (_NO_EARLIER, _TOOL_CHOICE, _MORE_THAN_REASONING),
     "Turn": (_may_have(content=_either(_TEXT, {"type": "array", "items": _BLOCK})),),
     "ThinkingConfig": (
         _either(
