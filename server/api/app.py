@@ -207,9 +207,9 @@ async def _finish(services: Services, response: Response) -> Response:
     response.headers["openai-processing-ms"] = str(round(elapsed_s * 1000))
     for name, value in rate_headers(services.quotas).items():
         response.headers.setdefault(name, value)  # who owns a kept answer has said so already
-    origins = origins_here(services, request.path)
-    own = tuple(response.headers.keys())
-    response.headers.update(page_headers(request.headers.get("origin"), origins, own))
+    if origins := origins_here(services, request.path):
+        own = tuple(response.headers.keys())
+        response.headers.update(page_headers(request.headers.get("origin"), origins, own))
     if services.lifecycle.is_leaving:
         # The next request needs a connection to somebody else.
         response.headers["connection"] = "close"

@@ -186,7 +186,7 @@ class Entry:
             self.ticket.has_cost = True
 
     def queue(self) -> None:
-        """Let go of everything: the request is queued, or somebody else's. Idempotent."""
+        """Let go of everything: the request is queued, or of another server. Idempotent."""
         if self.ticket is not None:
             self.ticket.spare()
         if self.hold is not None:
@@ -202,7 +202,7 @@ class Entry:
             self.hold.give_back()
 
     async def _wait_changed(self) -> None:
-        # Made where somebody waits, which is seldom.
+        # Made where a task waits, which is seldom.
         self._changed = self._changed or trio.Event()
         await self._changed.wait()
 

@@ -86,11 +86,9 @@ def page_headers(
 
     Args:
       origin: the Origin header of the request.
-      allowed: origins that may ask; with none nothing is said.
+      allowed: origins that may ask; there are some.
       names: of the answer's own headers.
     """
-    if not allowed:
-        return {}
     # Also without an Origin: what a cache keeps of that answer is not for pages.
     headers = {"vary": "Origin"}
     shown = shown_origin(origin, allowed)

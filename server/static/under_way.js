@@ -18,7 +18,7 @@ export function takeUnderWay() {
     const notes = JSON.parse(text ?? "[]");
     return Array.isArray(notes) ? notes.filter(isNote) : [];
   } catch {
-    return []; // somebody else wrote there
+    return []; // another program wrote there
   }
 }
 

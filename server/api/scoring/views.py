@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .schema import ScoringFields
 
 COHERE: Final = "/v2/rerank"
-"""Whose answers hold no documents unless they are asked for; Jina's do unless they are not."""
+"""Answers hold no documents here unless they are asked for; at Jina's path they do by default."""
 
 
 async def rerank(services: Services) -> Response:
