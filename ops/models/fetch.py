@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -174,13 +174,15 @@ def _watch(
 
 
 def _size_in(folders: tuple[Path, ...]) -> int:
+    """Add up what has come; pip moves and removes files and folders meanwhile."""
     size = 0
     for folder in folders:
-        for path in folder.rglob("*.whl"):
-            try:
-                size += path.stat().st_size
-            except FileNotFoundError:
-                continue  # moved meanwhile
+        # os.walk passes over a folder that is gone; Path.rglob raises.
+        for where, _, names in os.walk(folder):
+            for name in names:
+                if name.endswith(".whl"):
+                    with suppress(FileNotFoundError):
+                        size += (Path(where) / name).stat().st_size
     return size
 
 

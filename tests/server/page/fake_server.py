@@ -168,6 +168,9 @@ class FakeServer:
         self.status_refused: HTTPStatus | None = None
         self.answers_handshakes = threading.Event()
         self.answers_handshakes.set()
+        self.answers_models = threading.Event()
+        self.answers_models.set()
+        self._asked_for_models = threading.Semaphore(0)
         self._exchanges: queue.Queue[Exchange] = queue.Queue(maxsize=16)
         self._by_lane: dict[str, Exchange] = {}
         self._connections: set[ServerConnection] = set()
@@ -220,6 +223,10 @@ class FakeServer:
         """Wait for the page's next request."""
         return self._exchanges.get(timeout=WAIT_S)
 
+    def wait_for_question_about_models(self) -> None:
+        """Wait until the page asks which models there are; what the answer says is settled then."""
+        assert self._asked_for_models.acquire(timeout=WAIT_S), "the page did not ask"
+
     @property
     def is_quiet(self) -> bool:
         """Whether no request waits to be taken by the test."""
@@ -256,6 +263,8 @@ class FakeServer:
         if request.path == "/v1/models":
             cards = [model_card(name) | {"page": self.page_words} for name in self.models]
             listed = {"object": "list", "data": cards}
+            self._asked_for_models.release()
+            assert self.answers_models.wait(WAIT_S)
             return reply(json.dumps(listed).encode(), "application/json")
         if request.path == "/fleet/status":
             if self.status_refused is not None:

@@ -275,6 +275,28 @@ def test_a_model_without_a_chat_template_says_so_and_suggests_nothing(
     expect(own_chat.page.locator(".suggestion").first).to_be_hidden()
 
 
+def test_a_late_answer_of_the_server_before_names_no_model(
+    own_chat: ChatPage, server: FakeServer
+) -> None:
+    server.wait_for_question_about_models()
+    server.answers_handshakes.clear()
+    server.drop()
+    server.wait_for_question_about_models()  # whether a key is wanted: the page was cut off
+    server.answers_models.clear()
+    server.answers_handshakes.set()
+    server.wait_for_question_about_models()
+    server.answers_handshakes.clear()
+    server.drop()
+    expect(own_chat.link).not_to_have_text("Connected")
+    server.models, server.page_words = ["other"], None
+    with own_chat.page.expect_event("requestfinished", lambda one: one.url.endswith("/models")):
+        server.answers_models.set()
+    server.answers_handshakes.set()
+    expect(own_chat.page.locator("#model")).to_have_text("other")
+    own_chat.ask("Hello!")
+    assert server.next_exchange().request["model"] == "other"
+
+
 def test_an_answer_keeps_the_name_of_the_model_that_gave_it(
     own_chat: ChatPage, server: FakeServer
 ) -> None:
