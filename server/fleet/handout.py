@@ -137,11 +137,15 @@ class Intake:
         by_tenant: dict[str, list[TokenRow]] = {}
         for row in rows:
             by_tenant.setdefault(book.tenant_of(row), []).append(row)
-        for tenant, own in by_tenant.items():
+        # What a tenant with few rows has is handed out before those with many are put in order.
+        large = {tenant: own for tenant, own in by_tenant.items() if len(own) > ROWS_PER_TURN}
+        for tenant in by_tenant.keys() - large.keys():
+            self._line.add(tenant, worker, by_tenant[tenant])
+        self._give_turn()
+        for tenant, own in large.items():
             # Choices of one request side by side, so that one write carries what they have.
             own.sort(key=book.origin_of)
             self._line.add(tenant, worker, own)
-        self._give_turn()
         self._has_rows.set()
         while self._line.has(worker):
             await self._turn_over.park()

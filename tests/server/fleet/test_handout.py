@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from trio.testing import wait_all_tasks_blocked
 
-from server.fleet.handout import ROWS_PER_TURN, STREAMS_PER_CHECKPOINT, Handout, RowLine
+from server.fleet.handout import (
+    ROWS_PER_TURN,
+    STREAMS_PER_CHECKPOINT,
+    Handout,
+    Intake,
+    RowLine,
+)
+from transport.frames import TokenRow, Tokens
 
 if TYPE_CHECKING:
     from server.fleet.stream import Stream
     from server.fleet.workers import Worker
-    from transport.frames import TokenRow
 
 
 class FakeStream:
@@ -96,3 +104,45 @@ def test_a_turn_has_so_many_rows_and_tenants_alternate(rows: list[tuple[str, int
     for tenant in "abc":
         own = [number for t, number in taken if t == tenant]
         assert own == sorted(own)
+
+
+class FrameOnce:
+    """A link that has one frame."""
+
+    def __init__(self, frame: Tokens) -> None:
+        self._messages = [[SimpleNamespace(frame=frame)]]
+
+    async def receive_many(self) -> list[SimpleNamespace]:
+        if not self._messages:
+            await trio.sleep_forever()
+        return self._messages.pop()
+
+
+async def test_a_tenant_with_few_rows_waits_for_no_order_of_those_with_many() -> None:
+    frame = Tokens(0, tuple(row_of("few" if n == 90 else "many", n) for n in range(200)))
+    did: list[str] = []
+
+    def origin_of(row: TokenRow) -> bytes:
+        did.append("ordered")
+        return row.request_id
+
+    def take(worker: object, frame: Tokens, now: float) -> None:
+        did.extend(tenant_of(row) for row in frame.rows)
+
+    book = SimpleNamespace(num_tenants=2, tenant_of=tenant_of, origin_of=origin_of)
+    conductor = SimpleNamespace(book=book, wake=lambda now: None)
+    intake = Intake(cast("Any", conductor), Handout(), cast("Any", take), lambda: None)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(intake.run)
+        nursery.start_soon(intake.receive, cast("Any", "worker"), cast("Any", FrameOnce(frame)))
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert did == ["few", *("ordered",) * 199, *("many",) * 199]
+
+
+def row_of(tenant: str, number: int) -> TokenRow:
+    return TokenRow(f"{tenant:>8}{number:08}".encode(), 0, 0, 0)
+
+
+def tenant_of(row: TokenRow) -> str:
+    return row.request_id[:8].decode().strip()
