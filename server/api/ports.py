@@ -273,9 +273,15 @@ class TextPort(Protocol):
         ...
 
     async def encode(
-        self, text: str, *, add_special_tokens: bool = True, param: str = "prompt"
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        param: str = "prompt",
+        max_tokens: int | None = None,
     ) -> Sequence[int]:
-        """Return the ids of a text; an error of the text names `param`."""
+        """Return the ids of a text; an error of the text names `param`. With `max_tokens` it is cut
+        to have no more, with the special tokens around it."""
         ...
 
     async def render_chat(

@@ -168,7 +168,13 @@ class RequestBook:
 
     def finish(self, sequence: Sequence, end: RelayEnd, now: float) -> None:
         """Give out the good end."""
-        terminal = Finished(end.reason, sequence.usage(now), end.stop_string, sequence.fingerprint)
+        terminal = Finished(
+            end.reason,
+            sequence.usage(now),
+            end.stop_string,
+            sequence.fingerprint,
+            end.is_by_stop_token,
+        )
         self._close(sequence, terminal, Outcome(end.reason), now)
 
     def fail(self, sequence: Sequence, error: RequestError, outcome: Outcome, now: float) -> None:
