@@ -322,12 +322,16 @@ class HttpMetricsPort(Protocol):
         """Count a request by the name of its route."""
         ...
 
-    def error(self, status: int) -> None:
-        """Count a request that was answered with an error."""
+    def error(self, status: int, *, is_of_queue: bool = False) -> None:
+        """Count a request that was answered with an error, perhaps one of the queue's."""
         ...
 
     def errors(self) -> Mapping[str, float]:
         """Return how many requests were answered with an error, by status."""
+        ...
+
+    def errors_of_queue(self, status: str) -> int:
+        """Return how many of those with a status the queue has counted too."""
         ...
 
     def ignored(self, name: str) -> None:

@@ -140,7 +140,8 @@ class RequestBook:
         self._observer.request_received()
 
     def reject(self, claim: Claim, error: RequestError) -> None:
-        """Count a request that was refused."""
+        """Count a request that was refused, and note in the error that it was counted."""
+        error.is_of_queue = True
         self.accounting.rejected[error.code] += 1
         self._observer.request_rejected(error.code, claim)
 

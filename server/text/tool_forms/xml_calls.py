@@ -57,9 +57,10 @@ _ENDINGS: Final = (
     (FUNCTION_END, FUNCTION),
     (FUNCTION_END, OPENING),
     (CLOSING,),
+    (OPENING, FUNCTION),
 )
-"""What may stand behind a value's end tag; the last two are there where a tag was forgotten. An end
-tag with anything else behind it is part of the value: a file may hold such tags."""
+"""What may stand behind a value's end tag; the last three are there where a tag was forgotten. An
+end tag with anything else behind it is part of the value: a file may hold such tags."""
 _CALL_ENDS: Final = (FUNCTION_END, CLOSING, FUNCTION, OPENING)
 """What ends a call between its parameters: all but the first are there where that was forgotten."""
 _LIMITS: Final = ("minLength", "maxLength", "pattern", "format")

@@ -120,6 +120,13 @@ LEFT_OPEN: dict[str, dict[str, Any]] = {
     "explicitly open": OPTIONAL | {"additionalProperties": True},
     "a schema for others": OPTIONAL | {"additionalProperties": {"type": "integer"}},
     "more keys than are listed": {"properties": {}, "minProperties": 1},
+    "more keys than a pattern may match": {"patternProperties": {"^x$": {}}, "minProperties": 2},
+    "arrays of one choice": {
+        "oneOf": [
+            {"type": "array", "items": A | {"properties": {"b": {}}}},
+            {"type": "array", "items": A},
+        ]
+    },
     "a constant": {"const": {"x": 1}, "properties": {"a": {}}},
     "a negation": OPTIONAL | {"not": A},
     "a nested document": OPTIONAL | {"$defs": {"A": A | {"$id": "a"}}},
@@ -184,6 +191,37 @@ def test_branches_that_share_values_stay_open_together() -> None:
         "properties": {"a": {}, "b": {}},
         "additionalProperties": False,
     }
+
+
+def test_what_is_in_branches_that_share_values_stays_open() -> None:
+    # Both take {"v": {"a": 1, "x": 1}}, so oneOf takes it not; with the first closed it would.
+    of_v = [{"properties": {"v": A}, "required": ["v"]}, {"required": ["v"]}]
+    around = {"properties": {"v": {}}, "additionalProperties": False}
+    assert closed({"oneOf": of_v}) == {"oneOf": of_v, **around}
+    inner = {"anyOf": [{"items": {"oneOf": of_v}}, A]}
+    assert closed(inner)["anyOf"][0]["items"]["oneOf"] == of_v
+
+
+def test_what_branches_that_share_values_refer_to_is_copied_as_it_is() -> None:
+    schema = {
+        "$defs": {"A": A, "B": {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}}},
+        "properties": {
+            "w": {"$ref": "#/$defs/A"},
+            "v": {"oneOf": [{"$ref": "#/$defs/B"}, {"type": "object", "required": ["a"]}]},
+        },
+    }
+    narrower = closed(schema)
+    first, second = narrower["properties"]["v"]["oneOf"]
+    assert second == {"type": "object", "required": ["a"]}
+    copy = narrower["$defs"][first["$ref"].removeprefix("#/$defs/")]
+    assert "additionalProperties" not in copy
+    inner = narrower["$defs"][copy["properties"]["a"]["$ref"].removeprefix("#/$defs/")]
+    assert inner == A
+    assert narrower["$defs"]["A"] == A | {"additionalProperties": False}
+    jsonschema.Draft202012Validator.check_schema(narrower)
+    for value in ({"v": {"a": 1}}, {"v": {"a": {"a": 1, "x": 1}}}, {"w": {"a": 1, "x": 2}}):
+        if jsonschema.Draft202012Validator(narrower).is_valid(value):
+            jsonschema.validate(value, schema)
 
 
 def test_strict_closes_objects_that_list_no_keys_and_heeds_what_is_said() -> None:
