@@ -57,8 +57,9 @@ class ValueEnd:
                 self._in_string = True
             elif character in "{[":
                 self._depth += 1
-            elif character in "}]," and self._depth == 0:
-                # What stands behind a value that has no brackets of its own, such as null.
+            elif character == "<" or (character in "}]," and self._depth == 0):
+                # A tag, for JSON has this character in strings only: brackets were forgotten. Or
+                # what stands behind a value that has no brackets of its own, such as null.
                 self.is_over = True
                 return position
             elif character in "}]":

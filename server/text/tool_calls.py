@@ -135,7 +135,7 @@ class CallSchema(NamedTuple):
 
 
 class UnenforceableSchemaError(Exception):
-    """A strict schema asks for what a model's form of calls cannot be held to; says where."""
+    """A schema asks for what a model's form of calls cannot be held to; says where."""
 
 
 class CallRules(NamedTuple):
@@ -189,7 +189,8 @@ class ToolForm(Protocol):
         """Return the Lark rules, `start` among them, of completions that keep to `rules`.
 
         Raises:
-          UnenforceableSchemaError: a strict tool cannot be held to its schema in this form.
+          UnenforceableSchemaError: a strict tool cannot be held to its schema in this form, or a
+            property that a tool requires cannot be written.
         """
         ...
 

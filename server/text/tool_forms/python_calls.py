@@ -145,6 +145,12 @@ class PythonCallReader(SteppedReader):
         """Return what was held back, now that nothing follows."""
         is_half_call = is_cut and self._is_half_call()
         held = self._take_all()
+        if self._state is _State.ARGUMENTS and not is_cut:
+            # The last brackets are missing: the value is what there is.
+            pieces: list[Piece] = []
+            if found := _ARGUMENT.match(held):
+                self._show(found[1], held[found.end() :], pieces)
+            return [*pieces, self._end_of_call()]
         is_open = not self.num_calls or (self._state is _State.TEXT and bool(held.strip()))
         return [Text(held)] if held and is_open and not is_half_call else []
 
@@ -202,9 +208,8 @@ class PythonCallReader(SteppedReader):
         begin = self._held if self._scanned else self._held.lstrip(" \r\n\t,")
         if not begin:
             return False
-        index = self.num_calls - 1
         if begin[0] == ")":
-            pieces.append(Arguments(index, "{}" if self._is_first else "}"))
+            pieces.append(self._end_of_call())
             self._held, self._state = begin[1:], _State.AFTER
             return True
         self._held = begin
@@ -218,14 +223,19 @@ class PythonCallReader(SteppedReader):
         if not self._end.is_over:
             return False
         if found:  # what has no name is passed over
-            source = value[: self._scanned]
-            shown = python_json(source)
-            text = f"{json.dumps(found[1])}: {written(source.strip()) if shown is None else shown}"
-            pieces.append(Arguments(index, ("{" if self._is_first else ", ") + text))
-            self._is_first = False
+            self._show(found[1], value[: self._scanned], pieces)
         self._held = value[self._scanned :]
         self._end, self._scanned = _LiteralEnd(), 0
         return True
+
+    def _show(self, name: str, source: str, pieces: list[Piece]) -> None:
+        shown = python_json(source)
+        text = f"{json.dumps(name)}: {written(source.strip()) if shown is None else shown}"
+        pieces.append(Arguments(self.num_calls - 1, ("{" if self._is_first else ", ") + text))
+        self._is_first = False
+
+    def _end_of_call(self) -> Arguments:
+        return Arguments(self.num_calls - 1, "{}" if self._is_first else "}")
 
     def _take_after(self) -> bool:
         begin = self._held.lstrip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from os.path import commonprefix
 
 import pytest
 
@@ -59,7 +60,7 @@ def test_a_call_that_is_cut_is_never_text(case: Case) -> None:
     for end in range(len(case.text)):
         cut = read(case, [case.text[:end]], is_cut=True)
         if not whole.shown.startswith(cut.shown):
-            begun = cut.shown.removeprefix(whole.shown)
+            begun = cut.shown.removeprefix(commonprefix([cut.shown, whole.shown]))
             assert any(word.startswith(begun) and word != begun for word in openings), begun
             assert not cut.calls or whole.shown
         assert whole.thoughts.startswith(cut.thoughts)
@@ -318,6 +319,18 @@ def test_the_beginning_of_an_opening_is_text_where_a_completion_is_cut(
 def test_half_a_call_behind_a_whole_opening_is_no_text(form: ToolForm, text: str) -> None:
     for parts in ([text], list(text)):
         assert read(Case(form, text, "", []), parts, is_cut=True).shown == ""
+
+
+@pytest.mark.parametrize(
+    ("form", "opening"), [(HERMES, "<tool_call>"), (GRANITE, "<|tool_call|>["), (LLAMA, "")]
+)
+def test_a_tag_ends_arguments_whose_brackets_were_forgotten(form: ToolForm, opening: str) -> None:
+    key = "parameters" if form is LLAMA else "arguments"
+    call = f'{opening}{{"name": "f", "{key}": {{"x": {{"y": "<"'
+    text = f"{call}}}</tool_call>{CALLED}"
+    for parts in ([text], list(text)):
+        calls = read(Case(form, text, "", []), parts).calls
+        assert calls == [("f", '{"x": {"y": "<"}'), ("f", "{}")][: 1 + (form is HERMES)]
 
 
 @pytest.mark.parametrize("num_chars", [MAX_NAME_CHARS, MAX_NAME_CHARS + 1])

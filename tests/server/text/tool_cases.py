@@ -239,6 +239,8 @@ CASES: Final[list[Case]] = [
         "",
         [("f", {"word": "a 'b', \"c, d\" e", "x": "", "y": "it, ' "}), ("g", {"x": ""})],
     ),
+    Case(PYTHONIC, "[f(), f(x=1, word='a", "", [("f", {}), ("f", {"x": 1, "word": "'a"})]),
+    Case(PYTHONIC, "[f(x=1)", "", [("f", {"x": 1})]),
     Case(PYTHONIC, "[1] is a note", "[1] is a note", []),
     Case(PYTHONIC, "[link](http://x) f(a=1)", "[link](http://x) f(a=1)", []),
     Case(PYTHONIC, "Hello [f(a=1)]", "Hello [f(a=1)]", []),
