@@ -224,7 +224,8 @@ class PythonCallReader(SteppedReader):
             return False
         if found:  # what has no name is passed over
             self._show(found[1], value[: self._scanned], pieces)
-        self._held = value[self._scanned :]
+        # A bracket that nothing opened is passed over by itself.
+        self._held = value[self._scanned :] if found or self._scanned else value[1:]
         self._end, self._scanned = _LiteralEnd(), 0
         return True
 

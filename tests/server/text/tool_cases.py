@@ -241,6 +241,7 @@ CASES: Final[list[Case]] = [
     ),
     Case(PYTHONIC, "[f(), f(x=1, word='a", "", [("f", {}), ("f", {"x": 1, "word": "'a"})]),
     Case(PYTHONIC, "[f(x=1)", "", [("f", {"x": 1})]),
+    Case(PYTHONIC, "[f(x=1], }, word=2)]", "", [("f", {"x": 1, "word": 2})]),
     Case(PYTHONIC, "[1] is a note", "[1] is a note", []),
     Case(PYTHONIC, "[link](http://x) f(a=1)", "[link](http://x) f(a=1)", []),
     Case(PYTHONIC, "Hello [f(a=1)]", "Hello [f(a=1)]", []),
