@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import msgspec
 import pytest
 
 from server.fleet.phases import Phase
@@ -98,7 +97,7 @@ def test_a_completion_that_a_client_s_stop_token_ended_is_cut() -> None:
         world = World()
         world.decode.end_at = world.prefill.end_at = None if is_cut else 5
         request = make_request(max_tokens=100)
-        sampling = msgspec.structs.replace(request.sampling, stop_token_ids=stops)
+        sampling = replace(request.sampling, stop_token_ids=stops)
         reader = world.submit(replace(request, sampling=sampling))
         world.settle()
         assert reader.finished.reason is FinishReason.STOP

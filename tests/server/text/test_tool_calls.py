@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from os.path import commonprefix
 
 import pytest
 
@@ -59,8 +58,10 @@ def test_a_call_that_is_cut_is_never_text(case: Case) -> None:
     openings = OPENINGS.get(id(case.form), tuple(case.form.markers))
     for end in range(len(case.text)):
         cut = read(case, [case.text[:end]], is_cut=True)
-        if not whole.shown.startswith(cut.shown):
-            begun = cut.shown.removeprefix(commonprefix([cut.shown, whole.shown]))
+        length = len(cut.shown)
+        while not whole.shown.startswith(cut.shown[:length]):
+            length -= 1
+        if begun := cut.shown[length:]:
             assert any(word.startswith(begun) and word != begun for word in openings), begun
             assert not cut.calls or whole.shown
         assert whole.thoughts.startswith(cut.thoughts)
