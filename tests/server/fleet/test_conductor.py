@@ -93,7 +93,7 @@ def test_a_stop_string_ends_the_request_and_its_worker() -> None:
 
 
 def test_a_completion_that_a_client_s_stop_token_ended_is_cut() -> None:
-    for stops, is_cut in (((ord("z"),), True), ((EOS_ID,), False)):
+    for stops, is_cut in (((completion_ids(0, 9)[8],), True), ((EOS_ID,), False)):
         world = World()
         world.decode.end_at = world.prefill.end_at = None if is_cut else 5
         request = make_request(max_tokens=100)

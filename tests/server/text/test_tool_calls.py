@@ -109,12 +109,26 @@ FRAGMENTS = (
 
 @pytest.mark.parametrize("is_cut", [False, True], ids=["whole", "cut"])
 @pytest.mark.parametrize(
-    "form", [HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, GRANITE, PHI, QWEN3_CODER, PYTHONIC, HARMONY]
+    ("form", "begin"),
+    [
+        (HERMES, "<tool_call>"),
+        (LLAMA, "{"),
+        (MISTRAL, "[TOOL_CALLS]["),
+        (MISTRAL_NAMED, "[TOOL_CALLS]f"),
+        (GRANITE, "<|tool_call|>["),
+        (PHI, "functools["),
+        (QWEN3_CODER, "<tool_call><function=f>"),
+        (PYTHONIC, "[f(x="),
+        (HARMONY, harmony("«channel»commentary to=functions.f«message»")),
+    ],
 )
-def test_any_text_is_read_the_same_however_it_is_cut(form: ToolForm, is_cut: bool) -> None:
+def test_any_text_is_read_the_same_however_it_is_cut(
+    form: ToolForm, begin: str, is_cut: bool
+) -> None:
     chance = random.Random(7)
     for _ in range(150):
-        text = "".join(chance.choices(FRAGMENTS, k=chance.randint(1, 14)))
+        text = chance.choice((begin, ""))
+        text += "".join(chance.choices(FRAGMENTS, k=chance.randint(1, 14)))
         case = Case(form, text, "", [])
         expected = read(case, [text], is_cut=is_cut)
         assert read(case, list(text), is_cut=is_cut) == expected, text
