@@ -44,15 +44,14 @@ MAX_INNER_BLANKS: Final = 64
 """Between a bracket, a name and its `=`, for the same reason. Models write none or one, or a line
 break and its indent."""
 
-_BLANKS: Final = rf"\s{{0,{MAX_INNER_BLANKS}}}"
-_NAME: Final = re.compile(rf"[^\W\d]\w{{0,{MAX_NAME_CHARS - 1}}}")
-_FUNCTION: Final = r"[A-Za-z0-9_.-]{1,64}"
-_CALL: Final = re.compile(rf"({_FUNCTION})\({_BLANKS}(?={_NAME.pattern}{_BLANKS}=[^=]|\))")
+# Patterns are written out: what is built may come from outside. They hold the bounds above.
+_NAME: Final = re.compile(r"[^\W\d]\w{0,255}")
+_CALL: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})\(\s{0,64}(?=[^\W\d]\w{0,255}\s{0,64}=[^=]|\))")
 _BEGUN_CALL: Final = re.compile(
-    rf"{_FUNCTION}(?P<bracket>\({_BLANKS}({_NAME.pattern}{_BLANKS}=?)?)?"
+    r"[A-Za-z0-9_.-]{1,64}(?P<bracket>\(\s{0,64}([^\W\d]\w{0,255}\s{0,64}=?)?)?"
 )
-_ARGUMENT: Final = re.compile(rf"({_NAME.pattern}){_BLANKS}=\s*")
-_BEGUN_ARGUMENT: Final = re.compile(rf"\w{{1,{MAX_NAME_CHARS}}}{_BLANKS}")
+_ARGUMENT: Final = re.compile(r"([^\W\d]\w{0,255})\s{0,64}=\s*")
+_BEGUN_ARGUMENT: Final = re.compile(r"\w{1,256}\s{0,64}")
 
 
 @dataclass(frozen=True, slots=True)

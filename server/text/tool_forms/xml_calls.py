@@ -47,10 +47,11 @@ _BEGUN_FUNCTION: Final = re.compile(r"<function=[A-Za-z0-9_.-]{0,64}")
 MAX_NAME_CHARS: Final = 256
 """Of a parameter's name: what may become its tag is held and looked at with each token. Property
 names in tools have tens of characters."""
-_PROPERTY: Final = re.compile(rf"[^>\n]{{1,{MAX_NAME_CHARS}}}")
+# Patterns are written out: what is built may come from outside. They hold the bound above.
+_PROPERTY: Final = re.compile(r"[^>\n]{1,256}")
 """A name that can stand in a tag."""
-_PARAMETER: Final = re.compile(rf"<parameter=({_PROPERTY.pattern})>\n?")
-_BEGUN_PARAMETER: Final = re.compile(rf"<parameter=[^>\n]{{0,{MAX_NAME_CHARS}}}")
+_PARAMETER: Final = re.compile(r"<parameter=([^>\n]{1,256})>\n?")
+_BEGUN_PARAMETER: Final = re.compile(r"<parameter=[^>\n]{0,256}")
 _ENDINGS: Final = (
     (PARAMETER,),
     (FUNCTION_END, CLOSING),
