@@ -181,17 +181,21 @@ class Finished:
       usage: what it took.
       stop_string: that was found.
       fingerprint: of the model that made it; empty if nobody said so.
+      is_by_stop_token: a token of the client's `stop_token_ids` ended it, and none of the model's
+        own end tokens.
     """
 
     reason: FinishReason
     usage: Usage
     stop_string: str | None = None
     fingerprint: str = ""
+    is_by_stop_token: bool = False
 
     @property
     def is_cut(self) -> bool:
         """Whether the model had not ended it."""
-        return self.reason is FinishReason.LENGTH or self.stop_string is not None
+        is_stopped = self.stop_string is not None or self.is_by_stop_token
+        return is_stopped or self.reason is FinishReason.LENGTH
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@ batches, and what waits for threads or holds bodies before it is queued."""
 
 from __future__ import annotations
 
+from collections import Counter as Counts
 from typing import TYPE_CHECKING
 
 from prometheus_client import Counter
@@ -82,6 +83,7 @@ class HttpMetrics:
             ("status",),
             registry=registry,
         )
+        self._of_queue: Counts[str] = Counts()
         self._batch_lines = Counter(
             "triolet_batch_lines",
             "Lines of batches by how they ended, and what they waited out",
@@ -113,9 +115,10 @@ class HttpMetrics:
         """A request came to one of the routes, of which there are as many as the map has."""
         self._requests.labels(endpoint).inc()
 
-    def error(self, status: int) -> None:
-        """A request was answered with an error."""
+    def error(self, status: int, *, is_of_queue: bool = False) -> None:
+        """A request was answered with an error, perhaps one that the queue has counted too."""
         self._errors.labels(str(status)).inc()
+        self._of_queue[str(status)] += is_of_queue
 
     def errors(self) -> dict[str, float]:
         """Return how many requests were answered with an error, by status."""
@@ -125,6 +128,10 @@ class HttpMetrics:
             for sample in family.samples
             if sample.name.endswith("_total")
         }
+
+    def errors_of_queue(self, status: str) -> int:
+        """Return how many of those with a status the queue has counted too."""
+        return self._of_queue[status]
 
     def resumption(self, what: str) -> None:
         """An answer was begun or joined that outlives its connection, by a word of our own."""

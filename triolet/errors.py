@@ -63,6 +63,7 @@ class RequestError(TrioletError):
       is_spread: clients that are told so come at different times as it is; nothing is to be added.
       is_crowded_out: there was no room for it beside what was here before. It may come again as
         often as it likes: nothing is wrong, with it or with the server.
+      is_of_queue: the queue refused it, and has counted it by its code.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class RequestError(TrioletError):
         retry_after_s: float | None = None,
         is_spread: bool = False,
         is_crowded_out: bool = False,
+        is_of_queue: bool = False,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -84,6 +86,7 @@ class RequestError(TrioletError):
         self.retry_after_s = retry_after_s
         self.is_spread = is_spread
         self.is_crowded_out = is_crowded_out
+        self.is_of_queue = is_of_queue
 
     @property
     def said(self) -> dict[str, Any]:
@@ -96,6 +99,7 @@ class RequestError(TrioletError):
             "retry_after_s": self.retry_after_s,
             "is_spread": self.is_spread,
             "is_crowded_out": self.is_crowded_out,
+            "is_of_queue": self.is_of_queue,
         }
 
 

@@ -232,7 +232,7 @@ async def _on_error(services: Services, error: Exception) -> Response:
         live_request().is_crowded_out = shown.is_crowded_out
         live_request().entry.leave(shown)
     if shown.status != 503 or not has_request_context() or request.path not in READY_PATHS:
-        services.metrics.http.error(shown.status)
+        services.metrics.http.error(shown.status, is_of_queue=shown.is_of_queue)
     _note_refusal(services, shown, headers.get("x-request-id"))
     body = error_body(shown)
     if _is_of_messages():

@@ -81,6 +81,8 @@ def _template_message(message: Message, history_field: str | None) -> dict[str, 
         ]
     if message.tool_call_id is not None:
         turn["tool_call_id"] = message.tool_call_id
+    if message.role == "tool" and message.name is not None:
+        turn["name"] = message.name
     # Harmony's templates refuse reasoning and text beside calls.
     is_refused = history_field == "thinking" and message.tool_calls and message.content
     if history_field is not None and message.reasoning and not is_refused:
@@ -143,12 +145,16 @@ async def _render(
 
 
 def template_switches(fields: ChatRequest, reasoner: Reasoner | None) -> dict[str, object] | None:
-    """Return what the template is told about reasoning, beside what the client tells it."""
+    """Return what the template is told about reasoning, beside what the client tells it.
+
+    Whatever name a client calls the switch by, it is the switch of the model's own template.
+    """
     given: dict[str, object] = {**(fields.chat_template_kwargs or {})}
     if reasoner is not None:
-        if is_reasoning_off(fields):
-            given |= dict.fromkeys(reasoner.switches, False)
-        elif fields.reasoning_effort and reasoner.takes_effort:
+        is_off = is_reasoning_off(fields)
+        if is_off or any(given.get(name) for name in SWITCHES):
+            given |= dict.fromkeys(reasoner.switches, not is_off)
+        if fields.reasoning_effort and reasoner.takes_effort and not is_off:
             effort = fields.reasoning_effort
             given["reasoning_effort"] = TEMPLATE_EFFORTS.get(effort, effort)
     return given or None

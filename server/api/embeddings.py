@@ -55,13 +55,20 @@ async def embeddings(services: Services) -> Response:
     return Response(body, content_type="application/json")
 
 
-async def embed(fields: EmbeddingFields, services: Services, *, is_cut: bool = False) -> Vectors:
+async def embed(
+    fields: EmbeddingFields,
+    services: Services,
+    *,
+    is_cut: bool = False,
+    names: Sequence[str] = (),
+) -> Vectors:
     """Return the vectors of some inputs, charged to the tenant.
 
     Args:
       fields: what is asked for; the caller bounds the number of inputs.
       services: what it works with.
       is_cut: an input that is too long is cut at its end instead of being refused.
+      names: of the parameters that the inputs came in, for errors; `input` for none.
 
     Raises:
       RequestError: it is refused, or a vector could not be computed.
@@ -71,7 +78,7 @@ async def embed(fields: EmbeddingFields, services: Services, *, is_cut: bool = F
     check_model(fields.model, services.config)
     own_claim(fields.service_tier)
     form = _form(fields, services)
-    inputs = await _input_ids(fields.input, services, is_cut=is_cut)
+    inputs = await _input_ids(fields.input, services, names, is_cut=is_cut)
     live, within_s = live_request(), deadline_s(services.config)
     renew_tenant(services.tenancy)
     claim = own_claim(fields.service_tier, services.quotas.store.num_servers)
@@ -111,34 +118,35 @@ def _form(fields: EmbeddingFields, services: Services) -> VectorForm:
 
 
 async def _input_ids(
-    inputs: Sequence[Prompt], services: Services, *, is_cut: bool
+    inputs: Sequence[Prompt], services: Services, names: Sequence[str], *, is_cut: bool
 ) -> list[tuple[int, ...]]:
     """Return the tokens of each input, bounded one by one and in all."""
     most_tokens = services.config.embedding.max_request_tokens
     longest, plan = services.embedding.max_input_tokens, current_tenant().plan
+    most = services.fleet.max_model_len if longest is None else longest
+    if plan.max_context_tokens is not None:
+        most = min(most, plan.max_context_tokens)
     found: list[tuple[int, ...]] = []
     num_tokens = 0
     for at, one in enumerate(inputs):
+        param = names[at] if names else PARAM
+        what = param if names else f"input {at}"
         if isinstance(one, str):
-            ids = tuple(await services.text.encode(one, param=PARAM))
+            kept = most if is_cut else None
+            ids = tuple(await services.text.encode(one, param=param, max_tokens=kept))
         else:
-            ids = one
+            ids = one[:most] if is_cut else one
             if (largest := max(ids)) >= services.text.vocab_size:
-                raise unknown_token(largest, services.text.vocab_size, PARAM)
+                raise unknown_token(largest, services.text.vocab_size, param)
         if not ids:
-            raise invalid_request(f"input {at} has no tokens", PARAM)
-        if is_cut:
-            most = services.fleet.max_model_len if longest is None else longest
-            ids = ids[
-                : most if plan.max_context_tokens is None else min(most, plan.max_context_tokens)
-            ]
-        elif longest is not None and len(ids) > longest:
+            raise invalid_request(f"{what} has no tokens", param)
+        if not is_cut and longest is not None and len(ids) > longest:
             raise invalid_request(
-                f"input {at} has {len(ids)} tokens; this model takes at most {longest}",
-                PARAM,
+                f"{what} has {len(ids)} tokens; this model takes at most {longest}",
+                param,
                 "context_length_exceeded",
             )
-        check_input(len(ids), plan, f"input {at}", PARAM)
+        check_input(len(ids), plan, what, param)
         num_tokens += len(ids)
         if num_tokens > most_tokens:
             raise invalid_request(f"all inputs together may have {most_tokens} tokens", PARAM)

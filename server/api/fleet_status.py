@@ -147,10 +147,12 @@ def _status(services: Services) -> dict[str, Any]:
 
 
 def _errors(services: Services) -> dict[str, float]:
-    """Return how many requests ended in an error, by status. Without 503: what the queue refuses is
-    told by its reason, and a probe of readiness that is answered so is no refusal."""
-    counted = services.metrics.http.errors()
-    return {status: count for status, count in counted.items() if status != UNAVAILABLE}
+    """Return how many requests ended in an error, by status; without the queue's own 503s, which
+    are told by their reasons."""
+    http = services.metrics.http
+    counted = {**http.errors()}
+    others = counted.pop(UNAVAILABLE, 0.0) - http.errors_of_queue(UNAVAILABLE)
+    return counted | ({UNAVAILABLE: others} if others else {})
 
 
 def _by_first(counts: Mapping[str, float]) -> dict[str, float]:

@@ -126,12 +126,15 @@ def _as_chat(fields: PromptFields) -> ChatRequest:
         if name in type(fields).model_fields and name not in OF_OWN_FORM
     }
     output, choice = fields.output_config, fields.tool_choice
+    switches = fields.chat_template_kwargs
+    if fields.thinking is not None and fields.thinking.type == "enabled":
+        switches = {"enable_thinking": True, **(switches or {})}
     return ChatRequest.model_construct(
         **same,
         messages=turns,
         # Whoever ends with words of the assistant's wants them gone on with.
         continue_final_message=turns[-1].role == "assistant",
-        chat_template_kwargs=fields.chat_template_kwargs,
+        chat_template_kwargs=switches,
         response_format=output.format.of_chat() if output and output.format else None,
         tools=[_tool(tool) for tool in fields.tools] if fields.tools else None,
         tool_choice=None if choice is None else _choice(choice),

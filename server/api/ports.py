@@ -273,9 +273,15 @@ class TextPort(Protocol):
         ...
 
     async def encode(
-        self, text: str, *, add_special_tokens: bool = True, param: str = "prompt"
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        param: str = "prompt",
+        max_tokens: int | None = None,
     ) -> Sequence[int]:
-        """Return the ids of a text; an error of the text names `param`."""
+        """Return the ids of a text; an error of the text names `param`. With `max_tokens` it is cut
+        to have no more, with the special tokens around it."""
         ...
 
     async def render_chat(
@@ -316,12 +322,16 @@ class HttpMetricsPort(Protocol):
         """Count a request by the name of its route."""
         ...
 
-    def error(self, status: int) -> None:
-        """Count a request that was answered with an error."""
+    def error(self, status: int, *, is_of_queue: bool = False) -> None:
+        """Count a request that was answered with an error, perhaps one of the queue's."""
         ...
 
     def errors(self) -> Mapping[str, float]:
         """Return how many requests were answered with an error, by status."""
+        ...
+
+    def errors_of_queue(self, status: str) -> int:
+        """Return how many of those with a status the queue has counted too."""
         ...
 
     def ignored(self, name: str) -> None:

@@ -218,7 +218,7 @@ class ResponsesSession:
             answer.cancel()
 
     def _note_refusal(self, error: RequestError) -> None:
-        self._services.metrics.http.error(error.status)
+        self._services.metrics.http.error(error.status, is_of_queue=error.is_of_queue)
         self._services.refusal_log.tell(
             error,
             trio.current_time(),

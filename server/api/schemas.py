@@ -256,6 +256,20 @@ class StrictModel(StrictFields):
     unsupported: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = UNSUPPORTED
 
 
+_Call = TypeVar("_Call", bound=StrictFields)
+
+
+def own_calls(calls: list[_Call] | None, info: ValidationInfo) -> list[_Call] | None:
+    """Return the calls of a turn.
+
+    Raises:
+      ValueError: it is not the model's turn.
+    """
+    if calls and info.data.get("role") != "assistant":
+        raise ValueError("may only be in the role assistant")
+    return calls
+
+
 class Message(StrictModel):
     """One turn of a conversation."""
 
@@ -264,6 +278,8 @@ class Message(StrictModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
+    # Of the tool whose result the turn is; templates are not told what others are called.
+    name: str | None = None
     # What the turn's model thought; newer clients call it `reasoning`.
     reasoning: Annotated[
         str | None, Field(validation_alias=AliasChoices("reasoning_content", "reasoning"))
@@ -280,9 +296,7 @@ class Message(StrictModel):
     def _are_the_models(
         cls, calls: list[ToolCall] | None, info: ValidationInfo
     ) -> list[ToolCall] | None:
-        if calls and info.data.get("role") != "assistant":
-            raise ValueError("may only be in the role assistant")
-        return calls
+        return own_calls(calls, info)
 
     @field_validator("content")
     @classmethod

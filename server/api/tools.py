@@ -15,7 +15,8 @@ from triolet.errors import invalid_request
 from triolet.sampling import MAX_GRAMMAR_CHARS, Grammar, GrammarKind
 
 from ..text.closed_schema import closed
-from ..text.tool_calls import HALF_PAIR, CallRules, CallSchema, UnenforceableSchemaError
+from ..text.scanning import HALF_PAIR
+from ..text.tool_calls import CallRules, CallSchema, UnenforceableSchemaError
 from ..text.tool_forms.repeats import OnceEach
 from .constraints import check_bounds, json_schema
 from .json_body import holds_many_values
@@ -115,7 +116,9 @@ def _grammar(
         rules = form.rules(demanded)
     except UnenforceableSchemaError as error:
         raise invalid_request(
-            f"cannot be strict in the form in which this model calls tools: {error}", "tools"
+            f"cannot be enforced in the form in which this model calls tools: {error}; change the "
+            "schema, or leave the function to the model with tool_choice auto and without strict",
+            "tools",
         ) from None
     text = "\n".join(["%llguidance {}", *rules])
     if len(text) > MAX_GRAMMAR_CHARS:

@@ -140,7 +140,8 @@ class RequestBook:
         self._observer.request_received()
 
     def reject(self, claim: Claim, error: RequestError) -> None:
-        """Count a request that was refused."""
+        """Count a request that was refused, and note in the error that it was counted."""
+        error.is_of_queue = True
         self.accounting.rejected[error.code] += 1
         self._observer.request_rejected(error.code, claim)
 
@@ -168,7 +169,13 @@ class RequestBook:
 
     def finish(self, sequence: Sequence, end: RelayEnd, now: float) -> None:
         """Give out the good end."""
-        terminal = Finished(end.reason, sequence.usage(now), end.stop_string, sequence.fingerprint)
+        terminal = Finished(
+            end.reason,
+            sequence.usage(now),
+            end.stop_string,
+            sequence.fingerprint,
+            end.is_by_stop_token,
+        )
         self._close(sequence, terminal, Outcome(end.reason), now)
 
     def fail(self, sequence: Sequence, error: RequestError, outcome: Outcome, now: float) -> None:

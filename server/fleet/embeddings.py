@@ -163,6 +163,7 @@ class Embeddings:
         try:
             self._refuse(requests, now, is_draining=is_draining)
         except RequestError as error:
+            error.is_of_queue = True
             for request in requests:
                 self._accounting.rejected[error.code] += 1
                 self._observer.request_rejected(error.code, request.claim)

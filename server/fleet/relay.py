@@ -55,10 +55,17 @@ class RelayText(Protocol):
 
 
 class RelayEnd(NamedTuple):
-    """The sequence is over, by the server's own reading of its tokens."""
+    """The sequence is over, by the server's own reading of its tokens.
+
+    Attributes:
+      reason: why.
+      stop_string: that was found.
+      is_by_stop_token: a stop token of the client's ended it, and no end token of the model's.
+    """
 
     reason: FinishReason
     stop_string: str | None = None
+    is_by_stop_token: bool = False
 
 
 class _MarkedText:
@@ -127,6 +134,8 @@ class Relay:
             end = RelayEnd(FinishReason.STOP)
         if end is None and (is_end or len(self.token_ids) >= sampling.max_tokens):
             end, scan = self._end(scan, FinishReason.STOP if is_end else FinishReason.LENGTH)
+            is_models = row.token_id in self._text.eos_token_ids
+            end = end._replace(is_by_stop_token=is_end and not is_models)
         self.mailbox.put_text(scan.text, (row.token_id,), self._scores(row), now)
         return end
 

@@ -40,6 +40,7 @@ class Script(msgspec.Struct, frozen=True, array_like=True):
       usage: what it took when it was computed.
       stop_string: that ended it.
       fingerprint: of the model.
+      is_by_stop_token: as in Finished.
     """
 
     deltas: tuple[Delta, ...]
@@ -47,6 +48,7 @@ class Script(msgspec.Struct, frozen=True, array_like=True):
     usage: Usage
     stop_string: str | None
     fingerprint: str
+    is_by_stop_token: bool = False
 
 
 class Recording:
@@ -108,6 +110,7 @@ class Recording:
                         event.usage,
                         event.stop_string,
                         event.fingerprint,
+                        event.is_by_stop_token,
                     )
                     self._deltas = []
                     self._on_finished(self.request, script)
@@ -129,7 +132,13 @@ class Replay:
         # The tokens are those that it took; it waited for nothing this time.
         ttft_s = None if script.usage.ttft_s is None else 0.0
         self._usage = replace(script.usage, queue_s=0.0, ttft_s=ttft_s)
-        end = Finished(script.reason, self._usage, script.stop_string, script.fingerprint)
+        end = Finished(
+            script.reason,
+            self._usage,
+            script.stop_string,
+            script.fingerprint,
+            script.is_by_stop_token,
+        )
         self._events: deque[Event] = deque((*script.deltas, end))
         self._on_events: Callable[[], None] | None = None
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import combinations
 from typing import Any, Final
 from urllib.parse import unquote
@@ -106,13 +107,23 @@ class _Keys:
         self.least = max(self.least, other.least)
 
 
+class _Form(Enum):
+    """What becomes of a schema."""
+
+    CLOSED = "closed"
+    PART = "part"  # open itself, what is in it closed
+    SENT = "sent"  # as it is, to its last part
+
+
 class _Closing:
     """One schema while it is closed.
 
     A part of a combination stays open, because the keys of its neighbours are no additional ones.
     The combination is closed as one, with the keys of all parts; where it has branches, each of
     them with its own keys and those around it. What a part refers to is copied, because elsewhere
-    the same definition may be a whole value.
+    the same definition may be a whole value. Branches of oneOf that may share values stay as they
+    are to the last of their parts: one that takes fewer values might leave another alone with a
+    value that both took.
     """
 
     def __init__(self, root: Schema, *, is_strict: bool) -> None:
@@ -120,7 +131,8 @@ class _Closing:
         self._is_strict = is_strict
         self._keys_of: dict[str, _Keys] = {}
         self._chain: list[str] = []
-        self._name_of_copy: dict[str, str] = {}
+        self._name_of_copy: dict[tuple[str, _Form], str] = {}
+        self._is_apart: dict[int, bool] = {}  # by the id of a list in the schema
         self._num_steps = 0
 
     def run(self) -> Schema:
@@ -132,11 +144,11 @@ class _Closing:
         done: Schema = self._whole(self._root)
         copies: Schema = {}
         while len(copies) < len(self._name_of_copy):
-            pointer, name = list(self._name_of_copy.items())[len(copies)]
+            (pointer, form), name = list(self._name_of_copy.items())[len(copies)]
             target = self._target(pointer)
             if isinstance(target, dict):
                 target = {word: v for word, v in target.items() if word not in _OF_DOCUMENT}
-            copies[name] = self._part(target)
+            copies[name] = self._done(target, form)
         return done | {"$defs": done.get("$defs", {}) | copies} if copies else done
 
     def _whole(self, node: Any) -> Any:  # noqa: ANN401
@@ -145,13 +157,13 @@ class _Closing:
             return node
         combining = [word for word in (*_COMBINING, "$ref") if word in node]
         if not combining:
-            return self._narrowed(self._mapped(node, is_part=False), self._keys(node))
+            return self._narrowed(self._mapped(node, _Form.CLOSED), self._keys(node))
         branching = self._branching(node)
         if len(combining) == 1 and not _ABOUT_KEYS & node.keys():
             word = combining[0]
             if word in (branching, "$ref") or (word == "allOf" and len(_list(node[word])) == 1):
-                return self._mapped(node, is_part=False)
-        done = self._mapped(node, is_part=True)
+                return self._mapped(node, _Form.CLOSED)
+        done = self._mapped(node, _Form.PART)
         if branching is None:
             return self._narrowed(done, self._keys(node))
         around = {word: value for word, value in node.items() if word != branching}
@@ -164,65 +176,82 @@ class _Closing:
     def _branching(self, node: Schema) -> str | None:
         """Return the keyword with branches that may be closed one by one.
 
-        A value that several branches of oneOf take, it does not take. A branch that is closed takes
-        fewer values, so that another one might be left alone with a value of both: branches of
-        oneOf are closed if none of them shares a value with another.
+        A value that several branches of oneOf take, it does not take: they are closed if none of
+        them shares a value with another.
         """
         if "anyOf" in node:
             return "anyOf"
-        if "oneOf" not in node:
-            return None
-        tags = [self._tags(branch) for branch in _list(node["oneOf"])]
-        objects = [tag for tag in tags if tag is not None]
+        return "oneOf" if "oneOf" in node and self._are_apart(_list(node["oneOf"])) else None
+
+    def _are_apart(self, branches: list[Any]) -> bool:
+        """Return whether no two of these schemas share an object or an array. What else they may
+        share stays shared, for it has no keys."""
+        if (known := self._is_apart.get(id(branches))) is not None:
+            return known
+        objects, num_arrays = [], 0
+        for branch in branches:
+            tags, may_be_array = self._tags(branch)
+            objects += [] if tags is None else [tags]
+            num_arrays += may_be_array
         self._spend(len(objects) ** 2)
-        are_apart = all(
+        self._is_apart[id(branches)] = num_arrays <= 1 and all(
             any(one[key].isdisjoint(other[key]) for key in one.keys() & other.keys())
             for one, other in combinations(objects, 2)
         )
-        return "oneOf" if are_apart else None
+        return self._is_apart[id(branches)]
 
-    def _tags(self, branch: Any) -> dict[str, frozenset[str]] | None:  # noqa: ANN401
-        """Return the strings that required keys of an object may have; None if it is no object."""
+    def _tags(self, branch: Any) -> tuple[dict[str, frozenset[str]] | None, bool]:  # noqa: ANN401
+        """Return the strings that required keys of an object may have, None if it is no object;
+        and whether it may be an array."""
         for _ in range(MAX_CHAIN):
             if not isinstance(branch, dict) or "$ref" not in branch or "properties" in branch:
                 break
             branch = self._target(branch["$ref"])
         if not isinstance(branch, dict):
-            return {}
-        if not _may_be_object(branch):
-            return None
+            return {}, True
+        if _strings(branch) is not None:
+            return None, False
+        may_be_array = _may_be("array", branch)
+        if not _may_be("object", branch):
+            return None, may_be_array
         tags = {}
         for key, value in _dict(branch.get("properties", {})).items():
             words = _strings(value) if key in _list(branch.get("required", [])) else None
             if words is not None:
                 tags[key] = words
-        return tags
+        return tags, may_be_array
 
-    def _part(self, node: Any) -> Any:  # noqa: ANN401
-        """Return a schema that describes a value together with others, open."""
-        return self._mapped(node, is_part=True) if isinstance(node, dict) else node
+    def _done(self, node: Any, form: _Form) -> Any:  # noqa: ANN401
+        """Return a schema in a form."""
+        if not isinstance(node, dict):
+            return node
+        return self._whole(node) if form is _Form.CLOSED else self._mapped(node, form)
 
-    def _mapped(self, node: Schema, *, is_part: bool) -> Schema:
+    def _mapped(self, node: Schema, form: _Form) -> Schema:
         """Return a schema with the schemas in it done.
 
         Args:
           node: the schema.
-          is_part: those that it combines, which describe the same value, stay open.
+          form: of those that it combines, which describe the same value.
         """
         self._look_at(node)
-        combined = self._part if is_part else self._whole
+        inner = _Form.SENT if form is _Form.SENT else _Form.CLOSED
         done = dict(node)
         for word, value in node.items():
             if word in _COMBINING:
-                done[word] = [combined(part) for part in _list(value)]
+                parts = _list(value)
+                is_apart = word != "oneOf" or form is _Form.SENT or self._are_apart(parts)
+                done[word] = [self._done(one, form if is_apart else _Form.SENT) for one in parts]
             elif word == "$ref":
                 self._target(value)
-                done[word] = self._copied(value) if is_part else value
+                done[word] = value if form is _Form.CLOSED else self._copied(value, form)
             elif word in _BY_NAME:
-                done[word] = {name: self._whole(part) for name, part in _dict(value).items()}
+                done[word] = {name: self._done(one, inner) for name, one in _dict(value).items()}
             elif word in _VALUES:
                 many = isinstance(value, list)
-                done[word] = [self._whole(v) for v in value] if many else self._whole(value)
+                done[word] = (
+                    [self._done(v, inner) for v in value] if many else self._done(value, inner)
+                )
         return done
 
     def _look_at(self, node: Schema) -> None:
@@ -237,10 +266,10 @@ class _Closing:
 
     def _narrowed(self, done: Any, keys: _Keys) -> Any:  # noqa: ANN401
         """Return a schema that takes no other keys than these, if others may be left out."""
-        if not isinstance(done, dict) or not _may_be_object(done):
+        if not isinstance(done, dict) or not _may_be("object", done):
             return done
         is_list = keys.is_list or (self._is_strict and keys.is_object)
-        is_short = keys.least > len(keys.names) and not keys.patterns
+        is_short = keys.least > len(keys.names)  # a pattern may match one key only
         if keys.is_said or is_short or not is_list:
             return done
         self._spend(len(keys.names) + len(keys.patterns))
@@ -261,7 +290,7 @@ class _Closing:
             names=dict.fromkeys([*_dict(node.get("properties", {})), *map(str, required)]),
             patterns=dict.fromkeys(_dict(node.get("patternProperties", {}))),
             is_list=not {"properties", "patternProperties"}.isdisjoint(node) or bool(required),
-            is_object="type" in node and _may_be_object(node),
+            is_object="type" in node and _may_be("object", node),
             is_said=bool(_SAYING & node.keys()),
             least=least if isinstance(least, int) else 0,
         )
@@ -285,14 +314,14 @@ class _Closing:
         self._spend(len(keys.names))
         return keys
 
-    def _copied(self, pointer: str) -> str:
-        """Return a reference to an open copy of a reference's target."""
-        if pointer not in self._name_of_copy:
+    def _copied(self, pointer: str, form: _Form) -> str:
+        """Return a reference to a copy of a reference's target in a form."""
+        if (pointer, form) not in self._name_of_copy:
             name = f"part-{len(self._name_of_copy)}"
             while name in _dict(self._root.get("$defs", {})):
                 name += "-"
-            self._name_of_copy[pointer] = name
-        return f"#/$defs/{self._name_of_copy[pointer]}"
+            self._name_of_copy[pointer, form] = name
+        return f"#/$defs/{self._name_of_copy[pointer, form]}"
 
     def _target(self, pointer: Any) -> Any:  # noqa: ANN401
         """Return what a reference within the document leads to."""
@@ -310,10 +339,10 @@ class _Closing:
         return found
 
 
-def _may_be_object(node: Schema) -> bool:
-    """Return whether a schema's own type lets a value be an object."""
-    kind = node.get("type", "object")
-    return kind == "object" or (isinstance(kind, list) and "object" in kind)
+def _may_be(kind: str, node: Schema) -> bool:
+    """Return whether a schema's own type lets a value be of a kind."""
+    own = node.get("type", kind)
+    return bool(own == kind or (isinstance(own, list) and kind in own))
 
 
 def _strings(schema: Any) -> frozenset[str] | None:  # noqa: ANN401

@@ -13,13 +13,13 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from .reasoning import marked
+from .scanning import overlap
 from .tool_calls import (
     Arguments,
     CallBegins,
     Reasoning,
     Text,
     argument_json,
-    overlap,
 )
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ _LONGEST: Final = max(map(len, _MARKERS)) + 2
 _BEGUN: Final = (*_MARKERS, *(marked(marker) for marker in _MARKERS))
 _RECIPIENT: Final = re.compile(r"\bto=(?:functions\.)?([A-Za-z0-9_.-]{1,64})")
 _ANALYSIS: Final = "analysis"
+_TO: Final = " to="
+"""What a header begins with that names a recipient before its channel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +127,16 @@ class HarmonyReader:
         return pieces
 
     def finish(self, *, is_cut: bool = False) -> list[Piece]:
-        """Return what was held back, now that nothing follows: half a header is no text."""
+        """Return what was held back, now that nothing follows: half a header is no text, and half
+        of a marker that is a token is nothing."""
         pieces: list[Piece] = []
-        if not is_cut:
+        if not is_cut or not (self._held.startswith(_EDGE) or self._state is _State.CALL):
             self._take(self._held, pieces)
-            if self._header and not self._is_begun:
-                pieces.append(Text(self._header))
+        if not self._is_begun and not (is_cut and self._header.startswith(_TO)):
+            pieces += [Text(self._header)] if self._header else []
+        if not is_cut:
             self._end_message(pieces)
-        self._held = ""
+        self._held = self._header = ""
         return pieces
 
     def _take(self, text: str, pieces: list[Piece]) -> None:
@@ -153,7 +157,7 @@ class HarmonyReader:
 
     def _take_header(self, text: str, pieces: list[Piece]) -> None:
         self._header += text
-        is_header = self._is_begun or " to=".startswith(self._header[:4])
+        is_header = self._is_begun or _TO.startswith(self._header[: len(_TO)])
         if not is_header and self._header.strip():
             # The prompt has the header already.
             pieces.append(Text(self._header))

@@ -15,7 +15,8 @@ from triolet.config import ReasoningParser
 from triolet.errors import ModelError
 from triolet.sampling import ReasoningTokens
 
-from .tool_calls import Reasoning, overlap
+from .scanning import overlap
+from .tool_calls import Reasoning
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

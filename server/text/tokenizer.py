@@ -169,6 +169,7 @@ class TextModel:
         add_special_tokens: bool = True,
         parse_special_tokens: bool = True,
         param: str = PROMPT,
+        max_tokens: int | None = None,
     ) -> tuple[int, ...]:
         """Return the ids of a text, or of what `render_chat` returned.
 
@@ -179,10 +180,14 @@ class TextModel:
             wrote as a whole may be any sequence of ids anyway, and formats such as
             fill-in-the-middle need it. In a ChatPrompt only the template's own ever are.
           param: the request field to name in errors.
+          max_tokens: the text is cut at its end to have no more, with the special tokens that are
+            added before and behind it; None to leave it whole.
 
         Raises:
           RequestError: too long to fit, or the threads did not get to it in time.
         """
+        if max_tokens is not None:
+            text = self._beginning(text)
         self._refuse_if_hopeless(text, param)
         is_literal = isinstance(text, ChatPrompt) or not parse_special_tokens
         tokenizer = self._literal if is_literal else self._tokenizer
@@ -195,6 +200,8 @@ class TextModel:
                 [source], add_special_tokens=add_special_tokens
             )
             ids = encoding.ids
+            if max_tokens is not None and len(ids) > max_tokens:
+                ids = _shortened(ids, encoding.special_tokens_mask, max_tokens)
             return tuple(self._id_of_marker.get(i, i) for i in ids) if is_literal else tuple(ids)
 
         return await self._in_thread(work, param)
@@ -304,6 +311,14 @@ class TextModel:
         """Return what one token says by itself."""
         return self._vocabulary.token(token_id)
 
+    def _beginning(self, text: str) -> str:
+        """Return as much of a text as may fit whatever its tokens are."""
+        num_bytes = self.max_model_len * self._vocabulary.longest_token_bytes
+        try:
+            return text[:num_bytes].encode()[:num_bytes].decode(errors="ignore")
+        except UnicodeEncodeError:
+            return text  # refused as it is
+
     def _refuse_if_hopeless(self, text: str, param: str) -> None:
         """Raise for text that cannot fit whatever its tokens are, before time is spent on it."""
         try:
@@ -342,6 +357,20 @@ class TextModel:
                 f"this text takes longer than {self._timeout_s:g} s to tokenise; shorten it", param
             )
         return overloaded(f"too many {WAITING_TEXTS}", retry_after_s=1.0)
+
+
+def _shortened(ids: Sequence[int], added: Sequence[int], most: int) -> list[int]:
+    """Return the first ids of a text, with those added before and behind it.
+
+    Args:
+      ids: of the whole.
+      added: 1 for those that are no part of the text.
+      most: how many there may be; if there are more around the text, their first.
+    """
+    num_before = next((at for at, is_added in enumerate(added) if not is_added), len(ids))
+    num_behind = next((at for at, is_added in enumerate(reversed(added)) if not is_added), 0)
+    end = max(num_before, most - num_behind)
+    return [*ids[:end], *ids[len(ids) - num_behind :]][:most]
 
 
 def _literal_tokenizer(

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
 
 from triolet.sampling import JSON_WHITESPACE
+
+from .scanning import HALF_PAIR, ValueEnd, before_first, first_of, no_constant, overlap, written
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,10 +69,55 @@ class PieceReader(Protocol):
         """Return what was held back, now that nothing follows.
 
         Args:
-          is_cut: the completion was ended before its model ended it. What may be the beginning of
-            a call is left out then: half a call is neither a call nor text.
+          is_cut: the completion was ended before its model ended it. What stands behind a whole
+            opening of a call is left out then: half a call is neither a call nor text. The
+            beginning of an opening is text, unless only blanks stand between it and a call.
         """
         ...
+
+
+class SteppedReader(ABC):
+    """A reader that holds text back and takes one part of it after the other.
+
+    Attributes:
+      num_calls: so far.
+    """
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+        self._held = ""
+        self._opened = ""  # before what is held: an opening of what may turn out to be no call
+        self._has_text = False  # since the last call
+
+    def push(self, text: str) -> list[Piece]:
+        """Take more text; return what it says."""
+        self._held += text
+        pieces: list[Piece] = []
+        while self._step(pieces):
+            pass
+        return pieces
+
+    @abstractmethod
+    def _step(self, pieces: list[Piece]) -> bool:
+        """Take one part of what is held; return whether there may be another."""
+
+    def _take_until(self, openings: Sequence[str], pieces: list[Piece]) -> str:
+        """Show the text before the first of some openings; return that opening, which stays held,
+        and nothing if there is none yet."""
+        shown, opening = before_first(self._held, openings)
+        # Blanks before a call, or between two, are no text; they are if text comes before them.
+        if shown.strip() or (shown and self._has_text):
+            pieces.append(Text(shown))
+            self._has_text = True
+        elif not opening:
+            return ""
+        self._held = self._held[len(shown) :]
+        return opening
+
+    def _take_all(self) -> str:
+        """Return everything that is held, which is not held any more."""
+        held, self._opened, self._held = self._opened + self._held, "", ""
+        return held
 
 
 class CallSchema(NamedTuple):
@@ -87,7 +135,7 @@ class CallSchema(NamedTuple):
 
 
 class UnenforceableSchemaError(Exception):
-    """A strict schema asks for what a model's form of calls cannot be held to; says where."""
+    """A schema asks for what a model's form of calls cannot be held to; says where."""
 
 
 class CallRules(NamedTuple):
@@ -141,7 +189,8 @@ class ToolForm(Protocol):
         """Return the Lark rules, `start` among them, of completions that keep to `rules`.
 
         Raises:
-          UnenforceableSchemaError: a strict tool cannot be held to its schema in this form.
+          UnenforceableSchemaError: a strict tool cannot be held to its schema in this form, or a
+            property that a tool requires cannot be written.
         """
         ...
 
@@ -247,8 +296,9 @@ PHI: Final = JsonForm(
 
 MAX_BLANKS: Final = 256
 """Between an opening and a call: what is held is looked at with each token."""
+# What these match begins with what _BEGUN_OBJECT and _BEGUN_NAME match, however it is cut.
 _HEAD: Final = re.compile(
-    r'\{\s*"name"\s*:\s*"([A-Za-z0-9_.-]{1,64})"\s*,\s*"(?:arguments|parameters)"\s*:\s*'
+    r'\{\s{0,256}"name"\s*:\s*"([A-Za-z0-9_.-]{1,64})"\s*,\s*"(?:arguments|parameters)"\s*:\s*'
 )
 _BEGUN_OBJECT: Final = re.compile(r'\{\s{0,256}("(?P<key>[a-z]{0,16})(?P<end>")?)?')
 _SECOND_KEY: Final = re.compile(
@@ -256,10 +306,11 @@ _SECOND_KEY: Final = re.compile(
 )
 _CALL_KEYS: Final = ("name", "arguments", "parameters", "type", "id", "function")
 _NAMED_HEAD: Final = re.compile(
-    r"([A-Za-z0-9_.-]{1,64})\s*(?:\[CALL_ID\]\s*[A-Za-z0-9_-]{0,64}\s*)?(?:\[ARGS\]\s*)?(?=\{)"
+    r"([A-Za-z0-9_.-]{1,64})\s{0,64}(?:\[CALL_ID\]\s{0,64}[A-Za-z0-9_-]{0,64}\s{0,64})?"
+    r"(?:\[ARGS\]\s{0,64})?(?=\{)"
 )
 _BEGUN_NAME: Final = re.compile(
-    r"[A-Za-z0-9_.-]{1,64}\s*(\[[A-Z_]{0,7}(\][^\[\]{]{0,70}(\[[A-Z]{0,4}\]?)?)?\s*)?"
+    r"[A-Za-z0-9_.-]{1,64}\s{0,64}(\[[A-Z_]{0,7}(\][^\[\]{]{0,192}(\[[A-Z]{0,4}\]?)?)?\s{0,64})?"
 )
 
 
@@ -273,7 +324,7 @@ class _State(Enum):
     CLOSING = "closing"  # behind the list
 
 
-class JsonCallReader:
+class JsonCallReader(SteppedReader):
     """Reads one completion.
 
     Args:
@@ -281,35 +332,35 @@ class JsonCallReader:
     """
 
     def __init__(self, form: JsonForm) -> None:
+        super().__init__()
         self._form = form
         self._state = _State.TEXT if form.openings else _State.HEAD
-        self._held = ""
-        self._opened = ""  # text since the last call that may turn out to be none
         self._value = ValueEnd()
         self._scanned = 0  # characters of the held object that `_value` has seen
         self._is_list = self._is_named = False
-        self._has_text = False  # since the last call
-        self.num_calls = 0
-
-    def push(self, text: str) -> list[Piece]:
-        """Take more text; return what it says."""
-        self._held += text
-        pieces: list[Piece] = []
-        while self._step(pieces):
-            pass
-        return pieces
 
     def finish(self, *, is_cut: bool = False) -> list[Piece]:
         """Return what was held back, now that nothing follows."""
-        held, self._held = self._opened + self._held, ""
-        self._opened = ""
         is_open = self._state in (_State.TEXT, _State.OPENED, _State.HEAD)
-        if is_cut or not is_open or (self.num_calls and not held.strip("; ,\r\n")):
+        is_left_out = not is_open or (is_cut and self._is_half_call())
+        held = self._take_all()
+        if is_left_out or (self.num_calls and not held.strip("; ,\r\n")):
             return []
         return [Text(held)] if held else []
 
+    def _is_half_call(self) -> bool:
+        """Whether what is held is part of a call if the completion is cut behind it."""
+        if self.num_calls and not self._has_text:
+            return True
+        match self._state:
+            case _State.OPENED:
+                return not self._opened.isalpha()  # a word marks a call only together with its list
+            case _State.HEAD if not self._form.openings:
+                found = _BEGUN_OBJECT.match(self._held.lstrip())
+                return found is not None and found["end"] is not None
+        return self._state is _State.HEAD
+
     def _step(self, pieces: list[Piece]) -> bool:
-        """Take one part of what is held; return whether there may be another."""
         match self._state:
             case _State.TEXT:
                 return self._take_text(pieces)
@@ -327,17 +378,10 @@ class JsonCallReader:
                 return self._take_closing()
 
     def _take_text(self, pieces: list[Piece]) -> bool:
-        shown, opening = before_first(self._held, self._form.openings)
-        # Blanks before a call, or between two, are no text; they are if text comes before them.
-        if shown.strip() or (shown and self._has_text):
-            pieces.append(Text(shown))
-            self._has_text = True
-        elif not opening:
-            return False
+        opening = self._take_until(self._form.openings, pieces)
         if not opening:
-            self._held = self._held[len(shown) :]
             return False
-        self._held = self._held[len(shown) + len(opening) :]
+        self._held = self._held[len(opening) :]
         self._opened, self._is_list = opening, False
         self._state = _State.OPENED
         return True
@@ -345,8 +389,10 @@ class JsonCallReader:
     def _take_opened(self, pieces: list[Piece]) -> bool:
         """Find out whether a list, an object or a name stands behind the opening."""
         begin = self._held.lstrip()
+        if len(self._held) - len(begin) > MAX_BLANKS:
+            return self._is_text(pieces)
         if not begin:
-            return len(self._held) > MAX_BLANKS and self._is_text(pieces)
+            return False
         form = self._form
         if begin[0] == "{" or (begin[0] == "[" and (form.is_list or form.name_end)):
             self._is_list = begin[0] == "["
@@ -438,11 +484,16 @@ class JsonCallReader:
     def _take_closing(self) -> bool:
         closing = self._form.closing
         if closing and not self._form.is_list:
-            # Whatever else a model writes before its closing tag is no text.
-            _, found, rest = self._held.partition(closing)
-            if not found:
+            # Whatever else a model writes before its closing tag is no text. An opening before it
+            # begins another call: the tag was forgotten.
+            ends = (closing, *self._form.openings)
+            place, end = first_of(self._held, ends)
+            if not end:
+                kept = max(overlap(self._held, word) for word in ends)
+                self._held = self._held[len(self._held) - kept :]
                 return False
-            self._held, self._state = rest, _State.TEXT
+            self._held = self._held[place:].removeprefix(closing)
+            self._state = _State.TEXT
             return True
         begin = self._held.lstrip()
         if closing and closing.startswith(begin) and closing != begin:
@@ -509,92 +560,3 @@ def _parsed_call(body: str, *, needs_arguments: bool) -> tuple[str, str] | None:
         return call["name"], written(call.get("arguments", call.get("parameters", {})))
     except (ValueError, RecursionError):
         return None
-
-
-def no_constant(name: str) -> None:
-    """Refuse what Python takes for JSON beyond JSON: infinities and NaN."""
-    raise ValueError(f"{name} is no JSON")
-
-
-def written(value: object) -> str:
-    """Return a value as JSON.
-
-    Raises:
-      ValueError: JSON has no such number.
-    """
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    # Half of a surrogate pair has no UTF-8; escaped it is JSON all the same.
-    return json.dumps(value) if HALF_PAIR.search(text) else text
-
-
-HALF_PAIR: Final = re.compile("[\ud800-\udfff]")
-"""Half of a surrogate pair, which a JSON string may hold and UTF-8 may not."""
-
-
-class ValueEnd:
-    """Finds the end of a JSON value in text that arrives piece by piece.
-
-    Args:
-      depth: brackets that are open already.
-    """
-
-    def __init__(self, depth: int = 0) -> None:
-        self.is_over = False
-        self._depth = depth
-        self._in_string = False
-        self._is_escaped = False
-
-    def push(self, text: str) -> int:
-        """Return how many characters of this belong to the value."""
-        for position, character in enumerate(text):
-            if self._in_string:
-                if self._is_escaped:
-                    self._is_escaped = False
-                elif character == "\\":
-                    self._is_escaped = True
-                elif character == '"':
-                    self._in_string = False
-                    self.is_over = self._depth == 0
-            elif character == '"':
-                self._in_string = True
-            elif character in "{[":
-                self._depth += 1
-            elif character in "}]," and self._depth == 0:
-                # What stands behind a value that has no brackets of its own, such as null.
-                self.is_over = True
-                return position
-            elif character in "}]":
-                self._depth -= 1
-                self.is_over = self._depth == 0
-            if self.is_over:
-                return position + 1
-        return len(text)
-
-
-def first_of(text: str, words: Sequence[str]) -> tuple[int, str]:
-    """Return where the first of some words stands in a text, and which; -1 and none if nowhere."""
-    found = [(place, word) for word in words if (place := text.find(word)) >= 0]
-    return min(found, default=(-1, ""))
-
-
-def before_first(text: str, words: Sequence[str]) -> tuple[str, str]:
-    """Return what stands before the first of some words, and which word that is.
-
-    Without any of them, it is what stands before the beginning of one at the end of the text.
-    """
-    # Most texts are a token without the first character of any word.
-    words = [word for word in words if word[0] in text]
-    if not words:
-        return text, ""
-    begin, word = first_of(text, words)
-    if word:
-        return text[:begin], word
-    return text[: len(text) - max(overlap(text, word) for word in words)], ""
-
-
-def overlap(text: str, word: str) -> int:
-    """Return how many characters at the end of a text may be the beginning of a word."""
-    begin = text.find(word[0], max(0, len(text) - len(word) + 1))
-    while begin >= 0 and not word.startswith(text[begin:]):
-        begin = text.find(word[0], begin + 1)
-    return len(text) - begin if begin >= 0 else 0

@@ -30,9 +30,14 @@ class AnyText(FakeText):
     """Takes every text, as real tokenizers do."""
 
     async def encode(
-        self, text: str, *, add_special_tokens: bool = True, param: str = "prompt"
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        param: str = "prompt",
+        max_tokens: int | None = None,
     ) -> tuple[int, ...]:
-        return tuple(text.encode())
+        return tuple(text.encode()[:max_tokens])
 
 
 def is_json(context: Any, response: Any, case: Any) -> None:  # noqa: ANN401

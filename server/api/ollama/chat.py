@@ -259,6 +259,7 @@ def _messages(turns: list[OllamaTurn]) -> list[Message]:
                 reasoning=turn.thinking,
                 tool_calls=calls or None,
                 tool_call_id=turn.tool_call_id,
+                name=turn.tool_name,
             )
         )
     return messages

@@ -124,7 +124,7 @@ def _capabilities(services: Services) -> list[str]:
     said = {
         "completion": True,
         "tools": "tools" in template,
-        "thinking": "enable_thinking" in template,
+        "thinking": services.text.reasoner is not None,
         "embedding": not services.embedding.objection,
     }
     return [name for name, is_so in said.items() if is_so]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from triolet.sampling import MAX_TOP_K
 
 from .. import accepted  # noqa: TC001 (pydantic reads it)
-from ..schemas import MAX_INT, MAX_MESSAGES, StopStrings, StrictModel
+from ..schemas import MAX_INT, MAX_MESSAGES, StopStrings, StrictModel, own_calls
 from ..tool_schema import MAX_TOOLS, Tool
 
 MAX_MODEL_CHARS: Final = 256
@@ -115,6 +115,14 @@ class OllamaTurn(OllamaModel):
     images: NoImages = None
     tool_calls: Annotated[list[OllamaCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
+    tool_name: str | None = None
+
+    @field_validator("tool_calls")
+    @classmethod
+    def _are_the_models(
+        cls, calls: list[OllamaCall] | None, info: ValidationInfo
+    ) -> list[OllamaCall] | None:
+        return own_calls(calls, info)
 
 
 class AnyRequest(OllamaModel):

@@ -22,7 +22,7 @@ from ..schemas_embeddings import EmbeddingFields
 from .schema import RerankRequest, ScoreRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from quart import Response
 
@@ -38,8 +38,12 @@ async def rerank(services: Services) -> Response:
     fields = await read_fields(RerankRequest, services)
     _check_count(len(fields.documents), "documents", services)
     texts = fields.documents
+    names = {fields.query: "query"}
+    for index, text in enumerate(texts):
+        names.setdefault(text, f"documents.{index}")
     with params_called({"input": "documents"}):
-        scores, num_tokens = await _scores([fields.query] * len(texts), texts, fields, services)
+        pairs = [(fields.query, text) for text in texts]
+        scores, num_tokens = await _scores(pairs, names, fields, services)
     ranked = sorted(enumerate(scores), key=itemgetter(1), reverse=True)[: fields.top_n]
     shows = fields.return_documents
     shows = request.path != COHERE if shows is None else shows
@@ -71,10 +75,13 @@ async def score(services: Services) -> Response:
         raise invalid_request(
             f"has {len(second)} texts and text_1 {len(first)}; allowed: as many, or one", "text_2"
         )
+    names: dict[str, str] = {}
+    for name, given in (("text_1", first), ("text_2", second)):
+        for index, text in enumerate(given):
+            names.setdefault(text, name if len(given) == 1 else f"{name}.{index}")
     with params_called({"input": "text_2"}):
-        scores, num_tokens = await _scores(
-            first * (count // len(first)), second * (count // len(second)), fields, services
-        )
+        pairs = zip(first * (count // len(first)), second * (count // len(second)), strict=True)
+        scores, num_tokens = await _scores(list(pairs), names, fields, services)
     return json_response(
         head("list", "score", services)
         | {
@@ -94,17 +101,27 @@ def _check_count(count: int, param: str, services: Services) -> None:
 
 
 async def _scores(
-    first: Sequence[str], second: Sequence[str], fields: ScoringFields, services: Services
+    pairs: Sequence[tuple[str, str]],
+    names: Mapping[str, str],
+    fields: ScoringFields,
+    services: Services,
 ) -> tuple[list[float], int]:
-    """Return the cosine of each pair, and how many tokens were computed."""
-    texts = tuple(dict.fromkeys([*first, *second]))
+    """Return the cosine of each pair, and how many tokens were computed.
+
+    Args:
+      pairs: of texts.
+      names: of the parameter that each of the texts came in first.
+      fields: what else is asked for.
+      services: what it works with.
+    """
+    texts = tuple(names)
     asked = EmbeddingFields.model_construct(
         input=texts,
         model=fields.model,
         priority=fields.priority,
         service_tier=fields.service_tier,
     )
-    vectors = await embed(asked, services)
+    vectors = await embed(asked, services, names=tuple(names.values()))
     numbers: dict[str, tuple[float, ...]] = {}
     lengths: dict[str, float] = {}
     for text, vector in zip(texts, vectors.found, strict=True):
@@ -112,7 +129,7 @@ async def _scores(
         lengths[text] = math.hypot(*numbers[text])
         await trio.lowlevel.checkpoint()
     scores = []
-    for one, other in zip(first, second, strict=True):
+    for one, other in pairs:
         product, length = sum(map(mul, numbers[one], numbers[other])), lengths[one] * lengths[other]
         scores.append(product / length if length else 0.0)
         await trio.lowlevel.checkpoint()

@@ -8,23 +8,24 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from ..scanning import overlap, written
 from ..tool_calls import (
     MAX_BLANKS,
     Arguments,
     CallBegins,
+    SteppedReader,
     Text,
     UnenforceableSchemaError,
     argument_json,
-    overlap,
-    written,
 )
 from .typed_values import (
     definitions,
-    properties_of,
     python_json,
     required_of,
     resolved,
+    takes_any,
     types_of,
+    writable_properties,
 )
 
 if TYPE_CHECKING:
@@ -36,10 +37,19 @@ START: Final = "<|python_start|>"
 END: Final = "<|python_end|>"
 """Llama 4 writes them around the list."""
 
-# What is held is looked at with each token, so names and blanks have bounds.
+MAX_NAME_CHARS: Final = 256
+"""Of an argument's name. What may become `name=` is held and looked at with each token; a longer
+name makes a list text, or a later argument one without a name. Names have tens of characters."""
+MAX_INNER_BLANKS: Final = 64
+"""Between a bracket, a name and its `=`, for the same reason. Models write none or one, or a line
+break and its indent."""
+
+# Patterns are written out: what is built may come from outside. They hold the bounds above.
+_NAME: Final = re.compile(r"[^\W\d]\w{0,255}")
 _CALL: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})\(\s{0,64}(?=[^\W\d]\w{0,255}\s{0,64}=[^=]|\))")
-_BEGUN_CALL: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}(\(\s{0,64}([^\W\d]\w{0,255}\s{0,64}=?)?)?")
-_NEXT_ARGUMENT: Final = re.compile(r"[,)]")
+_BEGUN_CALL: Final = re.compile(
+    r"[A-Za-z0-9_.-]{1,64}(?P<bracket>\(\s{0,64}([^\W\d]\w{0,255}\s{0,64}=?)?)?"
+)
 _ARGUMENT: Final = re.compile(r"([^\W\d]\w{0,255})\s{0,64}=\s*")
 _BEGUN_ARGUMENT: Final = re.compile(r"\w{1,256}\s{0,64}")
 
@@ -78,19 +88,16 @@ class PythonForm:
 def _call_rules(index: int, tool: CallSchema) -> list[str]:
     """Return the rules of one tool's calls: required arguments first, then any of the others."""
     schema = resolved(tool.arguments, tool.arguments) or {}
-    properties = properties_of(schema)
-    if not properties and schema.get("additionalProperties", True) is not False:
+    properties = writable_properties(tool, schema, _NAME)
+    if not properties and takes_any(schema):
         if tool.is_strict:
             raise UnenforceableSchemaError(f"{tool.name} lists no properties")
         free = r'/[A-Za-z_]\w{0,63}/ "=" ' + argument_json({})
         head = json.dumps(tool.name + "(")
         arguments = f'(free_{index} (", " free_{index})*)?'
         return [f'call_{index}: {head} {arguments} ")"', f"free_{index}: {free}"]
-    if tool.is_strict and not all(name.isidentifier() for name in properties):
-        raise UnenforceableSchemaError(f"{tool.name} has a property that is no name in Python")
-    names = [name for name in properties if name.isidentifier()]
-    required = [name for name in names if name in required_of(schema)]
-    ordered = [*required, *(name for name in names if name not in required)]
+    required = [name for name in properties if name in required_of(schema)]
+    ordered = [*required, *(name for name in properties if name not in required)]
     lines = []
     for number, name in enumerate(ordered):
         value = _value_rule(properties[name], tool.arguments)
@@ -123,32 +130,37 @@ class _State(Enum):
     TEXT = "text"
 
 
-class PythonCallReader:
+class PythonCallReader(SteppedReader):
     """Reads one completion."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._state = _State.START
-        self._held = ""
-        self._opened = ""  # what stands before the first function's name
         self._is_first = True  # no argument of the call has been shown
         self._end = _LiteralEnd()
         self._scanned = 0  # characters of the held value that `_end` has seen
-        self._has_text = False  # behind the calls
-        self.num_calls = 0
-
-    def push(self, text: str) -> list[Piece]:
-        """Take more text; return what it says."""
-        self._held += text
-        pieces: list[Piece] = []
-        while self._step(pieces):
-            pass
-        return pieces
 
     def finish(self, *, is_cut: bool = False) -> list[Piece]:
         """Return what was held back, now that nothing follows."""
-        shown, self._held = self._opened + self._held, ""
-        is_open = not self.num_calls or (self._state is _State.TEXT and bool(shown.strip()))
-        return [Text(shown)] if shown and is_open and not is_cut else []
+        is_half_call = is_cut and self._is_half_call()
+        held = self._take_all()
+        if self._state is _State.ARGUMENTS and not is_cut:
+            # The last brackets are missing: the value is what there is.
+            pieces: list[Piece] = []
+            if found := _ARGUMENT.match(held):
+                self._show(found[1], held[found.end() :], pieces)
+            return [*pieces, self._end_of_call()]
+        is_open = not self.num_calls or (self._state is _State.TEXT and bool(held.strip()))
+        return [Text(held)] if held and is_open and not is_half_call else []
+
+    def _is_half_call(self) -> bool:
+        """Whether what is held is part of a call if the completion is cut behind it: behind a
+        call, behind its marker or behind a function's bracket."""
+        if self.num_calls:
+            return not self._has_text
+        found = _BEGUN_CALL.match(self._held.lstrip()) if self._state is _State.CALL else None
+        has_bracket = found is not None and found["bracket"] is not None
+        return has_bracket or (self._opened or self._held).lstrip().startswith(START)
 
     def _step(self, pieces: list[Piece]) -> bool:
         match self._state:
@@ -177,15 +189,15 @@ class PythonCallReader:
 
     def _take_call(self, pieces: list[Piece]) -> bool:
         begin = self._held.lstrip()
-        if found := _CALL.match(begin):
+        is_near = len(self._held) - len(begin) <= MAX_BLANKS
+        if is_near and (found := _CALL.match(begin)):
             self._held, self._opened = begin[found.end() :], ""
             self._is_first = True
             pieces.append(CallBegins(self.num_calls, found[1]))
             self.num_calls += 1
             self._state = _State.ARGUMENTS
             return True
-        is_open = _BEGUN_CALL.fullmatch(begin) if begin else len(self._held) <= MAX_BLANKS
-        if is_open:
+        if is_near and (not begin or _BEGUN_CALL.fullmatch(begin)):
             return False
         self._held, self._opened = self._opened + self._held, ""
         self._state = _State.TEXT
@@ -195,31 +207,35 @@ class PythonCallReader:
         begin = self._held if self._scanned else self._held.lstrip(" \r\n\t,")
         if not begin:
             return False
-        index = self.num_calls - 1
         if begin[0] == ")":
-            pieces.append(Arguments(index, "{}" if self._is_first else "}"))
+            pieces.append(self._end_of_call())
             self._held, self._state = begin[1:], _State.AFTER
             return True
         self._held = begin
         found = _ARGUMENT.match(begin)
-        if found is None or found.end() == len(begin):
-            # A name that has not ended; anything else is passed over up to the next argument.
-            if found or _BEGUN_ARGUMENT.fullmatch(begin):
-                return False
-            behind = _NEXT_ARGUMENT.search(begin, 1)
-            self._held = begin[behind.start() :] if behind else ""
-            return behind is not None
-        value = begin[found.end() :]
+        if found is None and _BEGUN_ARGUMENT.fullmatch(begin):
+            return False
+        value = begin[found.end() :] if found else begin
+        if not value:
+            return False
         self._scanned += self._end.push(value[self._scanned :])
         if not self._end.is_over:
             return False
-        source = value[: self._scanned]
-        shown = python_json(source)
-        text = f"{json.dumps(found[1])}: {written(source.strip()) if shown is None else shown}"
-        pieces.append(Arguments(index, ("{" if self._is_first else ", ") + text))
-        self._held, self._is_first = value[self._scanned :], False
+        if found:  # what has no name is passed over
+            self._show(found[1], value[: self._scanned], pieces)
+        # A bracket that nothing opened is passed over by itself.
+        self._held = value[self._scanned :] if found or self._scanned else value[1:]
         self._end, self._scanned = _LiteralEnd(), 0
         return True
+
+    def _show(self, name: str, source: str, pieces: list[Piece]) -> None:
+        shown = python_json(source)
+        text = f"{json.dumps(name)}: {written(source.strip()) if shown is None else shown}"
+        pieces.append(Arguments(self.num_calls - 1, ("{" if self._is_first else ", ") + text))
+        self._is_first = False
+
+    def _end_of_call(self) -> Arguments:
+        return Arguments(self.num_calls - 1, "{}" if self._is_first else "}")
 
     def _take_after(self) -> bool:
         begin = self._held.lstrip()
@@ -249,21 +265,20 @@ class _LiteralEnd:
     def __init__(self) -> None:
         self.is_over = False
         self._depth = 0
-        self._quote = ""
+        self._quote = ""  # of the string that is open
+        self._num_quotes = 0  # that open it and end it: one or three
+        self._num_closing = 0  # quotes at the end of what was seen of it
+        self._is_begun = False  # something other than its quotes has come
         self._is_escaped = False
 
     def push(self, text: str) -> int:
         """Return how many characters of this belong to the literal."""
         for position, character in enumerate(text):
-            if self._quote:
-                if self._is_escaped:
-                    self._is_escaped = False
-                elif character == "\\":
-                    self._is_escaped = True
-                elif character == self._quote:
-                    self._quote = ""
-            elif character in "\"'":
-                self._quote = character
+            if self._quote and self._take_quoted(character):
+                continue
+            if character in "\"'":
+                self._quote, self._num_quotes = character, 1
+                self._num_closing, self._is_begun = 0, False
             elif character in "([{":
                 self._depth += 1
             elif character in ")]}," and self._depth == 0:
@@ -272,3 +287,20 @@ class _LiteralEnd:
             elif character in ")]}":
                 self._depth -= 1
         return len(text)
+
+    def _take_quoted(self, character: str) -> bool:
+        """Take a character behind a quote; return whether it belongs to the string."""
+        is_quote = character == self._quote and not self._is_escaped
+        if is_quote and not self._is_begun:
+            self._num_quotes += 1
+            self._is_begun = self._num_quotes == 3
+            return True
+        if self._num_quotes == 2:
+            self._quote = ""  # the string was empty
+            return False
+        self._is_begun = True
+        self._is_escaped = character == "\\" and not self._is_escaped
+        self._num_closing = self._num_closing + 1 if is_quote else 0
+        if self._num_closing == self._num_quotes:
+            self._quote = ""
+        return True

@@ -8,10 +8,13 @@ import re
 import warnings
 from typing import TYPE_CHECKING, Any, Final
 
-from ..tool_calls import no_constant, written
+from ..scanning import no_constant, written
+from ..tool_calls import UnenforceableSchemaError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from ..tool_calls import CallSchema
 
 _NAMES: Final = {"true": True, "false": False, "null": None}
 """JSON's names, which models write into Python."""
@@ -19,7 +22,11 @@ _UNLIMITED: Final[frozenset[str]] = frozenset()
 MAX_LITERAL_CHARS: Final = 16 * 1024
 """Of a literal that is no string. A model may write anything there, and the parser takes up to 3 s
 for a megabyte of operators."""
-_STRING: Final = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+_STRING: Final = re.compile(
+    r"""('{3}|"{3})(?:(?!\1)[^\\]|\\.)*\1|(['"])(?:(?!\2)[^\\]|\\.)*\2""", re.DOTALL
+)
+MAX_SHOWN: Final = 64
+"""Characters of a property's name that an error repeats."""
 MAX_DEPTH: Final = 4
 """Choices within choices that types are looked for in: a schema may refer to itself."""
 
@@ -127,6 +134,41 @@ def properties_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the schemas of an object's properties; none where they are not listed."""
     properties = schema.get("properties")
     return properties if isinstance(properties, dict) else {}
+
+
+def writable_properties(
+    tool: CallSchema, schema: Mapping[str, Any], names: re.Pattern[str]
+) -> dict[str, Any]:
+    """Return the schemas of the properties that a form of calls can name, without optional ones
+    that it cannot; a property that is required and not listed may be anything.
+
+    Args:
+      tool: whose arguments they are.
+      schema: of its arguments.
+      names: matches a name that the form can write and its reader finds.
+
+    Raises:
+      UnenforceableSchemaError: the form cannot name a property that is required, or any of a
+        strict tool's.
+    """
+    required = [name for name in required_of(schema) if isinstance(name, str)]
+    properties = {**properties_of(schema)}
+    for name in required:
+        properties.setdefault(name, {})
+    unwritable = [name for name in properties if not names.fullmatch(name)]
+    for name in unwritable:
+        if tool.is_strict or name in required:
+            shown = name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}…"
+            raise UnenforceableSchemaError(
+                f"{tool.name} has the property {json.dumps(shown)}, a name that no call can hold"
+            )
+        del properties[name]
+    return properties
+
+
+def takes_any(schema: Mapping[str, Any]) -> bool:
+    """Return whether an object lists no properties and may have any."""
+    return not properties_of(schema) and schema.get("additionalProperties", True) is not False
 
 
 def required_of(schema: Mapping[str, Any]) -> Sequence[Any]:

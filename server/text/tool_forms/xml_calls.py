@@ -8,19 +8,27 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from ..scanning import first_of, overlap
 from ..tool_calls import (
     ANY_TEXT,
     MAX_BLANKS,
     Arguments,
     CallBegins,
+    SteppedReader,
     Text,
     UnenforceableSchemaError,
     argument_json,
-    before_first,
-    first_of,
-    overlap,
 )
-from .typed_values import bare_json, definitions, properties_of, required_of, resolved, types_of
+from .typed_values import (
+    bare_json,
+    definitions,
+    properties_of,
+    required_of,
+    resolved,
+    takes_any,
+    types_of,
+    writable_properties,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,15 +44,26 @@ PARAMETER_END: Final = "</parameter>"
 
 _FUNCTION: Final = re.compile(r"<function=([A-Za-z0-9_.-]{1,64})>")
 _BEGUN_FUNCTION: Final = re.compile(r"<function=[A-Za-z0-9_.-]{0,64}")
+MAX_NAME_CHARS: Final = 256
+"""Of a parameter's name: what may become its tag is held and looked at with each token. Property
+names in tools have tens of characters."""
+# Patterns are written out: what is built may come from outside. They hold the bound above.
+_PROPERTY: Final = re.compile(r"[^>\n]{1,256}")
+"""A name that can stand in a tag."""
 _PARAMETER: Final = re.compile(r"<parameter=([^>\n]{1,256})>\n?")
 _BEGUN_PARAMETER: Final = re.compile(r"<parameter=[^>\n]{0,256}")
 _ENDINGS: Final = (
     (PARAMETER,),
     (FUNCTION_END, CLOSING),
     (FUNCTION_END, FUNCTION),
+    (FUNCTION_END, OPENING),
+    (CLOSING,),
+    (OPENING, FUNCTION),
 )
-"""What may stand behind a value's end tag. An end tag with anything else behind it is part of the
-value: a file may hold such tags."""
+"""What may stand behind a value's end tag; the last three are there where a tag was forgotten. An
+end tag with anything else behind it is part of the value: a file may hold such tags."""
+_CALL_ENDS: Final = (FUNCTION_END, CLOSING, FUNCTION, OPENING)
+"""What ends a call between its parameters: all but the first are there where that was forgotten."""
 _LIMITS: Final = ("minLength", "maxLength", "pattern", "format")
 """Keywords that bare text is not held to, but for short lengths."""
 MAX_COUNTED_CHARS: Final = 256
@@ -93,16 +112,17 @@ _END: Final = f"\n{PARAMETER_END}\n"
 
 
 def _call_rules(index: int, tool: CallSchema) -> list[str]:
-    """Return the rules of one tool's calls."""
+    """Return the rules of one tool's calls. They leave out optional properties whose names cannot
+    stand in a tag."""
     schema = resolved(tool.arguments, tool.arguments) or {}
-    properties, required = properties_of(schema), required_of(schema)
+    properties, required = writable_properties(tool, schema, _PROPERTY), required_of(schema)
     parts, lines = [], []
     for number, (name, value) in enumerate(properties.items()):
         rule = f"value_{index}_{number}"
         lines.append(f"{rule}{_value_rule(tool, name, value)}")
         part = f"{json.dumps(f'{PARAMETER}{name}>' + chr(10), ensure_ascii=False)} {rule}"
         parts.append(part if name in required else f"({part})?")
-    if not properties and schema.get("additionalProperties", True) is not False:
+    if not properties and takes_any(schema):
         if tool.is_strict:
             raise UnenforceableSchemaError(f"{tool.name} lists no properties")
         lines.append(rf'free_{index}: "{PARAMETER}" /[^>\n]{{1,64}}/ ">\n" raw')
@@ -138,7 +158,7 @@ class _State(Enum):
     AFTER = "after"  # behind a function
 
 
-class XmlCallReader:
+class XmlCallReader(SteppedReader):
     """Reads one completion.
 
     Args:
@@ -146,32 +166,21 @@ class XmlCallReader:
     """
 
     def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
+        super().__init__()
         self._schemas = schemas
         self._state = _State.TEXT
-        self._held = ""
-        self._opened = ""  # what stands before a function's name
         self._tool = ""
         self._is_first = True  # no argument of the call has been shown
         self._searched = 0  # of what is held, where no value ends
-        self._has_text = False  # since the last call
-        self.num_calls = 0
-
-    def push(self, text: str) -> list[Piece]:
-        """Take more text; return what it says."""
-        self._held += text
-        pieces: list[Piece] = []
-        while self._step(pieces):
-            pass
-        return pieces
 
     def finish(self, *, is_cut: bool = False) -> list[Piece]:
         """Return what was held back, now that nothing follows."""
-        held, self._held = self._held, ""
-        if is_cut or self._state is _State.AFTER:
+        is_half_call = self._state is not _State.TEXT or (self.num_calls and not self._has_text)
+        held = self._take_all()
+        if self._state is _State.AFTER or (is_cut and is_half_call):
             return []
         if self._state is not _State.PARAMETERS:
-            shown = self._opened + held
-            return [Text(shown)] if shown.strip() or (shown and not self.num_calls) else []
+            return [Text(held)] if held.strip() or (held and not self.num_calls) else []
         pieces: list[Piece] = []
         found = _PARAMETER.match(held.lstrip())
         if found:
@@ -193,34 +202,29 @@ class XmlCallReader:
                 return self._take_after()
 
     def _take_text(self, pieces: list[Piece]) -> bool:
-        shown, opening = before_first(self._held, (OPENING, FUNCTION))
-        # Blanks before a call, or between two, are no text; they are if text comes before them.
-        if shown.strip() or (shown and self._has_text):
-            pieces.append(Text(shown))
-            self._has_text = True
-        elif not opening:
-            return False
+        opening = self._take_until((OPENING, FUNCTION), pieces)
         if not opening:
-            self._held = self._held[len(shown) :]
             return False
         self._opened = OPENING if opening == OPENING else ""
-        self._held = self._held[len(shown) + len(self._opened) :]
+        self._held = self._held[len(self._opened) :]
         self._state = _State.OPENED
         return True
 
     def _take_opened(self, pieces: list[Piece]) -> bool:
         begin = self._held.lstrip()
-        if found := _FUNCTION.match(begin):
+        num_blanks = len(self._held) - len(begin)
+        if num_blanks <= MAX_BLANKS and (found := _FUNCTION.match(begin)):
             self._held, self._opened = begin[found.end() :], ""
             self._tool, self._is_first, self._has_text = found[1], True, False
             pieces.append(CallBegins(self.num_calls, found[1]))
             self.num_calls += 1
             self._state = _State.PARAMETERS
             return True
-        if FUNCTION.startswith(begin) or _BEGUN_FUNCTION.fullmatch(begin):
+        is_open = FUNCTION.startswith(begin) or _BEGUN_FUNCTION.fullmatch(begin)
+        if is_open and num_blanks <= MAX_BLANKS:
             return False
-        # What was taken for a call is none; another may follow it.
-        length = len(self._held) - len(begin) + 1
+        # What was taken for a call is none; another may follow it, or be what stands here.
+        length = num_blanks + begin.startswith(FUNCTION) * (num_blanks <= MAX_BLANKS)
         pieces.append(Text(self._opened + self._held[:length]))
         self._held, self._opened = self._held[length:], ""
         self._state, self._has_text = _State.TEXT, True
@@ -231,12 +235,12 @@ class XmlCallReader:
             self._held = self._held.lstrip()
         if found := _PARAMETER.match(self._held):
             return self._take_value(found[1], found.end(), pieces)
-        if self._held.startswith(FUNCTION_END):
-            self._held = self._held[len(FUNCTION_END) :]
+        if self._held.startswith(_CALL_ENDS):
+            self._held = self._held.removeprefix(FUNCTION_END)
             self._end_call(pieces)
             self._state = _State.AFTER
             return True
-        tags = (PARAMETER, FUNCTION_END)
+        tags = (PARAMETER, *_CALL_ENDS)
         if any(tag.startswith(self._held) for tag in tags) or _BEGUN_PARAMETER.fullmatch(
             self._held
         ):

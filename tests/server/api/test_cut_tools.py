@@ -45,7 +45,7 @@ ASKS: dict[str, dict[str, Any]] = {
 FIRST, SECOND = ({"name": "weather", "arguments": {"city": city}} for city in ("Bonn", "Rome"))
 TOLD = [json.dumps(call["arguments"]) for call in (FIRST, SECOND)]
 BOTH = "Hm. " + hermes(FIRST, SECOND)
-CUTS = [BOTH.index("ol_call>"), BOTH.index("ther"), BOTH.index("nn"), BOTH.rindex("tool_call>\n{")]
+CUTS = [BOTH.index("\n{"), BOTH.index("ther"), BOTH.index("nn"), BOTH.rindex("tool_call>\n{")]
 CUTS += [BOTH.rindex("Ro"), BOTH.rindex("</tool") + 4]
 
 
@@ -181,6 +181,40 @@ async def test_a_call_that_a_stop_string_cut_is_not_told_as_one_to_run(is_stream
     assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "END")
 
 
+async def test_a_call_that_a_stop_token_cut_is_not_told_as_one_to_run() -> None:
+    text = '<tool_call>{"name": "weather", "arguments": {"city": "B#'
+
+    def script(generation: FakeGeneration) -> None:
+        relay, end = Relay(generation.request, PLAIN), None
+        for position, token_id in enumerate(text.encode()):
+            end = relay.push(TokenRow(b"r" * 16, 0, position, token_id), now=1.0)
+        assert end is not None
+        generation.push(*relay.mailbox.take(now=1.0))
+        generation.push(Finished(end.reason, generation.usage, end.stop_string, "", *end[2:]))
+
+    async with surface(FakeFleet(script)) as server:
+        asked = {**ASKS[CHAT], "stop_token_ids": [ord("#")]}
+        whole = of_chat(await server.post(CHAT, asked))
+        streamed = of_chat_stream(await server.post(CHAT, asked | {"stream": True}))
+    assert whole == streamed == ("", ['{"city": "B'], "stop")
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("stop", ["END", None])
+async def test_text_that_begins_a_marker_is_told_where_it_was_cut(
+    stop: str | None, is_streamed: bool
+) -> None:
+    def script(generation: FakeGeneration) -> None:
+        generation.say("Hm. ", "if a ", "<tool")
+        reason = FinishReason.LENGTH if stop is None else FinishReason.STOP
+        generation.push(Finished(reason, generation.usage, stop_string=stop))
+
+    async with surface(FakeFleet(script)) as server:
+        for path, _, read, _ in [case.values for case in READERS if case.values[1] is is_streamed]:
+            answer = await server.post(path, {**ASKS[path], "stream": is_streamed})
+            assert read(answer)[0] == "Hm. if a <tool"
+
+
 async def test_half_of_a_surrogate_pair_in_a_call_fails_no_answer() -> None:
     call = '<tool_call>{"name": "weather", "arguments": {"city": "B\\ud83d"}}</tool_call>'
     async with surface(FakeFleet(saying(call, FinishReason.STOP))) as server:
@@ -220,6 +254,7 @@ def relayed(request: GenerationRequest, token_ids: Sequence[int]) -> tuple[str, 
 
 TEMPLATE = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages[0].content }}"
 TEXT = tiny_text(template=TEMPLATE, specials=("[TOOL_CALLS]",))
+PLAIN = tiny_text()
 CALLS = f'[TOOL_CALLS][{{"name": "weather", "arguments": {TOLD[0]}}}]'
 NUM_BYTES = 256
 

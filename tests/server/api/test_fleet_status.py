@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import pytest
 import trio
@@ -10,8 +11,14 @@ import trio.testing
 
 from server.api.fleet_status import RecentFigures
 from server.metrics import Metrics
+from tests.server.fleet.world import World
+from tests.server.support.fakes import FakeFleet
 from tests.server.support.surface import CONFIG, surface
+from triolet.errors import no_worker, overloaded
 from triolet.service_class import Claim, ServiceClass
+
+if TYPE_CHECKING:
+    from tests.server.support.fakes import FakeGeneration
 
 
 async def test_it_tells_workers_blocks_and_what_was_counted() -> None:
@@ -78,7 +85,27 @@ async def test_the_last_seconds_are_told_at_once_and_no_more_than_those(
 async def test_errors_are_told_by_status() -> None:
     async with surface() as server:
         await server.request("GET", "/v1/nothing")
-        server.services.metrics.http.error(503)
         status = (await server.request("GET", "/fleet/status")).json
     assert status["errors_by_status"] == {"404": 1}
     assert status["recent"]["seconds"] == 0.0
+
+
+async def test_a_503_is_told_by_status_unless_the_queue_told_its_reason() -> None:
+    def fail(generation: FakeGeneration) -> None:
+        generation.fail(no_worker("the worker is gone"))
+
+    asked = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+    async with surface(FakeFleet(fail)) as server:
+        for _ in range(2):
+            answer = await server.post("/v1/chat/completions", asked)
+            assert answer.status == 503
+        told = (await server.request("GET", "/fleet/status")).json["errors_by_status"]
+        assert told == {"503": 2}
+        refusal = overloaded("no room", retry_after_s=1.0)
+        World(connect=False).conductor.book.reject(Claim(), refusal)
+        server.fleet.refuse_with = refusal
+        assert (await server.post("/v1/chat/completions", asked)).status == 503
+        told = (await server.request("GET", "/fleet/status")).json["errors_by_status"]
+        assert told == {"503": 2}
+        metrics = (await server.request("GET", "/metrics")).body
+    assert b'triolet_http_errors_total{status="503"} 3.0' in metrics

@@ -540,3 +540,20 @@ async def test_calls_that_reasoning_repeats_end_nothing() -> None:
     (choice,) = (await answered(CHAT, body, repeated))["choices"]
     assert choice["message"]["reasoning_content"] == CALL + CALL
     assert len(choice["message"]["tool_calls"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"chat_template_kwargs": {"enable_thinking": True}}),
+        (CHAT, {"chat_template_kwargs": {"thinking": True}}),
+        (MESSAGES, {"max_tokens": 9, "thinking": {"type": "enabled", "budget_tokens": 5}}),
+    ],
+)
+async def test_reasoning_is_turned_on_by_whatever_the_template_calls_its_switch(
+    path: str, body: dict[str, Any]
+) -> None:
+    for switch in ("thinking", "enable_thinking"):
+        template = TEMPLATE + f"{{% if {switch} %}}(on){{% endif %}}"
+        assert (await asked(path, {"messages": HI, **body}, template))[0].endswith("(on)")
+        assert not (await asked(CHAT, {"messages": HI}, template))[0].endswith("(on)")

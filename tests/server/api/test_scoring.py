@@ -120,6 +120,27 @@ async def test_what_is_wrong_is_named(path: str, body: dict[str, Any], param: st
     assert answer.error["param"] == param
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/rerank", {"query": "a" * 9, "documents": ["b", "c"]}, "query"),
+        ("/v1/rerank", {"query": "a", "documents": ["b", "c" * 9]}, "documents.1"),
+        ("/v1/rerank", {"query": "a", "documents": ["b", "\0"]}, "documents.1"),
+        ("/score", {"text_1": "a" * 9, "text_2": ["b", "c"]}, "text_1"),
+        ("/score", {"text_1": ["a", "b" * 9], "text_2": ["b", "c"]}, "text_1.1"),
+        ("/score", {"text_1": ["a", "b"], "text_2": ["b", "c" * 9]}, "text_2.1"),
+    ],
+)
+async def test_a_text_that_is_too_long_is_named_by_its_own_parameter(
+    path: str, body: dict[str, Any], param: str
+) -> None:
+    async with surface(LetterFleet()) as server:
+        object.__setattr__(server.services, "embedding", EmbeddingModel(max_input_tokens=8))
+        answer = await server.post(path, body)
+        assert not server.fleet.inputs
+    assert (answer.status, answer.error["param"]) == (400, param)
+
+
 async def test_a_model_without_vectors_says_so() -> None:
     async with surface() as server:
         object.__setattr__(server.services, "embedding", EmbeddingModel(objection="no pooling"))

@@ -188,10 +188,17 @@ class ShuttingText(FakeText):
         self._who = who
 
     async def encode(
-        self, text: str, *, add_special_tokens: bool = True, param: str = "prompt"
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        param: str = "prompt",
+        max_tokens: int | None = None,
     ) -> tuple[int, ...]:
         self._who.replace(tenants_of(tenant("alice", KEY, is_disabled=True)))
-        return await super().encode(text, add_special_tokens=add_special_tokens, param=param)
+        return await super().encode(
+            text, add_special_tokens=add_special_tokens, param=param, max_tokens=max_tokens
+        )
 
 
 @pytest.mark.parametrize("path", BODIES)

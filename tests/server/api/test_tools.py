@@ -11,6 +11,7 @@ import pytest
 from server.api.json_body import MAX_CONTAINERS
 from server.api.tools import parsed_arguments
 from server.text.tool_calls import HERMES, LLAMA
+from server.text.tool_forms.table import QWEN3_CODER
 from tests.server.support.fakes import FakeFleet, FakeText
 from tests.server.support.surface import surface
 from triolet.grammar import build_tokenizer, compile_grammar
@@ -249,3 +250,18 @@ async def test_calls_are_streamed_as_they_come() -> None:
 )
 def test_arguments_that_parsers_die_of_stay_text(text: str) -> None:
     assert parsed_arguments(text) == text
+
+
+async def test_a_required_property_that_no_call_can_hold_is_named_to_the_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(FakeText, "tool_form", QWEN3_CODER)
+    schema = {"type": "object", "properties": {"a>b": {}}, "required": ["a>b"]}
+    async with surface() as server:
+        asked = {"messages": HI, "tools": [tool("weather", schema)]}
+        refused = await server.post(CHAT, asked | {"tool_choice": "required"})
+        free = await server.post(CHAT, asked)
+        assert len(server.fleet.generations) == 1
+    assert (refused.status, free.status) == (400, 200)
+    assert refused.error["param"] == "tools"
+    assert '"a>b"' in refused.error["message"]

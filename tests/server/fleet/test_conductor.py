@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from server.fleet.phases import Phase
@@ -88,6 +90,18 @@ def test_a_stop_string_ends_the_request_and_its_worker() -> None:
     ends = [f.reason for f in world.decode.received if isinstance(f, End)]
     assert ends == [EndReason.STOP_STRING]
     world.check_idle()
+
+
+def test_a_completion_that_a_client_s_stop_token_ended_is_cut() -> None:
+    for stops, is_cut in (((completion_ids(0, 9)[8],), True), ((EOS_ID,), False)):
+        world = World()
+        world.decode.end_at = world.prefill.end_at = None if is_cut else 5
+        request = make_request(max_tokens=100)
+        sampling = replace(request.sampling, stop_token_ids=stops)
+        reader = world.submit(replace(request, sampling=sampling))
+        world.settle()
+        assert reader.finished.reason is FinishReason.STOP
+        assert reader.finished.is_cut is is_cut
 
 
 def test_a_reader_that_does_not_read_pauses_decode_at_the_window() -> None:

@@ -77,14 +77,20 @@ def test_a_stop_token_is_hidden_unless_it_shall_be_included() -> None:
     assert run(relay_of(sampling=sampling), list(b"a.")) == (
         "a",
         list(b"a."),
-        RelayEnd(FinishReason.STOP),
+        RelayEnd(FinishReason.STOP, is_by_stop_token=True),
     )
     assert run(relay_of(sampling=sampling, include_stop=True), list(b"a."))[0] == "a."
 
 
 def test_before_min_tokens_nothing_ends() -> None:
     sampling = SamplingParams(max_tokens=9, min_tokens=2, stop_token_ids=(0x2E,))
-    assert run(relay_of(sampling=sampling), list(b"..."))[2] == RelayEnd(FinishReason.STOP)
+    end = run(relay_of(sampling=sampling), list(b"..."))[2]
+    assert end == RelayEnd(FinishReason.STOP, is_by_stop_token=True)
+
+
+def test_an_end_token_of_the_model_s_is_its_own_whoever_names_it() -> None:
+    sampling = SamplingParams(max_tokens=9, stop_token_ids=(EOS_ID,))
+    assert run(relay_of(sampling=sampling), [0x61, EOS_ID])[2] == RelayEnd(FinishReason.STOP)
 
 
 def test_ignored_end_tokens_do_not_end() -> None:

@@ -369,11 +369,16 @@ class FakeText:
         return self.does_show_tools
 
     async def encode(
-        self, text: str, *, add_special_tokens: bool = True, param: str = "prompt"
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        param: str = "prompt",
+        max_tokens: int | None = None,
     ) -> tuple[int, ...]:
         if "\0" in text:
             raise invalid_request("a NUL cannot be encoded", param)
-        return tuple(text.encode())
+        return tuple(text.encode()[:max_tokens])
 
     async def render_chat(
         self,

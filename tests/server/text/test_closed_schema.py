@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ from triolet.grammar import build_tokenizer, compile_grammar
 from triolet.sampling import Grammar, GrammarKind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from llguidance import LLTokenizer
 
 DEMO = Path(__file__).parents[3] / "triolet" / "demo"
@@ -120,6 +123,13 @@ LEFT_OPEN: dict[str, dict[str, Any]] = {
     "explicitly open": OPTIONAL | {"additionalProperties": True},
     "a schema for others": OPTIONAL | {"additionalProperties": {"type": "integer"}},
     "more keys than are listed": {"properties": {}, "minProperties": 1},
+    "more keys than a pattern may match": {"patternProperties": {"^x$": {}}, "minProperties": 2},
+    "arrays of one choice": {
+        "oneOf": [
+            {"type": "array", "items": A | {"properties": {"b": {}}}},
+            {"type": "array", "items": A},
+        ]
+    },
     "a constant": {"const": {"x": 1}, "properties": {"a": {}}},
     "a negation": OPTIONAL | {"not": A},
     "a nested document": OPTIONAL | {"$defs": {"A": A | {"$id": "a"}}},
@@ -184,6 +194,77 @@ def test_branches_that_share_values_stay_open_together() -> None:
         "properties": {"a": {}, "b": {}},
         "additionalProperties": False,
     }
+
+
+def test_what_is_in_branches_that_share_values_stays_open() -> None:
+    # Both take {"v": {"a": 1, "x": 1}}, so oneOf takes it not; with the first closed it would.
+    of_v = [{"properties": {"v": A}, "required": ["v"]}, {"required": ["v"]}]
+    around = {"properties": {"v": {}}, "additionalProperties": False}
+    assert closed({"oneOf": of_v}) == {"oneOf": of_v, **around}
+    inner = {"anyOf": [{"items": {"oneOf": of_v}}, A]}
+    assert closed(inner)["anyOf"][0]["items"]["oneOf"] == of_v
+
+
+def test_what_branches_that_share_values_refer_to_is_copied_as_it_is() -> None:
+    schema = {
+        "$defs": {"A": A, "B": {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}}},
+        "properties": {
+            "w": {"$ref": "#/$defs/A"},
+            "v": {"oneOf": [{"$ref": "#/$defs/B"}, {"type": "object", "required": ["a"]}]},
+        },
+    }
+    narrower = closed(schema)
+    first, second = narrower["properties"]["v"]["oneOf"]
+    assert second == {"type": "object", "required": ["a"]}
+    copy = narrower["$defs"][first["$ref"].removeprefix("#/$defs/")]
+    assert "additionalProperties" not in copy
+    inner = narrower["$defs"][copy["properties"]["a"]["$ref"].removeprefix("#/$defs/")]
+    assert inner == A
+    assert narrower["$defs"]["A"] == A | {"additionalProperties": False}
+    jsonschema.Draft202012Validator.check_schema(narrower)
+    for value in ({"v": {"a": 1}}, {"v": {"a": {"a": 1, "x": 1}}}, {"w": {"a": 1, "x": 2}}):
+        if jsonschema.Draft202012Validator(narrower).is_valid(value):
+            jsonschema.validate(value, schema)
+
+
+def any_schema(chance: random.Random, depth: int, names: Sequence[str]) -> dict[str, Any]:
+    """Return a schema of objects, arrays and choices that may refer to definitions."""
+    if depth == 0 or chance.random() < 0.15:
+        simple = [{"type": "integer"}, {}, {"const": "x"}]
+        return chance.choice(simple + [{"$ref": f"#/$defs/{name}"} for name in names])
+
+    def some(count: int) -> list[dict[str, Any]]:
+        return [any_schema(chance, depth - 1, names) for _ in range(count)]
+
+    if (kind := chance.random()) < 0.1:
+        return {"type": "array", "items": some(1)[0]}
+    if kind < 0.5:
+        return {chance.choice(["oneOf", "oneOf", "anyOf", "allOf"]): some(2)}
+    node: dict[str, Any] = {"type": "object"} if chance.random() < 0.7 else {}
+    node["properties"] = dict(zip(chance.choice(["ab", "b", "ak"]), some(2), strict=False))
+    if chance.random() < 0.4:
+        node["required"] = [chance.choice("abk")]
+    if chance.random() < 0.2:
+        node |= {"patternProperties": {"^p": {}}, "minProperties": chance.randint(1, 3)}
+    return node
+
+
+def any_value(chance: random.Random, depth: int) -> object:
+    if depth == 0 or (kind := chance.random()) < 0.3:
+        return chance.choice([1, "x"])
+    if kind < 0.4:
+        return [any_value(chance, depth - 1)]
+    return {key: any_value(chance, depth - 1) for key in "abkpz" if chance.random() < 0.35}
+
+
+def test_a_closed_schema_takes_nothing_that_the_schema_as_sent_refuses() -> None:
+    chance = random.Random(6)
+    for _ in range(250):
+        definitions = {"D": any_schema(chance, 2, ("E",)), "E": any_schema(chance, 1, ())}
+        schema = {"properties": {"a": any_schema(chance, 3, ("D", "E"))}, "$defs": definitions}
+        sent, narrower = map(jsonschema.Draft202012Validator, (schema, closed(schema)))
+        for value in [any_value(chance, 4) for _ in range(12)]:
+            assert sent.is_valid(value) or not narrower.is_valid(value), (schema, value)
 
 
 def test_strict_closes_objects_that_list_no_keys_and_heeds_what_is_said() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 
@@ -18,12 +19,13 @@ from server.text.tool_calls import (
     Text,
     ToolForm,
 )
+from server.text.tool_forms.python_calls import MAX_INNER_BLANKS, MAX_NAME_CHARS
 from server.text.tool_forms.repeats import OnceEach
 from server.text.tool_forms.table import HARMONY, PYTHONIC, QWEN3_CODER, form_of
 from server.text.tool_forms.typed_values import MAX_LITERAL_CHARS, python_json
 from triolet.config import ToolParser
 
-from .tool_cases import CASES, Case, hermes, joined, read
+from .tool_cases import CASES, MARKERS, Case, harmony, hermes, joined, read
 
 
 def parsed(case: Case, parts: list[str]) -> tuple[str, list[tuple[str, object]], str]:
@@ -40,12 +42,28 @@ def test_calls_are_found_however_their_text_is_cut(case: Case) -> None:
         assert parsed(case, [case.text[:place], case.text[place:]]) == expected
 
 
+OPENINGS: dict[int, tuple[str, ...]] = {
+    id(LLAMA): ('{"name"', '{"parameters"', '{"type"'),
+    id(PHI): ("<|tool_call|>", "functools["),
+    id(QWEN3_CODER): ("<tool_call>", "<function="),
+    id(PYTHONIC): ("[f(", "<|python_start|>"),
+    id(HARMONY): (" to=",),
+}
+"""What opens a call, where that is more than the form's markers say."""
+
+
 @pytest.mark.parametrize("case", [case for case in CASES if case.calls])
 def test_a_call_that_is_cut_is_never_text(case: Case) -> None:
     whole = read(case, [case.text])
+    openings = OPENINGS.get(id(case.form), tuple(case.form.markers))
     for end in range(len(case.text)):
         cut = read(case, [case.text[:end]], is_cut=True)
-        assert whole.shown.startswith(cut.shown)
+        length = len(cut.shown)
+        while not whole.shown.startswith(cut.shown[:length]):
+            length -= 1
+        if begun := cut.shown[length:]:
+            assert any(word.startswith(begun) and word != begun for word in openings), begun
+            assert not cut.calls or whole.shown
         assert whole.thoughts.startswith(cut.thoughts)
         *before, (name, told) = cut.calls or [("", "")]
         assert before == whole.calls[: len(before)]
@@ -60,6 +78,62 @@ def test_what_is_read_at_once_is_what_is_read_by_the_character(case: Case) -> No
         text = case.text[:end]
         assert read(case, [text], is_cut=True) == read(case, list(text), is_cut=True)
         assert read(case, [text]) == read(case, list(text))
+
+
+FRAGMENTS = (
+    *MARKERS.split(),
+    *("<tool_call>\n", "<function=f>", "<function=", "<parameter=word>", "</parameter>\n"),
+    *("<|python_start|>", "<|python_end|>", "[f(", "f(x=", "word=", ")", "]", "[", ", ", "=", "*"),
+    *(
+        '{"name": "f", "arguments": ',
+        '{"name": "f", "parameters": ',
+        '{"x": 1}',
+        "}",
+        "{",
+        '"',
+        "'",
+    ),
+    *('"name"', '"arguments": ', ": ", '"f"', "f", "1", "é", " ", "\n", "\\", " " * 70, " " * 300),
+    *(
+        "a" * 260,
+        "<|message|>",
+        "<|channel|>",
+        "<|start|>assistant",
+        "final",
+        " to=functions.f",
+        "<",
+    ),
+    *("[CALL_ID]", "a1", "; ", '"""', "'' ", "#", "null", "-1.5", "</tool_call>", "text "),
+)
+
+
+@pytest.mark.parametrize("is_cut", [False, True], ids=["whole", "cut"])
+@pytest.mark.parametrize(
+    ("form", "begin"),
+    [
+        (HERMES, "<tool_call>"),
+        (LLAMA, "{"),
+        (MISTRAL, "[TOOL_CALLS]["),
+        (MISTRAL_NAMED, "[TOOL_CALLS]f"),
+        (GRANITE, "<|tool_call|>["),
+        (PHI, "functools["),
+        (QWEN3_CODER, "<tool_call><function=f>"),
+        (PYTHONIC, "[f(x="),
+        (HARMONY, harmony("«channel»commentary to=functions.f«message»")),
+    ],
+)
+def test_any_text_is_read_the_same_however_it_is_cut(
+    form: ToolForm, begin: str, is_cut: bool
+) -> None:
+    chance = random.Random(7)
+    for _ in range(150):
+        text = chance.choice((begin, ""))
+        text += "".join(chance.choices(FRAGMENTS, k=chance.randint(1, 14)))
+        case = Case(form, text, "", [])
+        expected = read(case, [text], is_cut=is_cut)
+        assert read(case, list(text), is_cut=is_cut) == expected, text
+        place = chance.randrange(len(text))
+        assert read(case, [text[:place], text[place:]], is_cut=is_cut) == expected, text
 
 
 def test_arguments_are_shown_as_they_come() -> None:
@@ -197,3 +271,91 @@ def test_what_is_held_back_as_a_call_has_a_bound(form: ToolForm, begin: str, fil
     for _ in range(400):
         shown += joined(reader.push(filling)).shown
     assert (shown + joined(reader.push("x")).shown).startswith(begin)
+
+
+CALLED = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (HERMES, "if a <"),
+        (HERMES, "if a <tool_cal"),
+        (HERMES, CALLED + " so if a <"),
+        (HERMES, " "),
+        (GRANITE, "a <|tool"),
+        (MISTRAL, "see [T"),
+        (PHI, "if"),
+        (PHI, "import functools"),
+        (PHI, "import functools\n"),
+        (LLAMA, "{"),
+        (LLAMA, ' {"na'),
+        (QWEN3_CODER, "a <func"),
+        (QWEN3_CODER, "<tool_call"),
+        (PYTHONIC, "["),
+        (PYTHONIC, "[see"),
+        (PYTHONIC, "<|python_st"),
+        (PYTHONIC, "[f()] so if a <"),
+        (HARMONY, harmony("«channel»final«message»if a <")),
+        (HARMONY, " t"),
+        (HARMONY, "if a <"),
+    ],
+)
+def test_the_beginning_of_an_opening_is_text_where_a_completion_is_cut(
+    form: ToolForm, text: str
+) -> None:
+    shown = text.replace(CALLED, "").replace("[f()]", "").rpartition("\udc00")[2]
+    for parts in ([text], list(text)):
+        assert read(Case(form, text, "", []), parts, is_cut=True).shown == shown
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (HERMES, "<tool_call>"),
+        (HERMES, '<tool_call>\n{"na'),
+        (HERMES, CALLED + "\n<tool_"),
+        (GRANITE, "<tool_call> ["),
+        (MISTRAL_NAMED, "[TOOL_CALLS]f"),
+        (PHI, "functools["),
+        (LLAMA, '{"name"'),
+        (LLAMA, '{"name": "f", "parameters": {}}; {"n'),
+        (QWEN3_CODER, "<function="),
+        (QWEN3_CODER, "<tool_call>\n<func"),
+        (QWEN3_CODER, "<function=f>\n</function>\n</tool"),
+        (PYTHONIC, "[f("),
+        (PYTHONIC, "[f(a=1), g"),
+        (PYTHONIC, "<|python_start|>["),
+        (PYTHONIC, "[f()]<|python_"),
+        (HARMONY, " to=functions.f"),
+        (HARMONY, harmony("«channel»commentary to")),
+    ],
+)
+def test_half_a_call_behind_a_whole_opening_is_no_text(form: ToolForm, text: str) -> None:
+    for parts in ([text], list(text)):
+        assert read(Case(form, text, "", []), parts, is_cut=True).shown == ""
+
+
+@pytest.mark.parametrize(
+    ("form", "opening"), [(HERMES, "<tool_call>"), (GRANITE, "<|tool_call|>["), (LLAMA, "")]
+)
+def test_a_tag_ends_arguments_whose_brackets_were_forgotten(form: ToolForm, opening: str) -> None:
+    key = "parameters" if form is LLAMA else "arguments"
+    call = f'{opening}{{"name": "f", "{key}": {{"x": {{"y": "<"'
+    text = f"{call}}}</tool_call>{CALLED}"
+    for parts in ([text], list(text)):
+        calls = read(Case(form, text, "", []), parts).calls
+        assert calls == [("f", '{"x": {"y": "<"}'), ("f", "{}")][: 1 + (form is not LLAMA)]
+
+
+@pytest.mark.parametrize("num_chars", [MAX_NAME_CHARS, MAX_NAME_CHARS + 1])
+@pytest.mark.parametrize("num_blanks", [MAX_INNER_BLANKS, MAX_INNER_BLANKS + 1])
+def test_names_and_blanks_of_python_calls_have_bounds(num_chars: int, num_blanks: int) -> None:
+    name, blanks = "n" * num_chars, " " * num_blanks
+    text = f"[f({blanks}{name}{blanks}=1)]"
+    case = Case(PYTHONIC, text, "", [])
+    is_call = num_chars == MAX_NAME_CHARS and num_blanks == MAX_INNER_BLANKS
+    expected = ("", [("f", {name: 1})], "") if is_call else (text, [], "")
+    assert parsed(case, list(text)) == expected
+    for place in range(len(text)):
+        assert parsed(case, [text[:place], text[place:]]) == expected

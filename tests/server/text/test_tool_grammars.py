@@ -19,6 +19,7 @@ from server.text.tool_calls import (
     CallSchema,
     UnenforceableSchemaError,
 )
+from server.text.tool_forms import python_calls, xml_calls
 from server.text.tool_forms.table import HARMONY, PYTHONIC, QWEN3_CODER
 from tests.server.tiny_text import PAD_ID, tiny_tokenizer
 from triolet.grammar import build_tokenizer, compile_grammar
@@ -196,3 +197,63 @@ def test_a_strict_schema_beyond_a_form_is_refused(form: ToolForm, schema: dict[s
     assert form.rules(CallRules([lenient], True, True, {}))
     with pytest.raises(UnenforceableSchemaError, match="f"):
         form.rules(CallRules([strict], True, True, {}))
+
+
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        (QWEN3_CODER, "a>b"),
+        (QWEN3_CODER, "a\nb"),
+        (QWEN3_CODER, ""),
+        (QWEN3_CODER, "n" * (xml_calls.MAX_NAME_CHARS + 1)),
+        (PYTHONIC, "a-b"),
+        (PYTHONIC, "n" * (python_calls.MAX_NAME_CHARS + 1)),
+    ],
+)
+def test_a_property_that_no_call_can_hold_is_refused_or_left_out(form: ToolForm, name: str) -> None:
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {name: {"type": "integer"}, "a": {"type": "integer"}},
+        "additionalProperties": False,
+    }
+    shown = json.dumps(name[:64]).strip('"')
+    for more, is_strict in (({}, True), ({"required": [name]}, False)):
+        with pytest.raises(UnenforceableSchemaError) as refused:
+            form.rules(CallRules([CallSchema("f", schema | more, is_strict)], True, True, {}))
+        assert shown in str(refused.value)
+        assert len(str(refused.value)) < 200
+    rules = form.rules(CallRules([CallSchema("f", schema)], True, True, {}))
+    assert name[:65] not in "\n".join(rules) or not name
+    text = xml("f", a="1") if form is QWEN3_CODER else "[f(a=1)]"
+    matcher = compile_grammar(
+        matchers_of(), Grammar(GrammarKind.LARK, "\n".join(["%llguidance {}", *rules]))
+    )
+    assert matcher.try_consume_tokens(list(text.encode())) == len(text)
+    assert matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("form", "most"),
+    [(QWEN3_CODER, xml_calls.MAX_NAME_CHARS), (PYTHONIC, python_calls.MAX_NAME_CHARS)],
+)
+def test_the_longest_name_that_is_written_is_read(form: ToolForm, most: int) -> None:
+    name = "n" * most
+    schema = {"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]}
+    assert form.rules(CallRules([CallSchema("f", schema, is_strict=True)], True, True, {}))
+    text = xml("f", **{name: "1"}) if form is QWEN3_CODER else f"[f({name}=1)]"
+    (call,) = read(Case(form, text, "", []), list(text)).calls
+    assert (call[0], json.loads(call[1])) == ("f", {name: 1})
+
+
+@pytest.mark.parametrize("form", [QWEN3_CODER, PYTHONIC])
+def test_a_property_that_is_required_and_not_listed_has_to_be_written(form: ToolForm) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["b"]}
+    rules = form.rules(CallRules([CallSchema("f", schema)], True, True, {}))
+    grammar = Grammar(GrammarKind.LARK, "\n".join(["%llguidance {}", *rules]))
+    for told, is_whole in (({"a": "1"}, False), ({"b": '"x"'}, True)):
+        text = xml("f", **told)
+        if form is PYTHONIC:
+            text = "[f(" + ", ".join(f"{k}={v}" for k, v in told.items()) + ")]"
+        matcher = compile_grammar(matchers_of(), grammar)
+        ids = list(text.encode())
+        assert (matcher.try_consume_tokens(ids) == len(ids)) is is_whole

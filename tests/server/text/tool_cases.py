@@ -9,6 +9,7 @@ from server.text.tool_calls import (
     GRANITE,
     HERMES,
     LLAMA,
+    MAX_BLANKS,
     MISTRAL,
     MISTRAL_NAMED,
     PHI,
@@ -82,6 +83,9 @@ def harmony(text: str) -> str:
     return text.replace("«", "\udc00<|").replace("»", "|>\udc00")
 
 
+FAR: Final = " " * (MAX_BLANKS + 1)
+"""More blanks than may stand between an opening and a call."""
+TOO_FAR: Final = f'<tool_call>{FAR}{{"name": "f", "arguments": {{}}}}'
 F_AND_G: Final[Calls] = [("f", {"x": 1}), ("g", NESTED)]
 CASES: Final[list[Case]] = [
     Case(HERMES, "Just text, with < and <tool.", "Just text, with < and <tool.", []),
@@ -93,7 +97,23 @@ CASES: Final[list[Case]] = [
         [("f", {}), ("g", NESTED)],
     ),
     Case(HERMES, hermes({"arguments": {"x": 1}, "name": "f"}), "", [("f", {"x": 1})]),
+    Case(
+        HERMES,
+        "So: "
+        + hermes({"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": NESTED}).replace(
+            "\n</tool_call>", "", 1
+        ),
+        "So: ",
+        F_AND_G,
+    ),
+    Case(
+        HERMES,
+        '<tool_call>{"name": "f", "arguments": {}<tool_call>{"arguments": {"x": 1}, "name": "g"}',
+        "",
+        [("f", {}), ("g", {"x": 1})],
+    ),
     Case(HERMES, hermes({"name": "f", "arguments": None}), "", [("f", None)]),
+    Case(HERMES, TOO_FAR, TOO_FAR, []),
     Case(HERMES, "<tool_call>no JSON</tool_call> ok", "<tool_call>no JSON</tool_call> ok", []),
     Case(HERMES, '<tool_call>{"name": "f"', '<tool_call>{"name": "f"', []),
     Case(LLAMA, '{"name": "f", "parameters": {"x": [1, 2]}}', "", [("f", {"x": [1, 2]})]),
@@ -165,6 +185,39 @@ CASES: Final[list[Case]] = [
         [("g", {"y": 2})],
     ),
     Case(QWEN3_CODER, "<function=g><parameter=y>2</parameter>", "", [("g", {"y": 2})]),
+    Case(
+        QWEN3_CODER,
+        (xml("f", x="1") + "\n" + xml("g", y="2")).replace("</function>\n</tool_call>", "", 1),
+        "",
+        [("f", {"x": 1}), ("g", {"y": 2})],
+    ),
+    Case(
+        QWEN3_CODER,
+        (xml("f", x="1") + "\n" + xml("g", y="2")).replace("</tool_call>", "", 1),
+        "",
+        [("f", {"x": 1}), ("g", {"y": 2})],
+    ),
+    Case(
+        QWEN3_CODER,
+        (xml("f", x="1") + "\n" + xml("g", y="2") + " Bye").replace("</function>", ""),
+        " Bye",
+        [("f", {"x": 1}), ("g", {"y": 2})],
+    ),
+    Case(
+        QWEN3_CODER,
+        xml("f") + "<tool_call><function=f>\n<function=g>\n</tool_call>" + xml("f", x="1"),
+        "",
+        [("f", {}), ("f", {}), ("g", {}), ("f", {"x": 1})],
+    ),
+    Case(
+        QWEN3_CODER,
+        "<tool_call>\n" + xml("g", y="2"),
+        "<tool_call>\n",
+        [("g", {"y": 2})],
+    ),
+    Case(
+        QWEN3_CODER, f"<tool_call>{FAR}<function=f>\n</function>", f"<tool_call>{FAR}", [("f", {})]
+    ),
     Case(QWEN3_CODER, "a <tool_call> is a tag", "a <tool_call> is a tag", []),
     Case(
         PYTHONIC,
@@ -182,6 +235,22 @@ CASES: Final[list[Case]] = [
         "",
         [("f", {"flag": True, "x": "name"})],
     ),
+    Case(
+        PYTHONIC,
+        "[f(x=1, *word=2, 'a, x=3', 4, word='b', **{'x': 5}), g(a=f(1, b=2))]",
+        "",
+        [("f", {"x": 1, "word": "b"}), ("g", {"a": "f(1, b=2)"})],
+    ),
+    Case(
+        PYTHONIC,
+        "[f(word=\"\"\"a 'b', \"c, d\" e\"\"\", x='', y='''it, \\' '''), g(x='' '')]",
+        "",
+        [("f", {"word": "a 'b', \"c, d\" e", "x": "", "y": "it, ' "}), ("g", {"x": ""})],
+    ),
+    Case(PYTHONIC, "[f(), f(x=1, word='a", "", [("f", {}), ("f", {"x": 1, "word": "'a"})]),
+    Case(PYTHONIC, "[f(x=1)", "", [("f", {"x": 1})]),
+    Case(PYTHONIC, "[f(x=1], }, word=2)]", "", [("f", {"x": 1, "word": 2})]),
+    Case(PYTHONIC, f"[{FAR}f(a=1)]", f"[{FAR}f(a=1)]", []),
     Case(PYTHONIC, "[1] is a note", "[1] is a note", []),
     Case(PYTHONIC, "[link](http://x) f(a=1)", "[link](http://x) f(a=1)", []),
     Case(PYTHONIC, "Hello [f(a=1)]", "Hello [f(a=1)]", []),

@@ -15,6 +15,7 @@ from tests.server.support.clock import pass_time
 from tests.server.support.fakes import ChargingFleet, FakeFleet, FakeGeneration, by_hand
 from tests.server.support.surface import MODEL, request_bytes, surface
 from tests.server.support.tenants import tenant, tenants_of
+from tests.server.tiny_text import tiny_text
 from triolet.errors import RequestError, overloaded
 from triolet.tenants import Plan
 
@@ -168,7 +169,9 @@ async def test_a_format_is_a_grammar(wanted: Any) -> None:  # noqa: ANN401
     assert json.loads(first.text) == wants
 
 
-@pytest.mark.parametrize("cut", ["Hm. <tool_ca", 'Hm. <tool_call>\n{"na'])
+@pytest.mark.parametrize(
+    "cut", ["Hm. <tool_call>", 'Hm. <tool_call>\n{"na', f"Hm. {CALL.rpartition('2')[0]}"]
+)
 async def test_a_call_that_is_cut_is_never_text(cut: str) -> None:
     def script(generation: FakeGeneration) -> None:
         generation.say(cut)
@@ -181,6 +184,7 @@ async def test_a_call_that_is_cut_is_never_text(cut: str) -> None:
     assert "".join(part["message"]["content"] for part in parts).strip() == "Hm."
     assert whole["message"]["content"].strip() == "Hm."
     assert whole["done_reason"] == parts[-1]["done_reason"] == "length"
+    assert not any("tool_calls" in part["message"] for part in [*parts, whole])
 
 
 def calls(generation: FakeGeneration) -> None:
@@ -200,6 +204,9 @@ async def test_calls_of_tools_are_whole_and_their_results_go_back() -> None:
             {"role": "assistant", "content": "", "tool_calls": called},
             {"role": "tool", "content": "3", "tool_name": "add"},
         ]
+        answer = await server.post("/api/chat", body | {"messages": [{**turns[1], "role": "tool"}]})
+        assert answer.status == 400
+        assert answer.json["error"].startswith("messages.0.tool_calls may only be in the role")
         await server.post("/api/chat", body | {"messages": turns})
         prompt = bytes(server.fleet.generations[-1].request.prompt_ids).decode()
     found = [one for part in parts for one in part["message"].get("tool_calls", ())]
@@ -220,6 +227,20 @@ async def test_think_switches_the_template(think: object) -> None:
         raw = await server.post("/api/generate", TEXT | {"raw": True, "think": think})
     assert prompt.endswith(b"assistant: enable_thinking")
     assert raw.headers["x-triolet-ignored"] == "think"
+
+
+async def test_the_name_of_a_tool_reaches_the_template_with_its_result() -> None:
+    template = "{% for m in messages %}{{ m.role }}/{{ m.name }}/{{ m.content }};{% endfor %}"
+    text = tiny_text(template=template)
+    turn = {"role": "tool", "content": "3"}
+    user = TURNS[0] | {"name": "ann"}
+    chat = {"messages": [user, turn | {"name": "add", "tool_call_id": "c"}]}
+    async with surface(text=text) as server:
+        asked = {"messages": [user, turn | {"tool_name": "add"}]}
+        assert (await server.post("/api/chat", CHAT | asked)).status == 200
+        assert (await server.post("/v1/chat/completions", chat)).status == 200
+        prompts = [await text.decode(one.request.prompt_ids) for one in server.fleet.generations]
+    assert prompts == ["user//hi;tool/add/3;"] * 2
 
 
 async def test_an_error_in_a_stream_is_its_last_line() -> None:

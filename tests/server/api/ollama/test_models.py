@@ -8,12 +8,26 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from engine.preflight.tensors import tensor_shapes
 from ops.model_directory import demo_model_path
+from server.text.embedding_files import EmbeddingModel
 from server.text.model_card import ModelCard, read_model_card
+from server.text.model_files import TextFiles
+from server.text.tokenizer import TextModel
 from tests.gguf_files import TINY, Kind, write_tiny
 from tests.server.support.surface import MODEL, request_bytes, surface
+from tests.server.tiny_text import (
+    BOS,
+    BOS_ID,
+    EOS,
+    EOS_ID,
+    PAD_ID,
+    TEMPLATE,
+    tiny_text,
+    tiny_tokenizer,
+)
 from triolet.gguf.directory import gguf_directory
 
 if TYPE_CHECKING:
@@ -131,6 +145,53 @@ async def test_a_long_input_is_cut_unless_that_is_forbidden() -> None:
         answer = await server.post("/api/embed", long | {"truncate": False})
     assert answer.status == 400
     assert "takes at most 100" in answer.json["error"]
+
+
+async def test_a_long_input_keeps_the_special_tokens_around_it() -> None:
+    tokenizer = tiny_tokenizer()
+    ends = [(token, tokenizer.token_to_id(token)) for token in (BOS, EOS)]
+    tokenizer.post_processor = TemplateProcessing(single=f"{BOS} $A {EOS}", special_tokens=ends)
+    files = TextFiles(
+        tokenizer=tokenizer,
+        eos_token_ids=(EOS_ID,),
+        max_model_len=10,
+        special_tokens={},
+        chat_templates={},
+    )
+    text = TextModel(files, tokenize_threads=1, tokenize_timeout_s=5.0)
+    async with surface(text=text) as server:
+        object.__setattr__(server.services, "embedding", EmbeddingModel(max_input_tokens=8))
+        for told in ("abc", "abcdef", "abcdefg", "x<|pad|>cdefgh", "x" * 100_000):
+            answer = await server.post("/api/embed", {"model": MODEL, "input": told})
+            assert answer.status == 200, answer
+        inputs = [one.input_ids for one in server.fleet.inputs]
+    assert inputs == [
+        (BOS_ID, *b"abc", EOS_ID),
+        (BOS_ID, *b"abcdef", EOS_ID),
+        (BOS_ID, *b"abcdef", EOS_ID),
+        (BOS_ID, *b"x", PAD_ID, *b"cdef", EOS_ID),
+        (BOS_ID, *b"xxxxxx", EOS_ID),
+    ]
+
+
+@pytest.mark.parametrize("switch", ["enable_thinking", "thinking"])
+async def test_a_model_thinks_if_its_reasoning_is_told_apart(switch: str) -> None:
+    template = f"{TEMPLATE}{{{{ {switch} }}}}"
+    for markers in (("<think>", "</think>"), ()):
+        text = tiny_text(template=template, markers=markers)
+        async with surface(text=text) as server:
+            object.__setattr__(server.services, "card", ModelCard(template=template))
+            shown = (await server.post("/api/show", {"model": MODEL})).json["capabilities"]
+            for think in (True, False):
+                asked = {"model": MODEL, "prompt": "hi", "think": think}
+                assert (await server.post("/api/generate", asked)).status == 200
+            prompts = [
+                await text.decode(one.request.prompt_ids, skip_special_tokens=False)
+                for one in server.fleet.generations
+            ]
+        assert ("thinking" in shown) is bool(markers)
+        if markers:
+            assert [prompt.endswith("True") for prompt in prompts] == [True, False]
 
 
 async def test_the_older_form_takes_one_prompt() -> None:
