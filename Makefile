@@ -197,8 +197,10 @@ wheel: install-dev  ## build sdist and wheel into dist/, install the wheel into 
 # The tool that builds images: podman, docker or buildah, the first that is there.
 IMAGES ?= $(if $(shell command -v podman),podman build --format docker,$(if $(shell command -v docker),docker build,buildah build --format docker))
 
-container:  ## build the image triolet:latest (docs/install.md; ARGS="--build-arg RUNTIME=…", IMAGES="buildah build …")
-	$(IMAGES) --file Containerfile --tag triolet:latest $(ARGS) .
+container:  ## build the image triolet:latest (docs/install.md; DEBIAN=bookworm pulls no image, ARGS="--build-arg RUNTIME=…")
+	$(if $(DEBIAN),ops/deploy/debian-bases $(DEBIAN))
+	$(IMAGES) --file Containerfile --tag triolet:latest \
+	  $(if $(DEBIAN),--build-arg BUILDER=localhost/triolet-builder --build-arg RUNTIME=localhost/triolet-runtime) $(ARGS) .
 
 clean:  ## remove what builds and tests leave behind, not the environment
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 
 INSTALL_TIMEOUT_S: Final = 1200.0
 COMMAND_TIMEOUT_S: Final = 180.0
+HOUR_TIMEOUT_S: Final = 600.0
+READY_S: Final = 180
+"""Until the fleet of docs/first_hour.md says that it is ready."""
+CONSOLE: Final = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 DIST: Final = ROOT / "dist"
 QUESTION: Final = {
     "model": "demo",
@@ -145,6 +150,40 @@ def serving(triolet: Path, cwd: Path, log: Path) -> Iterator[str]:
             process.kill()
 
 
+def first_hour(environment: Path, cwd: Path) -> str:
+    """Run what docs/first_hour.md shows, its server included, on a free port; stop the server."""
+    blocks = CONSOLE.findall((ROOT / "docs" / "first_hour.md").read_text(encoding="utf-8"))
+    lines = [line.removeprefix("$ ") for line in "".join(blocks).splitlines()]
+    (served,) = (line for line in lines if line.startswith("triolet serve "))
+    at = lines.index(served)
+    started = [f"{served} >ready & SERVED=$!", "exec 3<ready", f"read -r -t {READY_S} -u 3 READY"]
+    stopped = ["kill $SERVED", "wait $SERVED"]
+    port = str(free_port())
+    script = "\n".join(
+        ["set -ex", "mkfifo ready", *lines[:at], *started, *lines[at + 1 :], *stopped]
+    )
+    done = subprocess.run(
+        ["bash", "-c", script.replace("8000", port)],
+        cwd=cwd,
+        env=outside() | {"PATH": f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HOUR_TIMEOUT_S,
+    )
+    if done.returncode != 0:
+        log = (cwd / "triolet.log").read_text() if (cwd / "triolet.log").exists() else ""
+        sys.exit(f"docs/first_hour.md:\n{done.stdout}\n{done.stderr}\n{log[-4000:]}")
+    return f"{len(lines)} lines of docs/first_hour.md"
+
+
+def free_port() -> int:
+    """Return a port of loopback that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port: int = held.getsockname()[1]
+        return port
+
+
 def ask(url: str) -> str:
     request = urllib.request.Request(
         f"{url}/v1/chat/completions",
@@ -178,6 +217,9 @@ def main() -> int:
             steps.run("answer", lambda: ask(url))
             begun = time.monotonic()
         steps.rows.append(("stop", time.monotonic() - begun, "exit code 0"))
+        hour = folder / "hour"
+        hour.mkdir()
+        steps.run("first hour", lambda: first_hour(folder / "environment", hour))
         if left := list(empty.iterdir()):
             sys.exit(f"left behind in the current folder: {left}")
     steps.show()
@@ -185,10 +227,7 @@ def main() -> int:
 
 
 def doctor(triolet: Path, cwd: Path) -> str:
-    # Another server may have the default port; this one is bound and free again.
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        port = str(held.getsockname()[1])
-    said = run(triolet, "doctor", "demo", "--port", port, "--json", cwd=cwd)
+    said = run(triolet, "doctor", "demo", "--port", str(free_port()), "--json", cwd=cwd)
     found = json.loads(said)["findings"]
     return ", ".join(f"{row['subject']} {row['status']}" for row in found)
 
