@@ -198,7 +198,7 @@ wheel: install-dev  ## build sdist and wheel into dist/, install the wheel into 
 IMAGES ?= $(if $(shell command -v podman),podman build --format docker,$(if $(shell command -v docker),docker build,buildah build --format docker))
 
 container:  ## build the image triolet:latest (docs/install.md; DEBIAN=bookworm pulls no image, ARGS="--build-arg RUNTIME=…")
-	$(if $(DEBIAN),ops/deploy/debian-bases $(DEBIAN))
+	$(if $(DEBIAN),ops/deploy/debian_bases.sh $(DEBIAN))
 	$(IMAGES) --file Containerfile --tag triolet:latest \
 	  $(if $(DEBIAN),--build-arg BUILDER=localhost/triolet-builder --build-arg RUNTIME=localhost/triolet-runtime) $(ARGS) .
 

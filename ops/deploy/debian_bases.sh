@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The two base images of the Containerfile from Debian's packages, where no image can be pulled.
-# Needs root, mmdebstrap and buildah: ops/deploy/debian-bases bookworm
+# Needs root, mmdebstrap and buildah: ops/deploy/debian_bases.sh bookworm
 set -euo pipefail
 release=${1:?name a release of Debian, such as bookworm}
 folder=$(mktemp -d)
