@@ -54,6 +54,7 @@ def test_the_wheel_holds_the_product_and_nothing_else(wheel: Path) -> None:
     assert {name for name in names if name.endswith(".py")} <= wanted
 
 
+@pytest.mark.slow
 def test_the_product_imports_neither_tests_nor_tools() -> None:
     wrong = []
     for path in sources(*SHIPPED):
