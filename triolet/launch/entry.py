@@ -52,7 +52,7 @@ def complaints(home: Path) -> Iterator[str]:
             )
         elif found is None:
             yield f"Python does not find Triolet's package {own.parent}; {_reinstall(name)}"
-        elif found != own:
+        elif found != own.resolve():
             yield (
                 f"Python finds another package {name!r} before Triolet's: {found} shadows {own}; "
                 f"{_unshadow(name, found)}"
