@@ -194,8 +194,9 @@ overload-real: install-dev  ## the same on processes whose devices only take tim
 wheel: install-dev  ## build sdist and wheel into dist/, install the wheel into a new environment, serve with it
 	$(BIN)/python -m tests.packaging.published
 
-# The tool that builds images: podman, docker or buildah, the first that is there.
-IMAGES ?= $(if $(shell command -v podman),podman build --format docker,$(if $(shell command -v docker),docker build,buildah build --format docker))
+# The tool that builds images: podman, docker or buildah, the first that is there. Other formats than Docker's have no health check.
+BUILDAH := buildah build --format docker
+IMAGES ?= $(if $(DEBIAN),$(BUILDAH),$(if $(shell command -v podman),podman build --format docker,$(if $(shell command -v docker),docker build,$(BUILDAH))))
 
 container:  ## build the image triolet:latest (docs/install.md; DEBIAN=bookworm pulls no image, ARGS="--build-arg RUNTIME=…")
 	$(if $(DEBIAN),ops/deploy/debian_bases.sh $(DEBIAN))
