@@ -39,7 +39,7 @@ install: $(VENV)/.installed  ## create .venv and install Triolet into it
 install-dev: $(VENV)/.installed-dev
 
 # Programs that tests use beside Python's: their tests are skipped, with a reason, where they are missing.
-SYSTEM_PACKAGES := chromium redis-server
+SYSTEM_PACKAGES := chromium redis-server zsh prometheus
 MISSING_PACKAGES = $(strip $(foreach name,$(SYSTEM_PACKAGES),$(if $(shell command -v $(name)),,$(name))))
 
 system-deps:
@@ -50,7 +50,7 @@ system-deps:
 	  else echo "missing: $(MISSING_PACKAGES); tests that need them will be skipped" >&2; fi
 
 serve: install  ## serve SmolLM2, else the demo model (MODEL=smollm2, MODEL=demo, MODEL=FILE.gguf, PORT=8000, ARGS="…")
-	@$(BIN)/triolet serve $(if $(filter-out demo,$(MODEL)),$(MODEL)) --port $(PORT) $(ARGS)
+	@$(BIN)/triolet serve $(MODEL) --port $(PORT) $(ARGS)
 
 lint: install-dev
 	$(BIN)/ruff check .
@@ -189,6 +189,19 @@ overload: install-dev  ## half to ten times the load with and without each mecha
 
 overload-real: install-dev  ## the same on processes whose devices only take time, over HTTP (ARGS="--kinds curve")
 	$(BIN)/python -m loadtest.overload --real $(ARGS)
+
+.PHONY: wheel container
+wheel: install-dev  ## build sdist and wheel into dist/, install the wheel into a new environment, serve with it
+	$(BIN)/python -m tests.packaging.published
+
+# The tool that builds images: podman, docker or buildah, the first that is there. Other formats than Docker's have no health check.
+BUILDAH := buildah build --format docker
+IMAGES ?= $(if $(DEBIAN),$(BUILDAH),$(if $(shell command -v podman),podman build --format docker,$(if $(shell command -v docker),docker build,$(BUILDAH))))
+
+container:  ## build the image triolet:latest (docs/install.md; DEBIAN=bookworm pulls no image, ARGS="--build-arg RUNTIME=…")
+	$(if $(DEBIAN),ops/deploy/debian_bases.sh $(DEBIAN))
+	$(IMAGES) --file Containerfile --tag triolet:latest \
+	  $(if $(DEBIAN),--build-arg BUILDER=localhost/triolet-builder --build-arg RUNTIME=localhost/triolet-runtime) $(ARGS) .
 
 clean:  ## remove what builds and tests leave behind, not the environment
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

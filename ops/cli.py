@@ -1,4 +1,4 @@
-"""The command line: `triolet serve`, single roles, `chat`, `doctor`, `keys`, `tenant`, `version`.
+"""The command line: `triolet serve`, single roles, and what operates and describes them.
 
 Only parses and hands over. What a command needs is imported when it runs, so that `triolet --help`
 and `triolet server` never load torch. Every error ends here: one line on stderr that names cause
@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -63,6 +64,17 @@ if TYPE_CHECKING:
 
 EXIT_INTERRUPTED = 130
 """128 + SIGINT, as shells count."""
+COMPLETION_VARIABLE: Final = "_TRIOLET_COMPLETE"
+"""Set by the scripts of `triolet completion`: a shell asks what could come next."""
+
+
+class Shell(StrEnum):
+    """Shells that there is a completion script for."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
 
 app = typer.Typer(
     name="triolet",
@@ -93,6 +105,10 @@ def common(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    if COMPLETION_VARIABLE in os.environ:
+        from typer.completion import get_completion_inspect_parameters
+
+        get_completion_inspect_parameters()  # registers what answers the shells
     try:
         result = app(args=arguments, prog_name="triolet", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
@@ -393,6 +409,20 @@ def doctor(
 
     if not run_doctor(Wanted(model, host, port, engine), as_json=as_json):
         raise typer.Exit(EXIT_FAILED)
+
+
+@app.command()
+def completion(
+    shell: Annotated[Shell, typer.Argument(help="The shell that is to run the script.")],
+) -> None:
+    """Print a script with which a shell completes commands, options and choices."""
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]
+
+    typer.echo(
+        get_completion_script(
+            prog_name="triolet", complete_var=COMPLETION_VARIABLE, shell=shell.value
+        )
+    )
 
 
 @app.command()

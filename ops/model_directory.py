@@ -18,7 +18,7 @@ from triolet.gguf.directory import WEIGHTS as GGUF_WEIGHTS
 from triolet.gguf.directory import gguf_directory
 
 from .models.fetch import is_kept, kept_file
-from .models.known import AUTO, KNOWN, SMOLLM2
+from .models.known import AUTO, DEMO, KNOWN, SMOLLM2
 
 if TYPE_CHECKING:
     from engine.preflight.check import CheckedModel
@@ -97,12 +97,12 @@ def demo_model_path() -> Path:
 
 
 def find_model(model: Path | None) -> ModelDirectory:
-    """Return the directory of a model; None is the demo model.
+    """Return the directory of a model; None is the demo model, and so is its name.
 
     Raises:
       ModelError: it is missing or incomplete; the text says what is missing and what to do.
     """
-    if model is None:
+    if model is None or (str(model) == DEMO and not model.exists()):
         path = demo_model_path()
         remedy = "install Triolet again, or name a model directory"
     else:

@@ -69,7 +69,7 @@ ModelArgument: TypeAlias = Annotated[
     Path | None,
     typer.Argument(
         metavar="MODEL",
-        help="Hugging Face directory, GGUF file, smollm2, or auto: smollm2 if it can be had.",
+        help="Hugging Face directory, GGUF file, demo, smollm2, or auto: smollm2 if it can be had.",
         show_default="the demo model",
     ),
 ]

@@ -21,6 +21,7 @@ from triolet.config_supervisor import SupervisorConfig
 from triolet.errors import ConfigError
 
 from .exit_codes import EXIT_FAILED, CommandFailed
+from .host.notify import READY, STOPPING, tell_service_manager
 from .json_view import JsonView
 from .placement import VISIBLE_GPUS, Pinning, gpu_names
 from .plan import Door, door_path, plan_processes
@@ -160,6 +161,7 @@ async def run_fleet(
     readiness = partial(Readiness, url, own_paths)
     async with trio.open_nursery() as nursery:
         await nursery.start(stop_on_signals, supervisor)
+        nursery.start_soon(_tell_of_the_end, supervisor)
         nursery.start_soon(_announce, supervisor, config, url, readiness, view)
         if socket_path is not None:
             command = partial(_restart, supervisor, readiness)
@@ -167,6 +169,11 @@ async def run_fleet(
         outcome = await supervisor.run()
         nursery.cancel_scope.cancel()
     return outcome
+
+
+async def _tell_of_the_end(supervisor: Supervisor) -> None:
+    await supervisor.wait_stopping()
+    tell_service_manager(STOPPING, "STATUS=Shutting down")
 
 
 async def _restart(
@@ -207,6 +214,7 @@ async def _announce(
             while (state := await servers.objection()) is not None:  # noqa: ASYNC110
                 await trio.sleep(config.ready_poll_s)
             view.serving(url)
+            tell_service_manager(READY, f"STATUS=Requests are taken at {url}")
             return
     supervisor.fail(
         GiveUp(

@@ -93,6 +93,10 @@ class Supervisor:
         for spec in self._specs:
             await self._slots[spec.name].wait_ready()
 
+    async def wait_stopping(self) -> None:
+        """Wait until the shutdown has begun, for whatever reason."""
+        await self._stop.wait()
+
     def stop(self) -> None:
         """Begin the shutdown in order; called again, kill what still runs."""
         if self._stop.is_set():

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from .fetch import FetchFailed, fetch, is_kept, kept_file
-from .known import AUTO, KNOWN, SMOLLM2
+from .known import AUTO, DEMO, KNOWN, SMOLLM2
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,8 +26,10 @@ def ready_model(model: Path | None) -> Path | None:
       FetchFailed: a model that was asked for by name cannot be had.
     """
     name = str(model)
-    if model is None or name not in (AUTO, *KNOWN) or model.exists():
+    if model is None or name not in (AUTO, DEMO, *KNOWN) or model.exists():
         return model
+    if name == DEMO:
+        return None
     if name != AUTO:
         return _fetched(KNOWN[name])
     try:

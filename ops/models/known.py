@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+DEMO: Final = "demo"
+"""The name of the model that ships in the package."""
 AUTO: Final = "auto"
 """The name that means the first known model that can be had, else the demo model."""
 

@@ -19,9 +19,12 @@ if TYPE_CHECKING:
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "API.md"
 TEXT: Final = PAGE.read_text(encoding="utf-8")
-SHOWN_AT: Final = "http://127.0.0.1:8000"
+SHOWN_AT: Final = "://127.0.0.1:8000"
 EXAMPLES: Final = re.findall(r"^```http\n(\w+) (\S+)(?: → (\d+))?\n(.*?)```", TEXT, re.M | re.S)
 RECIPES: Final = re.findall(r"^```(bash|python|javascript)\n(.*?)^```", TEXT, re.M | re.S)
+(BATCH_RECIPE,) = re.findall(r"^```py\n(.*?)^```", TEXT, re.M | re.S)
+"""Written so because it needs a server with files, which tests/end_to_end/test_batches.py has."""
+HEADER: Final = re.compile(r"([a-z-]+): (.+)")
 PROGRAMS: Final = {
     "bash": ["bash", "-ec"],
     "python": [sys.executable, "-c"],
@@ -39,15 +42,21 @@ def has_fetch() -> bool:
 def test_every_example_is_answered_as_it_says(fleet: FleetProcess) -> None:
     assert len(EXAMPLES) > 10
     for method, path, status, body in EXAMPLES:
-        document = json.loads(body) if body.strip() else None
-        answer = fleet.client.request(method, path, json=document)
+        *heads, last = body.splitlines() or [""]
+        headers = dict(HEADER.fullmatch(line).groups() for line in heads)  # type: ignore[union-attr]
+        document = json.loads(last) if last else None
+        answer = fleet.client.request(method, path, json=document, headers=headers)
         assert answer.status_code == int(status or 200), (path, body, answer.text)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("index", range(len(RECIPES)))
 def test_every_recipe_runs(fleet: FleetProcess, index: int) -> None:
-    language, program = RECIPES[index]
+    run_recipe(fleet, *RECIPES[index])
+
+
+def run_recipe(fleet: FleetProcess, language: str, program: str) -> None:
+    """Run a program of the page against a fleet; it has to print something."""
     command = PROGRAMS[language]
     needed = "curl" if language == "bash" else command[0]
     if shutil.which(needed) is None:
@@ -55,7 +64,8 @@ def test_every_recipe_runs(fleet: FleetProcess, index: int) -> None:
     if language == "javascript" and not has_fetch():
         pytest.skip("this node has no fetch; 18 does")
     model = fleet.client.get("/v1/models").json()["data"][0]["id"]
-    program = program.replace(SHOWN_AT, fleet.url).replace('model="demo"', f'model="{model}"')
+    at = fleet.url.removeprefix("http")
+    program = program.replace(SHOWN_AT, at).replace('model="demo"', f'model="{model}"')
     done = subprocess.run(
         [*command, program], capture_output=True, text=True, check=False, timeout=PATIENCE_S
     )

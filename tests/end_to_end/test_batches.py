@@ -13,6 +13,7 @@ from openai.types.responses import Response
 from loadtest.campaign.batch_kills import run_batch
 
 from .fleet_process import PATIENCE_S, wait_until
+from .test_api_document import BATCH_RECIPE, run_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -174,3 +175,4 @@ def test_files_and_batches_as_the_official_client_sees_them(
             client.batches.retrieve("batch_0")
         with pytest.raises(openai.NotFoundError):
             client.files.retrieve("..%2F..%2Fetc%2Fpasswd")
+    run_recipe(fleet, "python", BATCH_RECIPE)

@@ -183,7 +183,7 @@ def test_the_operator_is_told_of_every_option() -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_every_option_of_triolet_that_is_named_exists(page: Path) -> None:
     known = {option for _, option, _ in options()}
-    of_others = re.compile(r"\b(?:pip|hf|make|pytest|git)\b")
+    of_others = re.compile(r"\b(?:pip|hf|make|pytest|git|podman|docker|useradd|systemctl)\b")
     named = {
         option
         for code in code_in(text_of(page))

@@ -71,6 +71,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     ),
 }
 ENTRY_POINTS = {
+    # The command `triolet`, once it knows that `ops` is Triolet's own.
+    ("triolet/launch/entry.py", "ops"),
     ("ops/cli.py", "prefill"),
     ("ops/cli.py", "decode"),
     ("ops/cli.py", "server"),

@@ -25,6 +25,8 @@ from triolet.gguf.directory import WEIGHTS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ops.model_directory import ModelDirectory
+
 CONTENT = bytes(range(256)) * 4000
 MEMBER = "tiny_model/tiny.gguf"
 QUICK = FetchConfig(deadline_s=30.0, silence_s=1.0, poll_s=0.02)
@@ -225,3 +227,14 @@ def test_what_exists_under_a_known_name_is_meant_first(
     monkeypatch.chdir(tmp_path)
     Path("smollm2").symlink_to(demo_model_path())
     assert find_model(ready_model(Path("smollm2"))).path == tmp_path / "smollm2"
+
+
+@pytest.mark.parametrize("read", [find_model, lambda model: find_model(ready_model(model))])
+def test_demo_is_the_name_of_the_demo_model(
+    read: Callable[[Path], ModelDirectory], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert read(Path("demo")).path == demo_model_path()
+    whole_folder(tmp_path / "demo")
+    with pytest.raises(ModelError, match="name the GGUF file itself"):
+        read(Path("demo"))

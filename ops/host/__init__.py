@@ -1,0 +1,1 @@
+"""What the host's own programs ask of Triolet: its service manager."""

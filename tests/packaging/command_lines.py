@@ -1,0 +1,52 @@
+"""Command lines of `triolet`, read as the real command line reads them, and not run."""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from ops.cli import app
+from ops.options import server_options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from triolet.config import ServerConfig
+
+
+def read(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """Return the command and the values of its parameters.
+
+    Raises:
+      typer.TyperException: it is refused.
+    """
+    command: Any = typer.main.get_command(app)
+    path, rest, context = [], list(arguments), None
+    while hasattr(command, "commands"):
+        name = rest.pop(0)
+        path.append(name)
+        command = command.commands[name]
+    context = command.make_context(" ".join(path), rest)
+    return context.info_name, context.params
+
+
+def read_text(line: str) -> tuple[str, dict[str, Any]]:
+    """Return the same of a line as it is typed, `triolet` included."""
+    program, *arguments = shlex.split(line)
+    assert program.rpartition("/")[2] == "triolet"
+    return read(arguments)
+
+
+def server_config(arguments: Sequence[str]) -> ServerConfig:
+    """Return the server's settings that a `serve` command means.
+
+    Raises:
+      ConfigError: a value cannot be.
+    """
+    command, values = read(arguments)
+    assert command == "serve"
+    own = inspect.signature(server_options).parameters
+    return server_options(**{name: values[name] for name in own})

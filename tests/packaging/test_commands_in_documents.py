@@ -1,0 +1,42 @@
+"""Commands of `triolet` that pages for operators show are ones that the command line takes."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import pytest
+
+from tests.house.test_layout import ROOT
+
+from .command_lines import read_text
+from .published import CONSOLE
+
+PAGES: Final = ("README.md", "docs/install.md", "docs/first_hour.md", "docs/operations.md")
+FENCED: Final = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+COMMAND: Final = re.compile(r"(?:^|[\s(|])((?:/opt/triolet/bin/)?triolet [a-z].*)")
+SHELL: Final = re.compile(r"\s+(?:\d?>|#|\||&&)|\)")
+"""Where the shell reads on."""
+
+
+def commands(page: str) -> list[str]:
+    """Return every command of fenced lines of a shell."""
+    text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
+    shown = [block for kind, block in FENCED.findall(text) if kind in {"", "console"}]
+    lines = [line for block in shown for line in block.splitlines()]
+    return [SHELL.split(match[1])[0] for line in lines if (match := COMMAND.search(line))]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_is_taken(page: str) -> None:
+    found = commands(page)
+    assert len(found) >= 5
+    for command in found:
+        read_text(command)
+
+
+def test_the_first_hour_is_in_order() -> None:
+    text = (ROOT / "docs" / "first_hour.md").read_text(encoding="utf-8")
+    lines = [line for block in CONSOLE.findall(text) for line in block.splitlines()]
+    assert all(line.startswith("$ ") for line in lines)
+    assert sum(line.startswith("$ triolet serve ") for line in lines) == 1

@@ -1,0 +1,66 @@
+"""The distribution's own files: what git knows of them, copied to where they can be built."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from typing import TYPE_CHECKING, Final
+
+from tests.house.test_layout import ROOMS, ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SHIPPED: Final = tuple(room for room in ROOMS if room != "loadtest")
+"""Top-level packages of the wheel."""
+NOT_SHIPPED: Final = "ops/demo_model/"
+FILES: Final = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
+BUILD_TIMEOUT_S: Final = 120.0
+
+
+def known_files(*folders: str) -> list[str]:
+    """Return the files that git knows or would add below some folders."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *folders],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
+
+
+def copy_tree(target: Path) -> Path:
+    """Copy what a distribution is built from, and what it must leave out, to an empty folder."""
+    for name in known_files(*FILES, *ROOMS, "tests/packaging"):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, target / name)
+    return target
+
+
+def build_wheel(source: Path, folder: Path) -> Path:
+    """Build the wheel without the compiled kernels and without a network."""
+    program = f"from setuptools import build_meta as b; b.build_wheel({str(folder)!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=source,
+        capture_output=True,
+        text=True,
+        # Without a compiler the installation leaves the kernels out.
+        env=os.environ | {"CC": "false"},
+        check=False,
+        timeout=BUILD_TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    (wheel,) = folder.glob("triolet-*.whl")
+    return wheel
+
+
+def unpack(wheel: Path, folder: Path) -> Path:
+    """Unpack a wheel as an installer does; return the folder."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
