@@ -21,7 +21,7 @@ IMPORT_NAMES = {
 COMES_WITH = {"pydantic_core": "pydantic", "typing_extensions": "pydantic", "requests": "locust"}
 """Modules that are part of how another library is used."""
 
-NOT_THE_PRODUCT = ("loadtest/", "ops/demo_model/")
+NOT_THE_PRODUCT = ("loadtest/", "tools/")
 """Rooms that run from a checkout with the extras installed."""
 
 

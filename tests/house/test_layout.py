@@ -25,6 +25,7 @@ ROOMS = (
     "server",
     "ops",
     "loadtest",
+    "tools",
 )
 
 MAX_FILE_LINES = 600
@@ -54,6 +55,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # The CLI starts each role's entry point, inside the command that is that role.
     "ops": frozenset({"triolet", "transport"}),
     "loadtest": frozenset(),
+    "tools": frozenset(),
     # Benchmarks of engine and wire run engine and workers; that of the front speaks as workers do,
     # that of the queue asks the server's own.
     "loadtest/bench": frozenset(

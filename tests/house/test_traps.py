@@ -15,15 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TRAPS = ROOT / "docs" / "traps.md"
-PRODUCT = [room for room in ROOMS if room != "loadtest"]
-AWAY_FROM_THE_PRODUCT = ("ops/demo_model/",)
+PRODUCT = [room for room in ROOMS if room not in {"loadtest", "tools"}]
 
 
 def product_files() -> Iterator[tuple[str, ast.Module]]:
     """Yield name and syntax of every file of the product."""
     for path in sources(*PRODUCT):
-        if not shown(path).startswith(AWAY_FROM_THE_PRODUCT):
-            yield shown(path), parsed(path)
+        yield shown(path), parsed(path)
 
 
 def rows() -> list[list[str]]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).parents[2]
 ROOMS: Final = ("decode", "docs", "engine", "loadtest", "ops", "prefill", "server", "tests",
-                "transport", "triolet", "worker")  # fmt: skip
+                "tools", "transport", "triolet", "worker")  # fmt: skip
 FILES: Final = ("pyproject.toml", "README.md", "CHANGES.md")
 TIMEOUT_S: Final = 150.0
 """For one mutant; tests that hang without their guard die of their own bounds, after a minute."""

@@ -1,6 +1,6 @@
 """Measure greedy accuracy per skill on combinations that training never saw.
 
-`python -m ops.demo_model.evaluate triolet/demo` prints a table and writes `accuracy.json` beside
+`python -m tools.demo_model.evaluate triolet/demo` prints a table and writes `accuracy.json` beside
 the weights. Half of the questions open a conversation; half come after a few other exchanges. A
 reply is right if every string that the question asks for occurs in it as whole words and it ends
 by itself.

@@ -10,13 +10,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
-from ops.demo_model.card import card
-from ops.demo_model.corpus import conversations
-from ops.demo_model.export import config_json, tokenizer_config_json
-from ops.demo_model.generate import Speaker, greedy
-from ops.demo_model.model import Cache, Llama, ModelConfig
-from ops.demo_model.packing import batches
-from ops.demo_model.tokenizer import CHAT_TEMPLATE, SPECIALS, encode_conversation
+from tools.demo_model.card import card
+from tools.demo_model.corpus import conversations
+from tools.demo_model.export import config_json, tokenizer_config_json
+from tools.demo_model.generate import Speaker, greedy
+from tools.demo_model.model import Cache, Llama, ModelConfig
+from tools.demo_model.packing import batches
+from tools.demo_model.tokenizer import CHAT_TEMPLATE, SPECIALS, encode_conversation
 
 DEMO = Path(__file__).parents[3] / "triolet" / "demo"
 TEXTS = (

@@ -1,4 +1,4 @@
-"""Fill the model card from what training and measuring wrote: `python -m ops.demo_model.card`."""
+"""Fill the model card from what training and measuring wrote: `python -m tools.demo_model.card`."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ pipeline_tag: text-generation
 A language model of {parameters} parameters that ships with Triolet and is served when no model is
 named. It is here so that the server can be tried, tested and measured at once, on any machine,
 without a download. It is small enough to be trained from nothing on two processor cores in an hour
-or two, and it knows only what the generator in `ops/demo_model/` wrote for it.
+or two, and it knows only what the generator in `tools/demo_model/` wrote for it.
 
 ## What it can do
 
@@ -65,7 +65,7 @@ this run ended. The numbers also lie in `accuracy.json`, as `evaluate.py` wrote 
 
 ## Data and training
 
-All text comes from `ops/demo_model/`: seeded templates and word lists, no outside text. Training
+All text comes from `tools/demo_model/`: seeded templates and word lists, no outside text. Training
 read {tokens} tokens in {steps} steps ({minutes:.0f} minutes of wall clock on
 two shared processor cores, bfloat16 autocast): Muon for the matrices, AdamW for embeddings and
 norms, a flat learning rate that falls linearly over the last part; the loss counts replies only.
@@ -85,10 +85,10 @@ hold. Temperature 0 is the most exact.
 ## Train and measure it again
 
 ```
-python -m ops.demo_model.train --rows 4 --tokens {tokens_plain}
-python -m ops.demo_model.export
-python -m ops.demo_model.evaluate triolet/demo
-python -m ops.demo_model.card
+python -m tools.demo_model.train --rows 4 --tokens {tokens_plain}
+python -m tools.demo_model.export
+python -m tools.demo_model.evaluate triolet/demo
+python -m tools.demo_model.card
 ```
 """
 

@@ -1,4 +1,4 @@
-"""Write a checkpoint as a Hugging Face Llama directory: `python -m ops.demo_model.export`."""
+"""Write a checkpoint as a Hugging Face Llama directory: `python -m tools.demo_model.export`."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Train the demo model: `python -m ops.demo_model.train --tokens 20000000`.
+"""Train the demo model: `python -m tools.demo_model.train --tokens 20000000`.
 
 Matrices learn by Muon, embeddings and norms by AdamW; the learning rate warms up, stays, and falls
 to zero over the last part, so that a run can be lengthened while it stays. Checkpoints lie in

@@ -5,10 +5,10 @@ from random import Random
 
 import pytest
 
-from ops.demo_model import arithmetic, facts, story_talk
-from ops.demo_model.corpus import SKILLS, conversations, typed
-from ops.demo_model.evaluate import is_right, occurs, questions
-from ops.demo_model.samples import Exchange, Split, article, fill, is_held_out, unmark
+from tools.demo_model import arithmetic, facts, story_talk
+from tools.demo_model.corpus import SKILLS, conversations, typed
+from tools.demo_model.evaluate import is_right, occurs, questions
+from tools.demo_model.samples import Exchange, Split, article, fill, is_held_out, unmark
 
 
 def test_the_same_seed_writes_the_same_conversations() -> None:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ops.demo_model.model import Llama, ModelConfig
-from ops.demo_model.train import Progress, load, loss_of, make_optimizers, save
+from tools.demo_model.model import Llama, ModelConfig
+from tools.demo_model.train import Progress, load, loss_of, make_optimizers, save
 
 if TYPE_CHECKING:
     from pathlib import Path

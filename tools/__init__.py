@@ -1,0 +1,1 @@
+"""What makes files that the product ships; no part of the product."""
