@@ -297,7 +297,8 @@ class Overload:
         }.get(
             reason, f"its first token would come too late, after {wait_s or 0.0:.1f} s of waiting"
         )
-        return crowded_out(f"{what}; send it again when Retry-After says", retry_s, is_spread=True)
+        what = f"{what}; send it again when Retry-After says"
+        return crowded_out(what, retry_s, is_spread=rate is not None)
 
     def _room_s(
         self, own: ServiceClass, slo_s: float | None, tokens_ahead: float, now: float

@@ -121,6 +121,15 @@ def told_by(one: Overload, ask: Ask, tokens_ahead: float) -> float:
     return refusal.value.retry_after_s
 
 
+def test_before_the_rate_is_known_the_time_is_left_to_be_spread() -> None:
+    one = Overload(OverloadConfig(), SilentOverloadObserver(), 0.0)
+    one.brownout.level = Level.CRITICAL_ONLY
+    with pytest.raises(RequestError) as refusal:
+        one.judge(Ask(ONE, 50, 600.0, 1), 0.0, 0.0)
+    assert (refusal.value.retry_after_s, refusal.value.is_spread) == (1.0, False)
+    assert len(one.returns) == 0
+
+
 def test_a_request_that_could_never_be_in_time_moves_no_other() -> None:
     calm, lied_to = refusing(), refusing()
     told_by(lied_to, Ask(ONE, 300_000, 0.01, 1), 50_000.0)
