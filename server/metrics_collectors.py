@@ -249,7 +249,7 @@ def _overload(status: FleetView) -> Iterator[Metric]:
         ("brownout_level", "What is given up, from 0 for nothing to 4", overload.brownout),
         ("overload_pressure", "Wait of the default class, of what it may wait", overload.pressure),
         ("owed_tokens", "Prompt tokens whose first token is owed", overload.owed_tokens),
-        ("promised_returns", "Refused clients that are expected back", overload.promises),
+        ("promised_returns", "Refused clients that are expected back", overload.expected_returns),
         ("ttft_error_seconds", "Mean error of predicted first tokens", overload.error_s),
     ):
         yield _gauge(f"triolet_{name}", text, value)

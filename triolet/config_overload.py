@@ -1,6 +1,6 @@
 """Bounds of what a server takes on, and of what it gives up first when there is too much.
 
-Knows numbers; what they decide is server/fleet's: admission, prediction, promises, brownout, guard.
+Knows numbers; what they decide is server/fleet's: admission, prediction, returns, brownout, guard.
 """
 
 from __future__ import annotations
@@ -63,16 +63,45 @@ class AdmissionConfig:
     """Of a deadline that a predicted wait may take: predictions are off by some tenths, and what is
     taken on shall be in time."""
     return_share: float = 0.9
-    """The same for a client that comes back when it was told to: the difference is kept for it."""
-    max_promises: int = 50_000
-    """Clients told when to come back whose coming is reckoned with: 25 MiB, some more with a
-    thousand tenants. A tenant has at most as many as are left, so that one alone has half of them.
-    Beyond, clients are told as well, and find what they find."""
+    """The same for a request that comes back when it was told to."""
+    newcomer_share: float = 0.4
+    """The same for newcomers while refused requests are expected back and all of them come, but for
+    critical ones and tenants below their share: the difference to `return_share` is kept for those
+    that return. Half of a full queue is enough for Poisson arrivals at `return_rate_share`."""
+    return_rate_share: float = 0.8
+    """Of the measured rate, at which refused requests are told to come back: arrivals are random,
+    and a queue that is busy all the time grows with each chance."""
+    max_expected_returns: int = 20_000
+    """Refused requests that are known again when they come back: 3 MiB, and a scan of 2 ms each 3 s
+    for those that do not. Beyond, a time is told as well, and the request is a newcomer when it
+    comes back."""
+    retry_jitter_least: float = 0.8
+    """Smallest factor on the estimated wait that `Retry-After` tells: below it a request comes
+    back before there is room."""
+    retry_jitter_most: float = 1.3
+    """Largest factor: requests that are refused together come back spread over half of their
+    wait, and none waits a third longer than it has to."""
     headroom_share: float = 0.125
     """Of a worker's rows, blocks and waiting tokens, kept for the critical class while it is used:
     enough for what comes before the next row is free."""
     headroom_memory_s: float = 30.0 * SECONDS
     """A fleet without critical requests for so long keeps nothing free for them."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.newcomer_share <= self.deadline_share:
+            raise ConfigError(
+                f"newcomer_share is {self.newcomer_share!r}; allowed: above 0 and at most "
+                f"deadline_share, {self.deadline_share!r}"
+            )
+        if not 0 < self.return_rate_share <= 1:
+            raise ConfigError(
+                f"return_rate_share is {self.return_rate_share!r}; allowed: above 0 and at most 1"
+            )
+        if not 0 < self.retry_jitter_least <= self.retry_jitter_most:
+            raise ConfigError(
+                f"retry_jitter_least and retry_jitter_most are {self.retry_jitter_least!r} and "
+                f"{self.retry_jitter_most!r}; allowed: above 0 and rising"
+            )
 
 
 @dataclass(frozen=True, slots=True)

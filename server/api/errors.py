@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_RETRY_AFTER_S = 120.0
-"""Above this the official clients do not retry at all. What was promised for a time is said as it
-is: whoever came sooner would find no room."""
+"""Above this the official clients do not retry at all. A time that is spread already is said as it
+is: a request that came sooner would find no room."""
 RETRY_JITTER = 0.25
 """Share added at random, so that clients refused together do not come back together."""
 MAX_ECHO = 200

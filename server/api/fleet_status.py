@@ -134,7 +134,7 @@ def _status(services: Services) -> dict[str, Any]:
         "running": status.running,
         "connections": services.count_connections(),
         "brownout": status.overload.brownout,
-        "promises": status.overload.promises,
+        "promises": status.overload.expected_returns,
         "ttft_error_s": status.overload.error_s,
         **_grown(services.metrics),
         "recent": services.recent.since_then(),

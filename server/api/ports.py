@@ -114,8 +114,8 @@ class OverloadView(Protocol):
         ...
 
     @property
-    def promises(self) -> int:
-        """Clients that were told when to come back, and are expected."""
+    def expected_returns(self) -> int:
+        """Refused requests that were told when to come back, and are expected."""
         ...
 
     @property

@@ -58,7 +58,6 @@ class Forecast:
       idle_s: in which no worker could have taken anybody, before it came.
       is_owed: it has neither a first token nor an end.
       on_worker: as it counts there, since it was dispatched.
-      is_promised: it came back when it was told to.
     """
 
     service_class: ServiceClass
@@ -71,7 +70,6 @@ class Forecast:
     idle_s: float = 0.0
     is_owed: bool = True
     on_worker: Prompt | None = None
-    is_promised: bool = False
 
     def of_sibling(self, due: float) -> Forecast:
         """Return what is expected of another one of the same request, which waits for its siblings

@@ -1,6 +1,6 @@
 """What this server takes on, whom it refuses, and what it gives up while there is too much.
 
-Pure. Puts together what was predicted, promised, observed and configured, and says it in words of
+Pure. Puts together what was predicted, observed and configured, and says it in words of
 errors. Knows requests by their sizes, classes and deadlines; neither the line nor workers, whose
 numbers are handed in.
 """
@@ -18,7 +18,7 @@ from .forecast import Forecast
 from .guard import Guard
 from .on_workers import OnWorkers, Prompt
 from .prediction import Prediction
-from .promises import MOST_S, PATIENCE_S, Promises
+from .returns import MOST_S, PATIENCE_S, Returns
 from .status import OverloadStatus
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Overload:
 
     Attributes:
       prediction: of waits.
-      promises: to clients that were refused.
+      returns: of requests that were refused.
       brownout: the level.
       guard: the outer bound.
       idle_s: in which no worker could have taken anybody, in all.
@@ -60,7 +60,7 @@ class Overload:
         overtaken_s: float = math.inf,
     ) -> None:
         self.prediction = Prediction(now)
-        self.promises = Promises(config.admission.max_promises)
+        self.returns = Returns(config.admission)
         self.brownout = Brownout(config.brownout, now)
         self.guard = Guard(config.guard, config.slo, now)
         self._config = config
@@ -68,7 +68,6 @@ class Overload:
         self.idle_s = 0.0
         self._critical_until = now
         self._on_workers = OnWorkers(overtaken_s)
-        self._returned = [0] * len(ServiceClass)  # prompt tokens of those that wait again
 
     def judge(self, ask: Ask, tokens_ahead: float, now: float) -> Forecast:
         """Return what is expected of a newcomer.
@@ -83,16 +82,16 @@ class Overload:
         """
         own = ask.claim.service_class
         slo_s = self._config.slo.of(own)
-        is_promised = self.promises.kept_by(ask.key, now) is not None
-        # Newcomers of higher classes have left room for whoever was told to come now.
-        counted = min(own, ServiceClass.DEFAULT) if is_promised else own
+        is_return = self.returns.is_due(ask.key, now)
+        # Newcomers of higher classes leave room for requests that return when they were told to.
+        counted = min(own, ServiceClass.DEFAULT) if is_return else own
         line_s = self.prediction.wait_s(counted, tokens_ahead, now)
         if self.brownout.refuses(own, ask.num_tokens, is_modest=ask.is_modest):
             raise self._refusal(ask, "brownout", self._room_s(own, slo_s, tokens_ahead, now), now)
         wait_s = self._wait_s(counted, line_s, now, ask.num_tokens)
         is_idle = tokens_ahead <= 0 and not self._backlog(own, ask.num_tokens)
         if self._config.admission.is_on and wait_s is not None and not is_idle:
-            self._refuse_late(ask, wait_s, now, is_promised=is_promised)
+            self._refuse_late(ask, wait_s, now, is_return=is_return)
         if not self.guard.admits(own, ask.all_tokens, is_modest=ask.is_modest):
             raise self._refusal(ask, "guard", self._room_s(own, slo_s, tokens_ahead, now), now)
         own_s = self.prediction.own_s(ask.num_tokens)
@@ -108,7 +107,6 @@ class Overload:
             first_by,
             slo_s,
             idle_s=self.idle_s,
-            is_promised=is_promised,
         )
 
     def took(self, ask: Ask, forecast: Forecast, now: float) -> None:
@@ -116,9 +114,7 @@ class Overload:
         own = forecast.service_class
         self.guard.took(own, forecast.num_tokens)
         self.prediction.arrived(own, forecast.num_tokens, now)
-        self.promises.redeem(ask.key, now)
-        if forecast.is_promised:
-            self._returned[own] += forecast.num_tokens
+        self.returns.came(ask.key, now)
         if own is ServiceClass.CRITICAL:
             self._critical_until = now + self._config.admission.headroom_memory_s
 
@@ -164,8 +160,6 @@ class Overload:
         forecast.on_worker = self._prompt(forecast.service_class, forecast.num_tokens)
         self._on_workers.add(forecast.on_worker)
         own = forecast.service_class
-        if forecast.is_promised:
-            self._returned[own] -= forecast.num_tokens
         forecast.computing_s = prediction.computing_s(
             own, self._backlog(own, forecast.num_tokens), now
         )
@@ -198,8 +192,6 @@ class Overload:
             self.guard.gave(forecast.service_class, forecast.num_tokens)
             if forecast.on_worker is not None:
                 self._on_workers.remove(forecast.on_worker)
-            elif forecast.is_promised:
-                self._returned[forecast.service_class] -= forecast.num_tokens
 
     def kept_share(self, service_class: ServiceClass, now: float) -> float:
         """Return which share of each worker is not for this class at the moment."""
@@ -218,7 +210,7 @@ class Overload:
           now: the time.
         """
         self.prediction.see(capacity)
-        self.promises.forget(now)
+        self.returns.forget(now)
         pressure, critical = (
             self._pressure(one, tokens_ahead(one), now)
             for one in (ServiceClass.DEFAULT, ServiceClass.CRITICAL)
@@ -234,7 +226,7 @@ class Overload:
             pressure=self.brownout.pressure,
             guard_tokens=self.guard.limit_tokens,
             owed_tokens=self.guard.owed_tokens,
-            promises=len(self.promises),
+            expected_returns=len(self.returns),
             tokens_per_s=self.prediction.rate(now),
             error_s=self.prediction.error_s,
         )
@@ -251,34 +243,32 @@ class Overload:
         if forecast.line_s is not None and not is_limited:
             self.prediction.waited(forecast.service_class, forecast.line_s, waited_s)
 
-    def _refuse_late(self, ask: Ask, wait_s: float, now: float, *, is_promised: bool) -> None:
-        config, prediction = self._config.admission, self.prediction
-        own = ask.claim.service_class
+    def _refuse_late(self, ask: Ask, wait_s: float, now: float, *, is_return: bool) -> None:
+        config, own = self._config.admission, ask.claim.service_class
         slo_s = self._config.slo.of(own)
-        share = config.return_share if is_promised else config.deadline_share
-        bound_s = share * (ask.deadline_s - prediction.own_s(ask.num_tokens))
+        share = config.return_share if is_return else self._newcomer_share(ask)
+        bound_s = share * (ask.deadline_s - self.prediction.own_s(ask.num_tokens))
         if slo_s is not None:
             bound_s = min(bound_s, share * slo_s)
-        counted = min(own, ServiceClass.DEFAULT) if is_promised else own
-        rate = prediction.class_rate(counted, now)
-        if is_promised:
-            before = self.promises.above_tokens(ask.claim, wait_s, now)
-        else:
-            before = self.promises.ahead_tokens(ask.claim, max(bound_s, 0.0), now)
-            if own is not ServiceClass.CRITICAL:
-                before += sum(self._returned[own + 1 : ServiceClass.BATCH])
-        if rate is not None:
-            wait_s += before / rate
         if wait_s > bound_s:
-            reason = "returned" if is_promised else "deadline"
+            reason = "returned" if is_return else "deadline"
             # Half of what may wait goes first, or whoever comes back would meet a full line.
             raise self._refusal(ask, reason, wait_s - bound_s / 2, now, wait_s)
+
+    def _newcomer_share(self, ask: Ask) -> float:
+        """Return which share of its deadline a newcomer may wait: less while refused requests are
+        expected, by how many of them return, unless it goes before these in any case."""
+        config = self._config.admission
+        if not len(self.returns) or _is_first(ask):
+            return config.deadline_share
+        kept = config.deadline_share - config.newcomer_share
+        return config.deadline_share - self.returns.shown_share * kept
 
     def _refusal(
         self, ask: Ask, reason: str, room_in_s: float, now: float, wait_s: float | None = None
     ) -> RequestError:
         own = ask.claim.service_class
-        # Promises keep room before whoever comes later, of whatever class but the critical one.
+        # Room is kept from newcomers of every class but the critical one.
         counted = min(own, ServiceClass.DEFAULT)
         rate = self.prediction.class_rate(counted, now)
         if rate is None:
@@ -288,14 +278,13 @@ class Overload:
             usual_tokens = round(self.prediction.prompt_tokens) if ask.is_unread else 0
             # What would be late with nobody before it can be taken on at no time.
             own_s = self.prediction.own_s(max(ask.num_tokens, usual_tokens))
-            retry_s = self.promises.promise(
+            retry_s = self.returns.told_s(
                 ask.key if own_s < ask.deadline_s else 0,
-                ask.claim,
-                max(ask.all_tokens, usual_tokens),
+                max(ask.all_tokens, usual_tokens) / rate,
                 room_in_s=max(room_in_s, 0.0),
-                tokens_per_s=rate,
                 draw=ask.draw,
                 now=now,
+                is_first=_is_first(ask),
                 # Brownout may be over at any time, however many it refuses.
                 most_s=PATIENCE_S if reason == "brownout" else MOST_S,
             )
@@ -308,7 +297,8 @@ class Overload:
         }.get(
             reason, f"its first token would come too late, after {wait_s or 0.0:.1f} s of waiting"
         )
-        return crowded_out(f"{what}; send it again when Retry-After says", retry_s, is_spread=True)
+        what = f"{what}; send it again when Retry-After says"
+        return crowded_out(what, retry_s, is_spread=rate is not None)
 
     def _room_s(
         self, own: ServiceClass, slo_s: float | None, tokens_ahead: float, now: float
@@ -344,3 +334,9 @@ class Overload:
         if wait_s is None or slo_s is None:
             return 0.0
         return wait_s / (self._config.admission.deadline_share * slo_s)
+
+
+def _is_first(ask: Ask) -> bool:
+    """Return whether a request goes before refused ones that were told a time: a critical one, and
+    one of a tenant that asks for less than its share."""
+    return ask.is_modest or ask.claim.service_class is ServiceClass.CRITICAL

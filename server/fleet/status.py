@@ -58,7 +58,7 @@ class OverloadStatus:
       pressure: predicted wait of the default class, of what it may wait.
       guard_tokens: prompt tokens that may be owed a first token; None for no limit.
       owed_tokens: that are.
-      promises: clients that were told when to come back, and are expected.
+      expected_returns: refused requests that were told when to come back, and are expected.
       tokens_per_s: at which the line moves; None if that is not known.
       error_s: mean error of predicted first tokens, of late.
     """
@@ -67,7 +67,7 @@ class OverloadStatus:
     pressure: float = 0.0
     guard_tokens: float | None = None
     owed_tokens: int = 0
-    promises: int = 0
+    expected_returns: int = 0
     tokens_per_s: float | None = None
     error_s: float = 0.0
 

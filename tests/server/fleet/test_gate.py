@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from itertools import count
+from itertools import count, pairwise
 
 import pytest
 
@@ -18,7 +17,6 @@ from server.fleet.observer import SilentOverloadObserver
 from server.fleet.overload import Overload
 from server.fleet.phases import Phase
 from server.fleet.prediction import Capacity
-from server.fleet.promises import Promises
 from triolet.config import ServerConfig
 from triolet.config_overload import (
     AdmissionConfig,
@@ -286,30 +284,17 @@ def test_who_was_refused_unread_is_reckoned_with_like_the_usual_request() -> Non
     one = overload(100.0)
     for _ in range(100):
         one.prediction.ended(1.0, 200)
-    with pytest.raises(RequestError):
-        one.judge(Ask(Claim(), 1, DEADLINE_S, 7, is_unread=True), 10_000.0, 1.0)
-    assert one.promises.ahead_tokens(Claim(), math.inf, 1.0) == pytest.approx(200.0, rel=0.01)
-
-
-def test_what_is_promised_is_counted_only_where_something_is() -> None:
-    promises = Promises(100)
-    claims = [Claim("one", weight=0.1), Claim("other", weight=0.7)]
-    for key in range(1, 9):
-        promises.promise(
-            key,
-            claims[key % 2],
-            10 * key,
-            room_in_s=float(key),
-            tokens_per_s=100.0,
-            draw=0.5,
-            now=0.0,
-        )
-    # All are expected to come until it is seen that some do not.
-    assert promises.ahead_tokens(claims[0], math.inf, 0.0) == pytest.approx(360)
-    before = 160 * 0.1 / 0.7  # the most that the other one's weight gives it meanwhile
-    assert promises.ahead_tokens(claims[1], math.inf, 0.0) == pytest.approx(160 + before)
-    promises.forget(math.inf)
-    assert promises.ahead_tokens(claims[0], math.inf, 0.0) == 0.0
+    waits = []
+    for key in (7, 8, 9):
+        with pytest.raises(RequestError) as refusal:
+            one.judge(Ask(Claim(), 1, DEADLINE_S, key, is_unread=True), 10_000.0, 1.0)
+        assert refusal.value.retry_after_s is not None
+        waits.append(refusal.value.retry_after_s)
+    jitter = (AdmissionConfig().retry_jitter_least + AdmissionConfig().retry_jitter_most) / 2
+    rate = one.prediction.class_rate(D, 1.0)
+    assert rate is not None
+    gap_s = jitter * 200.0 / rate / AdmissionConfig().return_rate_share
+    assert [b - a for a, b in pairwise(waits)] == pytest.approx([gap_s, gap_s], rel=0.02)
 
 
 def test_who_waits_in_vain_is_swept_when_its_first_token_is_too_late() -> None:

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.fleet.brownout import Brownout, Level
-from server.fleet.promises import Promises
 from triolet.config_overload import (
     AdmissionConfig,
     BrownoutConfig,
@@ -18,7 +17,7 @@ from triolet.config_overload import (
     OverloadConfig,
     SloConfig,
 )
-from triolet.service_class import Claim, ServiceClass
+from triolet.service_class import ServiceClass
 
 from .overload_sim import FleetSim
 
@@ -130,8 +129,8 @@ def test_everything_returns_to_zero() -> None:
     sim.run(10.0)
     sim.finish()
     overload = sim.overload
-    overload.promises.forget(1e9)
-    assert len(overload.promises) == 0
+    overload.returns.forget(1e9)
+    assert len(overload.returns) == 0
     assert overload.guard.owed_tokens == 0
     assert overload.prediction.running_tokens == 0
     assert overload.status(sim.now).owed_tokens == 0
@@ -196,25 +195,3 @@ def test_without_brownout_nothing_is_ever_given_up() -> None:
     for tick in range(200):
         assert not ladder.advance(9.0, 9.0, tick * 0.1)
     assert ladder.max_tokens(C.SHEDDABLE) is None
-
-
-def test_the_same_draw_gives_the_same_wait_and_who_comes_early_keeps_its_place() -> None:
-    promises = Promises(10)
-    claim = Claim()
-
-    def told(key: int, draw: float, now: float) -> float:
-        return promises.promise(
-            key, claim, 100, room_in_s=2.0, tokens_per_s=100.0, draw=draw, now=now
-        )
-
-    assert told(1, 0.5, 0.0) == Promises(10).promise(
-        1, claim, 100, room_in_s=2.0, tokens_per_s=100.0, draw=0.5, now=0.0
-    )
-    due = told(2, 1.0, 0.0)
-    assert told(2, 0.0, 1.0) == pytest.approx(due - 1.0)
-    assert promises.kept_by(2, 1.0) is None
-    assert promises.kept_by(2, due) is not None
-    promises.redeem(2, due)
-    promises.forget(1e6)
-    assert len(promises) == 0
-    assert promises.ahead_tokens(claim, 30.0, 0.0) == 0.0

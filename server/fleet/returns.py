@@ -1,0 +1,111 @@
+"""When refused requests are told to come back, and how those that do are known again.
+
+Pure. One virtual schedule for all refused requests, and a bounded table of due times by key.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from triolet.units import MILLISECONDS, SECONDS
+
+if TYPE_CHECKING:
+    from triolet.config_overload import AdmissionConfig
+
+EARLY_S: Final = 50 * MILLISECONDS
+"""A request that comes so much before its due time is in time: clocks and rounding."""
+GRACE_S: Final = 3 * SECONDS
+"""So much after it, too: `Retry-After` has whole seconds, and networks take their time."""
+TRUST: Final = 0.03
+"""How far one request that returns, or does not, moves `shown_share`."""
+LEAST_S: Final = 0.1
+"""A shorter wait would be over before the answer has arrived."""
+PATIENCE_S: Final = 120 * SECONDS
+"""Official clients do not retry at all when told to wait longer; others do."""
+MOST_S: Final = 3600 * SECONDS
+"""The longest time that is told; what would be due later is not remembered."""
+
+
+class Returns:
+    """The refused requests of one server.
+
+    Args:
+      config: bounds, and the pace of the schedule.
+
+    Attributes:
+      shown_share: of the requests that were told a time, how many return; 1 before any is due, as a
+        burst is over before the first of it can return.
+    """
+
+    def __init__(self, config: AdmissionConfig) -> None:
+        self.shown_share = 1.0
+        self._config = config
+        self._due: dict[int, float] = {}
+        self._free_at = 0.0  # end of the schedule; of no meaning while nothing is expected
+        self._forget_at = 0.0
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def is_due(self, key: int, now: float) -> bool:
+        """Return whether a request comes when it was told to."""
+        due = self._due.get(key)
+        return due is not None and -EARLY_S <= now - due <= GRACE_S
+
+    def told_s(
+        self,
+        key: int,
+        work_s: float,
+        *,
+        room_in_s: float,
+        draw: float,
+        now: float,
+        is_first: bool = False,
+        most_s: float = MOST_S,
+    ) -> float:
+        """Return after how many seconds a refused request should come back, and remember that.
+
+        Args:
+          key: names what is asked for; 0 for what cannot be known again, or never be in time.
+          work_s: computing time of its prompt, at the rate that the critical class leaves.
+          room_in_s: when the requests that wait now will have made room for it.
+          draw: between 0 and 1, at random.
+          now: the time.
+          is_first: it goes before the requests of the schedule, and takes none of it.
+          most_s: the longest time that is told.
+        """
+        config = self._config
+        standing = self._due.get(key)
+        if standing is not None and standing - now > EARLY_S:
+            return standing - now  # came too early; its place is as it was
+        self.came(key, now)
+        is_behind = bool(self._due) and not is_first
+        begin_s = max(room_in_s, self._free_at - now) if is_behind else room_in_s
+        done_s, last_s = begin_s + work_s, most_s / config.retry_jitter_most
+        spread = config.retry_jitter_most - config.retry_jitter_least
+        jitter = config.retry_jitter_least + spread * draw
+        wait_s = max(jitter * min(done_s, last_s), LEAST_S)
+        if key and done_s <= last_s and len(self._due) < config.max_expected_returns:
+            self._due[key] = now + wait_s
+            if not is_first:
+                taken_s = self.shown_share * work_s / config.return_rate_share
+                self._free_at = now + begin_s + taken_s
+        return wait_s
+
+    def came(self, key: int, now: float) -> None:
+        """Count a request that came and was decided upon: it is not expected any more."""
+        due = self._due.pop(key, None)
+        if due is not None and now >= due - EARLY_S:
+            self._learn(1.0)
+
+    def forget(self, now: float) -> None:
+        """Drop requests that did not return, as often as one can become late."""
+        if now < self._forget_at:
+            return
+        self._forget_at = now + GRACE_S
+        for key in [key for key, due in self._due.items() if due + GRACE_S < now]:
+            del self._due[key]
+            self._learn(0.0)
+
+    def _learn(self, shown: float) -> None:
+        self.shown_share += TRUST * (shown - self.shown_share)
