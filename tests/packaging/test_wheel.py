@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import subprocess
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from tests.house.test_layout import ROOT, parsed, shown, sources
+from tests.house.test_layout import ROOT, imports_of, parsed, shown, sources
 from triolet.launch.entry import PACKAGES
 
 from .tree import NOT_SHIPPED, SHIPPED, build_wheel, copy_tree, known_files, unpack
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TIMEOUT_S: Final = 60.0
-OTHERS: Final = ("loadtest", "tests")
-NAMED: Final = re.compile(r"\b(?:loadtest|tests|demo_model)\b")
+OTHERS: Final = (*NOT_SHIPPED, "tests")
+NAMED: Final = re.compile(r"\b(?:loadtest|tests|tools)\b")
 
 
 @pytest.fixture(scope="session")
@@ -44,12 +43,7 @@ def test_the_wheel_holds_the_product_and_nothing_else(wheel: Path) -> None:
     top = {name.partition("/")[0] for name in names}
     (about,) = (name for name in top if name.endswith(".dist-info"))
     assert top == {*SHIPPED, about}
-    assert not [name for name in names if name.startswith(NOT_SHIPPED)]
-    wanted = {
-        name
-        for name in known_files(*SHIPPED)
-        if name.endswith(".py") and not name.startswith(NOT_SHIPPED)
-    }
+    wanted = {name for name in known_files(*SHIPPED) if name.endswith(".py")}
     for folder in ("server/static", "triolet/demo", "ops/monitoring", "ops/deploy"):
         wanted |= set(known_files(folder))
     assert wanted <= names, wanted - names
@@ -57,22 +51,13 @@ def test_the_wheel_holds_the_product_and_nothing_else(wheel: Path) -> None:
 
 
 def test_the_product_imports_neither_tests_nor_tools() -> None:
-    wrong = []
-    for path in sources(*SHIPPED):
-        is_shipped = not shown(path).startswith(NOT_SHIPPED)
-        if not (is_shipped and NAMED.search(path.read_text(encoding="utf-8"))):
-            continue
-        for node in ast.walk(parsed(path)):
-            modules = []
-            if isinstance(node, ast.Import):
-                modules = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                modules = [node.module or "", *(alias.name for alias in node.names)]
-            is_wrong = any(
-                module.split(".")[0] in (*OTHERS, "demo_model") or ".demo_model" in module
-                for module in modules
-            )
-            wrong += [f"{shown(path)}:{node.lineno}"] if is_wrong else []
+    wrong = [
+        f"{shown(path)}:{line}"
+        for path in sources(*SHIPPED)
+        if NAMED.search(path.read_text(encoding="utf-8"))
+        for line, module in imports_of(parsed(path))
+        if module.split(".")[0] in OTHERS
+    ]
     assert not wrong
 
 
