@@ -64,13 +64,13 @@ class AdmissionConfig:
     taken on shall be in time."""
     return_share: float = 0.9
     """The same for a request that comes back when it was told to."""
-    newcomer_share: float = 0.4
+    newcomer_share: float = 0.35
     """The same for newcomers while refused requests are expected back and all of them come, but for
     critical ones and tenants below their share: the difference to `return_share` is kept for those
-    that return. Half of a full queue is enough for Poisson arrivals at `return_rate_share`."""
+    that return. Half a full queue is enough for Poisson arrivals at `return_rate_share`."""
     return_rate_share: float = 0.8
-    """Of the measured rate, at which refused requests are told to come back: arrivals are random,
-    and a queue that is busy all the time grows with each chance."""
+    """Of the measured rate, at which refused requests are told to come back, shared by tenants by
+    weight: arrivals are random, and a queue that is busy all the time grows with each chance."""
     max_expected_returns: int = 20_000
     """Refused requests that are known again when they come back: 3 MiB, and a scan of 2 ms each 3 s
     for those that do not. Beyond, a time is told as well, and the request is a newcomer when it

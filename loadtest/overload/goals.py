@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 GOODPUT_FLOORS: Final = {2.0: 0.85, 4.0: 0.80}
 """Of the goodput at 1x, by load."""
+RETURNED_FLOOR: Final = 0.8
+"""Of the refused clients that come back after exactly `Retry-After`: the rest met others who came
+back by chance at once, or higher classes."""
 DROPPED_CEILINGS: Final = {2.0: 0.02}
 """Of those who were accepted, by load: whoever is taken on and then sent away has waited for
 nothing, as late as a refusal must never come. A prediction may err by that much."""
@@ -144,7 +147,7 @@ def _of_returns(result: Result) -> dict[str, Ratio]:
     if share is None:
         return {}
     name = f"taken at their first return, {result.experiment.case}"
-    return {name: Ratio(share, floor=0.9)}
+    return {name: Ratio(share, floor=RETURNED_FLOOR)}
 
 
 def _of_tenants(by_case: dict[str, Result]) -> dict[str, Ratio]:

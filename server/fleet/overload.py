@@ -257,9 +257,9 @@ class Overload:
 
     def _newcomer_share(self, ask: Ask) -> float:
         """Return which share of its deadline a newcomer may wait: less while refused requests are
-        expected, by how many of them return, unless it goes before these in any case."""
+        expected, by how many of them return."""
         config = self._config.admission
-        if not len(self.returns) or _is_first(ask):
+        if not len(self.returns) or _leaves_no_room(ask):
             return config.deadline_share
         kept = config.deadline_share - config.newcomer_share
         return config.deadline_share - self.returns.shown_share * kept
@@ -280,11 +280,11 @@ class Overload:
             own_s = self.prediction.own_s(max(ask.num_tokens, usual_tokens))
             retry_s = self.returns.told_s(
                 ask.key if own_s < ask.deadline_s else 0,
+                ask.claim,
                 max(ask.all_tokens, usual_tokens) / rate,
                 room_in_s=max(room_in_s, 0.0),
                 draw=ask.draw,
                 now=now,
-                is_first=_is_first(ask),
                 # Brownout may be over at any time, however many it refuses.
                 most_s=PATIENCE_S if reason == "brownout" else MOST_S,
             )
@@ -336,7 +336,7 @@ class Overload:
         return wait_s / (self._config.admission.deadline_share * slo_s)
 
 
-def _is_first(ask: Ask) -> bool:
-    """Return whether a request goes before refused ones that were told a time: a critical one, and
-    one of a tenant that asks for less than its share."""
+def _leaves_no_room(ask: Ask) -> bool:
+    """Return whether a newcomer leaves no room for requests that return: a critical one, and one of
+    a tenant that asks for less than its share."""
     return ask.is_modest or ask.claim.service_class is ServiceClass.CRITICAL

@@ -1,16 +1,18 @@
 """When refused requests are told to come back, and how those that do are known again.
 
-Pure. One virtual schedule for all refused requests, and a bounded table of due times by key.
+Pure. A virtual schedule of each tenant's refused requests, and a bounded table of due times by key.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from triolet.service_class import ServiceClass
 from triolet.units import MILLISECONDS, SECONDS
 
 if TYPE_CHECKING:
     from triolet.config_overload import AdmissionConfig
+    from triolet.service_class import Claim
 
 EARLY_S: Final = 50 * MILLISECONDS
 """A request that comes so much before its due time is in time: clocks and rounding."""
@@ -41,7 +43,8 @@ class Returns:
         self.shown_share = 1.0
         self._config = config
         self._due: dict[int, float] = {}
-        self._free_at = 0.0  # end of the schedule; of no meaning while nothing is expected
+        self._schedules: dict[str, tuple[float, float]] = {}  # end and weight, by tenant
+        self._weight = 0.0  # of all that have a schedule
         self._forget_at = 0.0
 
     def __len__(self) -> int:
@@ -55,23 +58,23 @@ class Returns:
     def told_s(
         self,
         key: int,
+        claim: Claim,
         work_s: float,
         *,
         room_in_s: float,
         draw: float,
         now: float,
-        is_first: bool = False,
         most_s: float = MOST_S,
     ) -> float:
         """Return after how many seconds a refused request should come back, and remember that.
 
         Args:
           key: names what is asked for; 0 for what cannot be known again, or never be in time.
+          claim: of its tenant, and its class: a critical request is behind no schedule.
           work_s: computing time of its prompt, at the rate that the critical class leaves.
           room_in_s: when the requests that wait now will have made room for it.
           draw: between 0 and 1, at random.
           now: the time.
-          is_first: it goes before the requests of the schedule, and takes none of it.
           most_s: the longest time that is told.
         """
         config = self._config
@@ -79,17 +82,20 @@ class Returns:
         if standing is not None and standing - now > EARLY_S:
             return standing - now  # came too early; its place is as it was
         self.came(key, now)
-        is_behind = bool(self._due) and not is_first
-        begin_s = max(room_in_s, self._free_at - now) if is_behind else room_in_s
+        end, weight = self._schedules.get(claim.tenant, (now, 0.0))
+        is_behind = claim.service_class is not ServiceClass.CRITICAL
+        begin_s = max(room_in_s, end - now) if is_behind else room_in_s
         done_s, last_s = begin_s + work_s, most_s / config.retry_jitter_most
         spread = config.retry_jitter_most - config.retry_jitter_least
         jitter = config.retry_jitter_least + spread * draw
         wait_s = max(jitter * min(done_s, last_s), LEAST_S)
         if key and done_s <= last_s and len(self._due) < config.max_expected_returns:
             self._due[key] = now + wait_s
-            if not is_first:
-                taken_s = self.shown_share * work_s / config.return_rate_share
-                self._free_at = now + begin_s + taken_s
+            if is_behind:
+                self._weight += claim.weight - weight
+                share = config.return_rate_share * claim.weight / self._weight
+                end = now + begin_s + self.shown_share * work_s / share
+                self._schedules[claim.tenant] = end, claim.weight
         return wait_s
 
     def came(self, key: int, now: float) -> None:
@@ -106,6 +112,8 @@ class Returns:
         for key in [key for key, due in self._due.items() if due + GRACE_S < now]:
             del self._due[key]
             self._learn(0.0)
+        self._schedules = {name: one for name, one in self._schedules.items() if one[0] > now}
+        self._weight = sum(weight for _, weight in self._schedules.values())
 
     def _learn(self, shown: float) -> None:
         self.shown_share += TRUST * (shown - self.shown_share)

@@ -70,7 +70,7 @@ def test_who_comes_back_when_told_to_is_taken(cost: StepCost, rows: int, capacit
     assert sum(outcome.again is not None for outcome in course.outcomes) > 100
     share = taken_at_return(course.outcomes)
     assert share is not None
-    assert share >= 0.9
+    assert share >= 0.8
     assert not course.left
 
 

@@ -20,7 +20,7 @@ RATE = 10_000.0
 ROOM_S = 2.0
 CONFIG = AdmissionConfig()
 EXACT = AdmissionConfig(retry_jitter_least=1.0, retry_jitter_most=1.0)
-ONE, OTHER = Claim("one"), Claim("other")
+ONE, OTHER, HEAVY = Claim("one"), Claim("other"), Claim("heavy", weight=3.0)
 CRITICAL = Claim("other", service_class=ServiceClass.CRITICAL)
 
 
@@ -31,12 +31,10 @@ def told(
     *,
     draw: float = 0.5,
     now: float = 0.0,
-    is_first: bool = False,
+    claim: Claim = ONE,
     most_s: float = MOST_S,
 ) -> float:
-    return returns.told_s(
-        key, work_s, room_in_s=ROOM_S, draw=draw, now=now, is_first=is_first, most_s=most_s
-    )
+    return returns.told_s(key, claim, work_s, room_in_s=ROOM_S, draw=draw, now=now, most_s=most_s)
 
 
 def test_a_wait_is_the_estimate_times_a_factor_within_its_bounds() -> None:
@@ -54,12 +52,28 @@ def test_refused_requests_are_told_times_one_after_another_below_the_measured_ra
     assert gaps == pytest.approx([0.1 / CONFIG.return_rate_share] * 99)
 
 
-def test_critical_requests_and_tenants_below_their_share_are_not_behind_a_flood() -> None:
+def test_a_tenants_flood_is_its_own_schedule_and_critical_requests_are_behind_none() -> None:
     returns = Returns(EXACT)
     for key in range(1, 1001):
         told(returns, key)
     assert told(returns, 2000) > 100.0
-    assert told(returns, 2001, is_first=True) == pytest.approx(ROOM_S + 0.1)
+    for key, claim in ((2001, OTHER), (2002, CRITICAL)):
+        assert told(returns, key, claim=claim) == pytest.approx(ROOM_S + 0.1)
+
+
+def test_tenants_with_refused_requests_share_the_rate_by_weight() -> None:
+    returns = Returns(EXACT)
+    for claim in (ONE, HEAVY):
+        for key in range(1, 101):
+            told(returns, hash((claim.tenant, key)), claim=claim)
+    waits = [
+        told(returns, hash((claim.tenant, key)), claim=claim)
+        for claim in (ONE, HEAVY)
+        for key in (200, 201)
+    ]
+    gap_s = 0.1 / CONFIG.return_rate_share
+    assert waits[1] - waits[0] == pytest.approx(4 * gap_s)
+    assert waits[3] - waits[2] == pytest.approx(gap_s * 4 / 3)
 
 
 def test_a_request_that_comes_early_keeps_its_time_and_is_known_only_then() -> None:
