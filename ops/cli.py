@@ -172,12 +172,13 @@ def serve(
     """Serve a model on this machine: a server, prefill and decode workers, kept alive."""
     from .logs import configure_logs, default_level
     from .model_directory import check_start
-    from .models.choose import ready_model
+    from .models.choose import as_known, ready_model
 
     level = log_level or default_level()
     keep_private()
     configure_logs(level, "supervisor")
-    checked = check_start(ready_model(model), engine, speculation)
+    model = ready_model(model)
+    checked = check_start(model, engine, speculation)
     require_tenants(server.tenants)
 
     from .plan import FleetPlan
@@ -186,7 +187,7 @@ def serve(
     serve_fleet(
         FleetPlan(
             model_dir=checked.path,
-            server=replace(server, overload=overload),
+            server=replace(as_known(server, model), overload=overload),
             engine=replace(engine, gpu=gpu),
             link=link,
             servers=servers,

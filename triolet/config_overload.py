@@ -73,8 +73,8 @@ class AdmissionConfig:
     weight: arrivals are random, and a queue that is busy all the time grows with each chance."""
     max_expected_returns: int = 20_000
     """Refused requests that are known again when they come back: 3 MiB, and a scan of 2 ms each 3 s
-    for those that do not. Beyond, a time is told as well, and the request is a newcomer when it
-    comes back."""
+    for those that do not. One tenant has as many as are left, at most. Beyond, a time is told as
+    well, and the request is a newcomer when it comes back."""
     retry_jitter_least: float = 0.8
     """Smallest factor on the estimated wait that `Retry-After` tells: below it a request comes
     back before there is room."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -13,6 +14,8 @@ from .known import AUTO, DEMO, KNOWN, SMOLLM2
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from triolet.config import ServerConfig
 
     from .known import KnownModel
 
@@ -37,6 +40,16 @@ def ready_model(model: Path | None) -> Path | None:
     except FetchFailed as error:
         sys.stderr.write(f"triolet: serving the built-in demo model instead: {error}\n")
         return None
+
+
+def as_known(server: ServerConfig, model: Path | None) -> ServerConfig:
+    """Return the settings with a known model's name, unless another one is given; the file's own
+    name is its alias."""
+    for known in KNOWN.values():
+        if model == kept_file(known) and not server.model_name:
+            aliases = (*server.model_aliases, kept_file(known).stem)
+            return replace(server, model_name=known.name, model_aliases=aliases)
+    return server
 
 
 def _fetched(model: KnownModel) -> Path:

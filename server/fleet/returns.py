@@ -5,6 +5,8 @@ Pure. A virtual schedule of each tenant's refused requests, and a bounded table 
 
 from __future__ import annotations
 
+from collections import Counter
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from triolet.service_class import ServiceClass
@@ -24,6 +26,7 @@ LEAST_S: Final = 0.1
 """A shorter wait would be over before the answer has arrived."""
 PATIENCE_S: Final = 120 * SECONDS
 """Official clients do not retry at all when told to wait longer; others do."""
+NEVER: Final = (-inf, "")
 MOST_S: Final = 3600 * SECONDS
 """The longest time that is told; what would be due later is not remembered."""
 
@@ -42,7 +45,8 @@ class Returns:
     def __init__(self, config: AdmissionConfig) -> None:
         self.shown_share = 1.0
         self._config = config
-        self._due: dict[int, float] = {}
+        self._due: dict[int, tuple[float, str]] = {}  # and of which tenant, by key
+        self._num_of: Counter[str] = Counter()
         self._schedules: dict[str, tuple[float, float]] = {}  # end and weight, by tenant
         self._weight = 0.0  # of all that have a schedule
         self._forget_at = 0.0
@@ -52,8 +56,8 @@ class Returns:
 
     def is_due(self, key: int, now: float) -> bool:
         """Return whether a request comes when it was told to."""
-        due = self._due.get(key)
-        return due is not None and -EARLY_S <= now - due <= GRACE_S
+        due, _ = self._due.get(key, NEVER)
+        return -EARLY_S <= now - due <= GRACE_S
 
     def told_s(
         self,
@@ -78,8 +82,8 @@ class Returns:
           most_s: the longest time that is told.
         """
         config = self._config
-        standing = self._due.get(key)
-        if standing is not None and standing - now > EARLY_S:
+        standing, _ = self._due.get(key, NEVER)
+        if standing - now > EARLY_S:
             return standing - now  # came too early; its place is as it was
         self.came(key, now)
         end, weight = self._schedules.get(claim.tenant, (now, 0.0))
@@ -89,8 +93,9 @@ class Returns:
         spread = config.retry_jitter_most - config.retry_jitter_least
         jitter = config.retry_jitter_least + spread * draw
         wait_s = max(jitter * min(done_s, last_s), LEAST_S)
-        if key and done_s <= last_s and len(self._due) < config.max_expected_returns:
-            self._due[key] = now + wait_s
+        if key and done_s <= last_s and self._has_room_for(claim.tenant):
+            self._due[key] = now + wait_s, claim.tenant
+            self._num_of[claim.tenant] += 1
             if is_behind:
                 self._weight += claim.weight - weight
                 share = config.return_rate_share * claim.weight / self._weight
@@ -100,8 +105,9 @@ class Returns:
 
     def came(self, key: int, now: float) -> None:
         """Count a request that came and was decided upon: it is not expected any more."""
-        due = self._due.pop(key, None)
-        if due is not None and now >= due - EARLY_S:
+        if key not in self._due:
+            return
+        if now >= self._drop(key) - EARLY_S:
             self._learn(1.0)
 
     def forget(self, now: float) -> None:
@@ -109,11 +115,22 @@ class Returns:
         if now < self._forget_at:
             return
         self._forget_at = now + GRACE_S
-        for key in [key for key, due in self._due.items() if due + GRACE_S < now]:
-            del self._due[key]
+        for key in [key for key, (due, _) in self._due.items() if due + GRACE_S < now]:
+            self._drop(key)
             self._learn(0.0)
         self._schedules = {name: one for name, one in self._schedules.items() if one[0] > now}
         self._weight = sum(weight for _, weight in self._schedules.values())
+
+    def _has_room_for(self, tenant: str) -> bool:
+        """Whether one more of a tenant's is remembered: half of what the others leave, at most."""
+        return self._num_of[tenant] < self._config.max_expected_returns - len(self._due)
+
+    def _drop(self, key: int) -> float:
+        due, tenant = self._due.pop(key)
+        self._num_of[tenant] -= 1
+        if not self._num_of[tenant]:
+            del self._num_of[tenant]
+        return due
 
     def _learn(self, shown: float) -> None:
         self.shown_share += TRUST * (shown - self.shown_share)

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from ops.model_directory import demo_model_path, find_model, shown_path
-from ops.models.choose import ready_model
+from ops.models.choose import as_known, ready_model
 from ops.models.fetch import FetchFailed, _size_in, fetch, is_kept, kept_file
 from ops.models.known import KNOWN, SMOLLM2, KnownModel
 from tests.gguf_files import byte_vocabulary, finish, write_header
+from triolet.config import ServerConfig
 from triolet.config_supervisor import FetchConfig
 from triolet.errors import ModelError
 from triolet.gguf.directory import WEIGHTS
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 CONTENT = bytes(range(256)) * 4000
 MEMBER = "tiny_model/tiny.gguf"
+NO_NAME = ServerConfig(model_dir="", model_name="", prefill_addresses=(), decode_addresses=())
 QUICK = FetchConfig(deadline_s=30.0, silence_s=1.0, poll_s=0.02)
 
 
@@ -198,6 +200,10 @@ def test_a_known_model_that_is_kept_is_found_by_its_name(
     assert found.path.name == "SmolLM2-135M-Instruct.Q4_1"
     assert '"repetition_penalty": 1.1' in (found.path / "generation_config.json").read_text()
     assert find_model(ready_model(Path("smollm2"))).path == found.path
+    served = as_known(NO_NAME, ready_model(Path("smollm2")))
+    assert (served.model_name, served.model_aliases) == ("smollm2", (found.path.name,))
+    assert as_known(replace(NO_NAME, model_name="mine"), path).model_name == "mine"
+    assert as_known(NO_NAME, tmp_path / "other.gguf") == NO_NAME
 
 
 def whole_folder(folder: Path) -> Path:
