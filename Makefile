@@ -60,7 +60,7 @@ types: install-dev
 	$(BIN)/mypy
 
 unit: install-dev system-deps
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest --durations=40 $(ARGS)
 
 test: lint types unit  ## lint, types and all tests
 
