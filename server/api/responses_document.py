@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
     from triolet.errors import RequestError
 
-    from ..generation import GenerationRequest, Usage
+    from ..generation import Finished, GenerationRequest, Usage
     from ..text.reasoning import Thinking
     from ..text.tool_calls import PieceReader, ToolForm
     from .responses_schema import ResponseFields
@@ -229,12 +229,13 @@ class ResponseDocument:
         self.items.append(item)
         return item
 
-    def finished(self, reason: FinishReason, usage: Usage) -> dict[str, Any]:
-        """Return the response at its good end."""
+    def finished(self, end: Finished) -> dict[str, Any]:
+        """Return the response at its good end; a call that a stop token cut is incomplete."""
+        usage = end.usage
         if not self.shows_output:
             return self._ended("completed", replace(usage, completion_tokens=0))
-        if reason is FinishReason.STOP:
-            return self._ended("completed", usage)
+        if end.reason is FinishReason.STOP:
+            return self._ended("completed", usage, is_cut=end.is_cut)
         return self._ended("incomplete", usage) | {
             "incomplete_details": {"reason": "max_output_tokens"}
         }
@@ -251,9 +252,10 @@ class ResponseDocument:
             "usage": response_usage(usage),
         }
 
-    def _ended(self, status: str, usage: Usage) -> dict[str, Any]:
+    def _ended(self, status: str, usage: Usage, *, is_cut: bool = False) -> dict[str, Any]:
         output = [item.shown("completed") for item in self.items]
-        if output and status != "completed":
+        is_cut = is_cut and bool(self.items) and isinstance(self.items[-1], CallItem)
+        if output and (is_cut or status != "completed"):
             output[-1] = self.items[-1].shown("incomplete")
         return self.head | {
             "status": status,

@@ -121,7 +121,7 @@ class ResponseEvents:
             case Finished():
                 pieces = self._reader.finish(is_cut=event.is_cut)
                 left = [frame for piece in pieces for frame in self._piece(piece)]
-                response = self._document.finished(event.reason, event.usage)
+                response = self._document.finished(event)
                 return left + self._end(response)
             case Failed() if is_cancelled:
                 return self._end(self._document.cancelled(event.usage))
@@ -243,8 +243,9 @@ class ResponseEvents:
     def _end(self, response: dict[str, Any]) -> list[bytes]:
         self.are_over = True
         self.response = response
+        output = response["output"]
+        closed = self._close_item(output[-1]["status"] if output else "completed")
         is_complete = response["status"] == "completed"
-        closed = self._close_item("completed" if is_complete else "incomplete")
         kind = "response.completed" if is_complete else "response.incomplete"
         return [*closed, self._event(kind, response=response)]
 

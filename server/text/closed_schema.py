@@ -28,6 +28,7 @@ MAX_CHAIN: Final = 32
 _COMBINING: Final = ("allOf", "anyOf", "oneOf")
 _BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions")
 _VALUES: Final = ("items", "prefixItems", "additionalItems", "additionalProperties")
+_INTO_ARRAYS: Final = frozenset({"items", "prefixItems", "additionalItems", "$ref", *_COMBINING})
 _OF_DOCUMENT: Final = ("$id", "$schema", "$defs", "definitions")
 _ABOUT_KEYS: Final = frozenset(
     "properties patternProperties additionalProperties required minProperties const enum".split()
@@ -35,7 +36,7 @@ _ABOUT_KEYS: Final = frozenset(
 _SAYING: Final = frozenset({"const", "enum", "additionalProperties"})
 """A schema with one of these says itself which keys there may be."""
 _LEFT_OPEN: Final = frozenset(
-    "not if then else dependentSchemas dependentRequired dependencies propertyNames "
+    "not if then else contains dependentSchemas dependentRequired dependencies propertyNames "
     "unevaluatedProperties $anchor $dynamicAnchor $dynamicRef $recursiveRef".split()
 )
 """A schema with one of these stays as it is: to narrow what is negated would widen the whole, and
@@ -188,38 +189,51 @@ class _Closing:
         share stays shared, for it has no keys."""
         if (known := self._is_apart.get(id(branches))) is not None:
             return known
-        objects, num_arrays = [], 0
+        objects, arrays = [], []
         for branch in branches:
-            tags, may_be_array = self._tags(branch)
+            tags, array = self._tags(branch)
             objects += [] if tags is None else [tags]
-            num_arrays += may_be_array
+            arrays += [] if array is None else [array]
         self._spend(len(objects) ** 2)
-        self._is_apart[id(branches)] = num_arrays <= 1 and all(
+        # Arrays that no branch looks into are taken by the same branches afterwards.
+        are_arrays_apart = len(arrays) <= 1 or not any(arrays)
+        self._is_apart[id(branches)] = are_arrays_apart and all(
             any(one[key].isdisjoint(other[key]) for key in one.keys() & other.keys())
             for one, other in combinations(objects, 2)
         )
         return self._is_apart[id(branches)]
 
-    def _tags(self, branch: Any) -> tuple[dict[str, frozenset[str]] | None, bool]:  # noqa: ANN401
+    def _tags(
+        self,
+        branch: Any,  # noqa: ANN401
+    ) -> tuple[dict[str, frozenset[str]] | None, bool | None]:
         """Return the strings that required keys of an object may have, None if it is no object;
-        and whether it may be an array."""
+        and whether it says something of what is in an array, None if it is no array."""
         for _ in range(MAX_CHAIN):
             if not isinstance(branch, dict) or "$ref" not in branch or "properties" in branch:
                 break
             branch = self._target(branch["$ref"])
         if not isinstance(branch, dict):
-            return {}, True
+            return {}, False
         if _strings(branch) is not None:
-            return None, False
-        may_be_array = _may_be("array", branch)
+            return None, None
+        looks_into = not _INTO_ARRAYS.isdisjoint(branch)
+        array = looks_into if _may_be("array", branch) else None
         if not _may_be("object", branch):
-            return None, may_be_array
+            return None, array
         tags = {}
-        for key, value in _dict(branch.get("properties", {})).items():
-            words = _strings(value) if key in _list(branch.get("required", [])) else None
+        properties, required = (
+            _dict(branch.get("properties", {})),
+            _list(branch.get("required", [])),
+        )
+        self._spend(len(properties) + len(required))
+        wanted = {name for name in required if isinstance(name, str)}
+        for key, value in properties.items():
+            words = _strings(value) if key in wanted else None
             if words is not None:
+                self._spend(len(words))
                 tags[key] = words
-        return tags, may_be_array
+        return tags, array
 
     def _done(self, node: Any, form: _Form) -> Any:  # noqa: ANN401
         """Return a schema in a form."""

@@ -196,7 +196,16 @@ async def test_a_call_that_a_stop_token_cut_is_not_told_as_one_to_run() -> None:
         asked = {**ASKS[CHAT], "stop_token_ids": [ord("#")]}
         whole = of_chat(await server.post(CHAT, asked))
         streamed = of_chat_stream(await server.post(CHAT, asked | {"stream": True}))
+        asked = {**ASKS[RESPONSES], "stop_token_ids": [ord("#")]}
+        document = (await server.post(RESPONSES, asked)).json
+        events = (await server.post(RESPONSES, asked | {"stream": True})).named_events
     assert whole == streamed == ("", ['{"city": "B'], "stop")
+    (done,) = [data["item"] for name, data in events if name == "response.output_item.done"]
+    for response in (document, events[-1][1]["response"]):
+        (call,) = response["output"]
+        assert response["status"] == "completed"
+        assert call["status"] == done["status"] == "incomplete"
+        assert call["arguments"] == '{"city": "B'
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

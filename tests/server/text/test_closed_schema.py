@@ -196,6 +196,25 @@ def test_branches_that_share_values_stay_open_together() -> None:
     }
 
 
+def test_branches_with_tags_are_closed_whether_or_not_they_name_their_type() -> None:
+    inner = {"type": "object", "properties": {"a": {}}}
+    branches = [
+        {"properties": {"k": {"const": word}, "v": inner}, "required": ["k"]} for word in "xy"
+    ]
+    for branch in closed({"oneOf": branches})["oneOf"]:
+        assert branch["additionalProperties"] is False
+        assert branch["properties"]["v"]["additionalProperties"] is False
+    of_arrays = {"oneOf": [branch | {"items": inner} for branch in branches]}
+    assert closed(of_arrays)["oneOf"] == of_arrays["oneOf"]
+
+
+def test_long_lists_of_required_keys_are_steps_too() -> None:
+    shared = {"properties": {f"p{n}": {} for n in range(560)}, "required": [0] * 1700}
+    several = {f"q{n}": {"oneOf": [{"$ref": "#/b"}]} for n in range(150)}
+    schema = {"b": shared, "type": "object", "properties": several}
+    assert closed(schema) == schema
+
+
 def test_what_is_in_branches_that_share_values_stays_open() -> None:
     # Both take {"v": {"a": 1, "x": 1}}, so oneOf takes it not; with the first closed it would.
     of_v = [{"properties": {"v": A}, "required": ["v"]}, {"required": ["v"]}]
