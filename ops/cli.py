@@ -172,13 +172,12 @@ def serve(
     """Serve a model on this machine: a server, prefill and decode workers, kept alive."""
     from .logs import configure_logs, default_level
     from .model_directory import check_start
-    from .models.choose import as_known, ready_model
+    from .models.choose import named, ready_model
 
     level = log_level or default_level()
     keep_private()
     configure_logs(level, "supervisor")
-    model = ready_model(model)
-    checked = check_start(model, engine, speculation)
+    checked = check_start(ready_model(model), engine, speculation)
     require_tenants(server.tenants)
 
     from .plan import FleetPlan
@@ -187,7 +186,7 @@ def serve(
     serve_fleet(
         FleetPlan(
             model_dir=checked.path,
-            server=replace(as_known(server, model), overload=overload),
+            server=replace(named(server, checked.path), overload=overload),
             engine=replace(engine, gpu=gpu),
             link=link,
             servers=servers,
@@ -242,11 +241,12 @@ def server(
         model_dir = find_model(model).path
         from server.main import main as run_server
 
+        from .models.choose import named
+
         run_server(
             replace(
-                config,
+                named(config, model_dir),
                 model_dir=str(model_dir),
-                model_name=config.model_name or model_dir.name,
                 prefill_addresses=(*(prefill or ()), *(spare_prefill or ())),
                 decode_addresses=(*(decode or ()), *(spare_decode or ())),
                 spare_addresses=(*(spare_prefill or ()), *(spare_decode or ())),

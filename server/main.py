@@ -199,7 +199,7 @@ def _quotas(config: ServerConfig, metrics: Metrics, tenancy: Tenancy) -> Iterato
         quotas = replace(quotas, servers=len(config.siblings.paths))
     if tenants.file is not None and quotas.spend_file is None and not quotas.is_shared:
         quotas = replace(quotas, spend_file=tenants.file + SPEND_SUFFIX)
-    prices = partial(tenancy.prices_of, config.model_name)
+    prices = partial(tenancy.prices_of, config.model_name, *config.model_aliases)
     with opened_quotas(quotas, metrics.quotas, prices) as opened:
         metrics.quotas.watch(opened)
         yield opened

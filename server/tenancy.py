@@ -131,9 +131,9 @@ class Tenancy:
         """All tenants, disabled ones included; ANONYMOUS where there are none."""
         return (ANONYMOUS,) if self._tenants is None else self._tenants.by_name.values()
 
-    def prices_of(self, model: str) -> Prices:
+    def prices_of(self, *names: str) -> Prices:
         """Return what a model's tokens cost now."""
-        return (self._tenants or NOBODY).prices_of(model)
+        return (self._tenants or NOBODY).prices_of(*names)
 
     def replace(self, tenants: Tenants) -> frozenset[str]:
         """Let other tenants count from now on; return the names of those that may ask no more."""

@@ -149,9 +149,10 @@ class Tenants:
         """Return whose key has this digest, and the key; None if nobody's has."""
         return self._by_digest.get(digest)
 
-    def prices_of(self, model: str) -> Prices:
-        """Return what a model's tokens cost: nothing, unless the operator says so."""
-        return self.prices.get(model, NO_PRICES)
+    def prices_of(self, *names: str) -> Prices:
+        """Return what a model's tokens cost, by the first of its names that has prices: nothing,
+        unless the operator says so."""
+        return next((self.prices[name] for name in names if name in self.prices), NO_PRICES)
 
 
 NO_PRICES: Final = Prices()

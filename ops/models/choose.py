@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from ..model_directory import shown_path
 from .fetch import FetchFailed, fetch, is_kept, kept_file
 from .known import AUTO, DEMO, KNOWN, SMOLLM2
 
@@ -42,14 +43,16 @@ def ready_model(model: Path | None) -> Path | None:
         return None
 
 
-def as_known(server: ServerConfig, model: Path | None) -> ServerConfig:
-    """Return the settings with a known model's name, unless another one is given; the file's own
-    name is its alias."""
+def named(server: ServerConfig, model_dir: Path) -> ServerConfig:
+    """Return the settings with the name that requests call the model by, unless one is given: a
+    known model's, with its file's as an alias, or the directory's."""
+    if server.model_name:
+        return server
     for known in KNOWN.values():
-        if model == kept_file(known) and not server.model_name:
-            aliases = (*server.model_aliases, kept_file(known).stem)
+        if shown_path(model_dir) == kept_file(known):
+            aliases = (*server.model_aliases, model_dir.name)
             return replace(server, model_name=known.name, model_aliases=aliases)
-    return server
+    return replace(server, model_name=model_dir.name)
 
 
 def _fetched(model: KnownModel) -> Path:

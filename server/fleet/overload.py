@@ -246,7 +246,7 @@ class Overload:
     def _refuse_late(self, ask: Ask, wait_s: float, now: float, *, is_return: bool) -> None:
         config, own = self._config.admission, ask.claim.service_class
         slo_s = self._config.slo.of(own)
-        share = config.return_share if is_return else self._newcomer_share(ask)
+        share = config.return_share if is_return else self._newcomer_share(ask, now)
         bound_s = share * (ask.deadline_s - self.prediction.own_s(ask.num_tokens))
         if slo_s is not None:
             bound_s = min(bound_s, share * slo_s)
@@ -255,11 +255,12 @@ class Overload:
             # Half of what may wait goes first, or whoever comes back would meet a full line.
             raise self._refusal(ask, reason, wait_s - bound_s / 2, now, wait_s)
 
-    def _newcomer_share(self, ask: Ask) -> float:
+    def _newcomer_share(self, ask: Ask, now: float) -> float:
         """Return which share of its deadline a newcomer may wait: less while refused requests are
-        expected, by how many of them return."""
-        config = self._config.admission
-        if not len(self.returns) or _leaves_no_room(ask):
+        expected before that, by how many of them return."""
+        config, slo_s = self._config.admission, self._config.slo.of(ask.claim.service_class)
+        latest = now + (ask.deadline_s if slo_s is None else min(ask.deadline_s, slo_s))
+        if not self.returns.are_due_by(latest) or _leaves_no_room(ask):
             return config.deadline_share
         kept = config.deadline_share - config.newcomer_share
         return config.deadline_share - self.returns.shown_share * kept

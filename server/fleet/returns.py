@@ -50,6 +50,7 @@ class Returns:
         self._schedules: dict[str, tuple[float, float]] = {}  # end and weight, by tenant
         self._weight = 0.0  # of all that have a schedule
         self._forget_at = 0.0
+        self._soonest = inf  # due, or earlier until the next scan
 
     def __len__(self) -> int:
         return len(self._due)
@@ -58,6 +59,10 @@ class Returns:
         """Return whether a request comes when it was told to."""
         due, _ = self._due.get(key, NEVER)
         return -EARLY_S <= now - due <= GRACE_S
+
+    def are_due_by(self, moment: float) -> bool:
+        """Return whether a refused request is expected until a moment."""
+        return self._soonest <= moment
 
     def told_s(
         self,
@@ -88,19 +93,21 @@ class Returns:
         self.came(key, now)
         end, weight = self._schedules.get(claim.tenant, (now, 0.0))
         is_behind = claim.service_class is not ServiceClass.CRITICAL
+        weights = self._weight + claim.weight - weight
+        step_s = self.shown_share * work_s * weights / (config.return_rate_share * claim.weight)
         begin_s = max(room_in_s, end - now) if is_behind else room_in_s
-        done_s, last_s = begin_s + work_s, most_s / config.retry_jitter_most
+        done_s = begin_s + work_s
+        last_s = most_s / config.retry_jitter_most
         spread = config.retry_jitter_most - config.retry_jitter_least
         jitter = config.retry_jitter_least + spread * draw
         wait_s = max(jitter * min(done_s, last_s), LEAST_S)
         if key and done_s <= last_s and self._has_room_for(claim.tenant):
             self._due[key] = now + wait_s, claim.tenant
             self._num_of[claim.tenant] += 1
+            self._soonest = min(self._soonest, now + wait_s)
             if is_behind:
-                self._weight += claim.weight - weight
-                share = config.return_rate_share * claim.weight / self._weight
-                end = now + begin_s + self.shown_share * work_s / share
-                self._schedules[claim.tenant] = end, claim.weight
+                self._weight = weights
+                self._schedules[claim.tenant] = now + begin_s + step_s, claim.weight
         return wait_s
 
     def came(self, key: int, now: float) -> None:
@@ -118,6 +125,7 @@ class Returns:
         for key in [key for key, (due, _) in self._due.items() if due + GRACE_S < now]:
             self._drop(key)
             self._learn(0.0)
+        self._soonest = min((due for due, _ in self._due.values()), default=inf)
         self._schedules = {name: one for name, one in self._schedules.items() if one[0] > now}
         self._weight = sum(weight for _, weight in self._schedules.values())
 

@@ -78,6 +78,7 @@ class Grammars:
     ) -> None:
         self._command = [
             sys.executable,
+            "-P",  # not what lies in the current directory
             "-m",
             "server.text.grammar_process",
             str(tokenizer_path),

@@ -107,4 +107,4 @@ async def test_a_server_that_never_becomes_ready_is_not_waited_for_for_ever(
 
 def test_the_roles_are_started_by_this_very_python() -> None:
     assert command_line()[0] == sys.executable
-    assert "triolet" in command_line()[1] or command_line()[1:] == ("-m", "ops.cli")
+    assert "triolet" in command_line()[1] or command_line()[1:3] == ("-P", "-m")

@@ -73,6 +73,7 @@ def test_every_field_is_read() -> None:
     assert (alice.is_disabled, root.is_disabled) == (False, True)
     assert tenants.prices_of("org/model-1.5") == Prices(0.5, 0.05, 2.0)
     assert tenants.prices_of("another") == NO_PRICES
+    assert tenants.prices_of("another", "org/model-1.5") == Prices(0.5, 0.05, 2.0)
 
 
 def test_a_key_is_found_by_its_digest_and_says_when_it_ends() -> None:

@@ -130,9 +130,9 @@ def refusing() -> Overload:
     return one
 
 
-def told_by(one: Overload, ask: Ask, tokens_ahead: float) -> float:
+def told_by(one: Overload, ask: Ask, tokens_ahead: float, now: float = 0.0) -> float:
     with pytest.raises(RequestError) as refusal:
-        one.judge(ask, tokens_ahead, 0.0)
+        one.judge(ask, tokens_ahead, now)
     assert refusal.value.retry_after_s is not None
     return refusal.value.retry_after_s
 
@@ -173,8 +173,9 @@ def test_newcomers_leave_room_for_expected_requests_and_critical_ones_do_not() -
     ahead = 1.2 * RATE  # between what a newcomer may wait beside expected requests and without
     assert one.judge(Ask(OTHER, 50, 600.0, 9), ahead, 0.0)
     due = told_by(one, Ask(ONE, 50, 600.0, 1), 50_000.0)
-    told_by(one, Ask(OTHER, 50, 600.0, 2), ahead)
-    assert one.judge(Ask(CRITICAL, 50, 600.0, 3), ahead, 0.0)
+    assert one.judge(Ask(OTHER, 50, 600.0, 2), ahead, 0.0), "over before the return is due"
+    told_by(one, Ask(OTHER, 50, 600.0, 4), ahead, due - 1.0)
+    assert one.judge(Ask(CRITICAL, 50, 600.0, 3), ahead, due - 1.0)
     assert one.judge(Ask(ONE, 50, 600.0, 1), ahead, due)
 
 
