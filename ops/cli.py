@@ -171,8 +171,8 @@ def serve(
 ) -> None:
     """Serve a model on this machine: a server, prefill and decode workers, kept alive."""
     from .logs import configure_logs, default_level
-    from .model_directory import check_start
-    from .models.choose import named, ready_model
+    from .model_directory import check_start, with_model_name
+    from .models.choose import ready_model
 
     level = log_level or default_level()
     keep_private()
@@ -186,7 +186,7 @@ def serve(
     serve_fleet(
         FleetPlan(
             model_dir=checked.path,
-            server=replace(named(server, checked.path), overload=overload),
+            server=replace(with_model_name(server, checked.path), overload=overload),
             engine=replace(engine, gpu=gpu),
             link=link,
             servers=servers,
@@ -226,7 +226,7 @@ def server(
     supervisor_pid: SupervisorPidOption = None,
 ) -> None:
     """Run one server for workers that run elsewhere."""
-    from .model_directory import find_model
+    from .model_directory import find_model, with_model_name
     from .role_process import run_role
 
     own = read_siblings(siblings)
@@ -241,11 +241,9 @@ def server(
         model_dir = find_model(model).path
         from server.main import main as run_server
 
-        from .models.choose import named
-
         run_server(
             replace(
-                named(config, model_dir),
+                with_model_name(config, model_dir),
                 model_dir=str(model_dir),
                 prefill_addresses=(*(prefill or ()), *(spare_prefill or ())),
                 decode_addresses=(*(decode or ()), *(spare_decode or ())),

@@ -22,7 +22,7 @@ from .models.known import AUTO, DEMO, KNOWN, SMOLLM2
 
 if TYPE_CHECKING:
     from engine.preflight.check import CheckedModel
-    from triolet.config import EngineConfig
+    from triolet.config import EngineConfig, ServerConfig
     from triolet.config_speculation import SpeculationConfig
 
 WEIGHT_FILES: Final = ("*.safetensors", GGUF_WEIGHTS)
@@ -130,6 +130,18 @@ def shown_path(model_dir: Path) -> Path:
     """Return what a person calls a model's directory: of a GGUF file, the file."""
     link = model_dir / GGUF_WEIGHTS
     return link.resolve() if link.is_symlink() else model_dir
+
+
+def with_model_name(server: ServerConfig, model_dir: Path) -> ServerConfig:
+    """Return the settings with the name that requests call the model by, unless one is given: a
+    known model's, with its file's as an alias, or the directory's."""
+    if server.model_name:
+        return server
+    for known in KNOWN.values():
+        if shown_path(model_dir) == kept_file(known):
+            aliases = (*server.model_aliases, model_dir.name)
+            return replace(server, model_name=known.name, model_aliases=aliases)
+    return replace(server, model_name=model_dir.name)
 
 
 def _written_down(path: Path, name: str) -> Path:

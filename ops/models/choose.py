@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from ..model_directory import shown_path
 from .fetch import FetchFailed, fetch, is_kept, kept_file
 from .known import AUTO, DEMO, KNOWN, SMOLLM2
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from triolet.config import ServerConfig
 
     from .known import KnownModel
 
@@ -41,18 +37,6 @@ def ready_model(model: Path | None) -> Path | None:
     except FetchFailed as error:
         sys.stderr.write(f"triolet: serving the built-in demo model instead: {error}\n")
         return None
-
-
-def named(server: ServerConfig, model_dir: Path) -> ServerConfig:
-    """Return the settings with the name that requests call the model by, unless one is given: a
-    known model's, with its file's as an alias, or the directory's."""
-    if server.model_name:
-        return server
-    for known in KNOWN.values():
-        if shown_path(model_dir) == kept_file(known):
-            aliases = (*server.model_aliases, model_dir.name)
-            return replace(server, model_name=known.name, model_aliases=aliases)
-    return replace(server, model_name=model_dir.name)
 
 
 def _fetched(model: KnownModel) -> Path:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from ops.model_directory import demo_model_path, find_model, shown_path
-from ops.models.choose import named, ready_model
+from ops.model_directory import demo_model_path, find_model, shown_path, with_model_name
+from ops.models.choose import ready_model
 from ops.models.fetch import FetchFailed, _size_in, fetch, is_kept, kept_file
 from ops.models.known import KNOWN, SMOLLM2, KnownModel
 from tests.gguf_files import byte_vocabulary, finish, write_header
@@ -200,10 +200,10 @@ def test_a_known_model_that_is_kept_is_found_by_its_name(
     assert found.path.name == "SmolLM2-135M-Instruct.Q4_1"
     assert '"repetition_penalty": 1.1' in (found.path / "generation_config.json").read_text()
     assert find_model(ready_model(Path("smollm2"))).path == found.path
-    served = named(NO_NAME, found.path)
+    served = with_model_name(NO_NAME, found.path)
     assert (served.model_name, served.model_aliases) == ("smollm2", (found.path.name,))
-    assert named(replace(NO_NAME, model_name="mine"), found.path).model_name == "mine"
-    assert named(NO_NAME, demo_model_path()).model_name == demo_model_path().name
+    assert with_model_name(replace(NO_NAME, model_name="mine"), found.path).model_name == "mine"
+    assert with_model_name(NO_NAME, demo_model_path()).model_name == demo_model_path().name
 
 
 def whole_folder(folder: Path) -> Path:
