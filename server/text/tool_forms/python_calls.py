@@ -37,14 +37,10 @@ START: Final = "<|python_start|>"
 END: Final = "<|python_end|>"
 """Llama 4 writes them around the list."""
 
-MAX_NAME_CHARS: Final = 256
-"""Of an argument's name. What may become `name=` is held and looked at with each token; a longer
-name makes a list text, or a later argument one without a name. Names have tens of characters."""
-MAX_INNER_BLANKS: Final = 64
-"""Between a bracket, a name and its `=`, for the same reason. Models write none or one, or a line
-break and its indent."""
-
-# Patterns are written out: what is built may come from outside. They hold the bounds above.
+# What may become `name=` is held and looked at with each token. Hence the bounds: an argument's name
+# has 256 characters at most (a list with a longer one is text, a later argument has none), and up to
+# 64 blanks stand between a bracket, a name and its `=` (models write none or one, or a line break
+# and its indent). Patterns are written out: what is built may come from outside.
 _NAME: Final = re.compile(r"[^\W\d]\w{0,255}")
 _CALL: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})\(\s{0,64}(?=[^\W\d]\w{0,255}\s{0,64}=[^=]|\))")
 _BEGUN_CALL: Final = re.compile(
@@ -145,13 +141,26 @@ class PythonCallReader(SteppedReader):
         is_half_call = is_cut and self._is_half_call()
         held = self._take_all()
         if self._state is _State.ARGUMENTS and not is_cut:
-            # The last brackets are missing: the value is what there is.
-            pieces: list[Piece] = []
-            if found := _ARGUMENT.match(held):
-                self._show(found[1], held[found.end() :], pieces)
-            return [*pieces, self._end_of_call()]
+            return self._finish_call(held)
         is_open = not self.num_calls or (self._state is _State.TEXT and bool(held.strip()))
         return [Text(held)] if held and is_open and not is_half_call else []
+
+    def _finish_call(self, held: str) -> list[Piece]:
+        """End a call whose last brackets are missing. One whose last argument is broken stays
+        without its end: it is no JSON, and is not run with what was guessed."""
+        pieces: list[Piece] = []
+        # Llama's marker is no part of an argument, but for one that stands in a whole string.
+        before_end = held.partition(END)[0].rstrip()
+        is_broken = _BEGUN_ARGUMENT.fullmatch(before_end) is not None
+        if found := _ARGUMENT.match(held):
+            sources = (held[found.end() :], before_end[found.end() :])
+            whole = [source for source in sources if python_json(source) is not None]
+            is_broken = not whole
+            for source in whole[:1]:
+                self._show(found[1], source, pieces)
+        if not is_broken:
+            return [*pieces, self._end_of_call()]
+        return [Arguments(self.num_calls - 1, "{")] if self._is_first else []
 
     def _is_half_call(self) -> bool:
         """Whether what is held is part of a call if the completion is cut behind it: behind a

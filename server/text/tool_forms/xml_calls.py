@@ -44,10 +44,9 @@ PARAMETER_END: Final = "</parameter>"
 
 _FUNCTION: Final = re.compile(r"<function=([A-Za-z0-9_.-]{1,64})>")
 _BEGUN_FUNCTION: Final = re.compile(r"<function=[A-Za-z0-9_.-]{0,64}")
-MAX_NAME_CHARS: Final = 256
-"""Of a parameter's name: what may become its tag is held and looked at with each token. Property
-names in tools have tens of characters."""
-# Patterns are written out: what is built may come from outside. They hold the bound above.
+# A parameter's name has 256 characters at most: what may become its tag is held and looked at with
+# each token, and names in tools have tens of them. Patterns are written out: what is built may come
+# from outside.
 _PROPERTY: Final = re.compile(r"[^>\n]{1,256}")
 """A name that can stand in a tag."""
 _PARAMETER: Final = re.compile(r"<parameter=([^>\n]{1,256})>\n?")

@@ -19,7 +19,6 @@ from server.text.tool_calls import (
     Text,
     ToolForm,
 )
-from server.text.tool_forms.python_calls import MAX_INNER_BLANKS, MAX_NAME_CHARS
 from server.text.tool_forms.repeats import OnceEach
 from server.text.tool_forms.table import HARMONY, PYTHONIC, QWEN3_CODER, form_of
 from server.text.tool_forms.typed_values import MAX_LITERAL_CHARS, python_json
@@ -348,13 +347,31 @@ def test_a_tag_ends_arguments_whose_brackets_were_forgotten(form: ToolForm, open
         assert calls == [("f", '{"x": {"y": "<"}'), ("f", "{}")][: 1 + (form is not LLAMA)]
 
 
-@pytest.mark.parametrize("num_chars", [MAX_NAME_CHARS, MAX_NAME_CHARS + 1])
-@pytest.mark.parametrize("num_blanks", [MAX_INNER_BLANKS, MAX_INNER_BLANKS + 1])
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('[f(word="/tmp/x)]', "{"),
+        ("[f(x=(1, 2]", "{"),
+        ('[f(x="x"\n\nI have called it.', "{"),
+        ("[f(), f(x=1, word='a", '{"x": 1'),
+        ("[f(x=1, word=", '{"x": 1'),
+        ("[f(x=1, wor", '{"x": 1'),
+        ("[f(x=1, word='a<|python_end|>", '{"x": 1'),
+    ],
+)
+def test_a_python_call_with_a_broken_argument_is_never_whole(text: str, told: str) -> None:
+    for parts in ([text], list(text)):
+        said = read(Case(PYTHONIC, text, "", []), parts)
+        assert (said.shown, said.calls[-1]) == ("", ("f", told))
+
+
+@pytest.mark.parametrize("num_chars", [256, 257])
+@pytest.mark.parametrize("num_blanks", [64, 65])
 def test_names_and_blanks_of_python_calls_have_bounds(num_chars: int, num_blanks: int) -> None:
     name, blanks = "n" * num_chars, " " * num_blanks
     text = f"[f({blanks}{name}{blanks}=1)]"
     case = Case(PYTHONIC, text, "", [])
-    is_call = num_chars == MAX_NAME_CHARS and num_blanks == MAX_INNER_BLANKS
+    is_call = num_chars == 256 and num_blanks == 64
     expected = ("", [("f", {name: 1})], "") if is_call else (text, [], "")
     assert parsed(case, list(text)) == expected
     for place in range(len(text)):
