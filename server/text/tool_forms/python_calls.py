@@ -37,10 +37,10 @@ START: Final = "<|python_start|>"
 END: Final = "<|python_end|>"
 """Llama 4 writes them around the list."""
 
-# What may become `name=` is held and looked at with each token. Hence the bounds: an argument's name
-# has 256 characters at most (a list with a longer one is text, a later argument has none), and up to
-# 64 blanks stand between a bracket, a name and its `=` (models write none or one, or a line break
-# and its indent). Patterns are written out: what is built may come from outside.
+# What may become `name=` is held and looked at with each token. Hence the bounds: a name has 256
+# characters at most (a list with a longer one is text, a later argument has none), and up to 64
+# blanks stand between a bracket, a name and its `=` (models write none or one, or a line break and
+# its indent). Patterns are written out: what is built may come from outside.
 _NAME: Final = re.compile(r"[^\W\d]\w{0,255}")
 _CALL: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})\(\s{0,64}(?=[^\W\d]\w{0,255}\s{0,64}=[^=]|\))")
 _BEGUN_CALL: Final = re.compile(

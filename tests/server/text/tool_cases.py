@@ -211,6 +211,42 @@ CASES: Final[list[Case]] = [
     ),
     Case(
         QWEN3_CODER,
+        (xml("f", word="x") + "Next.\n" + xml("g", y="2")).replace("</tool_call>", "\n", 1),
+        "\n\nNext.\n",
+        [("f", {"word": "x"}), ("g", {"y": 2})],
+    ),
+    Case(
+        QWEN3_CODER,
+        xml("f", word=f"</parameter></function>{'a' * 1025}<tool_call><function=g>"),
+        "",
+        [("f", {"word": f"</parameter></function>{'a' * 1025}<tool_call><function=g>"})],
+    ),
+    Case(
+        QWEN3_CODER,
+        (xml("f", word="x") + "\n" + xml("g", y="2")).replace("</parameter>\n", "", 1),
+        "",
+        [("f", {"word": "x"}), ("g", {"y": 2})],
+    ),
+    Case(
+        QWEN3_CODER,
+        xml("f", word="x").replace("</parameter>\n", ""),
+        "",
+        [("f", {"word": "x"})],
+    ),
+    Case(
+        QWEN3_CODER,
+        xml("f", word="x").replace("</tool_call>", "Hello"),
+        "\nHello",
+        [("f", {"word": "x"})],
+    ),
+    Case(
+        QWEN3_CODER,
+        xml("f", word="x</parameter> and </parameter>\n</function>, so") + "\nBye",
+        "\nBye",
+        [("f", {"word": "x</parameter> and </parameter>\n</function>, so"})],
+    ),
+    Case(
+        QWEN3_CODER,
         "<tool_call>\n" + xml("g", y="2"),
         "<tool_call>\n",
         [("g", {"y": 2})],
