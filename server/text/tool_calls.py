@@ -338,6 +338,7 @@ class JsonCallReader(SteppedReader):
         self._value = ValueEnd()
         self._scanned = 0  # characters of the held object that `_value` has seen
         self._is_list = self._is_named = False
+        self._has_value = False  # some of the call's arguments has been shown
 
     def finish(self, *, is_cut: bool = False) -> list[Piece]:
         """Return what was held back, now that nothing follows."""
@@ -415,8 +416,9 @@ class JsonCallReader(SteppedReader):
         begin = self._held.lstrip(separators)
         if not begin:
             return False
-        if self._is_list and begin[0] == "]":
-            self._opened, self._state = "", _State.AFTER  # an empty list says nothing
+        if self._is_list and (begin[0] == "]" or (self.num_calls and self._is_closing(begin))):
+            # An empty list says nothing, and a separator before its end neither.
+            self._held, self._opened, self._state = begin, "", _State.AFTER
             return True
         found = _HEAD.match(begin)
         if found and found.end() < len(begin):
@@ -445,19 +447,22 @@ class JsonCallReader(SteppedReader):
         return True
 
     def _take_value(self, pieces: list[Piece]) -> bool:
+        if not self._has_value:
+            self._held = self._held.lstrip()
         length = self._value.push(self._held)
         if length:
             pieces.append(Arguments(self.num_calls - 1, self._held[:length]))
+            self._has_value = True
         self._held = self._held[length:]
         if self._value.is_over:
+            if not self._has_value:
+                pieces.append(Arguments(self.num_calls - 1, "{}"))
             self._state = _State.AFTER if self._is_named else _State.TAIL
-            self._value = ValueEnd(depth=1)
+            self._value = ValueEnd(depth=1, is_one_line=True)
         return self._state is not _State.VALUE
 
     def _take_tail(self) -> bool:
         """Pass over what stands behind the arguments in a call's object."""
-        if self._form.closing and not self._form.is_list:
-            return self._take_closing()
         length = self._value.push(self._held)
         self._held = self._held[length:]
         if self._value.is_over:
@@ -477,9 +482,16 @@ class JsonCallReader(SteppedReader):
             return False
         if begin[0] == "]":
             self._held, self._state = begin[1:], _State.CLOSING
+        elif self._is_closing(begin):
+            self._held, self._state = begin, _State.CLOSING  # the bracket was forgotten
         else:
             self._held, self._state = begin, _State.HEAD
         return True
+
+    def _is_closing(self, begin: str) -> bool:
+        """Whether a text begins with what comes behind a list, or may once it goes on."""
+        closing = self._form.closing
+        return bool(closing) and (begin.startswith(closing) or closing.startswith(begin))
 
     def _take_closing(self) -> bool:
         closing = self._form.closing
@@ -507,7 +519,7 @@ class JsonCallReader(SteppedReader):
         pieces.append(CallBegins(self.num_calls, name))
         self.num_calls += 1
         self._opened, self._scanned, self._is_named = "", 0, is_named
-        self._has_text = False
+        self._has_text = self._has_value = False
         self._value = ValueEnd()
         self._state = _State.VALUE
 

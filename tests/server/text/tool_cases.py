@@ -113,6 +113,31 @@ CASES: Final[list[Case]] = [
         [("f", {}), ("g", {"x": 1})],
     ),
     Case(HERMES, hermes({"name": "f", "arguments": None}), "", [("f", None)]),
+    Case(
+        HERMES,
+        hermes({"name": "f", "arguments": {"x": 1}, "note": 'see <tool_call>, " </tool_call>'})
+        + "\nBye",
+        "\nBye",
+        [("f", {"x": 1})],
+    ),
+    Case(
+        HERMES,
+        hermes({"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}).replace("{}", '{}"'),
+        "",
+        [("f", {}), ("g", {})],
+    ),
+    Case(
+        HERMES,
+        '<tool_call>\n{"name": "f", "arguments": }\n</tool_call>\nBye',
+        "\nBye",
+        [("f", {})],
+    ),
+    Case(
+        HERMES,
+        '<tool_call>{"name": "f", "arguments": </tool_call>' + hermes({"name": "g"}),
+        "",
+        [("f", {}), ("g", {})],
+    ),
     Case(HERMES, TOO_FAR, TOO_FAR, []),
     Case(HERMES, "<tool_call>no JSON</tool_call> ok", "<tool_call>no JSON</tool_call> ok", []),
     Case(HERMES, '<tool_call>{"name": "f"', '<tool_call>{"name": "f"', []),
@@ -157,6 +182,17 @@ CASES: Final[list[Case]] = [
     Case(GRANITE, "I look.<tool_call> " + listed(("f", {})), "I look.", [("f", {})]),
     Case(PHI, f"<|tool_call|>{listed(*F_AND_G)}<|/tool_call|>", "", F_AND_G),
     Case(PHI, "functools" + listed(("f", {"x": 1})), "", [("f", {"x": 1})]),
+    *(
+        Case(
+            PHI,
+            '<|tool_call|>[{"name": "f", "arguments": {"x": 1}' + end + "<|/tool_call|>Bye <b>",
+            "Bye <b>",
+            [("f", {"x": 1})],
+        )
+        for end in ("", "}", "}, ", "}]", "}, ]", "\n} \n")
+    ),
+    Case(PHI, '<|tool_call|>[{"name": "f", "arguments": {}}, <b>', ", <b>", [("f", {})]),
+    Case(GRANITE, "<|tool_call|>" + listed(("f", {}))[:-1] + ", ] Bye", " Bye", [("f", {})]),
     Case(PHI, "import functools\n", "import functools\n", []),
     Case(
         QWEN3_CODER,
