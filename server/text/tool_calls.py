@@ -416,7 +416,10 @@ class JsonCallReader(SteppedReader):
         begin = self._held.lstrip(separators)
         if not begin:
             return False
-        if self._is_list and (begin[0] == "]" or (self.num_calls and self._is_closing(begin))):
+        is_closing = self._is_list and self.num_calls > 0 and self._is_closing(begin)
+        if is_closing and not begin.startswith(self._form.closing):
+            return False
+        if is_closing or (self._is_list and begin[0] == "]"):
             # An empty list says nothing, and a separator before its end neither.
             self._held, self._opened, self._state = begin, "", _State.AFTER
             return True
