@@ -104,15 +104,27 @@ class SteppedReader(ABC):
     def _take_until(self, openings: Sequence[str], pieces: list[Piece]) -> str:
         """Show the text before the first of some openings; return that opening, which stays held,
         and nothing if there is none yet."""
+        if self.num_calls and not self._has_text:
+            self._unblank()
         shown, opening = before_first(self._held, openings)
-        # Blanks before a call, or between two, are no text; they are if text comes before them.
-        if shown.strip() or (shown and self._has_text):
+        # Blanks before a call, or between two, are no text; they are if text comes before them, or
+        # if there are too many of them to hold.
+        if shown.strip() or (shown and self._has_text) or len(shown) > MAX_BLANKS:
             pieces.append(Text(shown))
             self._has_text = True
         elif not opening:
             return ""
         self._held = self._held[len(shown) :]
         return opening
+
+    def _unblank(self, blanks: str | None = None) -> str:
+        """Return what is held without these characters before it, all blanks if None. They stay
+        held, for they may stand before text; of more than MAX_BLANKS the last ones do."""
+        begin = self._held.lstrip(blanks)
+        num_blanks = len(self._held) - len(begin)
+        if num_blanks > MAX_BLANKS:
+            self._held = self._held[num_blanks - MAX_BLANKS :]
+        return begin
 
     def _take_all(self) -> str:
         """Return everything that is held, which is not held any more."""
@@ -295,10 +307,12 @@ PHI: Final = JsonForm(
 """Phi-4-mini; `functools` is what it writes without its special tokens."""
 
 MAX_BLANKS: Final = 256
-"""Between an opening and a call: what is held is looked at with each token."""
+"""Before a call, behind its opening and behind its end: what is held is looked at with each
+token."""
 # What these match begins with what _BEGUN_OBJECT and _BEGUN_NAME match, however it is cut.
 _HEAD: Final = re.compile(
-    r'\{\s{0,256}"name"\s*:\s*"([A-Za-z0-9_.-]{1,64})"\s*,\s*"(?:arguments|parameters)"\s*:\s*'
+    r'\{\s{0,256}"name"\s{0,64}:\s{0,64}"([A-Za-z0-9_.-]{1,64})"\s{0,64},\s{0,64}'
+    r'"(?:arguments|parameters)"\s{0,64}:\s{0,64}'
 )
 _BEGUN_OBJECT: Final = re.compile(r'\{\s{0,256}("(?P<key>[a-z]{0,16})(?P<end>")?)?')
 _SECOND_KEY: Final = re.compile(
@@ -412,8 +426,12 @@ class JsonCallReader(SteppedReader):
 
     def _take_head(self, pieces: list[Piece]) -> bool:
         """Find a call's name at the beginning of its object, or take the object as a whole."""
-        separators = "; ,\r\n\t" if self.num_calls else " \r\n\t"
-        begin = self._held.lstrip(separators)
+        if self.num_calls:
+            begin = self._unblank("; ,\r\n\t")
+        else:
+            begin = self._held.lstrip(" \r\n\t")
+            if len(self._held) - len(begin) > MAX_BLANKS:
+                return self._is_text(pieces)
         if not begin:
             return False
         is_closing = self._is_list and self.num_calls > 0 and self._is_closing(begin)
@@ -480,15 +498,15 @@ class JsonCallReader(SteppedReader):
         if not self._is_list:
             self._state = _State.CLOSING
             return True
-        begin = self._held.lstrip()
-        if not begin:
+        self._held = self._held.lstrip()
+        if not self._held:
             return False
-        if begin[0] == "]":
-            self._held, self._state = begin[1:], _State.CLOSING
-        elif self._is_closing(begin):
-            self._held, self._state = begin, _State.CLOSING  # the bracket was forgotten
+        if self._held[0] == "]":
+            self._held, self._state = self._held[1:], _State.CLOSING
+        elif self._is_closing(self._held):
+            self._state = _State.CLOSING  # the bracket was forgotten
         else:
-            self._held, self._state = begin, _State.HEAD
+            self._state = _State.HEAD
         return True
 
     def _is_closing(self, begin: str) -> bool:
@@ -510,11 +528,12 @@ class JsonCallReader(SteppedReader):
             self._held = self._held[place:].removeprefix(closing)
             self._state = _State.TEXT
             return True
-        begin = self._held.lstrip()
-        if closing and closing.startswith(begin) and closing != begin:
-            return False
-        if closing and begin.startswith(closing):
-            self._held = begin[len(closing) :]
+        if closing:
+            begin = self._unblank()
+            if closing.startswith(begin) and closing != begin:
+                return False
+            if begin.startswith(closing):
+                self._held = begin[len(closing) :]
         self._state = _State.TEXT
         return True
 

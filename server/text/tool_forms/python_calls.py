@@ -46,7 +46,7 @@ _CALL: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})\(\s{0,64}(?=[^\W\d]\w{0,255}\
 _BEGUN_CALL: Final = re.compile(
     r"[A-Za-z0-9_.-]{1,64}(?P<bracket>\(\s{0,64}([^\W\d]\w{0,255}\s{0,64}=?)?)?"
 )
-_ARGUMENT: Final = re.compile(r"([^\W\d]\w{0,255})\s{0,64}=\s*")
+_ARGUMENT: Final = re.compile(r"([^\W\d]\w{0,255})\s{0,64}=\s{0,64}")
 _BEGUN_ARGUMENT: Final = re.compile(r"\w{1,256}\s{0,64}")
 
 
@@ -187,6 +187,10 @@ class PythonCallReader(SteppedReader):
     def _take_start(self, pieces: list[Piece]) -> bool:
         begin = self._held.lstrip()
         rest = begin.removeprefix(START).lstrip()
+        num_blanks = len(self._held) - len(rest) - len(START) * begin.startswith(START)
+        if num_blanks > MAX_BLANKS:
+            self._state = _State.TEXT
+            return True
         if not rest or START.startswith(rest):
             return False
         if rest[0] != "[":
@@ -213,14 +217,15 @@ class PythonCallReader(SteppedReader):
         return True
 
     def _take_argument(self, pieces: list[Piece]) -> bool:
-        begin = self._held if self._scanned else self._held.lstrip(" \r\n\t,")
+        if not self._scanned:
+            self._held = self._held.lstrip(" \r\n\t,")
+        begin = self._held
         if not begin:
             return False
         if begin[0] == ")":
             pieces.append(self._end_of_call())
             self._held, self._state = begin[1:], _State.AFTER
             return True
-        self._held = begin
         found = _ARGUMENT.match(begin)
         if found is None and _BEGUN_ARGUMENT.fullmatch(begin):
             return False
@@ -247,17 +252,21 @@ class PythonCallReader(SteppedReader):
         return Arguments(self.num_calls - 1, "{}" if self._is_first else "}")
 
     def _take_after(self) -> bool:
-        begin = self._held.lstrip()
-        if not begin:
+        self._held = self._held.lstrip()
+        if not self._held:
             return False
-        if begin[0] == ",":
-            self._held, self._state = begin[1:], _State.CALL
+        if self._held[0] == ",":
+            self._held, self._state = self._held[1:], _State.CALL
         else:
-            self._held, self._state = begin.removeprefix("]"), _State.TEXT
+            self._held, self._state = self._held.removeprefix("]"), _State.TEXT
         return True
 
     def _take_text(self, pieces: list[Piece]) -> bool:
-        text = self._held.replace(END, "") if self.num_calls else self._held
+        if self.num_calls:
+            self._held = self._held.replace(END, "")
+            if not self._has_text:
+                self._unblank()
+        text = self._held
         kept = overlap(text, END) if self.num_calls else 0
         shown = text[: len(text) - kept]
         # Blanks behind the calls are no text; they are if text comes before them.

@@ -295,7 +295,7 @@ class XmlCallReader(SteppedReader):
         return False
 
     def _take_after(self) -> bool:
-        begin = self._held.lstrip()
+        begin = self._unblank()
         if begin.startswith(FUNCTION):
             self._held, self._state = begin, _State.OPENED
             return True

@@ -11,6 +11,7 @@ from server.text.tool_calls import (
     GRANITE,
     HERMES,
     LLAMA,
+    MAX_BLANKS,
     MISTRAL,
     MISTRAL_NAMED,
     PHI,
@@ -270,6 +271,55 @@ def test_what_is_held_back_as_a_call_has_a_bound(form: ToolForm, begin: str, fil
     for _ in range(400):
         shown += joined(reader.push(filling)).shown
     assert (shown + joined(reader.push("x")).shown).startswith(begin)
+
+
+@pytest.mark.parametrize(
+    ("form", "begin", "filling"),
+    [
+        *((form, "", " ") for form in (HERMES, LLAMA, QWEN3_CODER, PYTHONIC)),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {}}', " "),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {}}</tool_call>', "\n"),
+        (HERMES, '<tool_call>{"name": "f", "arguments":', " "),
+        (LLAMA, '{"name": "f", "parameters": {}}', ";"),
+        (LLAMA, '{"name": "f", "parameters": {}}', " "),
+        (GRANITE, '<|tool_call|>[{"name": "f", "arguments": {}}', " "),
+        (GRANITE, '<|tool_call|>[{"name": "f", "arguments": {}}', ", "),
+        (GRANITE, '<|tool_call|>[{"name": "f", "arguments": {}}]', " "),
+        (PHI, '<|tool_call|>[{"name": "f", "arguments": {}}]', " "),
+        (PHI, "<|tool_call|>[", " "),
+        (QWEN3_CODER, "<function=f>", " "),
+        (QWEN3_CODER, "<function=f></function>", " "),
+        (PYTHONIC, "<|python_start|>", " "),
+        (PYTHONIC, "[f(", ","),
+        (PYTHONIC, "[f(x=1,", " "),
+        (PYTHONIC, "[f()", " "),
+        (PYTHONIC, "[f()]", " "),
+        (PYTHONIC, "[f()]", "<|python_end|>"),
+    ],
+)
+def test_blanks_and_separators_are_held_to_a_bound(
+    form: ToolForm, begin: str, filling: str
+) -> None:
+    reader = form.reader()
+    reader.push(begin)
+    looked_at = 0
+    for _ in range(1000):
+        reader.push(filling)
+        looked_at = max(looked_at, len(vars(reader)["_held"]))
+    assert looked_at <= MAX_BLANKS + len(begin) + len(filling)
+
+
+@pytest.mark.parametrize(("num_blanks", "is_shown"), [(64, True), (65, False)])
+def test_a_head_with_more_blanks_is_read_with_its_whole_object(
+    num_blanks: int, is_shown: bool
+) -> None:
+    blanks = " " * num_blanks
+    head = f'<tool_call>{{"name"{blanks}:{blanks}"f"{blanks},{blanks}"arguments"{blanks}: {{"x": 1'
+    for parts in ([head], list(head)):
+        reader = HERMES.reader()
+        begun = [piece for part in parts for piece in reader.push(part)]
+        assert (begun[:1] == [CallBegins(0, "f")]) is is_shown
+        assert joined([*begun, *reader.push("}}")]).calls == [("f", '{"x": 1}')]
 
 
 CALLED = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
