@@ -34,10 +34,13 @@ class ValueEnd:
 
     Args:
       depth: brackets that are open already.
+      is_one_line: a string ends with its line, as JSON has it: a quote too many opens none that
+        takes in what follows.
     """
 
-    def __init__(self, depth: int = 0) -> None:
+    def __init__(self, depth: int = 0, *, is_one_line: bool = False) -> None:
         self.is_over = False
+        self._ends_string = '"\n' if is_one_line else '"'
         self._depth = depth
         self._in_string = False
         self._is_escaped = False
@@ -50,7 +53,7 @@ class ValueEnd:
                     self._is_escaped = False
                 elif character == "\\":
                     self._is_escaped = True
-                elif character == '"':
+                elif character in self._ends_string:
                     self._in_string = False
                     self.is_over = self._depth == 0
             elif character == '"':

@@ -104,15 +104,27 @@ class SteppedReader(ABC):
     def _take_until(self, openings: Sequence[str], pieces: list[Piece]) -> str:
         """Show the text before the first of some openings; return that opening, which stays held,
         and nothing if there is none yet."""
+        if self.num_calls and not self._has_text:
+            self._unblank()
         shown, opening = before_first(self._held, openings)
-        # Blanks before a call, or between two, are no text; they are if text comes before them.
-        if shown.strip() or (shown and self._has_text):
+        # Blanks before a call, or between two, are no text; they are if text comes before them, or
+        # if there are too many of them to hold.
+        if shown.strip() or (shown and self._has_text) or len(shown) > MAX_BLANKS:
             pieces.append(Text(shown))
             self._has_text = True
         elif not opening:
             return ""
         self._held = self._held[len(shown) :]
         return opening
+
+    def _unblank(self, blanks: str | None = None) -> str:
+        """Return what is held without these characters before it, all blanks if None. They stay
+        held, for they may stand before text; of more than MAX_BLANKS the last ones do."""
+        begin = self._held.lstrip(blanks)
+        num_blanks = len(self._held) - len(begin)
+        if num_blanks > MAX_BLANKS:
+            self._held = self._held[num_blanks - MAX_BLANKS :]
+        return begin
 
     def _take_all(self) -> str:
         """Return everything that is held, which is not held any more."""
@@ -295,10 +307,12 @@ PHI: Final = JsonForm(
 """Phi-4-mini; `functools` is what it writes without its special tokens."""
 
 MAX_BLANKS: Final = 256
-"""Between an opening and a call: what is held is looked at with each token."""
+"""Before a call, behind its opening and behind its end: what is held is looked at with each
+token."""
 # What these match begins with what _BEGUN_OBJECT and _BEGUN_NAME match, however it is cut.
 _HEAD: Final = re.compile(
-    r'\{\s{0,256}"name"\s*:\s*"([A-Za-z0-9_.-]{1,64})"\s*,\s*"(?:arguments|parameters)"\s*:\s*'
+    r'\{\s{0,256}"name"\s{0,64}:\s{0,64}"([A-Za-z0-9_.-]{1,64})"\s{0,64},\s{0,64}'
+    r'"(?:arguments|parameters)"\s{0,64}:\s{0,64}'
 )
 _BEGUN_OBJECT: Final = re.compile(r'\{\s{0,256}("(?P<key>[a-z]{0,16})(?P<end>")?)?')
 _SECOND_KEY: Final = re.compile(
@@ -338,6 +352,7 @@ class JsonCallReader(SteppedReader):
         self._value = ValueEnd()
         self._scanned = 0  # characters of the held object that `_value` has seen
         self._is_list = self._is_named = False
+        self._has_value = False  # some of the call's arguments has been shown
 
     def finish(self, *, is_cut: bool = False) -> list[Piece]:
         """Return what was held back, now that nothing follows."""
@@ -411,12 +426,20 @@ class JsonCallReader(SteppedReader):
 
     def _take_head(self, pieces: list[Piece]) -> bool:
         """Find a call's name at the beginning of its object, or take the object as a whole."""
-        separators = "; ,\r\n\t" if self.num_calls else " \r\n\t"
-        begin = self._held.lstrip(separators)
+        if self.num_calls:
+            begin = self._unblank("; ,\r\n\t")
+        else:
+            begin = self._held.lstrip(" \r\n\t")
+            if len(self._held) - len(begin) > MAX_BLANKS:
+                return self._is_text(pieces)
         if not begin:
             return False
-        if self._is_list and begin[0] == "]":
-            self._opened, self._state = "", _State.AFTER  # an empty list says nothing
+        is_closing = self._is_list and self.num_calls > 0 and self._is_closing(begin)
+        if is_closing and not begin.startswith(self._form.closing):
+            return False
+        if is_closing or (self._is_list and begin[0] == "]"):
+            # An empty list says nothing, and a separator before its end neither.
+            self._held, self._opened, self._state = begin, "", _State.AFTER
             return True
         found = _HEAD.match(begin)
         if found and found.end() < len(begin):
@@ -445,19 +468,22 @@ class JsonCallReader(SteppedReader):
         return True
 
     def _take_value(self, pieces: list[Piece]) -> bool:
+        if not self._has_value:
+            self._held = self._held.lstrip()
         length = self._value.push(self._held)
         if length:
             pieces.append(Arguments(self.num_calls - 1, self._held[:length]))
+            self._has_value = True
         self._held = self._held[length:]
         if self._value.is_over:
+            if not self._has_value:
+                pieces.append(Arguments(self.num_calls - 1, "{}"))
             self._state = _State.AFTER if self._is_named else _State.TAIL
-            self._value = ValueEnd(depth=1)
+            self._value = ValueEnd(depth=1, is_one_line=True)
         return self._state is not _State.VALUE
 
     def _take_tail(self) -> bool:
         """Pass over what stands behind the arguments in a call's object."""
-        if self._form.closing and not self._form.is_list:
-            return self._take_closing()
         length = self._value.push(self._held)
         self._held = self._held[length:]
         if self._value.is_over:
@@ -472,14 +498,21 @@ class JsonCallReader(SteppedReader):
         if not self._is_list:
             self._state = _State.CLOSING
             return True
-        begin = self._held.lstrip()
-        if not begin:
+        self._held = self._held.lstrip()
+        if not self._held:
             return False
-        if begin[0] == "]":
-            self._held, self._state = begin[1:], _State.CLOSING
+        if self._held[0] == "]":
+            self._held, self._state = self._held[1:], _State.CLOSING
+        elif self._is_closing(self._held):
+            self._state = _State.CLOSING  # the bracket was forgotten
         else:
-            self._held, self._state = begin, _State.HEAD
+            self._state = _State.HEAD
         return True
+
+    def _is_closing(self, begin: str) -> bool:
+        """Whether a text begins with what comes behind a list, or may once it goes on."""
+        closing = self._form.closing
+        return bool(closing) and (begin.startswith(closing) or closing.startswith(begin))
 
     def _take_closing(self) -> bool:
         closing = self._form.closing
@@ -495,11 +528,12 @@ class JsonCallReader(SteppedReader):
             self._held = self._held[place:].removeprefix(closing)
             self._state = _State.TEXT
             return True
-        begin = self._held.lstrip()
-        if closing and closing.startswith(begin) and closing != begin:
-            return False
-        if closing and begin.startswith(closing):
-            self._held = begin[len(closing) :]
+        if closing:
+            begin = self._unblank()
+            if closing.startswith(begin) and closing != begin:
+                return False
+            if begin.startswith(closing):
+                self._held = begin[len(closing) :]
         self._state = _State.TEXT
         return True
 
@@ -507,7 +541,7 @@ class JsonCallReader(SteppedReader):
         pieces.append(CallBegins(self.num_calls, name))
         self.num_calls += 1
         self._opened, self._scanned, self._is_named = "", 0, is_named
-        self._has_text = False
+        self._has_text = self._has_value = False
         self._value = ValueEnd()
         self._state = _State.VALUE
 

@@ -37,20 +37,16 @@ START: Final = "<|python_start|>"
 END: Final = "<|python_end|>"
 """Llama 4 writes them around the list."""
 
-MAX_NAME_CHARS: Final = 256
-"""Of an argument's name. What may become `name=` is held and looked at with each token; a longer
-name makes a list text, or a later argument one without a name. Names have tens of characters."""
-MAX_INNER_BLANKS: Final = 64
-"""Between a bracket, a name and its `=`, for the same reason. Models write none or one, or a line
-break and its indent."""
-
-# Patterns are written out: what is built may come from outside. They hold the bounds above.
+# What may become `name=` is held and looked at with each token. Hence the bounds: a name has 256
+# characters at most (a list with a longer one is text, a later argument has none), and up to 64
+# blanks stand between a bracket, a name and its `=` (models write none or one, or a line break and
+# its indent). Patterns are written out: what is built may come from outside.
 _NAME: Final = re.compile(r"[^\W\d]\w{0,255}")
 _CALL: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})\(\s{0,64}(?=[^\W\d]\w{0,255}\s{0,64}=[^=]|\))")
 _BEGUN_CALL: Final = re.compile(
     r"[A-Za-z0-9_.-]{1,64}(?P<bracket>\(\s{0,64}([^\W\d]\w{0,255}\s{0,64}=?)?)?"
 )
-_ARGUMENT: Final = re.compile(r"([^\W\d]\w{0,255})\s{0,64}=\s*")
+_ARGUMENT: Final = re.compile(r"([^\W\d]\w{0,255})\s{0,64}=\s{0,64}")
 _BEGUN_ARGUMENT: Final = re.compile(r"\w{1,256}\s{0,64}")
 
 
@@ -145,13 +141,26 @@ class PythonCallReader(SteppedReader):
         is_half_call = is_cut and self._is_half_call()
         held = self._take_all()
         if self._state is _State.ARGUMENTS and not is_cut:
-            # The last brackets are missing: the value is what there is.
-            pieces: list[Piece] = []
-            if found := _ARGUMENT.match(held):
-                self._show(found[1], held[found.end() :], pieces)
-            return [*pieces, self._end_of_call()]
+            return self._finish_call(held)
         is_open = not self.num_calls or (self._state is _State.TEXT and bool(held.strip()))
         return [Text(held)] if held and is_open and not is_half_call else []
+
+    def _finish_call(self, held: str) -> list[Piece]:
+        """End a call whose last brackets are missing. One whose last argument is broken stays
+        without its end: it is no JSON, and is not run with what was guessed."""
+        pieces: list[Piece] = []
+        # Llama's marker is no part of an argument, but for one that stands in a whole string.
+        before_end = held.partition(END)[0].rstrip()
+        is_broken = _BEGUN_ARGUMENT.fullmatch(before_end) is not None
+        if found := _ARGUMENT.match(held):
+            sources = (held[found.end() :], before_end[found.end() :])
+            whole = [source for source in sources if python_json(source) is not None]
+            is_broken = not whole
+            for source in whole[:1]:
+                self._show(found[1], source, pieces)
+        if not is_broken:
+            return [*pieces, self._end_of_call()]
+        return [Arguments(self.num_calls - 1, "{")] if self._is_first else []
 
     def _is_half_call(self) -> bool:
         """Whether what is held is part of a call if the completion is cut behind it: behind a
@@ -178,6 +187,10 @@ class PythonCallReader(SteppedReader):
     def _take_start(self, pieces: list[Piece]) -> bool:
         begin = self._held.lstrip()
         rest = begin.removeprefix(START).lstrip()
+        num_blanks = len(self._held) - len(rest) - len(START) * begin.startswith(START)
+        if num_blanks > MAX_BLANKS:
+            self._state = _State.TEXT
+            return True
         if not rest or START.startswith(rest):
             return False
         if rest[0] != "[":
@@ -204,14 +217,15 @@ class PythonCallReader(SteppedReader):
         return True
 
     def _take_argument(self, pieces: list[Piece]) -> bool:
-        begin = self._held if self._scanned else self._held.lstrip(" \r\n\t,")
+        if not self._scanned:
+            self._held = self._held.lstrip(" \r\n\t,")
+        begin = self._held
         if not begin:
             return False
         if begin[0] == ")":
             pieces.append(self._end_of_call())
             self._held, self._state = begin[1:], _State.AFTER
             return True
-        self._held = begin
         found = _ARGUMENT.match(begin)
         if found is None and _BEGUN_ARGUMENT.fullmatch(begin):
             return False
@@ -238,17 +252,21 @@ class PythonCallReader(SteppedReader):
         return Arguments(self.num_calls - 1, "{}" if self._is_first else "}")
 
     def _take_after(self) -> bool:
-        begin = self._held.lstrip()
-        if not begin:
+        self._held = self._held.lstrip()
+        if not self._held:
             return False
-        if begin[0] == ",":
-            self._held, self._state = begin[1:], _State.CALL
+        if self._held[0] == ",":
+            self._held, self._state = self._held[1:], _State.CALL
         else:
-            self._held, self._state = begin.removeprefix("]"), _State.TEXT
+            self._held, self._state = self._held.removeprefix("]"), _State.TEXT
         return True
 
     def _take_text(self, pieces: list[Piece]) -> bool:
-        text = self._held.replace(END, "") if self.num_calls else self._held
+        if self.num_calls:
+            self._held = self._held.replace(END, "")
+            if not self._has_text:
+                self._unblank()
+        text = self._held
         kept = overlap(text, END) if self.num_calls else 0
         shown = text[: len(text) - kept]
         # Blanks behind the calls are no text; they are if text comes before them.

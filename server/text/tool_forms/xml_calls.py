@@ -44,10 +44,9 @@ PARAMETER_END: Final = "</parameter>"
 
 _FUNCTION: Final = re.compile(r"<function=([A-Za-z0-9_.-]{1,64})>")
 _BEGUN_FUNCTION: Final = re.compile(r"<function=[A-Za-z0-9_.-]{0,64}")
-MAX_NAME_CHARS: Final = 256
-"""Of a parameter's name: what may become its tag is held and looked at with each token. Property
-names in tools have tens of characters."""
-# Patterns are written out: what is built may come from outside. They hold the bound above.
+# A parameter's name has 256 characters at most: what may become its tag is held and looked at with
+# each token, and names in tools have tens of them. Patterns are written out: what is built may come
+# from outside.
 _PROPERTY: Final = re.compile(r"[^>\n]{1,256}")
 """A name that can stand in a tag."""
 _PARAMETER: Final = re.compile(r"<parameter=([^>\n]{1,256})>\n?")
@@ -62,10 +61,20 @@ _ENDINGS: Final = (
 )
 """What may stand behind a value's end tag; the last three are there where a tag was forgotten. An
 end tag with anything else behind it is part of the value: a file may hold such tags."""
+_NEXT_CALLS: Final = ((OPENING, FUNCTION), (FUNCTION,))
+"""What may stand behind text that follows a function without its `</tool_call>`."""
+# That text has 1024 characters at most, a sentence or two: what ends a value is looked at with each
+# token.
+_BETWEEN: Final = re.compile(r"</function>[^<]{0,1024}(?=<|\Z)")
+_UNENDED: Final = (CLOSING, OPENING, FUNCTION)
+"""What stands behind a function's end tag that ends a value without an end tag of its own."""
+_MAY_END: Final = re.compile(r"</(?:parameter|function)>")
 _CALL_ENDS: Final = (FUNCTION_END, CLOSING, FUNCTION, OPENING)
 """What ends a call between its parameters: all but the first are there where that was forgotten."""
 _LIMITS: Final = ("minLength", "maxLength", "pattern", "format")
 """Keywords that bare text is not held to, but for short lengths."""
+_LOOKED_AT: Final = 4 * (MAX_BLANKS + len(CLOSING)) + 1024
+"""Characters behind what may end a value that tell whether it does: four tags, and text."""
 MAX_COUNTED_CHARS: Final = 256
 """Longest `maxLength` that a grammar counts: each character is a state of its lexer."""
 
@@ -172,23 +181,36 @@ class XmlCallReader(SteppedReader):
         self._tool = ""
         self._is_first = True  # no argument of the call has been shown
         self._searched = 0  # of what is held, where no value ends
+        self._is_finished = False  # nothing follows: what is held has no value's sure end
 
     def finish(self, *, is_cut: bool = False) -> list[Piece]:
         """Return what was held back, now that nothing follows."""
         is_half_call = self._state is not _State.TEXT or (self.num_calls and not self._has_text)
-        held = self._take_all()
-        if self._state is _State.AFTER or (is_cut and is_half_call):
-            return []
-        if self._state is not _State.PARAMETERS:
-            return [Text(held)] if held.strip() or (held and not self.num_calls) else []
         pieces: list[Piece] = []
-        found = _PARAMETER.match(held.lstrip())
-        if found:
-            # The last tags are missing: the value is what there is.
-            value, _, _ = held.lstrip()[found.end() :].partition(PARAMETER_END)
-            self._show(found[1], value.removesuffix("\n"), pieces)
-        self._end_call(pieces)
+        self._is_finished = True
+        while self._state is _State.PARAMETERS and not is_cut and self._finish_value(pieces):
+            while self._step(pieces):
+                pass
+        held = self._take_all()
+        is_open = self._state in (_State.TEXT, _State.OPENED)
+        if is_open and not (is_cut and is_half_call):
+            pieces += [Text(held)] if held.strip() or (held and not self.num_calls) else []
         return pieces
+
+    def _finish_value(self, pieces: list[Piece]) -> bool:
+        """Take a value whose last tags are missing, which is what there is before its end tag;
+        return whether a tag behind that ends the call, so that text or calls may follow. The call
+        is ended here otherwise."""
+        held = self._held.lstrip()
+        if found := _PARAMETER.match(held):
+            value, end, held = held[found.end() :].partition(PARAMETER_END)
+            value = value if end else _without_ends(value)
+            self._show(found[1], value.removesuffix("\n"), pieces)
+            if held.lstrip().startswith(_CALL_ENDS):
+                self._held, self._searched = held, 0
+                return True
+        self._end_call(pieces)
+        return False
 
     def _step(self, pieces: list[Piece]) -> bool:
         match self._state:
@@ -253,13 +275,16 @@ class XmlCallReader(SteppedReader):
 
     def _take_value(self, name: str, begin: int, pieces: list[Piece]) -> bool:
         """Take a value once it is sure where it ends."""
+        if self._is_finished:
+            return False
         place = max(begin, self._searched)
-        while (place := self._held.find(PARAMETER_END, place)) >= 0:
-            behind = place + len(PARAMETER_END)
-            is_end = _is_ending(self._held[behind:])
+        while found := _MAY_END.search(self._held, place):
+            place, behind = found.span()
+            is_end = _is_ending(found[0], self._held[behind : behind + _LOOKED_AT])
             if is_end:
                 value = self._held[begin:place].removesuffix("\n")
-                self._held, self._searched = self._held[behind:], 0
+                self._held = self._held[behind if found[0] == PARAMETER_END else place :]
+                self._searched = 0
                 self._show(name, value, pieces)
                 return True
             if is_end is None:
@@ -270,7 +295,7 @@ class XmlCallReader(SteppedReader):
         return False
 
     def _take_after(self) -> bool:
-        begin = self._held.lstrip()
+        begin = self._unblank()
         if begin.startswith(FUNCTION):
             self._held, self._state = begin, _State.OPENED
             return True
@@ -293,15 +318,29 @@ class XmlCallReader(SteppedReader):
         pieces.append(Arguments(self.num_calls - 1, "{}" if self._is_first else "}"))
 
 
-def _is_ending(behind: str) -> bool | None:
+def _without_ends(value: str) -> str:
+    """Return a value that has no end tag without the tags that end its call."""
+    for tag in (CLOSING, FUNCTION_END):
+        if (bare := value.rstrip()).endswith(tag):
+            value = bare.removesuffix(tag)
+    return value
+
+
+def _is_ending(tag: str, behind: str) -> bool | None:
     """Whether a value ends before an end tag with this behind it; None if that is not sure yet."""
-    is_open = False
-    for tags in _ENDINGS:
-        found = _follow(behind, tags)
-        if found:
-            return True
-        is_open |= found is None
-    return None if is_open else False
+    if tag == FUNCTION_END:
+        return _follow(behind, _UNENDED)
+    is_end = _follow_any(behind, _ENDINGS)
+    if is_end is False and _follow(behind, (FUNCTION_END,)):
+        between = _BETWEEN.match(behind.lstrip())
+        return between is not None and _follow_any(behind.lstrip()[between.end() :], _NEXT_CALLS)
+    return is_end
+
+
+def _follow_any(text: str, choices: Sequence[Sequence[str]]) -> bool | None:
+    """Whether a text begins with tags of one of some choices; see `_follow`."""
+    found = [_follow(text, tags) for tags in choices]
+    return True if True in found else None if None in found else False
 
 
 def _follow(text: str, tags: Sequence[str]) -> bool | None:

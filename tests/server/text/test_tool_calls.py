@@ -11,6 +11,7 @@ from server.text.tool_calls import (
     GRANITE,
     HERMES,
     LLAMA,
+    MAX_BLANKS,
     MISTRAL,
     MISTRAL_NAMED,
     PHI,
@@ -19,7 +20,6 @@ from server.text.tool_calls import (
     Text,
     ToolForm,
 )
-from server.text.tool_forms.python_calls import MAX_INNER_BLANKS, MAX_NAME_CHARS
 from server.text.tool_forms.repeats import OnceEach
 from server.text.tool_forms.table import HARMONY, PYTHONIC, QWEN3_CODER, form_of
 from server.text.tool_forms.typed_values import MAX_LITERAL_CHARS, python_json
@@ -273,6 +273,55 @@ def test_what_is_held_back_as_a_call_has_a_bound(form: ToolForm, begin: str, fil
     assert (shown + joined(reader.push("x")).shown).startswith(begin)
 
 
+@pytest.mark.parametrize(
+    ("form", "begin", "filling"),
+    [
+        *((form, "", " ") for form in (HERMES, LLAMA, QWEN3_CODER, PYTHONIC)),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {}}', " "),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {}}</tool_call>', "\n"),
+        (HERMES, '<tool_call>{"name": "f", "arguments":', " "),
+        (LLAMA, '{"name": "f", "parameters": {}}', ";"),
+        (LLAMA, '{"name": "f", "parameters": {}}', " "),
+        (GRANITE, '<|tool_call|>[{"name": "f", "arguments": {}}', " "),
+        (GRANITE, '<|tool_call|>[{"name": "f", "arguments": {}}', ", "),
+        (GRANITE, '<|tool_call|>[{"name": "f", "arguments": {}}]', " "),
+        (PHI, '<|tool_call|>[{"name": "f", "arguments": {}}]', " "),
+        (PHI, "<|tool_call|>[", " "),
+        (QWEN3_CODER, "<function=f>", " "),
+        (QWEN3_CODER, "<function=f></function>", " "),
+        (PYTHONIC, "<|python_start|>", " "),
+        (PYTHONIC, "[f(", ","),
+        (PYTHONIC, "[f(x=1,", " "),
+        (PYTHONIC, "[f()", " "),
+        (PYTHONIC, "[f()]", " "),
+        (PYTHONIC, "[f()]", "<|python_end|>"),
+    ],
+)
+def test_blanks_and_separators_are_held_to_a_bound(
+    form: ToolForm, begin: str, filling: str
+) -> None:
+    reader = form.reader()
+    reader.push(begin)
+    looked_at = 0
+    for _ in range(1000):
+        reader.push(filling)
+        looked_at = max(looked_at, len(vars(reader)["_held"]))
+    assert looked_at <= MAX_BLANKS + len(begin) + len(filling)
+
+
+@pytest.mark.parametrize(("num_blanks", "is_shown"), [(64, True), (65, False)])
+def test_a_head_with_more_blanks_is_read_with_its_whole_object(
+    num_blanks: int, is_shown: bool
+) -> None:
+    blanks = " " * num_blanks
+    head = f'<tool_call>{{"name"{blanks}:{blanks}"f"{blanks},{blanks}"arguments"{blanks}: {{"x": 1'
+    for parts in ([head], list(head)):
+        reader = HERMES.reader()
+        begun = [piece for part in parts for piece in reader.push(part)]
+        assert (begun[:1] == [CallBegins(0, "f")]) is is_shown
+        assert joined([*begun, *reader.push("}}")]).calls == [("f", '{"x": 1}')]
+
+
 CALLED = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 
 
@@ -348,13 +397,31 @@ def test_a_tag_ends_arguments_whose_brackets_were_forgotten(form: ToolForm, open
         assert calls == [("f", '{"x": {"y": "<"}'), ("f", "{}")][: 1 + (form is not LLAMA)]
 
 
-@pytest.mark.parametrize("num_chars", [MAX_NAME_CHARS, MAX_NAME_CHARS + 1])
-@pytest.mark.parametrize("num_blanks", [MAX_INNER_BLANKS, MAX_INNER_BLANKS + 1])
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('[f(word="/tmp/x)]', "{"),
+        ("[f(x=(1, 2]", "{"),
+        ('[f(x="x"\n\nI have called it.', "{"),
+        ("[f(), f(x=1, word='a", '{"x": 1'),
+        ("[f(x=1, word=", '{"x": 1'),
+        ("[f(x=1, wor", '{"x": 1'),
+        ("[f(x=1, word='a<|python_end|>", '{"x": 1'),
+    ],
+)
+def test_a_python_call_with_a_broken_argument_is_never_whole(text: str, told: str) -> None:
+    for parts in ([text], list(text)):
+        said = read(Case(PYTHONIC, text, "", []), parts)
+        assert (said.shown, said.calls[-1]) == ("", ("f", told))
+
+
+@pytest.mark.parametrize("num_chars", [256, 257])
+@pytest.mark.parametrize("num_blanks", [64, 65])
 def test_names_and_blanks_of_python_calls_have_bounds(num_chars: int, num_blanks: int) -> None:
     name, blanks = "n" * num_chars, " " * num_blanks
     text = f"[f({blanks}{name}{blanks}=1)]"
     case = Case(PYTHONIC, text, "", [])
-    is_call = num_chars == MAX_NAME_CHARS and num_blanks == MAX_INNER_BLANKS
+    is_call = num_chars == 256 and num_blanks == 64
     expected = ("", [("f", {name: 1})], "") if is_call else (text, [], "")
     assert parsed(case, list(text)) == expected
     for place in range(len(text)):
