@@ -155,7 +155,7 @@ class AnswerReader:
         Args:
           is_cut: the completion ended where its model would not have ended it.
         """
-        return [*self._take(self._reader.finish(is_cut=is_cut)), *self._complete(is_cut=is_cut)]
+        return [*self._take(self._reader.finish(is_cut=is_cut)), *self._complete()]
 
     def _take(self, pieces: Iterable[Piece]) -> list[Piece | Call]:
         found: list[Piece | Call] = []
@@ -170,17 +170,16 @@ class AnswerReader:
                     self._arguments += piece.text
         return found
 
-    def _complete(self, *, is_cut: bool = False) -> list[Call]:
-        """Return the call whose arguments have ended, if one was open; half a call is none, because
-        clients of this API run what they are told."""
+    def _complete(self) -> list[Call]:
+        """Return the call whose arguments have ended, if one was open; one with half its arguments
+        is none, because clients of this API run what they are told."""
         if self._call is None:
             return []
         call, self._call = self._call, None
         text, self._arguments = self._arguments, ""
-        given = parsed_arguments(text)
-        if is_cut and not isinstance(given, dict):
+        arguments = parsed_arguments(text)
+        if not isinstance(arguments, dict):
             return []
-        arguments = given if isinstance(given, dict) else {}
         function = {"index": call.index, "name": call.name, "arguments": arguments}
         return [{"id": f"call_{call.index}", "function": function}]
 

@@ -187,6 +187,18 @@ async def test_a_call_that_is_cut_is_never_text(cut: str) -> None:
     assert not any("tool_calls" in part["message"] for part in [*parts, whole])
 
 
+async def test_a_call_whose_arguments_are_broken_is_none_to_run() -> None:
+    def script(generation: FakeGeneration) -> None:
+        generation.say('<tool_call>{"name": "f", "arguments": {"a": 1</tool_call>')
+        generation.finish()
+
+    body = CHAT | {"tools": [TOOL]}
+    async with surface(FakeFleet(script)) as server:
+        parts = lines(await server.post("/api/chat", body))
+        whole = (await server.post("/api/chat", body | WHOLE)).json
+    assert not any("tool_calls" in part["message"] for part in [*parts, whole])
+
+
 def calls(generation: FakeGeneration) -> None:
     generation.say("Let me see. ", CALL[:20], CALL[20:50], CALL[50:], CALL)
     generation.finish()
