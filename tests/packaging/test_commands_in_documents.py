@@ -17,6 +17,7 @@ FENCED: Final = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 COMMAND: Final = re.compile(r"(?:^|[\s(|])((?:/opt/triolet/bin/)?triolet [a-z].*)")
 SHELL: Final = re.compile(r"\s+(?:\d?>|#|\||&&)|\)")
 """Where the shell reads on."""
+KEY: Final = re.compile(r"\$(?:ROOT|ALICE|\(cat )")
 
 
 def commands(page: str) -> list[str]:
@@ -40,3 +41,15 @@ def test_the_first_hour_is_in_order() -> None:
     lines = [line for block in CONSOLE.findall(text) for line in block.splitlines()]
     assert all(line.startswith("$ ") for line in lines)
     assert sum(line.startswith("$ triolet serve ") for line in lines) == 1
+
+
+def test_the_first_hour_gives_no_program_a_key_as_an_argument() -> None:
+    text = (ROOT / "docs" / "first_hour.md").read_text(encoding="utf-8")
+    lines = [line for block in CONSOLE.findall(text) for line in block.splitlines()]
+    named = [part for line in lines for part in re.split(r"&&|;|\(|\$ ", line) if KEY.search(part)]
+    shell = ("printf ", "echo ", "export ")
+    assert named
+    assert all(part.strip().startswith(shell) for part in named), named
+    written = [line for line in lines if ".header)" in line]
+    assert written
+    assert all(line.startswith("$ (umask 077; ") for line in written)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,11 +13,20 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from ops.cli import main
+from tests.house.test_layout import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 TIMEOUT_S: Final = 60.0
+PAGE: Final = ROOT / "docs" / "install.md"
+DOCUMENTED: Final = re.compile(r"^## Shell completion\n\n```\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FIRST_TAB: Final = """
+autoload -Uz compinit && compinit -u -D
+source ~/.zshrc
+print -r -- ${_comps[triolet]}
+functions _triolet_completion
+"""
 INSTALLED: Final = Path(sys.executable).with_name("triolet")
 ASKED: Final = {
     "ser": {"serve", "server"},
@@ -79,6 +89,32 @@ def test_zsh_completes_choices() -> None:
     [typed] = [line for line in ASKED if "--dtype" in line]
     [said] = answers([typed], "zsh", "-f", "-c", ZSH)
     assert all(f'"{word}"' in said for word in ASKED[typed]), said
+
+
+@pytest.mark.slow
+def test_what_the_page_shows_installs_completion_for_the_first_tab(tmp_path: Path) -> None:
+    block = DOCUMENTED.search(PAGE.read_text(encoding="utf-8"))
+    assert block is not None
+    path = f"{INSTALLED.parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {"PATH": path, "HOME": str(tmp_path)}
+    subprocess.run(
+        ["bash", "--norc", "-ec", block[1]], env=environment, check=True, timeout=TIMEOUT_S
+    )
+    for name in (".local/share/bash-completion/completions/triolet", ".config/fish/completions"):
+        assert (tmp_path / name).exists()
+    if shutil.which("zsh") is None:
+        pytest.skip("zsh is not installed")
+    done = subprocess.run(
+        ["zsh", "-f", "-c", FIRST_TAB],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=TIMEOUT_S,
+    )
+    registered, *defined = done.stdout.splitlines()
+    assert registered == "_triolet_completion", done.stderr
+    assert any("_TRIOLET_COMPLETE" in line for line in defined)
 
 
 def test_another_shell_is_refused_with_those_there_are(

@@ -6,7 +6,10 @@ import json
 import re
 import shutil
 import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -65,10 +68,54 @@ def test_the_command_is_a_real_one_that_listens_on_loopback() -> None:
     config = server_config(json.loads(last_of("CMD")))
     assert (config.host, config.tenants.file) == ("127.0.0.1", None)
     assert str(config.port) == last_of("EXPOSE")
-    assert f"http://127.0.0.1:{config.port}/health'" in last_of("HEALTHCHECK")
+    assert f"http://127.0.0.1:{config.port}/health'" in health_check()
+
+
+def health_check() -> str:
+    """Return the program that Python runs as the health check."""
     check = re.search(r"\[.*\]$", last_of("HEALTHCHECK"))
     assert check is not None
-    compile(json.loads(check[0])[-1], "HEALTHCHECK", "exec")
+    *python, program = json.loads(check[0])
+    assert python == ["python3", "-c"]
+    return str(program)
+
+
+class Health(BaseHTTPRequestHandler):
+    """Answers each request with the status of the class."""
+
+    status = 200
+
+    def do_GET(self) -> None:
+        self.send_response(type(self).status if self.path == "/health" else 404)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("status", "is_well"), [(200, True), (503, False)])
+def test_the_health_check_asks_the_server_and_no_proxy(
+    status: int, is_well: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Health, "status", status)
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    # Port 9 of loopback, "discard": no proxy is there.
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with HTTPServer(("127.0.0.1", 0), Health) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        program = health_check().replace(":8000/", f":{server.server_port}/")
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=TIMEOUT_S,
+        )
+        server.shutdown()
+    assert (done.returncode == 0) is is_well, done.stderr
+    assert is_well or f"HTTP Error {status}" in done.stderr
 
 
 def test_nothing_runs_as_root_and_what_is_written_is_a_volume() -> None:
@@ -85,6 +132,17 @@ def test_packages_are_those_that_figures_were_measured_with() -> None:
     assert "--constraint constraints.txt ." in install
     hosts = re.findall(r"://([\w.-]+)", CONTAINERFILE)
     assert set(hosts) == {"127.0.0.1"}
+
+
+def test_the_compose_file_gives_the_build_the_secret_that_it_reads() -> None:
+    read = re.findall(r"--mount=type=secret,id=(\w+)", CONTAINERFILE)
+    assert SERVICES["triolet"]["build"].get("secrets") == read == ["pip"]
+    assert COMPOSE["secrets"] == {"pip": {"file": "${TRIOLET_PIP_CONF:-/dev/null}"}}
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^.*\b(?:make container|docker compose build)\b.*$", page, re.MULTILINE)
+    shown = [line for line in commands if not line.startswith("-") and "`" not in line]
+    assert len(shown) >= 2
+    assert all("TRIOLET_PIP_CONF=" in line or "--secret id=pip," in line for line in shown)
 
 
 @pytest.mark.parametrize("name", SERVICES)

@@ -73,6 +73,13 @@ def test_its_commands_are_real_ones_without_a_secret() -> None:
     assert "://" not in " ".join(arguments), "an address may hold a password"
 
 
+@pytest.mark.parametrize("page", ["ops/deploy/triolet.service", "docs/install.md"])
+def test_what_keeps_a_gpu_away_is_named(page: str) -> None:
+    text = " ".join((ROOT / page).read_text(encoding="utf-8").replace("`", "").split())
+    assert "For a GPU take PrivateDevices and ProtectClock out" in text
+    assert setting("PrivateDevices") == setting("ProtectClock") == "true"
+
+
 def test_it_waits_as_long_as_the_fleet_may_take() -> None:
     config = server_config(setting("ExecStart").split()[1:])
     assert float(setting("TimeoutStopSec")) > longest_stop_s(config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -126,6 +127,29 @@ def test_a_distribution_that_brings_the_package_is_named(site: Path, tmp_path: P
     line = complaint(foreign, site, folder=tmp_path)
     assert f"{foreign / 'worker.py'} shadows" in line
     assert "(distribution acme-tools)" in line
+
+
+def leave_behind(site: Path, release: str) -> None:
+    """Leave the records of another release beside the installed one's, its files replaced."""
+    (installed,) = site.glob("triolet-0.1*.dist-info")
+    left = site / f"triolet-{release}.dist-info"
+    shutil.copytree(installed, left)
+    record = (left / "RECORD").read_text(encoding="utf-8")
+    of_another = re.sub(r"(/__init__\.py,sha256=)[^,]+", r"\g<1>of-another-release", record)
+    assert of_another != record
+    (left / "RECORD").write_text(of_another, encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_records_of_other_releases_are_no_complaint(site: Path, tmp_path: Path) -> None:
+    # Folders are listed in no order: one of these comes after the installed release's.
+    for release in ("0.0.1", "0.0.2", "0.0.3", "9.0", "9.1", "9.2"):
+        leave_behind(site, release)
+    done = run_triolet(site, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    own = site / "server" / "__init__.py"
+    own.write_text('"""Another server."""\n')
+    assert f"{own} is not the file" in complaint(site, folder=tmp_path)
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def complaints(home: Path) -> Iterator[str]:
                 f"Python finds another package {name!r} before Triolet's: {found} shadows {own}; "
                 f"{_unshadow(name, found)}"
             )
-        elif digests.get(name, digest := _digest(own)) != digest:
+        elif name in digests and _digest(own) not in digests[name]:
             yield (
                 f"{own} is not the file that Triolet installed: another distribution has written "
                 f"its package {name!r} over it; {_reinstall(name)}"
@@ -78,16 +78,21 @@ def _digest(file: Path) -> str:
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
-def _installed_digests(home: Path) -> dict[str, str]:
-    """Return the digest of each package's __init__.py as the installer recorded it; nothing of a
-    checkout, which has no such record."""
-    digests = {}
+def _installed_digests(home: Path) -> dict[str, set[str]]:
+    """Return the digests of each package's __init__.py as installers recorded them; nothing of a
+    checkout, which has no such record.
+
+    `pip install --upgrade --target` leaves the records of earlier releases beside the newest, and
+    nothing tells which of them the files are of: each of their digests is Triolet's own.
+    """
+    digests: dict[str, set[str]] = {}
     for record in home.glob("triolet-*.dist-info/RECORD"):
         for line in record.read_text(encoding="utf-8").splitlines():
             file, _, rest = line.partition(",")
             package, _, rest_of_path = file.partition("/")
             if rest_of_path == "__init__.py" and rest.startswith("sha256="):
-                digests[package] = rest.removeprefix("sha256=").partition(",")[0]
+                digest = rest.removeprefix("sha256=").partition(",")[0]
+                digests.setdefault(package, set()).add(digest)
     return digests
 
 
