@@ -13,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 
-# A GPU host takes any torch >= 2.11; everything else takes the CPU build named in constraints.txt.
+# A GPU host takes any torch >= 2.11; everything else takes the version named in constraints.txt, as a CPU build where the index has one.
 HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -c GPU)
 CONSTRAINTS := $(if $(filter-out 0,$(HAS_GPU)),,--constraint constraints.txt)
 
