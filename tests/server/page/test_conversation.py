@@ -310,6 +310,7 @@ def test_an_answer_keeps_the_name_of_the_model_that_gave_it(
     own_chat.ask("And you?")
     server.next_exchange().created().say("Good evening.").complete(3)
     expect(speakers).to_have_text(["triolet-demo", "other"])
+    expect(own_chat.button("Send")).to_be_visible()
     own_chat.page.reload()
     expect(speakers).to_have_text(["triolet-demo", "other"])
 

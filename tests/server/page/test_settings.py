@@ -48,6 +48,7 @@ def test_choices_go_with_each_question_and_outlive_the_page(
         "top_p": None
     }
     first.created().say("Hi").complete(1)
+    expect(own_chat.button("Send")).to_be_visible()  # or the page would resume it
     page.reload()
     expect(own_chat.link).to_have_text("Connected")
     own_chat.ask("Again")
