@@ -80,12 +80,12 @@ function newChat() {
 async function connectionChanged(state, closeCode) {
   header.showConnection(state);
   if (state === ConnectionState.WAITING) {
-    models.forget();
     chat.lost(closeCode);
     // A refused handshake looks like any other failure from here.
     if (closeCode === REFUSED && (await models.wantsKey())) settings.open(settings.key ? WRONG_KEY : NEEDS_KEY);
   }
   if (state === ConnectionState.OPEN) {
+    models.forget(); // whatever was asked before may be another server's answer
     chat.reconnected();
     settings.offer(await models.names());
     await showModel();

@@ -279,6 +279,7 @@ def test_a_late_answer_of_the_server_before_names_no_model(
     own_chat: ChatPage, server: FakeServer
 ) -> None:
     server.wait_for_question_about_models()
+    expect(own_chat.page.locator("#model")).to_have_text("triolet-demo")
     server.answers_handshakes.clear()
     server.drop()
     server.wait_for_question_about_models()  # whether a key is wanted: the page was cut off
