@@ -138,9 +138,12 @@ class Intake:
         for row in rows:
             by_tenant.setdefault(book.tenant_of(row), []).append(row)
         # What a tenant with few rows has is handed out before those with many are put in order.
-        large = {tenant: own for tenant, own in by_tenant.items() if len(own) > ROWS_PER_TURN}
-        for tenant in by_tenant.keys() - large.keys():
-            self._line.add(tenant, worker, by_tenant[tenant])
+        large: dict[str, list[TokenRow]] = {}
+        for tenant, own in by_tenant.items():
+            if len(own) > ROWS_PER_TURN:
+                large[tenant] = own
+            else:
+                self._line.add(tenant, worker, own)
         self._give_turn()
         for tenant, own in large.items():
             # Choices of one request side by side, so that one write carries what they have.
