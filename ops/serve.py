@@ -7,12 +7,13 @@ waits until requests are taken, and says so. What it looks like is the view's.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
@@ -21,7 +22,6 @@ from triolet.config_supervisor import SupervisorConfig
 from triolet.errors import ConfigError
 
 from .exit_codes import EXIT_FAILED, CommandFailed
-from .host.notify import READY, STOPPING, tell_service_manager
 from .json_view import JsonView
 from .placement import VISIBLE_GPUS, Pinning, gpu_names
 from .plan import Door, door_path, plan_processes
@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     from .rolling import Step
     from .supervisor_socket import RestartRequest, Tell
     from .view import View
+
+NOTIFY_VARIABLE: Final = "NOTIFY_SOCKET"
+READY: Final = "READY=1"
+STOPPING: Final = "STOPPING=1"
 
 log = structlog.get_logger(__name__)
 
@@ -117,6 +121,28 @@ def choose_view(plan: FleetPlan) -> tuple[View, Callable[[str, bytes], None] | N
     view = TerminalView(plan)
     # Lines between the bars would tear them; lines that go to a file do not.
     return view, view.logged if sys.stderr.isatty() else None
+
+
+def tell_service_manager(*states: str) -> None:
+    """Send states to the service manager that started this process, as sd_notify(3) does: one
+    datagram to the unix socket that $NOTIFY_SOCKET names. Without that variable do nothing.
+
+    Never waits and never raises: a state that cannot be sent is a warning in the log.
+
+    Args:
+      states: assignments such as `READY=1`.
+    """
+    address = os.environ.get(NOTIFY_VARIABLE, "")
+    if not address:
+        return
+    # A leading @ is a name in the abstract namespace, which the kernel writes as a zero byte.
+    name = f"\0{address[1:]}" if address.startswith("@") else address
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+            sender.setblocking(False)
+            sender.sendto("\n".join(states).encode(), name)
+    except OSError as error:
+        log.warning("notify_failed", address=address, states=states, reason=str(error))
 
 
 def command_line() -> tuple[str, ...]:

@@ -15,8 +15,7 @@ import pytest
 import structlog
 import trio
 
-from ops.host.notify import READY, VARIABLE, tell_service_manager
-from ops.serve import run_fleet
+from ops.serve import NOTIFY_VARIABLE, READY, run_fleet, tell_service_manager
 from ops.supervisor import Supervisor
 from tests.house.test_layout import ROOT
 from tests.ops.recording import Recorder, spec
@@ -110,7 +109,7 @@ def test_states_come_in_one_datagram(
         pytest.skip("only Linux has abstract names")
     name = f"triolet-test-{os.getpid()}" if is_abstract else str(tmp_path / "notify")
     with service_manager(f"\0{name}" if is_abstract else name) as manager:
-        monkeypatch.setenv(VARIABLE, f"@{name}" if is_abstract else name)
+        monkeypatch.setenv(NOTIFY_VARIABLE, f"@{name}" if is_abstract else name)
         tell_service_manager(READY, "STATUS=here")
         assert manager.recv(100) == b"READY=1\nSTATUS=here"
 
@@ -118,10 +117,10 @@ def test_states_come_in_one_datagram(
 def test_a_service_manager_that_is_not_there_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "nobody"))
+    monkeypatch.setenv(NOTIFY_VARIABLE, str(tmp_path / "nobody"))
     with structlog.testing.capture_logs() as lines:
         tell_service_manager(READY)
-        monkeypatch.delenv(VARIABLE)
+        monkeypatch.delenv(NOTIFY_VARIABLE)
         tell_service_manager(READY)
     (line,) = lines
     assert (line["event"], line["log_level"]) == ("notify_failed", "warning")
@@ -159,7 +158,7 @@ async def test_a_fleet_says_when_requests_are_taken_and_when_it_stops(
     supervisor = Supervisor([spec("server-0", tmp_path / "journal")], config, 5.0, view)
     view.supervisor = supervisor
     with service_manager(tmp_path / "notify") as manager:
-        monkeypatch.setenv(VARIABLE, str(tmp_path / "notify"))
+        monkeypatch.setenv(NOTIFY_VARIABLE, str(tmp_path / "notify"))
         async with trio.open_nursery() as nursery:
             listeners = await nursery.start(trio.serve_tcp, answer_ready, 0)
             port = listeners[0].socket.getsockname()[1]

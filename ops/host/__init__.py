@@ -1,1 +1,0 @@
-"""What the host's own programs ask of Triolet: its service manager."""
