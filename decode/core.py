@@ -1,13 +1,15 @@
-"""The decisions of a decode worker: frames and time in, frames out.
+"""What a decode worker makes of a prefill worker's offer to read KV in its memory.
 
-Knows the protocol of both its listeners; knows no sockets, threads or clocks. The shell hands it
-frames, runs the steps that it plans, and sends what is in its outbox.
+Knows the operator's wish and what came of looking; does not know how memory is found.
 """
 
 from __future__ import annotations
 
 from itertools import count
 from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
 
 from engine.batch import check_request
 from transport.digest import KV_KEY_BYTES
@@ -24,44 +26,98 @@ from transport.frames import (
     TokenCredit,
     WorkerHeartbeat,
 )
+from transport.handshake import goodbye
 from transport.lease import DECODE_TRANSITIONS, LeaseState, Standing
+from transport.shared_ring import NotSharedError
 from transport.tokens import unpack_tokens
 from transport.window import TokenWindow
 from triolet.audit import ProcessFacts
-from triolet.config_speculation import OFF
+from triolet.config import OFF, MemorySharing
 from triolet.errors import RemoteProtocolError, RequestError
 from triolet.fair_lru import Keeper
 from triolet.ids import Role
 from worker.account import cache_load, worker_account
 from worker.counters import Counters, Drop
 from worker.outbox import Outbox
-from worker.peers import PeerTable
-from worker.reception import Reception
+from worker.reception import PeerTable, Reception
 from worker.roster import Roster
 
 from .assembly import Assembly
 from .attempt import Attempt
-from .forks import num_shared_blocks
 from .intake import KvIntake
-from .keeping import keep_completion
+from .prompts import keep_completion, num_shared_blocks
 from .scheduler import blocks_for
-from .sharing import Sharing
 from .speculation import Speculation
 from .stepper import Stepper
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
-    from transport.frames import AnyFrame
+    from transport.frames import AnyFrame, SharedRange, Welcome
     from transport.shared_ring import PeerRings
     from triolet.audit import WorkerAudit
-    from triolet.config import LinkConfig
-    from triolet.config_speculation import SpeculationConfig
+    from triolet.config import LinkConfig, SpeculationConfig
     from triolet.ids import PeerId
     from worker.engine_port import EnginePort
     from worker.identity import Identity
 
     from .speculation import GuessSource
+
+
+log = structlog.get_logger()
+
+
+class Sharing:
+    """The rings of senders that are read here.
+
+    Args:
+      rings: finds and keeps them; None where there are none.
+      mode: whether that is wanted.
+    """
+
+    def __init__(self, rings: PeerRings | None, mode: MemorySharing) -> None:
+        self._rings = None if mode is MemorySharing.OFF else rings
+        self._mode = mode
+
+    def welcome(self, sender: bytes, hello: Hello, welcome: Welcome) -> Welcome | Goodbye:
+        """Return the answer to a sender that may come in, with what became of its offer.
+
+        Returns:
+          A GOODBYE where only shared memory will do and this is none.
+        """
+        why = self._attach(sender, hello)
+        name = hello.peer.name
+        if why is None:
+            log.info("kv_path", sender=name, path="memory", why="its ring is mapped here")
+            return msgspec.structs.replace(welcome, shares_ring=True)
+        if self._mode is MemorySharing.ON:
+            me = welcome.peer.peer_id
+            return goodbye(f"{me} takes KV out of shared memory only (share_kv_memory), but {why}")
+        log.info("kv_path", sender=name, path="socket", why=why)
+        return welcome
+
+    def read(self, sender: bytes, where: SharedRange) -> memoryview | None:
+        """Return a copy of bytes of a sender's ring. See PeerRings.read."""
+        return None if self._rings is None else self._rings.read(sender, where)
+
+    def keep_only(self, senders: Collection[bytes]) -> None:
+        """Let go of the rings of everybody else, and of the dead."""
+        if self._rings is not None:
+            self._rings.keep_only(senders)
+
+    def _attach(self, sender: bytes, hello: Hello) -> str | None:
+        """Map what a HELLO offers; return why not, or None."""
+        if self._rings is None:
+            return "share_kv_memory is off here"
+        if hello.ring is None:
+            self._rings.detach(sender)
+            return "it offers no memory: off there, or its system has none"
+        try:
+            self._rings.attach(sender, hello.ring)
+        except NotSharedError as error:
+            return str(error)
+        return None
+
 
 _HOLDING = (LeaseState.RESERVED, LeaseState.FILLING, LeaseState.COMPUTING)
 _WITH_ROW = (LeaseState.READY, LeaseState.RUNNING)

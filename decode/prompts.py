@@ -1,23 +1,48 @@
-"""Prompts that decode computes itself: which chunks ride in the next step, and how fast that goes.
+"""Which blocks of an attempt are worth finding again, and when they are final.
 
-Knows attempts whose leases say that their prompts are computed here; knows nothing of running rows
-but their number, for which they leave room.
+Knows which tokens are where; does not know who looks for them. A prompt's KV is prefill's work
+whoever holds it. A completion's is decode's, and stands for what prefill would compute only where
+both give the same bits (`PrefixCache.keeps_completions`): a request's tokens must not depend on
+what others have asked before.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from transport.frames import EndReason
 from transport.lease import LeaseEvent, LeaseState
+from transport.tokens import pack_tokens
 from worker.chunks import Chunk, ChunkScheduler
 from worker.rates import StepRates
 
 if TYPE_CHECKING:
     from engine.pace import Pace
-    from triolet.ids import AttemptKey
+    from engine.prefix_cache import PrefixCache
+    from transport.frames import AttemptRow
+    from triolet.ids import AttemptKey, PeerId
+    from worker.engine_port import EnginePort
     from worker.roster import Roster
 
     from .attempt import Attempt
+
+
+def keep_prompt(cache: PrefixCache, attempt: Attempt, block_size: int) -> None:
+    """Note that the KV of a whole prompt is here."""
+    _keep(cache, attempt, len(attempt.prompt_ids) // block_size)
+
+
+def keep_completion(cache: PrefixCache, attempt: Attempt, block_size: int) -> None:
+    """Note what an attempt that ends leaves behind: the next turn of its chat begins with it."""
+    if cache.keeps_completions and attempt.output_ids:
+        _keep(cache, attempt, attempt.num_computed_tokens // block_size)
+
+
+def _keep(cache: PrefixCache, attempt: Attempt, num_blocks: int) -> None:
+    if num_blocks:
+        tokens = pack_tokens((*attempt.prompt_ids, *attempt.output_ids))
+        cache.insert(tokens, attempt.salt, attempt.block_table[:num_blocks], attempt.keeper)
+
 
 PROMPT_ROWS: Final = 4
 """One row in this many may be a prompt's: more would each have a few tokens only, and streams would
@@ -93,3 +118,61 @@ class Prompts:
             if key in alive and attempt.num_remaining_tokens
         }
         return list(self._open.values())
+
+
+def num_shared_blocks(num_prompt_tokens: int, block_size: int) -> int:
+    """Return how many leading blocks of a prompt a fork never writes: all but the last token's."""
+    return (num_prompt_tokens - 1) // block_size
+
+
+class Forks:
+    """Who waits for whose prompt on one decode worker.
+
+    Args:
+      engine: whose blocks are shared and copied.
+      roster: who holds a lease.
+      prompts: where what a fork computes itself rides along.
+    """
+
+    def __init__(self, engine: EnginePort, roster: Roster[Attempt], prompts: Prompts) -> None:
+        self._engine = engine
+        self._roster = roster
+        self._prompts = prompts
+        self._waiting: dict[AttemptKey, list[Attempt]] = {}
+
+    def origin(
+        self, row: AttemptRow, server: PeerId, prompt_ids: tuple[int, ...], salt: bytes
+    ) -> Attempt | None:
+        """Return the attempt whose prompt is to be shared; None if it is not here, or not that."""
+        origin = self._roster.attempts.get(row.key)
+        if origin is None or origin.server != server or origin.salt != salt:
+            return None
+        return origin if origin.prompt_ids == prompt_ids else None
+
+    def add(self, fork: Attempt, origin: Attempt) -> None:
+        """Take an attempt that holds a lease of its own blocks; the shared ones come with the
+        prompt, at once if that is here."""
+        if origin.output_ids:
+            self._part(fork, origin)
+        else:
+            self._waiting.setdefault(origin.key, []).append(fork)
+
+    def complete(self, origin: Attempt) -> None:
+        """Take in that the prompt of an attempt is here, before anything else comes of it."""
+        for fork in self._waiting.pop(origin.key, ()):
+            if fork.key in self._roster.attempts:
+                self._part(fork, origin)
+
+    def forsake(self, origin: Attempt, now: float) -> None:
+        """An attempt ends: whoever still waits for its prompt has to begin anew."""
+        for fork in self._waiting.pop(origin.key, ()):
+            self._roster.end(fork.key, EndReason.FORSAKEN, now)
+
+    def _part(self, fork: Attempt, origin: Attempt) -> None:
+        num_shared = fork.num_held_blocks
+        self._engine.copy_block(origin.block_table[num_shared], fork.block_table[0])
+        shared = origin.block_table[:num_shared]
+        self._engine.ledger.extend(fork.key, 0, shared)
+        fork.block_table[:0] = shared
+        fork.num_computed_tokens = len(fork.prompt_ids) - 1
+        self._prompts.add(fork)

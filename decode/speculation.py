@@ -1,27 +1,83 @@
-"""Guesses of coming tokens: which rows of a step carry some, and what became of them.
+"""How many guesses a sequence should have next, learnt from how its last ones went.
 
-A guess is a row of its own, computed in the same step right behind the row before it; it is kept if
-its token is the one that this row chose. Knows bounds and sequences; does not know where a guess
-comes from, nor how rows are computed. A guess never costs anybody else anything but time: it takes
-no block that another sequence may need soon, and is no reason to preempt.
+Pure arithmetic, a small state per sequence.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from .guess_pace import GuessPace
 from .scheduler import blocks_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.block_ledger import BlockLedger
-    from triolet.config_speculation import SpeculationConfig
+    from triolet.config import SpeculationConfig
     from triolet.ids import AttemptKey
     from worker.counters import Counters
 
     from .attempt import Attempt
+
+
+TRUST: Final = 0.125
+"""How far one row moves the average: some failures in a row are chance, ten are not."""
+FIRST_ACCEPTANCE: Final = 0.5
+"""Of what nothing is known yet: seven failures end it."""
+FIRST_LENGTH: Final = 2
+"""A sequence begins with few: most are not copies."""
+
+
+class GuessPace:
+    """Doubles the number of guesses while all hold, cuts it to what held, and pauses where too few
+    do.
+
+    Args:
+      config: bounds.
+
+    Attributes:
+      acceptance: moving average of the share of guesses that held.
+    """
+
+    def __init__(self, config: SpeculationConfig) -> None:
+        self.acceptance = FIRST_ACCEPTANCE
+        self._config = config
+        self._length = min(FIRST_LENGTH, config.max_guesses)
+        self._pause_rows = config.pause_rows
+        self._resting_rows = 0
+
+    @property
+    def length(self) -> int:
+        """Guesses that the next row should have at most; 0 while it pauses."""
+        return 0 if self._resting_rows else self._length
+
+    def went_without(self) -> None:
+        """Note a row that had no guesses."""
+        self._resting_rows = max(0, self._resting_rows - 1)
+
+    def went(self, proposed: int, accepted: int) -> None:
+        """Note a row with guesses.
+
+        Args:
+          proposed: how many it had, at least one.
+          accepted: how many of them held.
+        """
+        self.acceptance += TRUST * (accepted / proposed - self.acceptance)
+        if accepted == proposed:
+            self._length = min(self._config.max_guesses, 2 * self._length)
+            if self.acceptance >= self._config.min_acceptance:
+                self._pause_rows = self._config.pause_rows
+        else:
+            self._length = max(1, accepted)
+        if self.acceptance < self._config.min_acceptance:
+            self._rest()
+
+    def _rest(self) -> None:
+        self._resting_rows = self._pause_rows
+        self._pause_rows = min(self._config.max_pause_rows, 2 * self._pause_rows)
+        # One guess decides then: if it holds, on with it, and if not, on with the pause.
+        self.acceptance = self._config.min_acceptance
+        self._length = 1
 
 
 class GuessSource(Protocol):

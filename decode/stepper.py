@@ -17,9 +17,7 @@ from worker.chunks import chunk_row
 from worker.roster import FailedStep
 from worker.rows import END_REASONS, token_row
 
-from .forks import Forks
-from .keeping import keep_prompt
-from .prompts import Prompts
+from .prompts import Forks, Prompts, keep_prompt
 from .scheduler import plan_step
 from .speculation import Room
 

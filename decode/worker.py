@@ -18,19 +18,16 @@ from engine.vocabulary import check_same_vocabulary
 from transport.link import PeerBusy, PeerGone
 from transport.shared_ring import PeerRings, find_ring
 from transport.zmq_memory import keep_received_memory
-from triolet.config import AUTO_BACKEND
-from triolet.config_speculation import LOOKUP
+from triolet.config import AUTO_BACKEND, LOOKUP
 from triolet.errors import ConfigError
 from triolet.ids import Role, new_epoch
-from worker.entry import report_progress, run_worker
+from worker.entry import num_parameters, report_progress, run_worker
 from worker.identity import Identity
 from worker.local_engine import LocalEngine
-from worker.model_size import num_parameters
 from worker.shell import Shell, read_process
 
 from .core import DecodeCore
-from .drafts import Drafts
-from .lookup import Lookup
+from .drafts import Drafts, Lookup
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import structlog
 
-from triolet.config_grammar import MaskConfig
+from triolet.config import MaskConfig
 from triolet.grammar import GrammarError, GrammarTooCostly, build_tokenizer, compile_grammar
 from triolet.sampling import MAX_MARKER_TOKENS
 

@@ -4,7 +4,7 @@ Knows the layout of blocks and of payloads; knows no frames. Each token's key an
 has a scale of its own in each head: the largest number there is 127. A payload is, for each block
 and layer in turn, the rounded numbers [2, block_size, num_kv_heads, head_dim], then the scales
 [2, block_size, num_kv_heads] as float32. What is computed on such KV errs; how far is said beside
-the setting (`KvWire` in triolet/config_wire.py) and kept by a test.
+the setting (`KvWire` in triolet/config/link.py) and kept by a test.
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 import xxhash
 
-from triolet.config import Dtype, EngineConfig, require
-from triolet.config_wire import KvWire
+from triolet.config import Dtype, EngineConfig, KvWire, require
 from triolet.errors import CapacityError, ConfigError
 from triolet.sampling import SamplingParams
 
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from triolet.config_grammar import MaskConfig
+    from triolet.config import MaskConfig
 
     from .runner import Runner
 

@@ -20,7 +20,7 @@ from .batch import Barred
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from triolet.config_grammar import MaskConfig
+    from triolet.config import MaskConfig
 
     from .batch import Mask
 

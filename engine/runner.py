@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
-from triolet.config_grammar import MaskConfig
+from triolet.config import MaskConfig
 from triolet.errors import CapacityError
 
 from .batch import Sampled, StepRow, flatten

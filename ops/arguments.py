@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from triolet.config import EngineConfig, LinkConfig, ServerConfig
-    from triolet.config_gpu import GpuConfig
-    from triolet.config_siblings import LendingConfig
-    from triolet.config_speculation import SpeculationConfig
+    from triolet.config import (
+        EngineConfig,
+        GpuConfig,
+        LendingConfig,
+        LinkConfig,
+        ServerConfig,
+        SpeculationConfig,
+    )
 
 
 def engine_arguments(config: EngineConfig) -> list[str]:

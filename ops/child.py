@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import IO, TextIO
 
-    from triolet.config_supervisor import SupervisorConfig
+    from triolet.config import SupervisorConfig
     from triolet.status import Report
 
     from .log_stream import LogStream

@@ -15,11 +15,15 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from triolet.config import EngineConfig, LinkConfig, ServerConfig  # noqa: TC001 (typer, too)
-from triolet.config_gpu import GpuConfig  # noqa: TC001 (typer, too)
-from triolet.config_overload import OverloadConfig  # noqa: TC001 (typer, too)
-from triolet.config_routing import LocalPrefill
-from triolet.config_speculation import SpeculationConfig  # noqa: TC001 (typer, too)
+from triolet.config import (
+    EngineConfig,
+    GpuConfig,
+    LinkConfig,
+    LocalPrefill,
+    OverloadConfig,
+    ServerConfig,
+    SpeculationConfig,
+)
 from triolet.errors import ConfigError
 from triolet.private_files import keep_private
 

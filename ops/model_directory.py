@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from engine.preflight.check import check_model
-from triolet.config import AUTO_BACKEND
-from triolet.config_speculation import LOOKUP, NO_GUESSES
+from triolet.config import AUTO_BACKEND, LOOKUP, NO_GUESSES
 from triolet.errors import ConfigError, ModelError
 from triolet.gguf.directory import SUFFIX as GGUF_SUFFIX
 from triolet.gguf.directory import WEIGHTS as GGUF_WEIGHTS
@@ -22,8 +21,7 @@ from .models.known import AUTO, DEMO, KNOWN, SMOLLM2
 
 if TYPE_CHECKING:
     from engine.preflight.check import CheckedModel
-    from triolet.config import EngineConfig, ServerConfig
-    from triolet.config_speculation import SpeculationConfig
+    from triolet.config import EngineConfig, ServerConfig, SpeculationConfig
 
 WEIGHT_FILES: Final = ("*.safetensors", GGUF_WEIGHTS)
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")

@@ -1,6 +1,6 @@
 """The options that commands share, and the configuration that each group of them becomes.
 
-Defaults come from triolet/config.py; reasons for them are there. Reads no file and no environment.
+Defaults come from triolet/config; reasons for them are there. Reads no file and no environment.
 """
 
 from __future__ import annotations
@@ -15,24 +15,30 @@ import typer
 from triolet.config import (
     ANY_MODEL,
     DAY_S,
+    LOOKUP,
+    MEMORY,
+    NO_GUESSES,
+    BatchConfig,
     Dtype,
+    EmbeddingConfig,
     EngineConfig,
+    GpuConfig,
+    KvWire,
+    LendingConfig,
     LinkConfig,
+    LocalPrefill,
+    MemorySharing,
     ReasoningParser,
+    ResponseCacheConfig,
+    RoutingConfig,
     ServerConfig,
+    SiblingConfig,
+    SpeculationConfig,
     ToolParser,
     WeightFormat,
+    WireConfig,
     WorkerConfig,
 )
-from triolet.config_batches import BatchConfig
-from triolet.config_embedding import EmbeddingConfig
-from triolet.config_gpu import GpuConfig
-from triolet.config_quotas import MEMORY
-from triolet.config_response_cache import ResponseCacheConfig
-from triolet.config_routing import LocalPrefill, RoutingConfig
-from triolet.config_siblings import LendingConfig, SiblingConfig
-from triolet.config_speculation import LOOKUP, NO_GUESSES, SpeculationConfig
-from triolet.config_wire import KvWire, MemorySharing, WireConfig
 from triolet.errors import ConfigError
 
 from .placement import Pinning

@@ -1,6 +1,6 @@
 """The options of admission and overload, the configuration that they become, and back.
 
-Defaults and reasons are in triolet/config_overload.py.
+Defaults and reasons are in triolet/config/scheduling.py.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from triolet.config import DAY_S
-from triolet.config_overload import (
+from triolet.config import (
+    DAY_S,
     AdmissionConfig,
     BrownoutConfig,
     GuardConfig,

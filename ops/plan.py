@@ -8,10 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from triolet.config import WorkerConfig
-from triolet.config_routing import LocalPrefill
-from triolet.config_siblings import LendingConfig, SiblingConfig
-from triolet.config_speculation import SpeculationConfig
+from triolet.config import (
+    LendingConfig,
+    LocalPrefill,
+    SiblingConfig,
+    SpeculationConfig,
+    WorkerConfig,
+)
 from triolet.errors import ConfigError
 from triolet.ids import Role
 

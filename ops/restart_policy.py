@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from .exit_codes import EXIT_BAD_INPUT, EXIT_FAILED
 
 if TYPE_CHECKING:
-    from triolet.config_supervisor import SupervisorConfig
+    from triolet.config import SupervisorConfig
 
 
 class Ending(NamedTuple):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from triolet.config_supervisor import SupervisorConfig
+from triolet.config import SupervisorConfig
 from triolet.errors import ConfigError
 
 from .exit_codes import EXIT_FAILED, CommandFailed

@@ -24,7 +24,7 @@ from .restart_policy import GiveUp, RestartPolicy
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from triolet.config_supervisor import SupervisorConfig
+    from triolet.config import SupervisorConfig
     from triolet.status import Report
 
     from .process_spec import ProcessSpec

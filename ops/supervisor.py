@@ -20,7 +20,7 @@ from .slot import RestartFailed, Slot
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
 
-    from triolet.config_supervisor import SupervisorConfig
+    from triolet.config import SupervisorConfig
 
     from .process_spec import ProcessSpec
     from .restart_policy import GiveUp

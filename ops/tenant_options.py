@@ -1,6 +1,6 @@
 """The options that say whose tenants there are and who counts what they use.
 
-Defaults and reasons are in triolet/config_tenants.py and triolet/config_quotas.py.
+Defaults and reasons are in triolet/config/server.py and triolet/config/scheduling.py.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from triolet.config_quotas import AT, QuotaConfig
-from triolet.config_tenants import TenantsConfig
+from triolet.config import AT, QuotaConfig, TenantsConfig
 from triolet.errors import ConfigError
 from triolet.tenants_form import read_tenants
 

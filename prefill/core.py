@@ -26,7 +26,7 @@ from transport.frames import (
 from transport.lease import PREFILL_TRANSITIONS, LeaseState, Standing
 from transport.tokens import unpack_tokens
 from triolet.audit import ProcessFacts
-from triolet.config_embedding import EmbeddingConfig
+from triolet.config import EmbeddingConfig
 from triolet.errors import RemoteProtocolError, RequestError
 from triolet.fair_lru import Keeper
 from triolet.pooling import VectorForm

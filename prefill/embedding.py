@@ -6,11 +6,25 @@ Plain state with the questions that batching asks of it; knows no frames and no 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from engine.batch import StepRow
+from transport.frames import Embedded, EndReason
+from transport.lease import LeaseEvent
+from triolet.config import MAX_NUM_SEQS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from engine.pooling import Pool
+    from triolet.config import EmbeddingConfig
     from triolet.ids import AttemptKey, PeerId
+    from worker.counters import Counters
+    from worker.engine_port import EnginePort
+    from worker.outbox import Outbox
+    from worker.roster import FailedStep, Roster
+
+    from .attempt import Attempt
 
 
 @dataclass(slots=True, eq=False)
@@ -57,3 +71,250 @@ class Embedding:
     def is_started(self) -> bool:
         """Whether it has blocks for all of its tokens."""
         return self.started_at is not None
+
+
+SHARE_BESIDE_CHAT: Final = 8
+"""One part in this many of a step is for inputs while prompts of chats wait: these lose an eighth
+of their speed, and inputs always get on."""
+OLDEST_SHARE: Final = 4
+"""One part in this many of a batch is the oldest input's, as for prompts (worker/chunks.py)."""
+MAX_RATIO: Final = 4
+"""In one batch no input has more than this many times the tokens of its shortest one."""
+SHORT_TOKENS: Final = 64
+"""Inputs up to this length go together whatever their ratio: a step reads all weights anyway."""
+POOL_SHARE: Final = 4
+"""One part in this many of the pool's blocks may be inputs'; a longer one goes alone."""
+
+
+class InputChunk(NamedTuple):
+    """One row of a step.
+
+    Attributes:
+      embedding: whose input.
+      num_tokens: how many of its next tokens.
+    """
+
+    embedding: Embedding
+    num_tokens: int
+
+
+class Room(NamedTuple):
+    """What a step has for inputs.
+
+    Attributes:
+      max_tokens: of the step.
+      free_blocks: that can be leased now.
+      total_blocks: of the pool.
+      is_beside_chat: the step has rows of chats too.
+    """
+
+    max_tokens: int
+    free_blocks: int
+    total_blocks: int
+    is_beside_chat: bool
+
+
+class StepTokens(NamedTuple):
+    """How a step's tokens are parted.
+
+    Attributes:
+      prompts: at most so many are of chats' prompts.
+      all: at most so many of prompts and inputs together.
+    """
+
+    prompts: int
+    all: int
+
+
+def part_tokens(narrow: int, wide: int, *, chats_wait: bool, inputs_are_due: bool) -> StepTokens:
+    """Part a step between prompts of chats and inputs.
+
+    Args:
+      narrow: tokens of a step for which somebody waits with a chat.
+      wide: of one that holds nothing but inputs.
+      chats_wait: whether a prompt of a chat is here that is not computed, also if it cannot have a
+        row at the moment.
+      inputs_are_due: whether inputs may have rows.
+    """
+    if not chats_wait:
+        return StepTokens(narrow, max(narrow, wide))
+    share = narrow // SHARE_BESIDE_CHAT if inputs_are_due else 0
+    return StepTokens(narrow - share, narrow)
+
+
+def due_at(waiting: Sequence[Embedding], config: EmbeddingConfig) -> float | None:
+    """Return from when on a step may take inputs; None if there is none.
+
+    Args:
+      waiting: all inputs that are not computed.
+      config: how long to wait for company, and what a full batch is.
+    """
+    if not waiting:
+        return None
+    oldest = min(embedding.arrived_at for embedding in waiting)
+    num_tokens = sum(embedding.num_remaining_tokens for embedding in waiting)
+    is_full = num_tokens >= config.max_batch_tokens or len(waiting) >= MAX_NUM_SEQS
+    is_begun = any(embedding.is_started for embedding in waiting)
+    return oldest if is_full or is_begun else oldest + config.max_wait_s
+
+
+def plan_inputs(
+    waiting: Sequence[Embedding], room: Room, config: EmbeddingConfig
+) -> list[InputChunk]:
+    """Choose the inputs of the next step.
+
+    Args:
+      waiting: all inputs that are not computed.
+      room: what the step has for them.
+      config: how much a batch may hold.
+
+    Returns:
+      At most one chunk per input. In all at most the room, but for a last one that would not fit
+      into any batch: one token over is better than never.
+    """
+    budget = min(room.max_tokens, config.max_batch_tokens)
+    if room.is_beside_chat:
+        budget = max(1, budget // SHARE_BESIDE_CHAT)
+    queue = sorted(waiting, key=_by_urgency)
+    if not queue:
+        return []
+    blocks_left = _blocks_left(waiting, room)
+    oldest = min(queue, key=lambda embedding: embedding.order)
+    longest = max(MAX_RATIO * queue[0].num_remaining_tokens, SHORT_TOKENS)
+    chosen: list[InputChunk] = []
+    is_one_by_one = config.max_batch_tokens == 1
+    for embedding in [oldest, *(one for one in queue if one is not oldest)]:
+        if budget <= 0 or len(chosen) >= MAX_NUM_SEQS or (chosen and is_one_by_one):
+            break
+        is_oldest = embedding is oldest
+        if not is_oldest and embedding.num_remaining_tokens > longest:
+            continue
+        if not embedding.is_started:
+            if embedding.num_blocks > (room.free_blocks if is_oldest else blocks_left):
+                continue
+            if is_oldest and embedding.num_blocks > blocks_left and _holds_blocks(waiting):
+                continue
+            blocks_left -= embedding.num_blocks
+        most = budget
+        if is_one_by_one:
+            most = room.max_tokens
+        elif is_oldest and len(queue) > 1 and embedding.num_remaining_tokens > longest:
+            most = max(1, budget // OLDEST_SHARE)
+        num_tokens = min(embedding.num_remaining_tokens, most)
+        budget -= num_tokens
+        chosen.append(InputChunk(embedding, num_tokens))
+    return chosen
+
+
+def _blocks_left(waiting: Sequence[Embedding], room: Room) -> int:
+    held = sum(one.num_blocks for one in waiting if one.is_started)
+    return min(room.free_blocks, room.total_blocks // POOL_SHARE - held)
+
+
+def _holds_blocks(waiting: Sequence[Embedding]) -> bool:
+    return any(embedding.is_started for embedding in waiting)
+
+
+def _by_urgency(embedding: Embedding) -> tuple[int, int, int]:
+    return (embedding.priority, embedding.num_remaining_tokens, embedding.order)
+
+
+class Embedder:
+    """Plans the part of each step that belongs to inputs, and takes in what it gave.
+
+    Args:
+      engine: whose blocks are filled.
+      roster: who holds a lease.
+      outbox: takes the EMBEDDED frames.
+      counters: of tokens.
+      config: how inputs are batched.
+    """
+
+    def __init__(
+        self,
+        engine: EnginePort,
+        roster: Roster[Attempt | Embedding],
+        outbox: Outbox,
+        counters: Counters,
+        config: EmbeddingConfig,
+    ) -> None:
+        self._engine = engine
+        self._roster = roster
+        self._outbox = outbox
+        self._counters = counters
+        self._config = config
+        self._chunks: list[InputChunk] = []
+
+    @property
+    def waiting(self) -> list[Embedding]:
+        """Inputs that are not computed."""
+        attempts = self._roster.attempts.values()
+        return [attempt for attempt in attempts if isinstance(attempt, Embedding)]
+
+    @property
+    def due_at(self) -> float | None:
+        """From when on a step may take inputs; None if none is there."""
+        return due_at(self.waiting, self._config)
+
+    @property
+    def keys(self) -> list[AttemptKey]:
+        """Attempts in the running step."""
+        return [chunk.embedding.key for chunk in self._chunks]
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the running step."""
+        return sum(chunk.num_tokens for chunk in self._chunks)
+
+    def plan(self, max_tokens: int, now: float, *, is_beside_chat: bool) -> list[StepRow]:
+        """Begin the inputs' part of the next step."""
+        ledger, waiting = self._engine.ledger, self.waiting
+        due = due_at(waiting, self._config)
+        if due is None or due > now or max_tokens <= 0:
+            return []
+        room = Room(max_tokens, ledger.available_blocks, ledger.total_blocks, is_beside_chat)
+        self._chunks = plan_inputs(waiting, room, self._config)
+        return [self._row(chunk, now) for chunk in self._chunks]
+
+    def complete(self, now: float) -> None:
+        """Take in that the step is done: hidden states are in the pools."""
+        chunks, self._chunks = self._chunks, []
+        for embedding, num_tokens in chunks:
+            self._counters.computed_tokens += num_tokens
+            if embedding.key not in self._roster.attempts:
+                self._counters.late_rows += 1
+                continue  # it ended meanwhile
+            embedding.num_computed_tokens += num_tokens
+            if not embedding.num_remaining_tokens:
+                self._finish(embedding, now)
+
+    def fail(self, message: str, failed: FailedStep, now: float) -> None:
+        """Take in that the step raised."""
+        chunks, self._chunks = self._chunks, []
+        for embedding, _ in chunks:
+            self._roster.end(embedding.key, EndReason.ERROR, now, message, failed)
+
+    def _row(self, chunk: InputChunk, now: float) -> StepRow:
+        embedding, num_tokens = chunk
+        if not embedding.is_started:
+            embedding.block_table = self._engine.ledger.lease(embedding.key, embedding.num_blocks)
+            embedding.started_at = now
+            self._roster.leases.step(embedding.key, LeaseEvent.START)
+        start = embedding.num_computed_tokens
+        return StepRow(
+            token_ids=embedding.prompt_ids[start : start + num_tokens],
+            start=start,
+            block_table=embedding.block_table,
+            pool=embedding.pool,
+        )
+
+    def _finish(self, embedding: Embedding, now: float) -> None:
+        assert embedding.started_at is not None, "computed without having started"
+        frame = Embedded(
+            *embedding.key,
+            vector=embedding.pool.vector(),
+            queue_s=embedding.started_at - embedding.arrived_at,
+            compute_s=now - embedding.started_at,
+        )
+        self._outbox.to_server(embedding.server.identity(), frame)
+        self._roster.end(embedding.key, EndReason.EMBEDDED, now)

@@ -15,7 +15,7 @@ import trio
 from transport.frames import Goodbye, KvChunk, SharedRange, Welcome
 from transport.handshake import check_welcome, goodbye, make_hello
 from transport.link import PeerBusy, PeerGone
-from triolet.config_wire import MemorySharing
+from triolet.config import MemorySharing
 from triolet.errors import ConfigError
 from triolet.ids import Role
 

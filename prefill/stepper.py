@@ -1,6 +1,8 @@
-"""From one prefill step to the next: which prompts go on, what came of it, what may be shipped.
+"""Which prompts may have a row in the next step, seen through what the prefix cache has.
 
-Knows attempts, blocks and results; does not know how steps are run or how KV leaves.
+Knows attempts and the cache; does not choose among them (worker/chunks.py) and begins nothing. A
+prompt that leaves the cache where another one is just computing waits for that one: the same block
+is not computed twice.
 """
 
 from __future__ import annotations
@@ -17,16 +19,14 @@ from worker.roster import FailedStep
 from worker.rows import END_REASONS, token_row
 
 from .attempt import Attempt
-from .embedder import Embedder
-from .embedding_batches import part_tokens
-from .waiting import candidates
+from .embedding import Embedder, part_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from engine.batch import Sampled, StepRow
-    from triolet.config_embedding import EmbeddingConfig
-    from triolet.config_wire import WireConfig
+    from engine.prefix_cache import Frontier, PrefixCache
+    from triolet.config import EmbeddingConfig, WireConfig
     from worker.counters import Counters
     from worker.engine_port import EnginePort
     from worker.outbox import Outbox
@@ -34,6 +34,35 @@ if TYPE_CHECKING:
 
     from .embedding import Embedding
     from .shipper import Shipper
+
+
+def candidates(attempts: Iterable[Attempt], cache: PrefixCache, block_size: int) -> list[Attempt]:
+    """Return the attempts to plan with; notes on those that wait what their start would find.
+
+    Args:
+      attempts: all whose prompt is not computed yet.
+      cache: of the worker.
+      block_size: tokens per block.
+    """
+    chosen: list[Attempt] = []
+    ahead: dict[Frontier, int] = {}
+    for attempt in sorted(attempts, key=_by_precedence):
+        prospect = cache.prospect(attempt.packed_ids, attempt.salt, attempt.num_blocks)
+        frontier = prospect.frontier
+        if not attempt.is_started:
+            attempt.num_computed_tokens = prospect.num_cached_blocks * block_size
+            attempt.num_needed_blocks = prospect.num_needed_blocks
+            # Whoever is more important waits for nobody less important.
+            if frontier in ahead and ahead[frontier] <= attempt.priority:
+                continue
+        if frontier is not None:
+            ahead[frontier] = min(attempt.priority, ahead.get(frontier, attempt.priority))
+        chosen.append(attempt)
+    return chosen
+
+
+def _by_precedence(attempt: Attempt) -> tuple[bool, int, int]:
+    return (not attempt.is_started, attempt.priority, attempt.order)
 
 
 class Stepper:

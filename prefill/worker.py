@@ -12,7 +12,7 @@ import structlog
 import trio
 
 from transport.shared_ring import OwnRing, PrivateRing
-from triolet.config_wire import MemorySharing
+from triolet.config import MemorySharing
 from triolet.errors import ConfigError
 from triolet.ids import Role, new_epoch
 from worker.entry import run_worker

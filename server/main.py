@@ -30,24 +30,25 @@ from triolet.process import return_large_blocks
 from triolet.status import SUCCESSOR_SIGNAL, ServerReady, report
 from triolet.units import MIB
 
-from .api.app import build_app
 from .api.live import Lifecycle
+from .api.peers import Siblings
 from .api.ports import Services
-from .edge.accept import Edge
-from .edge.sockets import base_url, open_listening_socket, open_own_socket
-from .fleet.fleet import Fleet
+from .app import build_app
+from .edge.listen import Edge, base_url, open_listening_socket, open_own_socket
 from .jobs.runner import BatchRunner
 from .jobs.storage import Storage
-from .metrics import Metrics
-from .quotas.opening import opened_quotas
-from .siblings import Siblings
-from .tenancy import Tenancy
-from .tenant_file import TenantFile
-from .text.embedding_files import read_embedding_model
+from .metrics.metrics import Metrics
+from .scheduling.links import Fleet
+from .tenants.opening import opened_quotas
+from .tenants.tenancy import Tenancy, TenantFile
 from .text.grammars import Grammars
 from .text.model_card import read_model_card
-from .text.page_words import PageWords, read_page_words
-from .text.sampling_defaults import read_sampling_defaults
+from .text.model_files import (
+    PageWords,
+    read_embedding_model,
+    read_page_words,
+    read_sampling_defaults,
+)
 from .text.tokenizer import TextModel
 
 if TYPE_CHECKING:
@@ -58,8 +59,8 @@ if TYPE_CHECKING:
 
     from triolet.config import ServerConfig
 
-    from .quotas.quotas import Quotas
-    from .turns import Turns
+    from .tenants.quotas import Quotas
+    from .text.threads import Turns
 
 log = structlog.get_logger(__name__)
 

@@ -15,11 +15,14 @@ from triolet.ids import AttemptKey
 from triolet.pooling import Pooling  # noqa: TC001 (msgspec reads the annotations)
 from triolet.sampling import SamplingParams  # noqa: TC001 (msgspec reads the annotations)
 
-from .fields import MAX_ROWS as MAX_ROWS
-from .fields import MAX_SECONDS as MAX_SECONDS
-from .fields import MAX_TEXT as MAX_TEXT
-from .fields import MAX_TOKEN_ROWS as MAX_TOKEN_ROWS
-from .fields import (
+from .parts import MAX_ROWS as MAX_ROWS
+from .parts import MAX_SECONDS as MAX_SECONDS
+from .parts import MAX_TEXT as MAX_TEXT
+from .parts import MAX_TOKEN_ROWS as MAX_TOKEN_ROWS
+from .parts import AttemptRow as AttemptRow
+from .parts import CacheLoad as CacheLoad
+from .parts import Capacity as Capacity
+from .parts import (
     Count,
     Digest,
     KvKey,
@@ -34,20 +37,17 @@ from .fields import (
     Vector,
     Weight,
 )
-from .fields import Part as Part
-from .load import CacheLoad as CacheLoad
-from .load import Load as Load  # noqa: TC001
-from .parts import AttemptRow as AttemptRow  # noqa: TC001
-from .parts import Capacity as Capacity  # noqa: TC001
-from .parts import CreditRow as CreditRow  # noqa: TC001
-from .parts import KvTarget as KvTarget  # noqa: TC001
-from .parts import Peer as Peer  # noqa: TC001
-from .parts import SharedRange as SharedRange  # noqa: TC001
-from .parts import SharedRing as SharedRing  # noqa: TC001
-from .parts import TokenRow as TokenRow  # noqa: TC001
+from .parts import CreditRow as CreditRow
+from .parts import EndReason as EndReason
+from .parts import KvTarget as KvTarget
+from .parts import Load as Load
+from .parts import Part as Part
+from .parts import Peer as Peer
+from .parts import RefuseReason as RefuseReason
+from .parts import SharedRange as SharedRange
+from .parts import SharedRing as SharedRing
+from .parts import TokenRow as TokenRow
 from .parts import TopToken as TopToken
-from .reasons import EndReason as EndReason  # noqa: TC001
-from .reasons import RefuseReason as RefuseReason  # noqa: TC001
 
 PROTOCOL_VERSION: Final = 2
 OLDEST_PROTOCOL_VERSION: Final = 1

@@ -1,23 +1,23 @@
-"""What every link does with what arrives: parse it, count what is no frame, shut its sender out,
-and on a bound side name it.
+"""Which connection speaks for which peer: the one with the peer's last HELLO, under the same key.
 
-Knows no sockets: message parts in, messages out. Used by the ZeroMQ links and the in-memory ones,
-so that both treat an enemy alike.
+A bound side gives each connection an id of its own, so no connection can take another's. A peer's
+name is claimed by HELLO. A name belongs to the key that claimed it first, and a key may act in its
+roles only. Where links carry no keys, the directory of mode 0700 is the guard.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import structlog
 
 from triolet.errors import RemoteProtocolError
+from triolet.ids import PeerId, Role
 
 from .codec import decode_message
 from .frames import Hello
 from .handshake import goodbye
 from .link import MAX_BAD_FRAMES, LinkStatistics, Message, PeerGone
-from .names import Credential, PeerNames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,6 +25,97 @@ if TYPE_CHECKING:
     from triolet.ids import PeerId
 
     from .frames import Goodbye
+
+
+STRANGER: Final = b"?"
+"""Begins what a connection is called before its HELLO; no peer's name begins so."""
+MAX_NAMES: Final = 2048
+"""Names that one key may have claimed; beyond, its oldest is forgotten, and no other key's. Twice
+`max_peers`: a peer that restarts has a new name."""
+
+
+class Credential(NamedTuple):
+    """What the handshake of a connection has proved.
+
+    Attributes:
+      key: public key of the other side; empty where links carry no keys.
+      roles: in which it may say HELLO.
+    """
+
+    key: str
+    roles: frozenset[Role]
+
+    @classmethod
+    def parse(cls, user_id: bytes) -> Self:
+        """Return what `user_id` says; empty where links carry no keys."""
+        if not user_id:
+            return cls("", frozenset(Role))
+        key, _, roles = user_id.decode().partition(" ")
+        return cls(key, frozenset(Role(role) for role in roles.split(",")))
+
+    @property
+    def user_id(self) -> bytes:
+        """The same in one word, as ZeroMQ carries it beside each message."""
+        return f"{self.key} {','.join(sorted(self.roles))}".encode()
+
+
+class _Claim(NamedTuple):
+    connection: bytes
+    key: str
+
+
+class PeerNames:
+    """The names of one listener's peers."""
+
+    def __init__(self) -> None:
+        self._claims: dict[bytes, _Claim] = {}
+        self._name_of: dict[bytes, bytes] = {}
+        self._names_of_key: dict[str, dict[bytes, None]] = {}
+
+    def sender(self, connection: bytes) -> bytes:
+        """Return the name of a connection's sender."""
+        return self._name_of.get(connection) or STRANGER + connection
+
+    def connection(self, sender: bytes) -> bytes | None:
+        """Return the connection that leads to a sender, None if none does."""
+        if sender.startswith(STRANGER):
+            return sender.removeprefix(STRANGER)
+        claim = self._claims.get(sender)
+        return None if claim is None else claim.connection
+
+    def claim(self, connection: bytes, peer: PeerId, credential: Credential) -> str:
+        """Take in a HELLO; return why it counts for nothing, or an empty text if it does count.
+
+        Another connection of the same key loses the name.
+        """
+        name = peer.identity()
+        held = self._claims.get(name)
+        if peer.role not in credential.roles:
+            allowed = ", ".join(sorted(credential.roles))
+            return f"the key {credential.key[:8]}… may not act as a {peer.role}, only as: {allowed}"
+        if held is not None and held.key != credential.key:
+            return f"the name {peer.name} belongs to another key than {credential.key[:8]}…"
+        if held is not None:
+            self._name_of.pop(held.connection, None)
+        earlier = self._name_of.get(connection)
+        if earlier is not None:
+            self._forget(earlier)
+        self._claims[name] = _Claim(connection, credential.key)
+        self._name_of[connection] = name
+        names = self._names_of_key.setdefault(credential.key, {})
+        names[name] = None
+        if len(names) > MAX_NAMES:
+            self._forget(next(iter(names)))
+        return ""
+
+    def _forget(self, name: bytes) -> None:
+        claim = self._claims.pop(name)
+        self._name_of.pop(claim.connection, None)
+        names = self._names_of_key[claim.key]
+        del names[name]
+        if not names:
+            del self._names_of_key[claim.key]
+
 
 log = structlog.get_logger()
 

@@ -29,7 +29,7 @@ from zmq.utils.monitor import parse_monitor_message
 from triolet.errors import ConfigError
 from triolet.ids import Role
 
-from .names import Credential
+from .gate import Credential
 
 if TYPE_CHECKING:
     from pathlib import Path

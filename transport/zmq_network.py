@@ -1,9 +1,4 @@
-"""Links over ZeroMQ: a ROUTER where workers are bound, a DEALER where peers connect.
-
-Knows socket options, addresses and how ZeroMQ's failures read in this house's words; the waiting is
-zmq_socket.py's, the parsing gate.py's. One network is one context with one I/O thread: a process
-makes one for control and another for KV, so that bulk never stands before a heartbeat.
-"""
+"""What ZeroMQ says of one connection's handshakes, in words: which peer failed, and what to do."""
 
 from __future__ import annotations
 
@@ -11,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import structlog
 import trio
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -21,8 +17,7 @@ from .address import IpcAddress, TcpAddress, address_in_use, keys_needed, parse_
 from .codec import encode_message
 from .gate import BoundGate, FrameGate
 from .link import LinkStatistics, Message, PeerBusy, PeerGone
-from .zmq_curve import CurveGuard, KeyDirectory
-from .zmq_handshake import WATCHED_EVENTS, HandshakeLog
+from .zmq_curve import CurveGuard, KeyDirectory, Repeats
 from .zmq_socket import ZmqSocket
 
 if TYPE_CHECKING:
@@ -30,8 +25,85 @@ if TYPE_CHECKING:
 
     from triolet.config import LinkConfig
 
+    from .address import Address
     from .frames import AnyFrame, Goodbye
     from .link import Hold
+
+
+log = structlog.get_logger()
+
+WATCHED_EVENTS: Final = int(
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_DISCONNECTED
+)
+"""Of a connection."""
+
+
+class HandshakeLog:
+    """The handshakes of one connection.
+
+    Args:
+      place: where it leads.
+      keys: ours; None where the link carries none.
+      identity: of the connecting side.
+
+    Attributes:
+      address: the same place, for people.
+      is_connected: whether the last handshake succeeded and the connection holds.
+      trouble: why there is none, and what to do; empty if there is one or nothing is known.
+    """
+
+    def __init__(self, place: Address, keys: KeyDirectory | None, identity: bytes) -> None:
+        self.address = str(place)
+        self.is_connected = False
+        self.trouble = ""
+        self._place = place
+        self._keys = keys
+        self._who = identity.decode(errors="replace").rpartition(":")[0]
+        self._repeats = Repeats()
+
+    def note(self, event: int, value: int) -> None:
+        """Take in what a monitor said."""
+        self.is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        if self.is_connected:
+            self.trouble = ""
+        elif event != zmq.EVENT_DISCONNECTED and isinstance(self._place, TcpAddress):
+            self.trouble = self._explain(event, value)
+            num_kept = self._repeats.due(self.trouble)
+            if num_kept is not None:
+                log.warning(
+                    "handshake_failed",
+                    peer=self.address,
+                    who=self._who,
+                    reason=self.trouble,
+                    kept_back=num_kept,
+                )
+
+    def _explain(self, event: int, value: int) -> str:
+        if self._keys is None:
+            return (
+                "expects keys, and this side has none for it: --kv-plaintext belongs to both sides "
+                "of a KV link, or to neither"
+            )
+        assert isinstance(self._place, TcpAddress), "only tcp links carry keys"
+        ours, source = self._keys, self._keys.source_of(self._place)
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            return (
+                f"refused our key {ours.shown}: copy {ours.path}/key.public into authorized/ of "
+                "the key directory there"
+            )
+        if value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH and (
+            event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        ):
+            return "has no keys: start it with --curve; --kv-plaintext belongs to both sides"
+        return (
+            f"ends the handshake: it may have another key than {source}, or none. Copy the "
+            f"key.public of that process to {ours.bound_file(self._place)}, and see its log"
+        )
+
 
 MAX_SOCKETS: Final = 16_384
 """A connection takes three of them (its own, and two for its monitor); ZeroMQ's default of 1023

@@ -1,8 +1,4 @@
-"""From a config to a worker that serves: device thread, model, sockets, signals.
-
-The one place where both roles touch the real engine and ZeroMQ. Says on stdout how far the start
-is; logs go elsewhere.
-"""
+"""How many weights a model of a given shape has. For people who read the start-up table."""
 
 from __future__ import annotations
 
@@ -20,20 +16,33 @@ from transport.zmq_network import ZmqNetwork
 from triolet.errors import ConfigError
 from triolet.status import Progress, WorkerReady, report
 
-from .lending import Cores
-from .local_engine import LocalEngine
-from .model_size import num_parameters
+from .local_engine import Cores, LocalEngine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from contextlib import AbstractContextManager
 
     from engine.load import Engine
+    from engine.model_config import ModelConfig
     from transport.link import Network
     from triolet.config import WorkerConfig
 
     from .engine_port import EnginePort
     from .shell import Device, Shell
+
+
+def num_parameters(model: ModelConfig) -> int:
+    """Return the number of weights, tied ones counted once."""
+    hidden, inner = model.hidden_size, model.intermediate_size
+    query = model.num_heads * model.head_dim
+    key_value = 2 * model.num_kv_heads * model.head_dim
+    layer = hidden * (query + key_value) + query * hidden + 3 * hidden * inner + 2 * hidden
+    layer += (query + key_value) * model.biases.qkv + hidden * model.biases.output
+    layer += (2 * inner + hidden) * model.biases.mlp
+    layer += 2 * model.head_dim * model.has_qk_norm
+    embeddings = model.vocab_size * hidden * (1 if model.is_tied else 2)
+    return embeddings + model.num_layers * layer + hidden
+
 
 log = structlog.get_logger()
 

@@ -1,7 +1,6 @@
-"""The attempts of one worker, and the one path by which each of them ends.
+"""What was said last of each attempt, so that a lost ENDED can be said again in the same words.
 
-Knows leases, blocks and last words; does not know what an attempt computes. Blocks go back in one
-place, whatever the reason: finish, cancel, deadline, silence, preemption, a lost peer, an error.
+Knows frames and time; whether an attempt may begin is the lease table's to say.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ import structlog
 from transport.frames import MAX_TEXT, Ended, EndReason
 from transport.lease import LeaseTable
 
-from .last_words import LastWords
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -25,6 +22,42 @@ if TYPE_CHECKING:
     from triolet.ids import AttemptKey, PeerId
 
     from .outbox import Outbox
+
+
+class LastWords:
+    """How attempts ended, for a while.
+
+    Args:
+      link: how long, and how many at most.
+    """
+
+    def __init__(self, link: LinkConfig) -> None:
+        self._keep_s = link.tombstone_s
+        self._max_words = link.max_tombstones
+        # In the order in which they were said, which is the order in which they are forgotten.
+        self._said: dict[AttemptKey, tuple[float, Ended]] = {}
+
+    def say(self, ended: Ended, now: float) -> None:
+        """Remember an end; the first one of an attempt stands."""
+        if ended.key in self._said:
+            return
+        if len(self._said) >= self._max_words:
+            del self._said[next(iter(self._said))]
+        self._said[ended.key] = (now, ended)
+
+    def find(self, key: AttemptKey) -> Ended | None:
+        """Return how an attempt ended, or None if it is not known to have ended."""
+        found = self._said.get(key)
+        return None if found is None else found[1]
+
+    def sweep(self, now: float) -> None:
+        """Forget what is older than any frame can be under way."""
+        while self._said:
+            key = next(iter(self._said))
+            if now - self._said[key][0] <= self._keep_s:
+                return
+            del self._said[key]
+
 
 log = structlog.get_logger()
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 import trio
 
+from ops.simulation.deterministic import run
 from server.main import GC_THRESHOLDS
 from triolet.units import MILLISECONDS
 
-from ..simulate.deterministic import run
 from .admission_server import Form, RunningServer, running_server
 from .admission_stopwatch import DISPATCH, STEPS, Stopwatch
 

@@ -18,30 +18,31 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from server.api.app import build_app
 from server.api.claims import own_claim
 from server.api.live import DEPARTURE_KEY, Departure
 from server.api.ports import Services
-from server.generation import GenerationRequest
-from server.jobs.inner_request import receiving
-from server.metrics import Metrics
-from server.quotas.opening import opened_quotas
-from server.quotas.quotas import Asked
-from server.tenancy import Tenancy, enter_tenant
+from server.app import build_app
+from server.contract.generation import GenerationRequest
+from server.jobs.runner import receiving
+from server.metrics.metrics import Metrics
+from server.tenants.opening import opened_quotas
+from server.tenants.quotas import Asked
+from server.tenants.tenancy import Tenancy, enter_tenant
 from server.text.grammars import Grammars
 from server.text.tokenizer import TextModel
 from triolet.api_keys import digest_of
-from triolet.config import ServerConfig
-from triolet.config_overload import (
+from triolet.config import (
+    MEMORY,
     AdmissionConfig,
     BrownoutConfig,
     GuardConfig,
     OverloadConfig,
+    QueueConfig,
+    QuotaConfig,
+    ResponseCacheConfig,
+    ServerConfig,
     SloConfig,
 )
-from triolet.config_queue import QueueConfig
-from triolet.config_quotas import MEMORY, QuotaConfig
-from triolet.config_response_cache import ResponseCacheConfig
 from triolet.ids import new_request_id
 from triolet.sampling import SamplingParams
 from triolet.service_class import ServiceClass
@@ -54,7 +55,7 @@ from ..overload.virtual_fleet import FleetShape, Front, virtual_fleet
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from server.fleet.fleet import Fleet
+    from server.scheduling.links import Fleet
 
 MODEL: Final = "demo"
 PATH: Final = "/v1/completions"
@@ -268,7 +269,7 @@ class RunningServer:
 async def running_server(form: Form) -> AsyncIterator[RunningServer]:
     """Run a server; at its end nothing may be left of what was asked.
 
-    In virtual time if its accounts are in memory: `loadtest.simulate.deterministic.run`.
+    In virtual time if its accounts are in memory: `ops.simulation.deterministic.run`.
     """
     config = config_of(form)
     text = TextModel.load(config.model_dir, tokenize_threads=1, tokenize_timeout_s=60.0)

@@ -13,10 +13,12 @@ from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 
-from server.api import app, completions, generate
-from server.fleet.attempts import Attempts
-from server.fleet.book import RequestBook
-from server.fleet.conductor import Conductor
+from server import app
+from server.api import generate
+from server.api.openai import completions
+from server.scheduling.attempt import Attempts
+from server.scheduling.request_table import RequestBook
+from server.scheduling.requests import Conductor
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

@@ -1,8 +1,8 @@
 """What one step of the fair queue costs, with a thousand to a hundred thousand waiting.
 
-Drives server/fleet/fair_queue.py itself: many tenants with skewed loads in every class, and one
-tenant alone beside the sorted list that a single tenant would need. No processes, no network. Exits
-with 1 if a step at the largest size costs more than it may.
+Drives server/scheduling/fair_queue.py itself: many tenants with skewed loads in every class, and
+one tenant alone beside the sorted list that a single tenant would need. No processes, no network.
+Exits with 1 if a step at the largest size costs more than it may.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 
-from server.fleet.fair_queue import FairQueue
-from server.fleet.flow import Place
-from triolet.config_queue import QueueConfig
+from server.scheduling.fair_queue import FairQueue
+from server.scheduling.tenant_queue import Place
+from triolet.config import QueueConfig
 from triolet.service_class import Claim, ServiceClass
 
 from .machine import describe

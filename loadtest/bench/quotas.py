@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 from rich.console import Console
 
-from server.quotas.amounts import Ask, Limits, Settlement
-from server.quotas.memory_store import MemoryStore
-from server.quotas.redis_store import RedisStore
-from triolet.config_quotas import QuotaConfig
+from server.tenants.amounts import Ask, Limits, Settlement
+from server.tenants.memory_store import MemoryStore
+from server.tenants.redis_store import RedisStore
+from triolet.config import QuotaConfig
 
 from .engines import BENCH
 from .machine import describe
@@ -32,7 +32,7 @@ from .report import Ratio, Report
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from server.quotas.store import Store
+    from server.tenants.store import Store
 
 MOST_OFF: Final = 0.02
 """Of the limit, either way."""

@@ -16,7 +16,7 @@ from engine.int8_wire import Int8Wire
 from engine.kv_pool import KVLayout, KVPool
 from engine.pace import Pace
 from engine.prefix_cache import PrefixCache
-from triolet.config_wire import KvWire
+from triolet.config import KvWire
 from triolet.units import MIB
 
 from .model import SHAPES

@@ -26,8 +26,7 @@ from transport.frames import KvTarget, Peer
 from transport.memory_network import MemoryNetwork
 from transport.zmq_memory import keep_received_memory
 from transport.zmq_network import ZmqNetwork
-from triolet.config import Dtype, EngineConfig, LinkConfig, WorkerConfig
-from triolet.config_wire import MemorySharing, WireConfig
+from triolet.config import Dtype, EngineConfig, LinkConfig, MemorySharing, WireConfig, WorkerConfig
 from triolet.ids import Role
 from triolet.units import MIB
 from worker.local_engine import LocalEngine

@@ -10,7 +10,8 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ..simulate.campaign import keep_quiet
+from ops.simulation.campaign import keep_quiet
+
 from . import real_run, virtual_run
 from .mechanisms import NOTHING, configured
 from .plan import SIZES

@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from triolet.config_overload import (
+from triolet.config import (
     AdmissionConfig,
     BrownoutConfig,
     GuardConfig,
     OverloadConfig,
+    QueueConfig,
     SloConfig,
 )
-from triolet.config_queue import QueueConfig
 
 from .arrivals import SLO_S
 

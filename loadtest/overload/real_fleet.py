@@ -19,8 +19,7 @@ import trio
 
 from triolet.audit import FleetAudit
 
-from ..faults.probes import get
-from ..faults.processes import RoleProcess
+from ..harness.processes import RoleProcess, get
 from .mechanisms import EVERYTHING
 from .modelled import COST, StepCost
 

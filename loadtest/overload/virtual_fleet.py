@@ -14,26 +14,26 @@ import trio
 
 import decode.worker
 import prefill.worker
-from server.charges import NO_CHARGES
-from server.fleet.fleet import Fleet
+from ops.simulation.clock import ClockAlarm, VirtualClock
+from ops.simulation.faults import CALM
+from ops.simulation.hosts import Host
+from ops.simulation.text import NumberText
+from server.contract.charges import NO_CHARGES
+from server.scheduling.links import Fleet
 from transport.memory_network import MemoryNetwork
 from transport.memory_pipe import Conditions
 from triolet.config import EngineConfig, LinkConfig, ServerConfig, WorkerConfig
 from triolet.ids import SECRET_BYTES, Role
 from triolet.units import KIB, SECONDS
 
-from ..simulate.clock import ClockAlarm, VirtualClock
-from ..simulate.faults import CALM
-from ..simulate.hosts import Host
-from ..simulate.text import NumberText
 from .modelled import COST, ModelledDevice, ModelledEngine, StepCost
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from server.charges import Charges
-    from server.fleet.observer import FleetObserver
-    from server.fleet.relay import RelayText
+    from server.contract.charges import Charges
+    from server.scheduling.observer import FleetObserver
+    from server.scheduling.output import RelayText
     from worker.shell import Shell
 
 MODEL: Final = "modelled"
@@ -178,7 +178,7 @@ class VirtualFleet:
 async def virtual_fleet(
     shape: FleetShape, seed: int, front: Front | None = None
 ) -> AsyncIterator[VirtualFleet]:
-    """Run a fleet. To be used inside `loadtest.simulate.deterministic.run`, or where the modelled
+    """Run a fleet. To be used inside `ops.simulation.deterministic.run`, or where the modelled
     time of its devices may pass in truth."""
     async with trio.open_nursery() as nursery:
         running = VirtualFleet(shape, seed, front)

@@ -1,7 +1,7 @@
 """An open loop against a fleet in virtual time: everybody is timed from the moment he comes at.
 
-Knows the server's outer contract (server/generation.py); the surface in front of it, HTTP and JSON,
-is not there, so nothing here says what that costs.
+Stands on server/contract/generation.py; the surface in front of it, HTTP and JSON, is not there, so
+nothing here says what that costs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from server.generation import Delta, Failed, Finished, GenerationRequest
+from ops.simulation.deterministic import run
+from server.contract.generation import Delta, Failed, Finished, GenerationRequest
 from triolet.errors import RequestError
 from triolet.ids import Role
 from triolet.invariants import check_at_rest
@@ -21,7 +22,6 @@ from triolet.sampling import SamplingParams
 from triolet.service_class import Claim
 from triolet.units import SECONDS
 
-from ..simulate.deterministic import run
 from .arrivals import Arrival
 from .outcomes import Fate, Outcome
 from .virtual_fleet import FleetShape, virtual_fleet
@@ -29,8 +29,8 @@ from .virtual_fleet import FleetShape, virtual_fleet
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from server.fleet.fleet import Fleet
-    from server.fleet.stream import Stream
+    from server.scheduling.links import Fleet
+    from server.scheduling.stream import Stream
     from triolet.audit import FleetAudit
 
     from .arrivals import Sizes

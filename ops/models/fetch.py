@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from triolet.config_supervisor import FetchConfig
+from triolet.config import FetchConfig
 from triolet.errors import ModelError
 from triolet.gguf.directory import data_home
 

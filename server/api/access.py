@@ -1,12 +1,12 @@
-"""What each client may ask, and how much at once: the one gate before every route.
+"""Where a request carries its API key.
 
-Closed by default: a route that is in no list needs an operator's key. Knows routes by their
-endpoints and tenants by their roles; what a request is about, it does not know. Limits are asked
-and room is taken before a request's body is read.
+Knows headers by value; no framework, no tenants.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -17,11 +17,10 @@ from triolet.errors import RequestError
 from triolet.loopback import is_loopback
 from triolet.tenants import TenantRole
 
-from ..tenancy import current_tenant, enter_tenant
-from ..threads import current_line, enter_line
+from ..tenants.tenancy import current_tenant, enter_tenant
+from ..text.threads import current_line, enter_line
 from .claims import enter_batch
 from .errors import http_error
-from .keys import sent_key
 from .live import OWNER_KEY, SCOPE_KEY, own_peer
 from .origins import check_host, check_origin, preflight_headers, shown_origin
 from .passing_on import is_passed_on, owner_elsewhere
@@ -38,6 +37,43 @@ if TYPE_CHECKING:
 
     from .live import Entry
     from .ports import Services
+
+
+SUBPROTOCOL: Final = "triolet"
+"""What a browser's WebSocket speaks beside the key: a browser can set no header there, and an
+address, with whatever is in it, ends up in logs and histories."""
+KEY_SUBPROTOCOL: Final = "triolet-key."
+"""Before the key in base64url, in Sec-WebSocket-Protocol."""
+
+
+def sent_key(
+    authorization: str | None, x_api_key: str | None, subprotocols: Iterable[str] = ()
+) -> str | None:
+    """Return the key that a request carries, None for none.
+
+    Args:
+      authorization: the header; OpenAI's clients send `Bearer KEY`.
+      x_api_key: the header; Anthropic's clients send the key there.
+      subprotocols: what a browser's WebSocket offers.
+    """
+    if authorization is not None:
+        scheme, _, key = authorization.partition(" ")
+        return key.strip() if scheme.lower() == "bearer" else None
+    if x_api_key is not None:
+        return x_api_key.strip()
+    for offered in subprotocols:
+        if offered.startswith(KEY_SUBPROTOCOL):
+            return _decoded(offered.removeprefix(KEY_SUBPROTOCOL))
+    return None
+
+
+def _decoded(text: str) -> str | None:
+    try:
+        padded = text + "=" * (-len(text) % 4)
+        return base64.b64decode(padded, altchars=b"-_", validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError, ValueError):
+        return None
+
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
 OPEN_ENDPOINTS: Final = frozenset(

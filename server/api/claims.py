@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Final
 from triolet.errors import RequestError
 from triolet.service_class import Claim, ServiceClass
 
-from ..tenancy import current_tenant, enter_tenant
+from ..tenants.tenancy import current_tenant, enter_tenant
 
 if TYPE_CHECKING:
     from triolet.tenants import Tenant
 
-    from ..tenancy import Tenancy
+    from ..tenants.tenancy import Tenancy
 
 _IS_BATCH: Final[ContextVar[bool]] = ContextVar("is_batch", default=False)
 

@@ -16,9 +16,9 @@ from ..text.closed_schema import closed_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from triolet.config_grammar import GrammarConfig
+    from triolet.config import GrammarConfig
 
-    from .constraint_schema import ConstraintFields
+    from .fields import ConstraintFields
     from .ports import Services
 
 ANY_OBJECT: Final[dict[str, Any]] = {"type": "object"}

@@ -1,14 +1,12 @@
-"""What chat and plain completions do alike: from prompts to a stream or an answer.
-
-Knows neither how a prompt comes about nor the form of an answer; both are handed in.
-"""
+"""From what a client calls its part of the prefix cache to what workers call it."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import msgspec
 from quart import Response, request
@@ -16,38 +14,138 @@ from quart import Response, request
 from triolet.errors import draining, invalid_request
 from triolet.ids import new_request_id
 
-from ..generation import GenerationRequest
-from ..tenancy import current_tenant
-from .answers import WholeScript, collect
-from .choices import Choices
-from .chunks import ChunkStream, Envelope, RunningUsage, total_usage
+from ..contract.generation import GenerationRequest
+from ..tenants.tenancy import current_tenant
+from .body import check_model, deadline_s, live_request, shown_request_id
 from .claims import own_claim, renew_tenant, tier_field
-from .event_stream import EventStreamBody
-from .intake import check_model, deadline_s, live_request, shown_request_id
 from .live import own_shortcut
+from .openai.chunks import ChunkStream, Envelope, RunningUsage, total_usage
 from .overload import capped, own_ask_key
-from .plan_limits import check_output, completion_budget, context_of, least
 from .quota import reserved
 from .resuming import join_whole, kept_answer, own_key, read_whole, resumable_stream
-from .salt import salt_of
 from .sampling import cache_ask, check_token_ids, of_choice, sampling_params
+from .stream import Choices, EventStreamBody, WholeScript, collect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pydantic import BaseModel
 
+    from triolet.errors import RequestError
     from triolet.sampling import Grammar
+    from triolet.tenants import Plan as TenantPlan
 
-    from ..generation import Generation, TextWatch
+    from ..contract.generation import Generation, TextWatch
     from ..text.reasoning import ReasoningPlan, Thinking
     from ..text.tool_calls import ToolForm
-    from .answers import Answer
-    from .chunks import ChunkWriter
-    from .event_stream import StreamForm
     from .live import LiveRequest
+    from .openai.chunks import ChunkWriter
     from .ports import Services
     from .schemas import GenerationFields
+    from .stream import Answer, StreamForm
+
+
+SALT_BYTES: Final = 16
+
+
+def salt_of(cache_salt: str | None) -> bytes:
+    """Return a salt of one length for any text; empty, which is everybody's, for none.
+
+    Where there are tenants, it is the tenant's own in either case: who asks the same as another
+    finds nothing of theirs, whatever both call it. Every server of a fleet makes the same of it, so
+    that they share what their clients share.
+    """
+    secret = current_tenant().secret
+    if secret:
+        words = b"\0" if cache_salt is None else b"\1" + cache_salt.encode()
+        return blake2b(words, key=secret, digest_size=SALT_BYTES).digest()
+    if cache_salt is None:
+        return b""
+    return blake2b(cache_salt.encode(), digest_size=SALT_BYTES).digest()
+
+
+class Context(NamedTuple):
+    """Most tokens of prompt and completion together.
+
+    Attributes:
+      tokens: so many.
+      whose: who says so, for errors.
+    """
+
+    tokens: int
+    whose: str
+
+
+def context_of(max_model_len: int, plan: TenantPlan) -> Context:
+    """Return what the model and a plan allow."""
+    most = plan.max_context_tokens
+    if most is None or most >= max_model_len:
+        return Context(max_model_len, "the model's context")
+    return Context(most, f"the context of the plan {plan.name}")
+
+
+def least(one: int | None, other: int | None) -> int | None:
+    """Return the tighter of two bounds; None is none."""
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)
+
+
+def check_output(fields: BaseModel, plan: TenantPlan) -> None:
+    """Raise the RequestError for a completion that a plan does not allow."""
+    for name in ("max_tokens", "max_completion_tokens"):
+        wanted, most = getattr(fields, name, None), plan.max_output_tokens
+        if wanted is not None and most is not None and wanted > most:
+            raise invalid_request(
+                f"the plan {plan.name} allows {most} tokens for a completion; the request asks for "
+                f"{wanted}",
+                name,
+            )
+
+
+def check_input(num_tokens: int, plan: TenantPlan, what: str, param: str) -> None:
+    """Raise the RequestError for an input without a completion that a plan does not allow."""
+    most = plan.max_context_tokens
+    if most is not None and num_tokens > most:
+        raise invalid_request(
+            f"{what} has {num_tokens} tokens; the plan {plan.name} allows {most}",
+            param,
+            code="context_length_exceeded",
+        )
+
+
+def completion_budget(
+    prompt_tokens: int, wanted: int | None, default: int | None, context: Context, param: str
+) -> int:
+    """Return how many tokens a completion may have.
+
+    Args:
+      prompt_tokens: length of the prompt.
+      wanted: what the client asked for; must fit.
+      default: what it gets otherwise, as far as that fits; None for as many as fit.
+      context: what it has to fit into.
+      param: the field an error names.
+
+    Raises:
+      RequestError: 400 context_length_exceeded.
+    """
+    room = context.tokens - prompt_tokens
+    if room < 1 or (wanted is not None and wanted > room):
+        raise _too_long(prompt_tokens, wanted, context, param)
+    if wanted is not None:
+        return wanted
+    return room if default is None else min(default, room)
+
+
+def _too_long(prompt_tokens: int, wanted: int | None, context: Context, param: str) -> RequestError:
+    asked = "" if wanted is None else f" and {wanted} for the completion"
+    return invalid_request(
+        f"{context.whose} is {context.tokens} tokens; the request has {prompt_tokens} in the "
+        f"prompt{asked}. Shorten the prompt or ask for fewer tokens",
+        param,
+        code="context_length_exceeded",
+    )
+
 
 STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",

@@ -13,17 +13,17 @@ import trio
 from triolet.errors import RequestError
 from triolet.ids import new_request_id
 
-from ..generation import CancelReason
-from .shortcut import NoShortcut
+from ..contract.generation import CancelReason
+from .stream import NoShortcut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import TracebackType
 
-    from ..door import BodyHold
-    from ..generation import CacheAsk
-    from ..quotas.quotas import Ticket
-    from .shortcut import Shortcut
+    from ..contract.generation import CacheAsk
+    from ..tenants.quotas import Ticket
+    from .door import BodyHold
+    from .stream import Shortcut
 
 SCOPE_KEY: Final = "triolet.live"
 """Where a request's scope holds its LiveRequest."""

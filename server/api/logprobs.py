@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ..generation import TokenLogprob
+    from ..contract.generation import TokenLogprob
 
 
 def chat_logprobs(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:

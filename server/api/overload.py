@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 import trio
 from quart import has_request_context
 
+from .body import deadline_s, live_request
 from .claims import own_claim
-from .intake import deadline_s, live_request
 from .resuming import own_key
 
 if TYPE_CHECKING:

@@ -16,15 +16,15 @@ from quart import Response, request
 
 from triolet.errors import draining, overloaded
 
-from .intake import live_request, read_body, shown_request_id
+from .body import live_request, read_body, shown_request_id
 from .live import own_peer
 from .resuming import own_key
-from .stream_body import StreamBody
+from .stream import StreamBody
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ..sibling_answer import SiblingAnswer
+    from .peers import SiblingAnswer
     from .ports import Services
 
 log = structlog.get_logger(__name__)

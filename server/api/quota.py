@@ -1,7 +1,7 @@
 """Limits of tenants at the edge: what is let in, and what its client is told of what is left.
 
 A request's ticket is taken before its body is read, and ends where its tokens are reserved. The
-accounts are server/quotas'.
+accounts are server/tenants'.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Final
 
 from triolet.errors import RequestError
 
-from ..quotas.amounts import Account, limits_of
-from ..quotas.buckets import MINUTE_S
-from ..quotas.quotas import Asked
-from ..tenancy import current_tenant
+from ..tenants.amounts import Account, limits_of
+from ..tenants.buckets import MINUTE_S
+from ..tenants.quotas import Asked
+from ..tenants.tenancy import current_tenant
 from .claims import renew_tenant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..generation import GenerationRequest
-    from ..quotas.quotas import NoReservation, Quotas, Reservation
+    from ..contract.generation import GenerationRequest
+    from ..tenants.quotas import NoReservation, Quotas, Reservation
     from .live import Entry, LiveRequest
     from .ports import Services
 

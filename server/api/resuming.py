@@ -16,24 +16,22 @@ from quart import Response, request
 
 from triolet.errors import RequestError, invalid_request
 
-from ..generation import Failed, Usage
-from ..tenancy import current_tenant
+from ..contract.generation import Failed, Usage
+from ..tenants.tenancy import current_tenant
 from .errors import echo
-from .kept_answers import Name
-from .resumable import ResumableAnswer
-from .stream_body import StreamBody
+from .resume import Name, ResumableAnswer
+from .stream import StreamBody
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pydantic import BaseModel
 
-    from ..generation import Event
-    from .choices import Choices
-    from .event_stream import StreamForm
+    from ..contract.generation import Event
     from .live import LiveRequest
     from .ports import Services
-    from .resumable import ResumingReader, Script
+    from .resume import ResumingReader, Script
+    from .stream import Choices, StreamForm
 
 KEY: Final = "idempotency-key"
 LAST_EVENT_ID: Final = "last-event-id"

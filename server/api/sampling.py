@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from triolet.errors import RequestError, invalid_request
 from triolet.sampling import MAX_SEED, SamplingParams, new_seed
 
-from ..generation import CacheAsk
+from ..contract.generation import CacheAsk
 
 if TYPE_CHECKING:
     from triolet.sampling import Grammar, ReasoningTokens
 
-    from ..text.sampling_defaults import SamplingDefaults
+    from ..text.model_files import SamplingDefaults
     from .schemas import GenerationFields, SamplingFields
 
 

@@ -27,12 +27,10 @@ from typing_extensions import TypedDict
 
 from triolet.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_TOP_K, MAX_TOP_LOGPROBS
 
-from . import accepted
-from .accepted import MAX_INT as MAX_INT
-from .accepted import MAX_STOP_CHARS, MAX_STOP_STRINGS
-from .constraint_schema import ConstraintFields
+from . import fields
 from .errors import MAX_ECHO, echo, http_error, unsupported
-from .strict_fields import StrictFields, first_fault
+from .fields import MAX_INT as MAX_INT
+from .fields import MAX_STOP_CHARS, MAX_STOP_STRINGS, ConstraintFields, StrictFields, first_fault
 from .tool_schema import MAX_TOOLS, ToolCall, ToolFields
 
 if TYPE_CHECKING:
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
 
     from triolet.errors import RequestError
 
-    from .strict_fields import Fault
+    from .fields import Fault
 
 MAX_MESSAGES: Final = 4096
 MAX_DETOKENIZED: Final = 1_000_000
@@ -161,9 +159,7 @@ def _stop(value: object) -> object:
     return tuple(texts)
 
 
-StopStrings = Annotated[
-    tuple[str, ...], BeforeValidator(_stop, json_schema_input_type=accepted.Stop)
-]
+StopStrings = Annotated[tuple[str, ...], BeforeValidator(_stop, json_schema_input_type=fields.Stop)]
 """One string or several, which end the text before the first that occurs."""
 
 
@@ -287,7 +283,7 @@ class Message(StrictModel):
     # Behind the calls, which may stand in its place.
     content: Annotated[
         str | None,
-        BeforeValidator(joined_text, json_schema_input_type=accepted.Content | None),
+        BeforeValidator(joined_text, json_schema_input_type=fields.Content | None),
         Field(validate_default=True),
     ] = None
 
@@ -318,12 +314,12 @@ class SamplingFields(StrictModel):
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     logit_bias: Annotated[
         tuple[tuple[int, float], ...],
-        BeforeValidator(_logit_bias, json_schema_input_type=accepted.LogitBias),
+        BeforeValidator(_logit_bias, json_schema_input_type=fields.LogitBias),
     ] = ()
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: StopStrings = ()
     stop_token_ids: Annotated[
-        tuple[int, ...], BeforeValidator(_token_ids, json_schema_input_type=accepted.StopTokenIds)
+        tuple[int, ...], BeforeValidator(_token_ids, json_schema_input_type=fields.StopTokenIds)
     ] = ()
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
@@ -364,7 +360,7 @@ class GenerationFields(SamplingFields, ConstraintFields, CacheFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: Annotated[int, Field(ge=-100, le=100)] | None = None
-    service_tier: accepted.ServiceTier | None = None
+    service_tier: fields.ServiceTier | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
@@ -408,7 +404,7 @@ class CompletionRequest(GenerationFields):
     """POST /v1/completions."""
 
     prompt: Annotated[
-        tuple[Prompt, ...], BeforeValidator(read_prompts, json_schema_input_type=accepted.Prompts)
+        tuple[Prompt, ...], BeforeValidator(read_prompts, json_schema_input_type=fields.Prompts)
     ]
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool | None = None
@@ -437,7 +433,7 @@ class DetokenizeRequest(StrictModel):
     # One error for the list: a million bad ids would make a million of them.
     tokens: Annotated[
         tuple[int, ...],
-        BeforeValidator(partial(_ids_up_to, MAX_DETOKENIZED), json_schema_input_type=accepted.Ids),
+        BeforeValidator(partial(_ids_up_to, MAX_DETOKENIZED), json_schema_input_type=fields.Ids),
     ]
 
 

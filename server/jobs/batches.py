@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, Final
 
 from triolet.errors import RequestError
 
-from . import schema
+from . import database
 from .database import transaction
 from .lines import check_file, error_line
-from .records import BatchPage, BatchRecord, Counts, WaitingLine
-from .states import OPEN, BatchState, BatchStep, after
+from .records import OPEN, BatchPage, BatchRecord, BatchState, BatchStep, Counts, WaitingLine, after
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Collection
 
-    from triolet.config_batches import BatchConfig
+    from triolet.config import BatchConfig
 
     from .lines import Checked
 
@@ -196,7 +195,7 @@ class Batches:
                 "FROM lines JOIN batches ON batches.id = lines.batch_id "
                 "WHERE lines.state = ? AND status = ? AND owner = ? "
                 "ORDER BY expires_at, order_number, number LIMIT ?",
-                (schema.WAITING, BatchState.IN_PROGRESS, owner, limit),
+                (database.WAITING, BatchState.IN_PROGRESS, owner, limit),
             )
         ]
 
@@ -214,11 +213,11 @@ class Batches:
             batch = self.get(line.batch_id)
             if batch is None or batch.status is not BatchState.IN_PROGRESS:
                 return False
-            state = schema.ANSWERED if is_good else schema.FAILED
+            state = database.ANSWERED if is_good else database.FAILED
             changed = self._connection.execute(
                 "UPDATE lines SET state = ?, result = ?, body = NULL "
                 "WHERE batch_id = ? AND number = ? AND state = ?",
-                (state, result, line.batch_id, line.number, schema.WAITING),
+                (state, result, line.batch_id, line.number, database.WAITING),
             ).rowcount
             if not changed:
                 return False
@@ -269,14 +268,14 @@ class Batches:
         with transaction(self._connection):
             rows = self._connection.execute(
                 "SELECT number, custom_id FROM lines WHERE batch_id = ? AND state = ?",
-                (batch.id, schema.WAITING),
+                (batch.id, database.WAITING),
             ).fetchall()
             for number, custom_id in rows:
                 told = error_line(line_id(batch.id, number), custom_id, code, message)
                 self._connection.execute(
                     "UPDATE lines SET state = ?, body = NULL, result = ? "
                     "WHERE batch_id = ? AND number = ?",
-                    (schema.FAILED, told, batch.id, number),
+                    (database.FAILED, told, batch.id, number),
                 )
             self._connection.execute(
                 "UPDATE batches SET failed = failed + ? WHERE id = ?", (len(rows), batch.id)
@@ -286,7 +285,7 @@ class Batches:
     def _close(self, batch: BatchRecord, step: BatchStep, now: int) -> None:
         """Move to the last state, and show the lines' results as files."""
         self._step(batch, step, now)
-        for name, state in ((OUTPUT, schema.ANSWERED), (ERRORS, schema.FAILED)):
+        for name, state in ((OUTPUT, database.ANSWERED), (ERRORS, database.FAILED)):
             count, size = self._connection.execute(
                 "SELECT count(*), coalesce(sum(length(result)), 0) FROM lines "
                 "WHERE batch_id = ? AND state = ?",

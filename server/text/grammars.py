@@ -18,18 +18,17 @@ import trio
 
 from triolet.errors import RequestError, invalid_request, overloaded
 
-from ..threads import current_line, join_line
-from ..turns import Turns
 from .grammar_process import LENGTH, MAX_ANSWER_BYTES, Answer, question
+from .threads import Turns, current_line, join_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from triolet.config_grammar import GrammarConfig
+    from triolet.config import GrammarConfig
     from triolet.sampling import Grammar
 
-    from ..turns import Job
+    from .threads import Job
 
 log = structlog.get_logger()
 

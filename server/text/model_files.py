@@ -1,23 +1,252 @@
-"""Reads what a model directory says about text: tokenizer, end tokens, context, chat template.
+"""What a model's makers recommend where a client says nothing: `generation_config.json`.
 
-Knows the files of a Hugging Face directory and their older and newer forms; refuses to tokenise,
-to render, and to look at weights. Whatever is missing or broken is a ModelError that names the file
-and the remedy.
+Knows the file and the ranges; a value that cannot work is a ModelError that names it. Where the
+file is silent, the API's own defaults hold.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from tokenizers import Tokenizer
 
 from triolet.errors import ModelError
+from triolet.pooling import Pooling
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+
+SAMPLING_FILE: Final = "generation_config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """Values for the parameters that a request leaves out.
+
+    Attributes:
+      temperature: 0 is greedy.
+      top_p: 1 is off.
+      top_k: 0 is off.
+      min_p: 0 is off.
+      repetition_penalty: 1 is off.
+      max_new_tokens: most tokens of an answer in a chat; None for as many as fit.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    max_new_tokens: int | None = None
+
+
+_RANGES: Final[dict[str, tuple[type, Callable[[float], bool], str]]] = {
+    "temperature": (float, lambda value: 0 <= value <= 2, "0 to 2"),
+    "top_p": (float, lambda value: 0 < value <= 1, "above 0, up to 1"),
+    "top_k": (int, lambda value: value >= 0, "0 or more"),
+    "min_p": (float, lambda value: 0 <= value <= 1, "0 to 1"),
+    "repetition_penalty": (float, lambda value: 0 < value <= 10, "above 0, up to 10"),
+    "max_new_tokens": (int, lambda value: value >= 1, "1 or more"),
+}
+
+
+def read_sampling_defaults(model_dir: str | Path) -> SamplingDefaults:
+    """Read what a model directory recommends.
+
+    Raises:
+      ModelError: the file is broken, or recommends what cannot work.
+    """
+    path = Path(model_dir) / SAMPLING_FILE
+    if not path.exists():
+        return SamplingDefaults()
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"cannot read {path}: {error}; correct or remove it") from error
+    if not isinstance(values, dict):
+        raise ModelError(f"{path} holds no object; correct or remove it")
+    found = {name: values[name] for name in _RANGES if values.get(name) is not None}
+    for name, value in found.items():
+        kind, is_allowed, allowed = _RANGES[name]
+        is_number = isinstance(value, int) or (kind is float and isinstance(value, float))
+        if isinstance(value, bool) or not is_number or not is_allowed(value):
+            raise ModelError(f"{name} in {path} is {value!r}; allowed: {allowed}")
+    return SamplingDefaults(**found)
+
+
+PAGE_FILE: Final = "page.json"
+MAX_CARDS: Final = 12
+"""More suggestions than that are no help to choose."""
+MAX_CHARS: Final = 400
+"""Of each text."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageWords:
+    """What a model's page says.
+
+    Attributes:
+      lead: the sentence below the greeting; None for the page's own.
+      cards: (title, question) of each suggestion; none for the page's own.
+      has_chat_template: whether the model can chat at all.
+    """
+
+    lead: str | None = None
+    cards: tuple[tuple[str, str], ...] = ()
+    has_chat_template: bool = True
+
+    def document(self) -> dict[str, Any]:
+        """Return it as clients see it."""
+        cards = [{"title": title, "question": question} for title, question in self.cards]
+        return {"lead": self.lead, "cards": cards, "has_chat_template": self.has_chat_template}
+
+
+def read_page_words(model_dir: str | Path, *, has_chat_template: bool) -> PageWords:
+    """Read what a model directory says, if it does.
+
+    Raises:
+      ModelError: the file is broken.
+    """
+    path = Path(model_dir) / PAGE_FILE
+    fields = read_json(path, is_optional=True)
+    lead, cards = fields.get("lead"), fields.get("cards", [])
+    if not isinstance(cards, list) or len(cards) > MAX_CARDS:
+        raise ModelError(f"cards in {path} is no list of up to {MAX_CARDS}; correct or remove it")
+    if lead is not None:
+        _text(path, "lead", lead)
+    pairs = []
+    for card in cards:
+        if not isinstance(card, dict):
+            raise ModelError(f"a card in {path} is no object; correct or remove it")
+        pairs.append(tuple(_text(path, key, card.get(key)) for key in ("title", "question")))
+    return PageWords(
+        None if lead is None else str(lead),
+        tuple((title, question) for title, question in pairs),
+        has_chat_template,
+    )
+
+
+def _text(path: Path, key: str, value: object) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_CHARS:
+        raise ModelError(
+            f"{key} in {path} is {value!r}; allowed: a text of up to {MAX_CHARS} characters"
+        )
+    return value
+
+
+POOLING_MODES: Final = {
+    "pooling_mode_lasttoken": Pooling.LAST,
+    "pooling_mode_mean_tokens": Pooling.MEAN,
+    "pooling_mode_cls_token": Pooling.FIRST,
+    "pooling_mode_max_tokens": Pooling.MAX,
+}
+NEWER_MODES: Final = {
+    "lasttoken": Pooling.LAST,
+    "mean": Pooling.MEAN,
+    "cls": Pooling.FIRST,
+    "max": Pooling.MAX,
+}
+_MODULE_PATH: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingModel:
+    """How inputs become vectors.
+
+    Attributes:
+      pooling: which hidden states count.
+      is_normalized: vectors have length 1.
+      size: numbers of a whole vector; 0 if the directory does not say.
+      max_input_tokens: the longest input; None for the context.
+      sizes: what `dimensions` may be, beside `size`; None for anything up to it.
+      objection: why no vectors are made with this model; empty if they are.
+    """
+
+    pooling: Pooling = Pooling.LAST
+    is_normalized: bool = True
+    size: int = 0
+    max_input_tokens: int | None = None
+    sizes: frozenset[int] | None = frozenset()
+    objection: str = ""
+
+
+def read_embedding_model(model_dir: str | Path) -> EmbeddingModel:
+    """Read a model directory. Without sentence-transformers' files: the last token, length 1.
+
+    Raises:
+      ModelError: a file is broken.
+    """
+    folder = Path(model_dir)
+    config = read_json(folder / "config.json")
+    size = config.get("hidden_size")
+    plain = EmbeddingModel(
+        size=size if isinstance(size, int) else 0,
+        sizes=_sizes(config),
+        max_input_tokens=_max_input_tokens(folder),
+    )
+    path = folder / "modules.json"
+    if not path.exists():
+        return plain
+    modules = read_json_value(path)
+    if not isinstance(modules, list) or not all(isinstance(one, dict) for one in modules):
+        raise ModelError(f"{path} is no list of modules; {REMEDY}")
+    pooling, is_normalized, objection = Pooling.LAST, False, ""
+    for module in modules:
+        kind = str(module.get("type", "")).rpartition(".")[2]
+        match kind:
+            case "Transformer":
+                pass
+            case "Normalize":
+                is_normalized = True
+            case "Pooling":
+                found = _pooling(folder, module)
+                if isinstance(found, Pooling):
+                    pooling = found
+                else:
+                    objection = found
+            case _:
+                objection = f"its module {kind[:64]!r} is not computed here"
+    return EmbeddingModel(
+        pooling, is_normalized, plain.size, plain.max_input_tokens, plain.sizes, objection
+    )
+
+
+def _pooling(folder: Path, module: JsonObject) -> Pooling | str:
+    """Return how a pooling module pools, or why that cannot be done."""
+    name = module.get("path")
+    if not isinstance(name, str) or not _MODULE_PATH.fullmatch(name) or name in (".", ".."):
+        raise ModelError(f"{folder / 'modules.json'} names no folder for its pooling; {REMEDY}")
+    config = read_json(folder / name / "config.json")
+    newer = config.get("pooling_mode")
+    modes = [newer] if isinstance(newer, str) else newer
+    if isinstance(modes, list):
+        wanted = [str(mode) for mode in modes]
+        known = {mode: NEWER_MODES[mode] for mode in wanted if mode in NEWER_MODES}
+    else:
+        wanted = [k for k, v in config.items() if k.startswith("pooling_mode_") and v is True]
+        known = {mode: POOLING_MODES[mode] for mode in wanted if mode in POOLING_MODES}
+    if len(wanted) != 1 or len(known) != 1:
+        return f"its pooling, {', '.join(wanted)[:128] or 'none'}, is not computed here"
+    return known[wanted[0]]
+
+
+def _sizes(config: JsonObject) -> frozenset[int] | None:
+    sizes = config.get("matryoshka_dimensions")
+    if isinstance(sizes, list):
+        return frozenset(size for size in sizes if type(size) is int and size > 0)
+    return None if config.get("is_matryoshka") is True else frozenset()
+
+
+def _max_input_tokens(folder: Path) -> int | None:
+    config = read_json(folder / "sentence_bert_config.json", is_optional=True)
+    most = config.get("max_seq_length")
+    return most if isinstance(most, int) and most > 0 else None
+
 
 JsonObject: TypeAlias = "dict[str, object]"
 

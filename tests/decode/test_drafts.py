@@ -12,7 +12,7 @@ from tests.worker.fake_engine import VOCAB_SIZE, FakeEngine, completion
 from tests.worker.pair import Pair
 from tests.worker.phases import PROMPT
 from tests.worker.weak_engine import WeakEngine
-from triolet.config_speculation import SpeculationConfig
+from triolet.config import SpeculationConfig
 from triolet.ids import Role
 from triolet.sampling import SamplingParams
 

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from decode.guess_pace import FIRST_LENGTH, GuessPace
-from triolet.config_speculation import SpeculationConfig
+from decode.speculation import FIRST_LENGTH, GuessPace
+from triolet.config import SpeculationConfig
 from triolet.errors import ConfigError
 
 CONFIG = SpeculationConfig(max_guesses=8, pause_rows=4, max_pause_rows=16)

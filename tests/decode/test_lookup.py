@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decode.lookup import History, Lookup
+from decode.drafts import History, Lookup
 from tests.decode.test_scheduler import attempt
-from triolet.config_speculation import LOOKUP, SpeculationConfig
+from triolet.config import LOOKUP, SpeculationConfig
 
 CONFIG = SpeculationConfig(source=LOOKUP, min_ngram=2, max_ngram=4)
 

@@ -9,7 +9,7 @@ import pytest
 from decode.speculation import Room, Speculation, Turn
 from tests.decode.test_scheduler import BLOCK_SIZE, attempt, full
 from transport.window import TokenWindow
-from triolet.config_speculation import SpeculationConfig
+from triolet.config import SpeculationConfig
 from triolet.sampling import SamplingParams
 from worker.counters import Counters
 

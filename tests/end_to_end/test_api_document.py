@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from server.api.openapi import OPERATIONS
+from server.document.openapi import OPERATIONS
 
 if TYPE_CHECKING:
     from .fleet_process import FleetProcess

@@ -8,8 +8,8 @@ import pytest
 import trio
 from rich.console import Console
 
-from loadtest.faults.__main__ import Run
-from loadtest.faults.matrix import cells
+from tests.faults.__main__ import Run
+from tests.faults.matrix import cells
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.load import load_engine
 from ops.model_directory import find_model
-from server.text.page_words import read_page_words
+from server.text.model_files import read_page_words
 from server.text.tokenizer import TextModel
 from tests.engine.driver import generate, ids
 from tests.gguf_files import DEMO, Kind, demo_vocabulary, write_model

@@ -17,8 +17,8 @@ from loadtest.campaign.asks import draw_asks, lengthened
 from loadtest.campaign.disturbed import ask_under_faults
 from loadtest.campaign.limits import Taken, take_all
 from loadtest.campaign.processes import FleetLog
-from server.quotas.scripts import PREFIX
-from tests.server.quotas.redis_server import RedisServer, running_redis
+from server.tenants.redis_calls import PREFIX
+from tests.server.tenants.redis_server import RedisServer, running_redis
 
 from .conftest import PATIENT, WATCHED
 from .fleet_process import PATIENCE_S, FleetProcess, wait_until

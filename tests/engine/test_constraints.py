@@ -18,7 +18,7 @@ from engine.batch import Barred, Mask, SampleSpec
 from engine.constraints import Constraints, GrammarConstraint
 from engine.sampler import sample
 from loadtest.schemas import AMBIGUOUS
-from triolet.config_grammar import MaskConfig
+from triolet.config import MaskConfig
 from triolet.sampling import Grammar, GrammarKind, SamplingParams, is_end_token
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from tokenizers import Tokenizer
 from engine.batch import FlatStep, StepRow, flatten
 from engine.int8_wire import Int8Wire
 from engine.kv_pool import KVLayout, KVPool
-from triolet.config import Dtype, EngineConfig
-from triolet.config_wire import KvWire
+from triolet.config import Dtype, EngineConfig, KvWire
 from triolet.errors import RemoteProtocolError
 from triolet.units import MIB
 

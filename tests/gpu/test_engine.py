@@ -28,8 +28,7 @@ from tests.engine.driver import (
     prefill,
 )
 from tests.engine.kernels import attention_of_one
-from triolet.config import Dtype, EngineConfig
-from triolet.config_gpu import GpuConfig
+from triolet.config import Dtype, EngineConfig, GpuConfig
 from triolet.sampling import SamplingParams
 from triolet.units import MIB
 

@@ -16,10 +16,10 @@ import pytest
 import typer
 
 from ops.cli import app
-from server.fleet.status import FleetStatus, OverloadStatus
-from server.metrics import Metrics
-from server.metrics_merge import merge
-from server.tenancy import Tenancy
+from server.metrics.exposition import merge
+from server.metrics.metrics import Metrics
+from server.scheduling.status import FleetStatus, OverloadStatus
+from server.tenants.tenancy import Tenancy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -37,11 +37,9 @@ MAX_FOLDER_FILES = 25
 # Folders above the cap today, with their size: they may shrink, never grow.
 LARGE_FOLDERS = {
     "loadtest/bench": 56,
-    "loadtest/simulate": 26,
     "ops": 49,
-    "server/api": 70,
-    "server/fleet": 57,
-    "triolet": 34,
+    "ops/simulation": 26,
+    "server/scheduling": 37,
 }
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
@@ -59,14 +57,14 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # Benchmarks of engine and wire run engine and workers; that of the front speaks as workers do,
     # that of the queue asks the server's own.
     "loadtest/bench": frozenset(
-        {"triolet", "transport", "engine", "worker", "prefill", "decode", "server"}
+        {"triolet", "transport", "engine", "worker", "prefill", "decode", "server", "ops"}
     ),
-    # The fault matrix reads frames on their way, and starts workers with a gate before the device.
-    "loadtest/faults": frozenset({"triolet", "transport", "engine", "worker", "ops"}),
     # The simulator runs the production logic of every room.
-    "loadtest/simulate": frozenset(
+    "ops/simulation": frozenset(
         {"triolet", "transport", "engine", "worker", "prefill", "decode", "server"}
     ),
+    # What starts processes of every role, as the supervisor does.
+    "loadtest/harness": frozenset({"triolet", "transport", "ops"}),
     # So does the load lab, in virtual time and as processes whose devices only take time.
     "loadtest/overload": frozenset(
         {"triolet", "transport", "engine", "worker", "prefill", "decode", "server", "ops"}
@@ -92,7 +90,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "msgpack": ("transport/codec.py",),
     "llguidance": ("triolet/grammar.py",),
     "gguf": ("engine/gguf_weights.py",),
-    "coredis": ("server/quotas/redis_calls.py",),
+    "coredis": ("server/tenants/redis_calls.py",),
     "prometheus_client": ("server/metrics",),
     "locust": ("loadtest/",),
 }
@@ -234,6 +232,54 @@ def test_rooms_import_only_what_they_may(room: str) -> None:
     assert not wrong
 
 
+SERVER_FLOORS = (
+    ("server/contract", "server/text", "server/text/tool_forms", "server/tenants"),
+    ("server/scheduling", "server/cache"),
+    ("server/metrics",),
+    (
+        "server/api",
+        "server/api/openai",
+        "server/api/anthropic",
+        "server/api/ollama",
+        "server/api/operations",
+    ),
+    ("server/jobs",),
+    ("server/document", "server/edge"),
+    ("server",),
+)
+"""The floors of the server: a folder imports its own floor and those before it, types included."""
+UPSTAIRS = {
+    ("server/api/ollama", "server/jobs"),
+    ("server/api", "server/jobs"),
+    ("server/metrics", "server/api"),
+}
+"""Imports of a higher floor that are left: they may go, none may come."""
+
+
+def folder_imports(room: str) -> dict[tuple[str, str], list[str]]:
+    """Return the places where a folder of a room imports another one of it, by both folders."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for path in sources(room):
+        for node in ast.walk(parsed(path)):
+            if not isinstance(node, ast.ImportFrom) or node.level == 0:
+                continue
+            base = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+            for alias in node.names:
+                target = base if base.with_suffix(".py").exists() else base / alias.name
+                pair = (shown(path.parent), shown(target.parent))
+                if pair[0] != pair[1]:
+                    found.setdefault(pair, []).append(f"{shown(path)}:{node.lineno}")
+    return found
+
+
+def test_the_servers_folders_import_their_own_floor_and_those_below() -> None:
+    floor = {folder: level for level, row in enumerate(SERVER_FLOORS) for folder in row}
+    pairs = folder_imports("server")
+    assert {folder for pair in pairs for folder in pair} <= floor.keys()
+    upstairs = {pair for pair in pairs if floor[pair[1]] > floor[pair[0]]}
+    assert upstairs == UPSTAIRS, {pair: pairs.get(pair) for pair in upstairs ^ UPSTAIRS}
+
+
 def test_imports_inside_a_room_are_relative() -> None:
     wrong = [
         f"{shown(path)}:{line} imports {module}"
@@ -275,19 +321,19 @@ SANS_IO_FOLDERS: dict[str, tuple[str, ...]] = {
     # Everything in a folder decides, but for the files that move bytes and time.
     "triolet": (),
     "transport": ("address.py", "memory_network.py", "memory_pipe.py", "zmq_"),
-    "worker": ("entry.py", "shell.py", "lending.py", "local_engine.py"),
+    "worker": ("entry.py", "shell.py", "local_engine.py"),
     "prefill": ("links.py", "worker.py"),
     "decode": ("worker.py",),
-    "server/quotas": (
+    "server/tenants": (
         "memory_store.py",
         "opening.py",
         "quotas.py",
         "redis_",
-        "spend_file.py",
         "spend_watch.py",
         "store.py",
+        "tenancy.py",
     ),
-    "server/fleet": ("embedding_run.py", "fleet.py", "handout.py", "stream.py"),
+    "server/scheduling": ("delivery.py", "embedding_run.py", "links.py", "stream.py"),
 }
 SANS_IO = (
     "engine/batch.py",
@@ -296,14 +342,12 @@ SANS_IO = (
     "engine/gpu/decode_rows.py",
     "engine/block_ledger.py",
     "engine/pace.py",
-    "server/edge/patience.py",
     "engine/philox.py",
     "ops/plan.py",
     "ops/restart_policy.py",
     "ops/rolling.py",
-    "server/generation.py",
-    "server/response_cache/naming.py",
-    "server/response_cache/store.py",
+    "server/contract/generation.py",
+    "server/cache/store.py",
     *(
         f"{folder}/{path.name}"
         for folder, moving in SANS_IO_FOLDERS.items()
@@ -322,7 +366,7 @@ def test_files_that_decide_do_no_io(name: str) -> None:
 @pytest.mark.slow
 def test_deciding_loads_neither_torch_nor_trio_nor_zmq() -> None:
     cores = (
-        "decode.core, prefill.core, server.fleet.conductor, ops.plan, ops.restart_policy, "
+        "decode.core, prefill.core, server.scheduling.requests, ops.plan, ops.restart_policy, "
         "engine.preflight.check"
     )
     loaded = "[m for m in ('torch', 'trio', 'zmq') if m in sys.modules]"
@@ -351,17 +395,31 @@ def test_every_channel_and_queue_has_a_bound() -> None:
     assert not wrong
 
 
-CONFIG_NAMES = ("config.py", "config_gpu.py", "config_recovery.py", "config_speculation.py")
-CONFIGS = [ROOT / "triolet" / name for name in CONFIG_NAMES]
+CONFIGS = sorted((ROOT / "triolet" / "config").glob("*.py"))
 SHOWS_DEFAULTS = "ops/options.py"
 
 
+def is_reader(node: ast.AST) -> bool:
+    """Whether this is a function of a config class that is more than a check of its values."""
+    return isinstance(node, ast.FunctionDef) and node.name != "__post_init__"
+
+
 def test_every_setting_is_heeded() -> None:
+    # What only checks of the value read is not heeded.
+    readers = [
+        node
+        for path in sources(*ROOMS)
+        if shown(path) != SHOWS_DEFAULTS
+        for node in (
+            (f for f in ast.walk(parsed(path)) if is_reader(f))
+            if path in CONFIGS
+            else (parsed(path),)
+        )
+    ]
     read = {
         node.attr
-        for path in sources(*ROOMS)
-        if path not in CONFIGS and shown(path) != SHOWS_DEFAULTS
-        for node in ast.walk(parsed(path))
+        for reader in readers
+        for node in ast.walk(reader)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
     }
     settings = {

@@ -61,9 +61,9 @@ MAY_TELL_THE_TIME = {
     "ops/tenant_commands.py": "when a key that is replaced ends",
     "server/api/access.py": "whether a key has ended",
     "server/api/generate.py": "`created` of an answer",
-    "server/api/models.py": "`created` of a model",
-    "server/api/responses_document.py": "`created_at` of a response",
-    "server/quotas/memory_store.py": "the month of what is spent",
+    "server/api/openai/models.py": "`created` of a model",
+    "server/api/openai/responses_events.py": "`created_at` of a response",
+    "server/tenants/memory_store.py": "the month of what is spent",
     "server/text/template.py": "the date in a prompt",
     "server/jobs/storage.py": "dates of what outlives a process, and a lease among several",
 }
@@ -84,7 +84,7 @@ def test_the_time_of_day_decides_nothing() -> None:
     assert told == set(MAY_TELL_THE_TIME)
 
 
-MAY_BUILD_PATTERNS = {"server/text/special_tokens.py": "escaped, out of the model's own tokens"}
+MAY_BUILD_PATTERNS = {"server/text/tokenizer.py": "escaped, out of the model's own tokens"}
 WORKERS_AND_SERVER = ("server/", "worker/", "prefill/", "decode/", "transport/", "engine/")
 
 
@@ -127,7 +127,7 @@ def own_nodes(function: ast.AsyncFunctionDef) -> Iterator[ast.AST]:
             waiting += ast.iter_child_nodes(node)
 
 
-SPEAKS_TO_REDIS = "server/quotas/redis_calls.py"
+SPEAKS_TO_REDIS = "server/tenants/redis_calls.py"
 """The library for that takes a stream of anyio's, which is one of Trio's here."""
 OTHER_WAYS = ("zmq.asyncio", "zmq.green", "zmq.eventloop", "zmq_anyio", "asyncio", "anyio")
 

@@ -12,20 +12,22 @@ from loadtest.bench.admission_refusals import FLOOD, LIMITED, OVERLOADED, TENANT
 from loadtest.bench.admission_refusals import tenants_file as refused_tenants
 from loadtest.bench.admission_server import Form
 from loadtest.bench.admission_stopwatch import SETTLED, STEPS, SUBMIT, SWEPT, TAKEN, Lap
-from server.api import app, completions, generate
-from server.fleet.attempts import Attempts
-from server.fleet.book import RequestBook
-from server.fleet.conductor import Conductor
-from server.quotas.opening import quotas_in_memory
-from server.tenancy import Tenancy
+from server import app
+from server.api import generate
+from server.api.openai import completions
+from server.scheduling.attempt import Attempts
+from server.scheduling.request_table import RequestBook
+from server.scheduling.requests import Conductor
+from server.tenants.opening import quotas_in_memory
+from server.tenants.tenancy import Tenancy
 from tests.server.support.fakes import FakeDoorkeeper, FakeFleet, FakeText, answer_hello
 from tests.server.support.surface import surface
 from triolet.errors import overloaded
 from triolet.tenants_form import read_tenants
 
 if TYPE_CHECKING:
-    from server.generation import GenerationRequest
-    from server.quotas.quotas import Quotas
+    from server.contract.generation import GenerationRequest
+    from server.tenants.quotas import Quotas
     from tests.server.support.fakes import FakeGeneration
     from triolet.service_class import Claim
 

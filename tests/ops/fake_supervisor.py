@@ -7,7 +7,7 @@ import sys
 import trio
 
 from ops.supervisor import Supervisor, stop_on_signals
-from triolet.config_supervisor import SupervisorConfig
+from triolet.config import SupervisorConfig
 
 from .recording import Recorder, spec
 

@@ -18,8 +18,7 @@ from ops.models.choose import ready_model
 from ops.models.fetch import FetchFailed, _size_in, fetch, is_kept, kept_file
 from ops.models.known import KNOWN, SMOLLM2, KnownModel
 from tests.gguf_files import byte_vocabulary, finish, write_header
-from triolet.config import ServerConfig
-from triolet.config_supervisor import FetchConfig
+from triolet.config import FetchConfig, ServerConfig
 from triolet.errors import ModelError
 from triolet.gguf.directory import WEIGHTS
 

@@ -36,27 +36,28 @@ from ops.quantities import parse_size, show_count, show_size
 from ops.rolling import Move, Step, restart_steps
 from ops.word_wrap import WordWrap
 from triolet.config import (
-    Dtype,
-    EngineConfig,
-    LinkConfig,
-    ReasoningParser,
-    ServerConfig,
-    ToolParser,
-)
-from triolet.config_gpu import GpuConfig
-from triolet.config_overload import (
     AdmissionConfig,
     BrownoutConfig,
+    Dtype,
+    EngineConfig,
+    GpuConfig,
     GuardConfig,
+    KvWire,
+    LendingConfig,
+    LinkConfig,
+    LocalPrefill,
+    MemorySharing,
     OverloadConfig,
+    QuotaConfig,
+    ReasoningParser,
+    RoutingConfig,
+    ServerConfig,
     SloConfig,
+    SpeculationConfig,
+    TenantsConfig,
+    ToolParser,
+    WireConfig,
 )
-from triolet.config_quotas import QuotaConfig
-from triolet.config_routing import LocalPrefill, RoutingConfig
-from triolet.config_siblings import LendingConfig
-from triolet.config_speculation import SpeculationConfig
-from triolet.config_tenants import TenantsConfig
-from triolet.config_wire import KvWire, MemorySharing, WireConfig
 from triolet.errors import ConfigError
 from triolet.ids import Role
 from triolet.units import GIB, KIB, MIB

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ops.restart_policy import Ending, GiveUp, Restart, RestartPolicy
-from triolet.config_supervisor import SupervisorConfig
+from triolet.config import SupervisorConfig
 
 CONFIG = SupervisorConfig(
     restart_delay_s=0.1, max_restart_delay_s=1.0, stable_s=30.0, max_failed_starts=3

@@ -14,7 +14,7 @@ from ops.restart_policy import Ending, Restart
 from ops.rolling import ORDER
 from ops.slot import RestartFailed
 from ops.supervisor import Supervisor
-from triolet.config_supervisor import SupervisorConfig
+from triolet.config import SupervisorConfig
 from triolet.ids import Role
 
 from .recording import Recorder, spec

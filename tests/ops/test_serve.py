@@ -15,7 +15,7 @@ from ops.model_directory import demo_model_path
 from ops.restart_policy import GiveUp
 from ops.serve import command_line, run_fleet
 from ops.supervisor import Supervisor
-from triolet.config_supervisor import SupervisorConfig
+from triolet.config import SupervisorConfig
 
 from .recording import Recorder, spec
 

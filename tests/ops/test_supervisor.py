@@ -17,7 +17,7 @@ import trio
 from ops.process_spec import ProcessSpec
 from ops.restart_policy import Ending, GiveUp, Restart
 from ops.supervisor import Supervisor
-from triolet.config_supervisor import SupervisorConfig
+from triolet.config import SupervisorConfig
 from triolet.ids import Role
 from triolet.status import Failed, Progress, ServerReady
 

@@ -19,7 +19,7 @@ from ops.serve import NOTIFY_VARIABLE, READY, run_fleet, tell_service_manager
 from ops.supervisor import Supervisor
 from tests.house.test_layout import ROOT
 from tests.ops.recording import Recorder, spec
-from triolet.config_supervisor import SupervisorConfig
+from triolet.config import SupervisorConfig
 
 from .command_lines import read_text, server_config
 from .test_container import longest_stop_s

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from engine.pooling import Pool
-from prefill.embedding import Embedding
-from prefill.embedding_batches import Room, StepTokens, due_at, part_tokens, plan_inputs
-from triolet.config_embedding import EmbeddingConfig
+from prefill.embedding import Embedding, Room, StepTokens, due_at, part_tokens, plan_inputs
+from triolet.config import EmbeddingConfig
 from triolet.ids import AttemptKey, PeerId, Role
 from triolet.pooling import VectorForm
 

@@ -16,15 +16,13 @@ import trio
 
 import decode.worker
 import prefill.worker
-from server.fleet.fleet import Fleet
-from server.fleet.observer import SilentObserver
-from server.generation import Delta, Failed, GenerationRequest, TokenLogprob
-from tests.server.fleet.fakes import server_config
+from server.contract.generation import Delta, Failed, GenerationRequest, TokenLogprob
+from server.scheduling.links import Fleet
+from server.scheduling.observer import SilentObserver
+from tests.server.scheduling.fakes import server_config
 from tests.server.tiny_text import tiny_text
 from transport.memory_network import MemoryConnection, MemoryNetwork
-from triolet.config import EngineConfig, LinkConfig, WorkerConfig
-from triolet.config_routing import RoutingConfig
-from triolet.config_speculation import SpeculationConfig
+from triolet.config import EngineConfig, LinkConfig, RoutingConfig, SpeculationConfig, WorkerConfig
 from triolet.ids import Role
 
 from .story_engine import Deadly, StoryEngine
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
     from decode.speculation import GuessSource
-    from server.generation import Finished
+    from server.contract.generation import Finished
     from worker.engine_port import EnginePort
     from worker.shell import Shell
 

@@ -11,7 +11,7 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from engine.batch import Sampled
-from tests.server.fleet.fakes import STORY
+from tests.server.scheduling.fakes import STORY
 from tests.server.tiny_text import PAD_ID
 from tests.worker.fake_engine import FakeEngine
 from transport.tokens import pack_tokens, unpack_tokens

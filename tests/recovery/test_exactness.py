@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from server.generation import GenerationRequest
+from server.contract.generation import GenerationRequest
 from triolet.sampling import SamplingParams
 from triolet.service_class import Claim
 

@@ -14,8 +14,7 @@ from decode.drafts import Drafts
 from engine.native.library import load_library
 from tests.engine.checkpoints import write_checkpoint
 from tests.engine.driver import open_engine
-from triolet.config import Dtype, EngineConfig
-from triolet.config_speculation import SpeculationConfig
+from triolet.config import Dtype, EngineConfig, SpeculationConfig
 from triolet.ids import Role
 from triolet.units import KIB
 from worker.local_engine import LocalEngine

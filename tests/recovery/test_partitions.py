@@ -8,8 +8,8 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from server.generation import CancelReason
-from tests.server.fleet.fakes import make_request
+from server.contract.generation import CancelReason
+from tests.server.scheduling.fakes import make_request
 from triolet.ids import Role
 
 from . import house as house_module
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from trio.testing import MockClock
 
-    from server.generation import GenerationRequest
+    from server.contract.generation import GenerationRequest
 
 pytestmark = pytest.mark.slow
 

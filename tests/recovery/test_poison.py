@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from tests.server.fleet.fakes import make_request
+from tests.server.scheduling.fakes import make_request
 from triolet.errors import RequestError
 from triolet.ids import Role
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from trio.testing import MockClock
 
-    from server.generation import GenerationRequest
+    from server.contract.generation import GenerationRequest
     from worker.engine_port import EnginePort
 
 pytestmark = pytest.mark.slow

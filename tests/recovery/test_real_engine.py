@@ -9,11 +9,10 @@ import pytest
 import torch
 import trio
 
-from server.generation import GenerationRequest
+from server.contract.generation import GenerationRequest
 from tests.engine.checkpoints import write_checkpoint
 from tests.engine.driver import open_engine
-from triolet.config import AUTO_BACKEND, Dtype, EngineConfig
-from triolet.config_routing import LocalPrefill, RoutingConfig
+from triolet.config import AUTO_BACKEND, Dtype, EngineConfig, LocalPrefill, RoutingConfig
 from triolet.ids import Role
 from triolet.sampling import SamplingParams
 from triolet.units import KIB

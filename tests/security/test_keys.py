@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from server.api.access import OPEN_ENDPOINTS, is_for_users
-from server.api.app import build_app
-from server.api.keys import KEY_SUBPROTOCOL, SUBPROTOCOL, sent_key
-from server.tenancy import Tenancy
+from server.api.access import KEY_SUBPROTOCOL, OPEN_ENDPOINTS, SUBPROTOCOL, is_for_users, sent_key
+from server.app import build_app
+from server.tenants.tenancy import Tenancy
 from tests.server.support.fakes import FakeFleet
 from tests.server.support.surface import PATIENCE_S, Surface, surface
 from tests.server.support.tenants import tenant, tenants_of
@@ -230,7 +229,7 @@ def test_digests_are_compared_in_constant_time_for_right_and_wrong_keys(
 
 
 def test_a_key_itself_is_compared_with_nothing() -> None:
-    tree = ast.parse((Path(__file__).parents[2] / "server/tenancy.py").read_text())
+    tree = ast.parse((Path(__file__).parents[2] / "server/tenants/tenancy.py").read_text())
     names = [
         name.id
         for node in ast.walk(tree)

@@ -15,9 +15,9 @@ import pytest
 import trio
 import zmq
 
-from server.fleet.fleet import Fleet
-from server.generation import Delta, Failed
-from tests.server.fleet.fakes import make_request, server_config
+from server.contract.generation import Delta, Failed
+from server.scheduling.links import Fleet
+from tests.server.scheduling.fakes import make_request, server_config
 from tests.server.tiny_text import tiny_text
 from transport.codec import decode, encode
 from transport.digest import payload_digest
@@ -25,15 +25,14 @@ from transport.frames import Audit, Audited, Drain, Goodbye, KvChunk, Tokens, We
 from transport.handshake import make_hello
 from transport.zmq_curve import KeyDirectory, make_keys
 from transport.zmq_network import ZmqNetwork
-from triolet.config import LinkConfig
-from triolet.config_routing import LocalPrefill, RoutingConfig
+from triolet.config import LinkConfig, LocalPrefill, RoutingConfig
 from triolet.ids import AttemptKey, PeerId, Role
 from triolet.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
-    from server.generation import Generation
+    from server.contract.generation import Generation
     from transport.frames import AnyFrame
 
 pytestmark = pytest.mark.slow

@@ -11,9 +11,9 @@ import pytest
 import trio
 from schemathesis.checks import not_a_server_error
 
-from server.api.app import build_app
-from server.api.document.limits import up_to
-from server.api.openapi import OPERATIONS, PATH
+from server.app import build_app
+from server.document.limits import up_to
+from server.document.openapi import OPERATIONS, PATH
 from tests.server.support.fakes import FakeText
 from tests.server.support.surface import surface
 from tests.server.support.tenants import tenancy_of

@@ -15,8 +15,7 @@ from ops.lifeline import hold_on_to
 from ops.logs import configure_logs
 from tests.worker.fake_engine import FakeEngine
 from transport.zmq_network import ZmqNetwork
-from triolet.config import EngineConfig, LinkConfig, WorkerConfig
-from triolet.config_wire import WireConfig
+from triolet.config import EngineConfig, LinkConfig, WireConfig, WorkerConfig
 from triolet.ids import Role
 
 if TYPE_CHECKING:

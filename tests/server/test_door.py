@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from server.quotas.amounts import limits_of
-from server.quotas.opening import quotas_in_memory
-from server.tenancy import Tenancy
-from triolet.config_queue import DoorConfig
+from server.tenants.amounts import limits_of
+from server.tenants.opening import quotas_in_memory
+from server.tenants.tenancy import Tenancy
+from triolet.config import DoorConfig
 from triolet.errors import overloaded
 from triolet.tenants import Plan
 from triolet.units import KIB, MIB
@@ -27,8 +27,8 @@ from .tiny_text import tiny_text
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from server.quotas.amounts import Account
-    from server.quotas.quotas import Quotas
+    from server.tenants.amounts import Account
+    from server.tenants.quotas import Quotas
     from server.text.tokenizer import TextModel
 
     from .support.fakes import FakeGeneration

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import httpx2
 import pytest
 
-from server.edge.sockets import open_listening_socket
+from server.edge.listen import open_listening_socket
 from tests.server.support.surface import CONFIG
 from triolet.config import ServerConfig
 from triolet.errors import ConfigError

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 import pytest
 
-from server.edge.sockets import open_listening_socket
+from server.edge.listen import open_listening_socket
 from server.main import EXIT_FORCED
 from tests.server.support.surface import CONFIG
 from triolet.config import ServerConfig
@@ -48,12 +48,12 @@ SHORT_GRACE_S = 1.0
 
 WEDGED = """
 import time
-from server.edge.accept import Edge
+from server.edge.listen import Edge
 Edge.stop = lambda self, within_s: time.sleep(60)
 """
 SLOW_DRAIN = """
 import trio
-from server.fleet.fleet import Fleet
+from server.scheduling.links import Fleet
 Fleet.drain = lambda self: trio.sleep(60)
 """
 BURST = 300

@@ -12,13 +12,13 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from structlog.testing import capture_logs
 
-from server.generation import Usage
-from server.metrics import MAX_WORDS, Metrics
-from server.quotas.amounts import NANOS
-from server.quotas.spend_watch import SpendWatch
-from server.tenancy import TenancyReport
-from tests.server.fleet.fakes import make_request
-from tests.server.fleet.world import World
+from server.contract.generation import Usage
+from server.metrics.metrics import MAX_WORDS, Metrics
+from server.tenants.amounts import NANOS
+from server.tenants.spend_watch import SpendWatch
+from server.tenants.tenancy import TenancyReport
+from tests.server.scheduling.fakes import make_request
+from tests.server.scheduling.world import World
 from tests.server.support.fakes import FakeFleet
 from tests.server.support.surface import surface
 from transport.frames import Load, WorkerHeartbeat

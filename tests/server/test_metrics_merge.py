@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.metrics import Metrics
-from server.metrics_merge import merge
+from server.metrics.exposition import merge
+from server.metrics.metrics import Metrics
 from tests.server.support.fakes import FakeFleet
 
 

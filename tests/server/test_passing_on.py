@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from server.api.app import build_app
+from server.api.peers import Siblings
 from server.api.ports import Services
-from server.edge.accept import Edge
-from server.edge.sockets import base_url, open_listening_socket, open_own_socket
-from server.metrics import Metrics
-from server.siblings import Siblings
-from server.tenancy import Tenancy
+from server.app import build_app
+from server.edge.listen import Edge, base_url, open_listening_socket, open_own_socket
+from server.metrics.metrics import Metrics
+from server.tenants.tenancy import Tenancy
 from tests.server.support.fakes import FakeFleet, FakeGrammars, FakeText, by_hand
 from tests.server.support.surface import CONFIG, PATIENCE_S, Surface, request_bytes
 from tests.server.support.tenants import tenancy_of
-from triolet.config_siblings import SiblingConfig
+from triolet.config import SiblingConfig
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

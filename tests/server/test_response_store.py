@@ -12,7 +12,10 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.generation import (
+from server.cache.front import name_of
+from server.cache.replay import EVENTS_AT_ONCE, Recording, Replay, Script, size_of
+from server.cache.store import ENTRY_BYTES, ResponseStore
+from server.contract.generation import (
     CancelReason,
     Delta,
     Failed,
@@ -22,11 +25,8 @@ from server.generation import (
     TokenLogprob,
     Usage,
 )
-from server.response_cache.naming import name_of
-from server.response_cache.replay import EVENTS_AT_ONCE, Recording, Replay, Script, size_of
-from server.response_cache.store import ENTRY_BYTES, ResponseStore
 from tests.server.support.fakes import FakeGeneration
-from triolet.config_response_cache import ResponseCacheConfig
+from triolet.config import ResponseCacheConfig
 from triolet.errors import LocalProtocolError
 from triolet.fair_lru import ANYBODY, Keeper
 from triolet.sampling import Grammar, GrammarKind, SamplingParams

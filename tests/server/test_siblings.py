@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from server.api.app import build_app
+from server.api.peers import Siblings
 from server.api.ports import Services
-from server.edge.accept import Edge
-from server.edge.sockets import open_own_socket
-from server.metrics import Metrics
-from server.siblings import Siblings
+from server.app import build_app
+from server.edge.listen import Edge, open_own_socket
+from server.metrics.metrics import Metrics
 from tests.server.support.fakes import FakeFleet, FakeGrammars, FakeText
 from tests.server.support.surface import CONFIG
-from triolet.config_siblings import SiblingConfig
+from triolet.config import SiblingConfig
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

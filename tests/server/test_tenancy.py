@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from server.tenancy import Tenancy
+from server.tenants.tenancy import Tenancy
 from tests.server.support.tenants import tenancy_of, tenant, tenants_of
 from triolet.errors import RequestError
 from triolet.tenants import ANONYMOUS, Plan, TenantKey

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 import trio
 
-from server.tenancy import Tenancy
-from server.tenant_file import TenantFile
-from triolet.config_tenants import TenantsConfig
+from server.tenants.tenancy import Tenancy, TenantFile
+from triolet.config import TenantsConfig
 from triolet.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.threads import FairLimiter, enter_line
-from server.turns import ALL_LINES, OWN_LINE, Job, LineFull, Turns
-from triolet.config_queue import TurnsConfig
+from server.text.threads import ALL_LINES, OWN_LINE, FairLimiter, Job, LineFull, Turns, enter_line
+from triolet.config import TurnsConfig
 from triolet.errors import RequestError
 
 

@@ -10,23 +10,22 @@ import pytest
 import trio
 
 from server.api.passing_on import PASSED_ON
-from server.generation import Usage
-from server.quotas.opening import UncountedQuotas, opened_quotas
-from server.quotas.quotas import Asked
-from server.siblings import Siblings
-from server.tenancy import Tenancy
+from server.api.peers import Siblings
+from server.contract.generation import Usage
+from server.tenants.opening import UncountedQuotas, opened_quotas
+from server.tenants.quotas import Asked
+from server.tenants.tenancy import Tenancy
 from tests.server.support.surface import PATIENCE_S, RawClient, request_bytes
 from tests.server.support.tenants import tenant, tenants_of
 from tests.server.test_siblings import NAMES, two_servers
-from triolet.config_quotas import QuotaConfig
-from triolet.config_siblings import SiblingConfig
+from triolet.config import QuotaConfig, SiblingConfig
 from triolet.tenants import Plan, Prices
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from server.quotas.quotas import Quotas
+    from server.tenants.quotas import Quotas
 
 PLAN = Plan("p", requests_per_minute=6.0, tokens_per_minute=600.0, max_concurrent=4, budget=9.0)
 ALICE, BOB = tenant("alice", "key-of-alice", plan=PLAN), tenant("bob", "key-of-bob")

@@ -9,9 +9,9 @@ import trio
 
 from transport.codec import encode
 from transport.frames import Drain
+from transport.gate import STRANGER
 from transport.handshake import make_hello
 from transport.link import MAX_BAD_FRAMES, LinkStatistics, Message, PeerBusy, PeerGone
-from transport.names import STRANGER
 from triolet.errors import ConfigError, LocalProtocolError
 from triolet.ids import PeerId, Role
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from transport.names import MAX_NAMES, STRANGER, Credential, PeerNames
+from transport.gate import MAX_NAMES, STRANGER, Credential, PeerNames
 from triolet.ids import PeerId, Role
 
 ANYBODY = Credential.parse(b"")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from server.jobs.database import FILE_NAME, open_database
-from server.quotas.spend_file import Spend, SpendFile
+from server.tenants.memory_store import Spend, SpendFile
 from triolet.errors import ConfigError
 from triolet.private_files import keep_private
 

@@ -36,8 +36,7 @@ from transport.frames import (
 )
 from transport.handshake import make_hello
 from transport.tokens import pack_tokens
-from triolet.config import LinkConfig
-from triolet.config_speculation import OFF
+from triolet.config import OFF, LinkConfig
 from triolet.fair_lru import ANYBODY, Keeper
 from triolet.ids import AttemptKey, PeerId, Role
 from triolet.invariants import check_at_rest, check_invariants
@@ -53,8 +52,8 @@ if TYPE_CHECKING:
     from decode.speculation import GuessSource
     from transport.frames import AnyFrame
     from triolet.audit import FleetAudit
-    from triolet.config_speculation import SpeculationConfig
-    from worker.core_port import WorkerCore
+    from triolet.config import SpeculationConfig
+    from worker.shell import WorkerCore
 
 LINK = LinkConfig(kv_chunk_bytes=32, kv_window_bytes=64, kv_ring_bytes=128)
 """Two blocks of the fake engine per chunk, two chunks under way, four in the ring."""

@@ -15,8 +15,7 @@ from engine.device_thread import DeviceThread
 from tests.engine.driver import generate, ids, open_engine
 from transport.frames import EndReason
 from transport.zmq_network import ZmqNetwork
-from triolet.config import Dtype, EngineConfig, LinkConfig, WorkerConfig
-from triolet.config_speculation import SpeculationConfig
+from triolet.config import Dtype, EngineConfig, LinkConfig, SpeculationConfig, WorkerConfig
 from triolet.errors import ConfigError
 from triolet.ids import Role
 from triolet.sampling import SamplingParams

@@ -10,7 +10,7 @@ import pytest
 from transport.codec import decode
 from transport.frames import End, EndReason, KvChunk
 from transport.memory_pipe import Faults
-from triolet.config_wire import WireConfig
+from triolet.config import WireConfig
 from triolet.errors import ConfigError
 from triolet.sampling import SamplingParams
 

@@ -12,11 +12,10 @@ import pytest
 
 from engine.batch import SampleSpec, StepRow
 from tests.engine.driver import open_engine
-from triolet.config_siblings import LendingConfig
+from triolet.config import LendingConfig
 from triolet.errors import ConfigError
 from triolet.sampling import SamplingParams
-from worker.lending import WANTED_BACK, Cores
-from worker.local_engine import LocalEngine
+from worker.local_engine import WANTED_BACK, Cores, LocalEngine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 DEMO = Path(__file__).parents[2] / "triolet" / "demo"
 SIBLING = """
 import sys
-from triolet.config_siblings import LendingConfig
+from triolet.config import LendingConfig
 from worker.lending import Cores
 
 cores = Cores(LendingConfig(sys.argv[1], int(sys.argv[2]), 3), 4)

@@ -8,7 +8,7 @@ import pytest
 
 from engine.model_config import load_model_config
 from tests.engine.checkpoints import FAMILIES, write_checkpoint
-from worker.model_size import num_parameters
+from worker.entry import num_parameters
 
 if TYPE_CHECKING:
     from pathlib import Path

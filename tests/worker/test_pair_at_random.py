@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from decode.drafts import Drafts
 from transport.frames import EndReason
-from triolet.config_speculation import SpeculationConfig
+from triolet.config import SpeculationConfig
 from triolet.ids import AttemptKey, Role
 
 from .fake_engine import VOCAB_SIZE, completion

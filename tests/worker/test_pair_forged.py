@@ -11,7 +11,7 @@ import pytest
 from transport.digest import is_authentic, kv_key, payload_digest, sealed
 from transport.frames import EndReason, KvChunk, KvManifest, SharedRange
 from transport.handshake import make_hello
-from triolet.config_wire import WireConfig
+from triolet.config import WireConfig
 from triolet.ids import AttemptKey, PeerId, Role
 from worker.counters import Drop
 

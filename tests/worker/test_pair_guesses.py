@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from transport.frames import EndReason
-from triolet.config_speculation import SpeculationConfig
+from triolet.config import SpeculationConfig
 from triolet.ids import Role
 
 from .fake_engine import completion

@@ -21,9 +21,15 @@ from loadtest.schemas import AMBIGUOUS
 from tests.engine.driver import open_engine
 from transport.frames import EndReason
 from transport.zmq_network import ZmqNetwork
-from triolet.config import EngineConfig, LinkConfig, WorkerConfig
-from triolet.config_grammar import MaskConfig
-from triolet.config_speculation import LOOKUP, OFF, SpeculationConfig
+from triolet.config import (
+    LOOKUP,
+    OFF,
+    EngineConfig,
+    LinkConfig,
+    MaskConfig,
+    SpeculationConfig,
+    WorkerConfig,
+)
 from triolet.ids import Role
 from triolet.sampling import Grammar, GrammarKind, ReasoningTokens, SamplingParams
 from triolet.units import MIB

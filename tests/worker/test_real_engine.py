@@ -15,8 +15,7 @@ from tests.engine.checkpoints import write_checkpoint
 from tests.engine.driver import generate, ids, open_engine
 from transport.frames import EndReason
 from transport.zmq_network import ZmqNetwork
-from triolet.config import EngineConfig, LinkConfig, WorkerConfig
-from triolet.config_wire import KvWire, MemorySharing, WireConfig
+from triolet.config import EngineConfig, KvWire, LinkConfig, MemorySharing, WireConfig, WorkerConfig
 from triolet.ids import Role
 from triolet.sampling import SamplingParams
 from triolet.units import KIB, MIB

@@ -14,7 +14,7 @@ from transport.frames import End, EndReason
 from transport.memory_network import MemoryNetwork
 from transport.memory_pipe import Faults
 from transport.shared_ring import NotSharedError
-from triolet.config_wire import MemorySharing, WireConfig
+from triolet.config import MemorySharing, WireConfig
 from triolet.errors import ConfigError
 from triolet.ids import Role
 from triolet.sampling import SamplingParams

@@ -11,10 +11,10 @@ from trio.testing import wait_all_tasks_blocked
 
 import decode.worker
 from loadtest.cancel_report import blocks_of
-from server.fleet.fleet import Fleet as Server
-from server.generation import CancelReason
-from server.metrics import Metrics
-from tests.server.fleet.fakes import make_request, server_config
+from server.contract.generation import CancelReason
+from server.metrics.metrics import Metrics
+from server.scheduling.links import Fleet as Server
+from tests.server.scheduling.fakes import make_request, server_config
 from tests.server.tiny_text import tiny_text
 from transport.frames import Drain, End, EndReason
 from transport.handshake import goodbye

@@ -9,8 +9,8 @@ from transport.handshake import make_hello
 from triolet.config import LinkConfig
 from triolet.ids import AttemptKey, PeerId, Role
 from worker.identity import Identity
-from worker.last_words import LastWords
-from worker.peers import PeerTable
+from worker.reception import PeerTable
+from worker.roster import LastWords
 
 from .fake_engine import FakeEngine
 

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from ...generation import Delta, Failed, Finished
+from ...contract.generation import Delta, Failed, Finished
 from ...jobs.storage import time_of_day
 from ...text.tool_calls import Arguments, CallBegins, Reasoning, Text
+from ..openai.tools import parsed_arguments
 from ..pieces import reader_of
-from ..tools import parsed_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from triolet.errors import RequestError
 
-    from ...generation import Event
+    from ...contract.generation import Event
     from ...text.reasoning import Thinking
     from ...text.tool_calls import Piece, ToolForm
-    from ..answers import Answer
+    from ..stream import Answer
 
 Call = dict[str, Any]
 """A call of a tool, as this API shows it."""

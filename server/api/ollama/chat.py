@@ -6,27 +6,35 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import trio
 from quart import Response, request
 
 from triolet.errors import invalid_request
 
-from ..answers import collect
-from ..chat import plan_chat
-from ..constraint_schema import NamedSchema, ResponseFormat
+from ..body import JSON_ONLY, live_request, note_ignored, read_fields
 from ..constraints import read_grammar
 from ..errors import echo, params_called
-from ..event_stream import EventStreamBody
-from ..generate import Plan, check_fields, own_requests, submit_all
-from ..intake import JSON_ONLY, live_request, note_ignored, read_fields
+from ..fields import NamedSchema, ResponseFormat
+from ..generate import Plan, check_fields, json_response, own_requests, submit_all
 from ..live import own_shortcut
+from ..openai.chat import plan_chat
+from ..openai.embeddings import EmbeddingFields, embed, numbers_of
 from ..overload import refuse_early
 from ..quota import reserved
 from ..schemas import ChatRequest, CompletionRequest, Message, TemplateSwitches, take_unknown
+from ..stream import EventStreamBody, collect
 from ..tool_schema import CalledFunction, ToolCall
-from .answers import AnswerReader, Clock, LineStream, OllamaForm, loaded
-from .names import served_model
-from .schema import LOAD_OPTIONS, OllamaChat, OllamaGenerate, OllamaOptions
+from .answers import NS_PER_S, AnswerReader, Clock, LineStream, OllamaForm, loaded
+from .schema import (
+    LOAD_OPTIONS,
+    OllamaChat,
+    OllamaEmbed,
+    OllamaEmbeddings,
+    OllamaGenerate,
+    OllamaOptions,
+    served_model,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,6 +42,7 @@ if TYPE_CHECKING:
     from ..ports import Services
     from ..schemas import ModelT
     from .schema import AnyRequest, OllamaTurn
+
 
 MAX_SHOWN: Final = 64
 """Characters of an unknown option's name that an error repeats as its parameter."""
@@ -263,3 +272,49 @@ def _messages(turns: list[OllamaTurn]) -> list[Message]:
             )
         )
     return messages
+
+
+async def embed_inputs(services: Services) -> Response:
+    """Return the vectors of one or several inputs; of none, none."""
+    fields = await read_body(OllamaEmbed, services)
+    model = served_model(fields.model, services.config)
+    check_options(fields.options or OllamaOptions(), services)
+    texts = [fields.input] if isinstance(fields.input, str) else fields.input
+    if len(texts) > (most := services.config.embedding.max_inputs):
+        raise invalid_request(f"at most {most} inputs are taken at once", "input")
+    if texts == [""]:
+        texts = []
+    lists: list[msgspec.Raw] = []
+    num_tokens = 0
+    if texts:
+        asked = EmbeddingFields.model_construct(
+            input=tuple(texts), model=model, dimensions=fields.dimensions
+        )
+        vectors = await embed(asked, services, is_cut=fields.truncate is not False)
+        num_tokens = vectors.num_tokens
+        for vector in vectors.found:
+            lists.append(msgspec.Raw(msgspec.json.encode(numbers_of(vector))))
+            await trio.lowlevel.checkpoint()
+    took_s = trio.current_time() - live_request().began_at
+    return json_response(
+        {
+            "model": services.config.model_name,
+            "embeddings": lists,
+            "total_duration": round(took_s * NS_PER_S),
+            "load_duration": 0,
+            "prompt_eval_count": num_tokens,
+        }
+    )
+
+
+async def embed_prompt(services: Services) -> Response:
+    """Return the vector of one prompt; of an empty one, an empty one."""
+    fields = await read_body(OllamaEmbeddings, services)
+    model = served_model(fields.model, services.config)
+    check_options(fields.options or OllamaOptions(), services)
+    if not fields.prompt:
+        return json_response({"embedding": []})
+    asked = EmbeddingFields.model_construct(input=(fields.prompt,), model=model)
+    with params_called({"input": "prompt"}):
+        vectors = await embed(asked, services, is_cut=True)
+    return json_response({"embedding": numbers_of(vectors.found[0])})

@@ -9,8 +9,7 @@ from triolet.errors import RequestError, invalid_request
 from ..generate import json_response
 from .answers import stamp
 from .chat import read_body
-from .names import listed_names, served_model
-from .schema import OllamaShow
+from .schema import OllamaShow, listed_names, served_model
 
 if TYPE_CHECKING:
     from quart import Response

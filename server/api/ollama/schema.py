@@ -1,16 +1,42 @@
-"""What a client may ask of Ollama's API: names, types and ranges."""
+"""Names of models as Ollama's clients write them: with a tag, which is `latest` here."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
+from triolet.config import ANY_MODEL
 from triolet.sampling import MAX_TOP_K
 
-from .. import accepted  # noqa: TC001 (pydantic reads it)
+from .. import fields  # noqa: TC001 (pydantic reads it)
+from ..body import check_model
 from ..schemas import MAX_INT, MAX_MESSAGES, StopStrings, StrictModel, own_calls
 from ..tool_schema import MAX_TOOLS, Tool
+
+if TYPE_CHECKING:
+    from triolet.config import ServerConfig
+
+
+TAG: Final = ":latest"
+
+
+def served_model(name: str, config: ServerConfig) -> str:
+    """Return a model's name without the tag, unless it is served by the whole.
+
+    Raises:
+      RequestError: 404, it is not served.
+    """
+    shown = name if config.serves(name) else name.removesuffix(TAG)
+    check_model(shown, config)
+    return shown
+
+
+def listed_names(config: ServerConfig) -> list[str]:
+    """Return every name of the model as it is listed: with a tag."""
+    names = (config.model_name, *(one for one in config.model_aliases if one != ANY_MODEL))
+    return [name if ":" in name else name + TAG for name in names]
+
 
 MAX_MODEL_CHARS: Final = 256
 Unsupported = dict[str, tuple[str, tuple[Any, ...]]]
@@ -137,7 +163,7 @@ class AnyRequest(OllamaModel):
     keep_alive: KeepAlive = None
     think: Think = None
     priority: Annotated[int, Field(ge=-100, le=100)] | None = None
-    service_tier: accepted.ServiceTier | None = None
+    service_tier: fields.ServiceTier | None = None
 
 
 class OllamaChat(AnyRequest):

@@ -18,8 +18,7 @@ from tests.engine.driver import (
     open_engine,
     prefill,
 )
-from triolet.config import EngineConfig
-from triolet.config_gpu import GpuConfig
+from triolet.config import EngineConfig, GpuConfig
 from triolet.errors import CapacityError
 from triolet.sampling import SamplingParams
 

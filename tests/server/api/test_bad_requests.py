@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from server.api import app as app  # with it all models of requests
-from server.api.strict_fields import WORDS, StrictFields
+from server import app as app  # with it all models of requests
+from server.api.fields import WORDS, StrictFields
 from tests.server.support.fakes import MAX_MODEL_LEN, FakeFleet, by_hand
 from tests.server.support.surface import MODEL, Surface, surface
 

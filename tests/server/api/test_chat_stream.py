@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from server.generation import CancelReason, Delta, FinishReason
+from server.contract.generation import CancelReason, Delta, FinishReason
 from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand, delta
 from tests.server.support.surface import MODEL, PATIENCE_S, request_bytes, surface
 from triolet.errors import no_worker, overloaded

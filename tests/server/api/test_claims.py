@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import pytest
 
-from server.api.app import build_app
-from server.jobs.inner_request import InnerRequest
+from server.app import build_app
+from server.jobs.runner import InnerRequest
 from tests.server.support.surface import surface
 from tests.server.support.tenants import tenancy_of
 from tests.server.support.websocket import open_socket

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from server.quotas.opening import quotas_in_memory
-from server.tenancy import Tenancy
+from server.tenants.opening import quotas_in_memory
+from server.tenants.tenancy import Tenancy
 from tests.server.support.fakes import ChargingFleet, FakeFleet
 from tests.server.support.surface import CONFIG, surface
 from tests.server.support.tenants import tenancy_of, tenant, tenants_of

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from server.fleet.relay import Relay, RelayEnd
-from server.generation import Delta, Finished, FinishReason
+from server.contract.generation import Delta, Finished, FinishReason
+from server.scheduling.output import Relay, RelayEnd
 from server.text.tool_calls import MISTRAL
 from tests.server.support.fakes import FakeFleet
 from tests.server.support.surface import MODEL, surface
@@ -19,7 +19,7 @@ from transport.frames import TokenRow
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from server.generation import GenerationRequest
+    from server.contract.generation import GenerationRequest
     from tests.server.support.fakes import FakeGeneration
     from tests.server.support.surface import Answer
 

@@ -7,7 +7,7 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from server.api.fleet_audit import is_from_here
+from server.api.operations.fleet_status import is_from_here
 from tests.server.support.surface import surface
 from triolet.audit import FleetAudit
 

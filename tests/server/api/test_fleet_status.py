@@ -9,9 +9,9 @@ import pytest
 import trio
 import trio.testing
 
-from server.api.fleet_status import RecentFigures
-from server.metrics import Metrics
-from tests.server.fleet.world import World
+from server.api.operations.fleet_status import RecentFigures
+from server.metrics.metrics import Metrics
+from tests.server.scheduling.world import World
 from tests.server.support.fakes import FakeFleet
 from tests.server.support.surface import CONFIG, surface
 from triolet.errors import no_worker, overloaded

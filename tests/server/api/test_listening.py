@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from server.api.choices import Choices
-from server.api.listening import listen_until
-from server.generation import GenerationRequest
+from server.api.stream import Choices, listen_until
+from server.contract.generation import GenerationRequest
 from tests.server.support.fakes import FakeGeneration
 from triolet.sampling import SamplingParams
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from server.api.messages_form import PING, MessageForm, MessageStream, message_error
-from server.generation import (
+from server.api.anthropic.form import PING, MessageForm, MessageStream, message_error
+from server.contract.generation import (
     CancelReason,
     Failed,
     Finished,
@@ -29,7 +29,7 @@ from triolet.errors import RequestError, deadline_exceeded, no_worker, overloade
 from triolet.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from server.generation import Event
+    from server.contract.generation import Event
     from tests.server.support.surface import Answer
 
 CHAT = "/v1/chat/completions"

@@ -12,7 +12,7 @@ import trio.testing
 from openai import AsyncOpenAI, OpenAI
 from openai.lib.responses_websocket import ResponsesWebSocketLimits, ResponsesWebSocketSession
 
-from server.generation import CancelReason, FinishReason
+from server.contract.generation import CancelReason, FinishReason
 from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand
 from tests.server.support.surface import MODEL, PATIENCE_S, surface
 from triolet.errors import deadline_exceeded, no_worker, overloaded

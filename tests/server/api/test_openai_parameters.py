@@ -21,7 +21,7 @@ from triolet.service_class import Claim, ServiceClass
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from server.generation import GenerationRequest
+    from server.contract.generation import GenerationRequest
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,8 @@ import pytest
 import trio
 from anthropic import Anthropic
 
-from server.api.messages_schema import MessagesRequest
-from server.api.responses_schema import ResponseFields
+from server.api.anthropic.schema import MessagesRequest
+from server.api.openai.responses_schema import ResponseFields
 from tests.server.support.fakes import FakeFleet
 from tests.server.support.surface import MODEL, surface
 

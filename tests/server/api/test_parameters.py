@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.text.sampling_defaults import SamplingDefaults
+from server.text.model_files import SamplingDefaults
 from tests.server.support.fakes import MAX_MODEL_LEN
 from tests.server.support.surface import surface
 from tests.server.support.websocket import open_socket

@@ -7,7 +7,7 @@ from datetime import datetime
 
 import pytest
 
-from server.api.static_files import STATIC_DIR
+from server.api.operations.pages import STATIC_DIR
 from tests.server.support.fakes import FakeWorker
 from tests.server.support.surface import MODEL, surface
 from transport.frames import Load

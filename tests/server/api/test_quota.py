@@ -10,14 +10,14 @@ import trio
 
 from ops.exit_codes import CommandFailed
 from ops.tenant_usage import show_usage
-from server.quotas.amounts import limits_of
-from server.quotas.opening import quotas_in_memory
-from server.tenancy import Tenancy
+from server.tenants.amounts import limits_of
+from server.tenants.opening import quotas_in_memory
+from server.tenants.tenancy import Tenancy
 from tests.server.support.fakes import ChargingFleet, by_hand
 from tests.server.support.surface import surface
 from tests.server.support.tenants import tenant, tenants_of
 from tests.server.support.websocket import open_socket
-from triolet.config_response_cache import ResponseCacheConfig
+from triolet.config import ResponseCacheConfig
 from triolet.errors import overloaded
 from triolet.tenants import Plan, TenantRole
 from triolet.units import MIB
@@ -25,8 +25,8 @@ from triolet.units import MIB
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from server.quotas.amounts import Account
-    from server.quotas.quotas import Quotas
+    from server.tenants.amounts import Account
+    from server.tenants.quotas import Quotas
     from tests.server.support.surface import Answer, Surface
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}

@@ -9,8 +9,8 @@ import pytest
 from anthropic.types import ThinkingBlock
 from openai.types.responses import ResponseReasoningItem
 
-from server.fleet.relay import Relay
-from server.generation import Finished, Usage
+from server.contract.generation import Finished, Usage
+from server.scheduling.output import Relay
 from tests.server.support.fakes import FakeFleet
 from tests.server.support.surface import MODEL, surface
 from tests.server.support.websocket import open_socket

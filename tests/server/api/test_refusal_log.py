@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from server.door import RefusalLog
-from server.quotas.opening import quotas_in_memory
-from server.tenancy import Tenancy
+from server.api.door import RefusalLog
+from server.tenants.opening import quotas_in_memory
+from server.tenants.tenancy import Tenancy
 from tests.server.support.fakes import FakeFleet
 from tests.server.support.surface import surface
 from tests.server.support.tenants import tenant, tenants_of
 from tests.server.support.websocket import PATH, handshake
-from triolet.config_queue import DoorConfig
+from triolet.config import DoorConfig
 from triolet.errors import RequestError, overloaded
 from triolet.tenants import Plan
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from server.generation import Finished, FinishReason
-from server.response_cache.front import CachingFleet
+from server.cache.front import CachingFleet
+from server.contract.generation import Finished, FinishReason
 from tests.server.support.fakes import FakeFleet, answer_hello, by_hand
 from tests.server.support.surface import request_bytes, surface
-from triolet.config_response_cache import ResponseCacheConfig
+from triolet.config import ResponseCacheConfig
 from triolet.errors import RequestError
 from triolet.units import MIB
 

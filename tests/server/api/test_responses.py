@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from server.api.chunks import KEEP_ALIVE
-from server.api.responses_document import ResponseDocument
-from server.api.responses_events import ResponseEvents, ResponseStream, message_frame, sse_frame
-from server.api.responses_schema import ResponseRequest
+from server.api.openai.chunks import KEEP_ALIVE
+from server.api.openai.responses_events import (
+    ResponseDocument,
+    ResponseEvents,
+    ResponseStream,
+    message_frame,
+    sse_frame,
+)
+from server.api.openai.responses_schema import ResponseRequest
 from server.api.schemas import read_request
-from server.generation import (
+from server.contract.generation import (
     CancelReason,
     Failed,
     Finished,
@@ -27,7 +32,7 @@ from triolet.errors import no_worker, overloaded
 from triolet.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from server.generation import Event
+    from server.contract.generation import Event
     from tests.server.support.surface import Answer
 
 PATH = "/v1/responses"

@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from server.generation import CancelReason
+from server.contract.generation import CancelReason
 from tests.server.support.fakes import FakeFleet, by_hand
 from tests.server.support.surface import MODEL, PATIENCE_S, surface
 from tests.server.support.tenants import tenancy_of

@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from server.api.conversations import TURN_CHARS, Conversations
-from server.api.responses_plan import message
-from server.generation import CancelReason, FinishReason
+from server.api.openai.responses_plan import message
+from server.contract.generation import CancelReason, FinishReason
 from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand
 from tests.server.support.surface import MODEL, PATIENCE_S, surface
 from tests.server.support.websocket import BINARY, PING, TEXT, Socket, frame_bytes, open_socket

@@ -12,12 +12,12 @@ import trio
 import trio.lowlevel
 import trio.testing
 
-from server.generation import CancelReason
+from server.contract.generation import CancelReason
 from tests.server.support.clock import pass_time
 from tests.server.support.fakes import FakeFleet, by_hand
 from tests.server.support.surface import PATIENCE_S, request_bytes, surface
 from tests.server.support.tenants import tenancy_of
-from triolet.config_resume import ResumeConfig
+from triolet.config import ResumeConfig
 from triolet.errors import no_worker
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from server.quotas.opening import quotas_in_memory
-from server.tenancy import Tenancy
-from server.text.embedding_files import EmbeddingModel
+from server.tenants.opening import quotas_in_memory
+from server.tenants.tenancy import Tenancy
+from server.text.model_files import EmbeddingModel
 from tests.server.support.fakes import ChargingFleet, FakeFleet, FakeRun
 from tests.server.support.surface import CONFIG, MODEL, surface
 from tests.server.support.tenants import tenant, tenants_of
@@ -20,7 +20,7 @@ from triolet.tenants import Plan
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from server.embedding import EmbeddingRequest
+    from server.contract.embedding import EmbeddingRequest
 
 RANKINGS = ("/v1/rerank", "/v2/rerank", "/rerank")
 SCORES = ("/v1/score", "/score")

@@ -7,18 +7,18 @@ from typing import Any, Final
 
 import pytest
 
-from server.api.app import build_app
-from server.jobs.inner_request import InnerRequest
-from server.quotas.memory_store import MemoryStore
-from server.quotas.opening import UncountedQuotas
-from server.quotas.quotas import Quotas
-from server.quotas.spend_watch import SpendWatch
-from server.tenancy import Tenancy
+from server.app import build_app
+from server.jobs.runner import InnerRequest
+from server.tenants.memory_store import MemoryStore
+from server.tenants.opening import UncountedQuotas
+from server.tenants.quotas import Quotas
+from server.tenants.spend_watch import SpendWatch
+from server.tenants.tenancy import Tenancy
 from tests.server.support.fakes import FakeText
 from tests.server.support.surface import Answer, Surface, surface
 from tests.server.support.tenants import tenant, tenants_of
 from tests.server.support.websocket import open_socket
-from triolet.config_quotas import QuotaConfig
+from triolet.config import QuotaConfig
 from triolet.service_class import Claim, ServiceClass
 from triolet.tenants import Plan, Prices
 

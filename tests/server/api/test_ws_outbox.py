@@ -6,8 +6,8 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from server.api.shortcut import NoShortcut
-from server.api.ws_outbox import WsOutbox
+from server.api.openai.ws_outbox import WsOutbox
+from server.api.stream import NoShortcut
 
 
 class OpenShortcut:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.edge.head_guard import HeadGuard
+from server.edge.http import HeadGuard
 from triolet.errors import RequestError
 
 GOOD = b"POST /v1/completions?x=1 HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc"

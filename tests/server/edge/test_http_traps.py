@@ -11,8 +11,8 @@ import pytest
 import trio
 from quart import Quart
 
-from server.edge.cures_tcp import GOODBYE_TIMEOUT_S
-from server.generation import CancelReason
+from server.contract.generation import CancelReason
+from server.edge.tcp import GOODBYE_TIMEOUT_S
 from tests.server.support.clock import pass_time
 from tests.server.support.fakes import FakeFleet, by_hand
 from tests.server.support.surface import PATIENCE_S, RawClient, request_bytes, surface

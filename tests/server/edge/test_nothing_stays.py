@@ -11,14 +11,13 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from server.api.choices import Choices
-from server.api.event_stream import EventStreamBody
-from server.api.intake import INLINE_BYTES
+from server.api.body import INLINE_BYTES
 from server.api.live import LiveRequest
-from server.api.responses_socket import ResponsesSession
-from server.edge.cures_http import CuredH11Protocol, CuredHTTPStream
-from server.edge.cures_tcp import CuredTCPServer
-from server.edge.cures_websocket import CuredWSStream
+from server.api.openai.responses_socket import ResponsesSession
+from server.api.stream import Choices, EventStreamBody
+from server.edge.http import CuredH11Protocol, CuredHTTPStream
+from server.edge.tcp import CuredTCPServer
+from server.edge.websocket import CuredWSStream
 from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand
 from tests.server.support.surface import PATIENCE_S, request_bytes, small_window, surface
 from tests.server.support.websocket import CLOSE, PATH, Socket, frame_bytes, handshake

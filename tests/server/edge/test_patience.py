@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.edge.patience import ENOUGH_BYTES, FIRST_WAIT_S, LAST_WAIT_S, Patience
+from server.edge.tcp import ENOUGH_BYTES, FIRST_WAIT_S, LAST_WAIT_S, Patience
 
 LIMIT_S = 10.0
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from server.metrics import Metrics
+from server.metrics.metrics import Metrics
 from tests.server.support.surface import PATIENCE_S, request_bytes, surface
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from server.generation import CancelReason, Delta
+from server.contract.generation import CancelReason, Delta
 from tests.server.support.fakes import FakeFleet, by_hand
 from tests.server.support.surface import request_bytes, small_window, sse_events, surface
 from tests.server.support.websocket import Socket, handshake

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from server.edge.cures_tcp import CUT_AFTER_STALL_S
-from server.generation import CancelReason, Delta
+from server.contract.generation import CancelReason, Delta
+from server.edge.tcp import CUT_AFTER_STALL_S
 from tests.server.support.clock import pass_time
 from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand
 from tests.server.support.surface import PATIENCE_S, request_bytes, small_window, surface

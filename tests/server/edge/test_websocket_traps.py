@@ -11,9 +11,8 @@ import pytest
 import trio
 import trio.testing
 
-from server.edge.accept import Edge
-from server.edge.sockets import open_listening_socket
-from server.generation import CancelReason
+from server.contract.generation import CancelReason
+from server.edge.listen import Edge, open_listening_socket
 from tests.server.support.clock import pass_time
 from tests.server.support.fakes import FakeFleet, by_hand
 from tests.server.support.surface import (

@@ -13,21 +13,18 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from server.api.app import build_app
+from server.app import build_app
 from server.jobs.database import FILE_NAME
-from server.jobs.files import CONTENT_ROWS
-from server.jobs.inner_request import InnerAnswer
-from server.jobs.records import BatchRecord, WaitingLine
-from server.jobs.runner import BatchRunner
-from server.jobs.states import BatchState
-from server.jobs.storage import Storage, time_of_day
-from server.quotas.amounts import limits_of
-from server.quotas.opening import quotas_in_memory
-from server.tenancy import Tenancy
+from server.jobs.records import BatchRecord, BatchState, WaitingLine
+from server.jobs.runner import BatchRunner, InnerAnswer
+from server.jobs.storage import CONTENT_ROWS, Storage, time_of_day
+from server.tenants.amounts import limits_of
+from server.tenants.opening import quotas_in_memory
+from server.tenants.tenancy import Tenancy
 from tests.server.support.fakes import FakeFleet, FakeGeneration
 from tests.server.support.surface import surface
 from tests.server.support.tenants import tenant, tenants_of
-from triolet.config_batches import BatchConfig
+from triolet.config import BatchConfig
 from triolet.tenants import Plan
 
 from .test_runner import content, ended, set_full
@@ -36,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from server.generation import GenerationRequest
-    from server.quotas.quotas import Quotas
+    from server.contract.generation import GenerationRequest
+    from server.tenants.quotas import Quotas
     from tests.server.support.surface import Surface
 
 pytestmark = pytest.mark.slow

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 import pytest
 import trio
 
-from server.api.app import build_app
-from server.generation import CancelReason
-from server.jobs.inner_request import InnerRequest
+from server.app import build_app
+from server.contract.generation import CancelReason
+from server.jobs.runner import InnerRequest
 from tests.server.support.fakes import FakeFleet, by_hand
 from tests.server.support.surface import PATIENCE_S, surface
 from triolet.errors import crowded_out, overloaded

@@ -9,11 +9,11 @@ import pytest
 import trio
 
 from server.api.live import DEPARTURE_KEY, OWNER_KEY, SCOPE_KEY, LiveRequest
-from server.generation import CancelReason
+from server.contract.generation import CancelReason
+from server.jobs.records import BatchState
 from server.jobs.runner import BatchRunner
-from server.jobs.states import BatchState
 from server.jobs.storage import Storage
-from triolet.config_batches import BatchConfig
+from triolet.config import BatchConfig
 
 from .test_runner import CONFIG, NUM_LINES, PATIENCE_S, begin, ended
 

@@ -10,11 +10,10 @@ import pytest
 import trio
 
 from server.api.live import OWNER_KEY
-from server.jobs.records import BatchRecord
+from server.jobs.records import OPEN, BatchRecord, BatchState
 from server.jobs.runner import BatchRunner
-from server.jobs.states import OPEN, BatchState
 from server.jobs.storage import Storage, time_of_day
-from triolet.config_batches import BatchConfig
+from triolet.config import BatchConfig
 from triolet.errors import RequestError
 
 if TYPE_CHECKING:

@@ -11,11 +11,10 @@ import pytest
 
 from server.jobs.batches import Batches
 from server.jobs.database import FILE_NAME, open_database, transaction
-from server.jobs.files import CONTENT_ROWS, Files
 from server.jobs.lines import answer_line, check_file
-from server.jobs.records import BatchRecord
-from server.jobs.states import OPEN, TRANSITIONS, BatchState, BatchStep, after
-from triolet.config_batches import BatchConfig
+from server.jobs.records import OPEN, TRANSITIONS, BatchRecord, BatchState, BatchStep, after
+from server.jobs.storage import CONTENT_ROWS, Files
+from triolet.config import BatchConfig
 from triolet.errors import ConfigError, LocalProtocolError, RequestError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 import trio
 from playwright.sync_api import expect
 
-from server.api.openapi import OPERATIONS
+from server.document.openapi import OPERATIONS
 from tests.chromium import Complaints
 from tests.server.support.surface import PATIENCE_S, surface
 from tests.server.support.tenants import tenancy_of

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 from msgspec.structs import replace
 
-from server.fleet.status import OverloadStatus
-from server.generation import (
+from server.contract.generation import (
     CancelReason,
     Delta,
     Failed,
@@ -23,6 +22,7 @@ from server.generation import (
     TokenLogprob,
     Usage,
 )
+from server.scheduling.status import OverloadStatus
 from server.text.tokenizer import ChatPrompt
 from server.text.tool_calls import HERMES
 from transport.frames import Capacity, Load
@@ -33,9 +33,9 @@ from triolet.ids import Role
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from server.embedding import EmbeddingRequest
-    from server.generation import Event, GenerationRequest
-    from server.quotas.quotas import Quotas
+    from server.contract.embedding import EmbeddingRequest
+    from server.contract.generation import Event, GenerationRequest
+    from server.tenants.quotas import Quotas
     from server.text.reasoning import Reasoner
     from server.text.tool_calls import ToolForm
     from triolet.sampling import Grammar

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from server.api.app import build_app
 from server.api.ports import Services
-from server.edge.accept import Edge
-from server.edge.sockets import base_url, open_listening_socket
-from server.metrics import Metrics
-from server.quotas.opening import quotas_in_memory
-from server.tenancy import Tenancy
-from server.text.sampling_defaults import SamplingDefaults
+from server.app import build_app
+from server.edge.listen import Edge, base_url, open_listening_socket
+from server.metrics.metrics import Metrics
+from server.tenants.opening import quotas_in_memory
+from server.tenants.tenancy import Tenancy
+from server.text.model_files import SamplingDefaults
 from tests.server.support.fakes import FakeFleet, FakeGrammars, FakeText
 from triolet.config import ServerConfig
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from server.api.ports import TextPort
-    from server.quotas.quotas import Quotas
+    from server.tenants.quotas import Quotas
 
 MODEL = "demo"
 CONFIG = ServerConfig(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.tenancy import Tenancy
+from server.tenants.tenancy import Tenancy
 from triolet.api_keys import digest_of
 from triolet.tenants import Plan, Tenant, TenantKey, TenantRole, Tenants
 

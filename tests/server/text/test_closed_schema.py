@@ -12,7 +12,7 @@ import pytest
 
 from loadtest.schemas import random_schema
 from server.text.closed_schema import MAX_CHAIN, closed, closed_text
-from triolet.config_grammar import GrammarConfig
+from triolet.config import GrammarConfig
 from triolet.grammar import build_tokenizer, compile_grammar
 from triolet.sampling import Grammar, GrammarKind
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from server.text.embedding_files import EmbeddingModel, read_embedding_model
+from server.text.model_files import EmbeddingModel, read_embedding_model
 from triolet.errors import ModelError
 from triolet.pooling import Pooling
 

@@ -11,10 +11,10 @@ import pytest
 import trio
 
 from loadtest.schemas import costly, random_schema
-from server.text.grammar_walks import next_token
+from server.text.grammar_process import next_token
 from server.text.grammars import Grammars
-from server.threads import enter_line
-from triolet.config_grammar import GrammarConfig
+from server.text.threads import enter_line
+from triolet.config import GrammarConfig
 from triolet.errors import RequestError
 from triolet.sampling import Grammar, GrammarKind
 

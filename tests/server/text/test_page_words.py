@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from server.text.page_words import MAX_CARDS, PageWords, read_page_words
+from server.text.model_files import MAX_CARDS, PageWords, read_page_words
 from triolet.errors import ModelError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from server.text.sampling_defaults import SamplingDefaults, read_sampling_defaults
+from server.text.model_files import SamplingDefaults, read_sampling_defaults
 from triolet.errors import ModelError
 
 

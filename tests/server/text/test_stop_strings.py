@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.text.stop_strings import StopMatcher
+from server.text.detokenizer import StopMatcher
 
 
 def run(pieces: list[str], stop: tuple[str, ...], *, include_stop: bool = False) -> tuple[str, str]:

@@ -10,9 +10,8 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.text import special_tokens
-from server.text.special_tokens import SpecialTokenGuard
-from server.text.tokenizer import ChatPrompt, TextModel
+from server.text import tokenizer as special_tokens
+from server.text.tokenizer import ChatPrompt, SpecialTokenGuard, TextModel
 from tests.server.tiny_text import BOS_ID, EOS_ID, tiny_text
 from triolet.errors import RequestError
 

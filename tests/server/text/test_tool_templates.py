@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from server.fleet.relay import Relay
-from server.generation import Delta, GenerationRequest
+from server.contract.generation import Delta, GenerationRequest
+from server.scheduling.output import Relay
 from server.text.tool_calls import GRANITE, HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, PHI
 from server.text.tool_forms.table import HARMONY, PYTHONIC, QWEN3_CODER
 from tests.server.tiny_text import tiny_text

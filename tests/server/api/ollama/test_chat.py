@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from server.generation import CancelReason, FinishReason
-from server.quotas.opening import quotas_in_memory
-from server.tenancy import Tenancy
+from server.contract.generation import CancelReason, FinishReason
+from server.tenants.opening import quotas_in_memory
+from server.tenants.tenancy import Tenancy
 from tests.server.support.clock import pass_time
 from tests.server.support.fakes import ChargingFleet, FakeFleet, FakeGeneration, by_hand
 from tests.server.support.surface import MODEL, request_bytes, surface

@@ -1,1 +1,0 @@
-"""The production protocol code in virtual time, with seeded misfortune and invariants."""

@@ -1,0 +1,1 @@
+"""Server and workers in memory and virtual time, with seeded faults."""

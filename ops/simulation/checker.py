@@ -1,0 +1,193 @@
+"""What must hold at every moment of a run, and what must be left at its end.
+
+Looks into the minds of servers and workers and changes nothing. Everything that it finds is one
+sentence.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from prefill.core import PrefillCore
+from server.contract.generation import FinishReason
+from triolet.errors import LocalProtocolError
+from triolet.invariants import check_at_rest, check_invariants
+from triolet.units import SECONDS
+
+from .input_client import EMBEDDED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from triolet.ids import AttemptKey
+
+    from .roles import WorkerProcess
+    from .world import World
+
+WHOLE: Final = frozenset({EMBEDDED, *FinishReason})
+"""Endings of clients that got all they asked for."""
+SLACK_S: Final = 0.7 * SECONDS
+"""Between two looks, and for what is said at a sweep instead of at once."""
+
+
+class Checker:
+    """Invariants of one run.
+
+    Args:
+      world: whose.
+      latest_s: the latest that a frame may come.
+    """
+
+    def __init__(self, world: World, latest_s: float) -> None:
+        self._world = world
+        link = world.link
+        self._orphan_s = link.lease_ttl_s + link.sweep_interval_s + latest_s + SLACK_S
+        # Since when a lease has nobody who wants it, by worker, its life and attempt.
+        self._orphans: dict[tuple[str, int, AttemptKey], float] = {}
+
+    def look(self) -> None:
+        """Check everything that must hold at this moment."""
+        for server in self._world.servers:
+            if server.fleet is not None:
+                try:
+                    server.fleet.check_accounting()
+                except LocalProtocolError as error:
+                    self._report(f"{server}: {error}")
+                conductor = server.fleet._conductor
+                live = (*conductor.book, *conductor.embeddings)
+                server.charges[-1].check(one.request.request_id for one in live)
+        self._check_workers()
+
+    def is_quiet(self) -> bool:
+        """Return whether nothing is leased, nothing under way, and nobody waits."""
+        return all(map(_is_idle, self._world.workers)) and not any(
+            worker.attempts
+            for server in self._world.servers
+            if server.fleet is not None
+            for worker in server.fleet.status().workers
+        )
+
+    def look_at_end(self) -> None:
+        """Check that nothing is left of anything."""
+        self._check_strays()
+        self._check_charges()
+        for worker in self._world.workers:
+            if worker.engine is None:
+                self._report(f"{worker} did not come back")
+                continue
+            leased = worker.engine.ledger.leased_blocks
+            if leased:
+                self._report(f"{worker} still leases {leased} blocks")
+            if worker.core.roster.attempts:
+                self._report(f"{worker} still has {list(map(str, worker.core.roster.attempts))}")
+            if isinstance(worker.core, PrefillCore) and worker.core.shipper.ring_bytes:
+                self._report(f"{worker} still holds {worker.core.shipper.ring_bytes} bytes of KV")
+        for server in self._world.servers:
+            if server.fleet is None:
+                self._report(f"{server} did not come back")
+                continue
+            status = server.fleet.status()
+            if status.queued or status.running:
+                self._report(f"{server} still has {status.queued} + {status.running} requests")
+            conductor = server.fleet._conductor
+            for queue in conductor.queues:
+                if queue.num_running or queue.num_tenants:
+                    self._report(f"{server} still charges {queue.num_tenants} tenants")
+            for worker_status in status.workers:
+                if worker_status.attempts:
+                    self._report(f"{server} still counts attempts on {worker_status.name}")
+
+    async def audit(self) -> None:
+        """Let each server ask everybody for their accounts, as an operator would at rest."""
+        for server in self._world.servers:
+            if server.fleet is not None:
+                audit = await server.fleet.audit()
+                for found in {*check_invariants(audit), *check_at_rest(audit)}:
+                    self._report(f"audit of {server}: {found}")
+
+    def _check_strays(self) -> None:
+        """See that nothing was computed for a client for long after it had left."""
+        for client in self._world.clients:
+            for worker in self._world.workers:
+                if client.left_at is None or worker.engine is None:
+                    continue
+                sampled_at = worker.engine.sampled_at.get(client.wish.chosen_by, 0.0)
+                late_s = sampled_at - max(client.left_at, worker.away_until)
+                if late_s > self._orphan_s:
+                    self._report(f"{worker} computed for {client} {late_s:.1f} s after it had left")
+
+    def _check_charges(self) -> None:
+        """See that whoever got something is charged for that, whatever befell it meanwhile."""
+        charges = {
+            request_id: charge
+            for server in self._world.servers
+            for of_life in server.charges
+            for request_id, charge in of_life.of.items()
+        }
+        for client in self._world.clients:
+            charge = charges.get(client.request_id)
+            if charge is None:
+                if client.ending in WHOLE:
+                    self._report(f"{client} got its answer and is not charged")
+                continue
+            usage, num_read = charge.usage, len(client.token_ids)
+            if usage.prompt_tokens != len(client.wish.prompt_ids):
+                self._report(f"{client} is charged for a prompt of {usage.prompt_tokens} tokens")
+            if client.ending in WHOLE and not charge.is_begun:
+                self._report(f"{client} got its answer for nothing")
+            # Who left, or was left, may not have read all that was there.
+            is_right = usage.completion_tokens == num_read
+            is_right |= client.ending not in WHOLE and usage.completion_tokens > num_read
+            if not is_right:
+                self._report(
+                    f"{client} is charged {usage.completion_tokens} tokens, not {num_read}"
+                )
+
+    def _check_workers(self) -> None:
+        wanted = set(self._wanted())
+        orphans: dict[tuple[str, int, AttemptKey], float] = {}
+        now = trio.current_time()
+        for worker in self._world.workers:
+            if worker.engine is None or not worker.is_running:
+                continue
+            core = worker.core
+            try:
+                core.roster.check_agreement()
+                worker.engine.prefix_cache.check_invariants()
+                if isinstance(core, PrefillCore):
+                    core.shipper.check_invariants()
+            except AssertionError as error:
+                self._report(f"{worker}: {error}")
+            worker.engine.check_poison()
+            for key in core.roster.attempts:
+                if key in wanted:
+                    continue
+                name = (worker.name, worker.lives, key)
+                since = max(self._orphans.get(name, now), worker.away_until)
+                orphans[name] = since
+                if now - since > self._orphan_s:
+                    self._report(
+                        f"{worker} keeps {key}, which nobody wants for {now - since:.1f} s"
+                    )
+        self._orphans = orphans
+
+    def _wanted(self) -> Iterable[AttemptKey]:
+        for server in self._world.servers:
+            if server.fleet is not None:
+                for sequence in server.fleet._conductor.book:
+                    if sequence.attempt is not None:
+                        yield sequence.attempt.key
+                for one in server.fleet._conductor.embeddings:
+                    if one.key is not None:
+                        yield one.key
+
+    def _report(self, what: str) -> None:
+        self._world.report(what)
+
+
+def _is_idle(worker: WorkerProcess) -> bool:
+    if worker.engine is None or not worker.core.roster.is_empty:
+        return False
+    return not (isinstance(worker.core, PrefillCore) and worker.core.shipper.ring_bytes)

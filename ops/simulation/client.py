@@ -1,0 +1,276 @@
+"""One client: what it asks for, how it reads, when it leaves; and whether it got what it must.
+
+Stands on server/contract/generation.py and the reference; knows no workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from server.contract.generation import (
+    CancelReason,
+    Delta,
+    Failed,
+    Finished,
+    FinishReason,
+    GenerationRequest,
+)
+from triolet.config import SloConfig
+from triolet.errors import RequestError
+from triolet.service_class import DEFAULT_CLAIM, Claim
+from triolet.units import SECONDS
+
+from .engine import EOS_ID, reference
+from .text import text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from server.contract.generation import Event
+    from server.scheduling.links import Fleet
+    from server.scheduling.stream import Stream
+    from triolet.sampling import SamplingParams
+
+SLO: Final = SloConfig()
+"""The servers'."""
+DEADLINE_S: Final = 120 * SECONDS
+"""Beyond every run: a request that ends by its deadline was stuck."""
+RETRY_S: Final = 1 * SECONDS
+"""A client that was turned away asks again after this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What one client will do.
+
+    Attributes:
+      number: names it.
+      prompt_ids: its prompt, unlike everybody else's but its origin's.
+      sampling: how many tokens, which seed.
+      claim: whose it is, and of which class.
+      origin: number of the wish for another completion of this prompt; None for none.
+      stop: stop strings.
+      priority: lower is more important.
+      comes_after_s: when it comes.
+      leaves_after_s: cancels so long after it submitted; None for never.
+      stalls_at: stops reading when it has so many tokens; None for never.
+      stalls_s: for how long.
+    """
+
+    number: int
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    stop: tuple[str, ...] = ()
+    priority: int = 0
+    comes_after_s: float = 0.0
+    leaves_after_s: float | None = None
+    stalls_at: int | None = None
+    stalls_s: float = 0.0
+    origin: int | None = None
+    claim: Claim = DEFAULT_CLAIM
+
+    @property
+    def chosen_by(self) -> tuple[tuple[int, ...], int]:
+        """What its tokens are a function of."""
+        return self.prompt_ids, self.sampling.seed
+
+
+class Client:
+    """One request's reader.
+
+    Args:
+      wish: what it wants.
+      draw_request_id: where request ids come from.
+      report: told of everything that must not happen, in words.
+      others: every client that there is.
+
+    Attributes:
+      ending: how it ended; None while it runs.
+      request_id: of its accepted request; empty before.
+      left_at: when it cancelled a request that still ran.
+      left_in: the phase in which that was.
+      token_ids: what it has read.
+      has_stalled: it stopped reading for a while.
+      is_over: set at its end.
+    """
+
+    def __init__(
+        self,
+        wish: Wish,
+        draw_request_id: Callable[[], bytes],
+        report: Callable[[str], None],
+        others: Sequence[Client] = (),
+    ) -> None:
+        self.wish = wish
+        self.ending: str | None = None
+        self.request_id: bytes = b""
+        self.left_at: float | None = None
+        self.left_in = ""
+        self.token_ids: list[int] = []
+        self.has_stalled = False
+        self.is_over = trio.Event()
+        self._draw_request_id = draw_request_id
+        self._report = report
+        self._others = others
+        self._text: list[str] = []
+        self._expected = expected_ids(wish)
+        self._asked_at = 0.0
+
+    def __str__(self) -> str:
+        return f"client {self.wish.number} ({self.request_id.hex()[:8]})"
+
+    async def run(self, fleet: Fleet) -> None:
+        """Ask until accepted, then read to the end. Part of its server: dies with it."""
+        try:
+            stream = await self._submit(fleet)
+            if stream is None:
+                return
+            async with trio.open_nursery() as nursery:
+                if self.wish.leaves_after_s is not None:
+                    nursery.start_soon(self._leave, stream, self.wish.leaves_after_s)
+                await self._read(stream)
+                nursery.cancel_scope.cancel()
+        finally:
+            if self.ending is None:
+                self.ending = "reset"
+            self.is_over.set()
+
+    async def _submit(self, fleet: Fleet) -> Stream | None:
+        """Return what was accepted; None if the prompt is one that workers died of."""
+        while True:
+            request_id = self._draw_request_id()
+            request = GenerationRequest(
+                request_id=request_id,
+                prompt_ids=self.wish.prompt_ids,
+                sampling=self.wish.sampling,
+                deadline_s=DEADLINE_S,
+                stop=self.wish.stop,
+                priority=self.wish.priority,
+                origin_id=self._origin_id,
+                claim=self.wish.claim,
+            )
+            try:
+                stream = fleet.submit(request)
+            except RequestError as error:
+                if error.code == "quarantined" and self._was_asked_before:
+                    self.ending = error.code
+                    return None
+                if error.status < 503:
+                    self._report(f"{self} was refused: {error.code} {error.message}")
+                await trio.sleep(RETRY_S)
+            else:
+                self.request_id, self._asked_at = request_id, trio.current_time()
+                return stream
+
+    @property
+    def _origin_id(self) -> bytes:
+        """The request that this one is another completion of; empty if there is none."""
+        of_origin = (c.request_id for c in self._others if c.wish.number == self.wish.origin)
+        return next(of_origin, b"")
+
+    @property
+    def _was_asked_before(self) -> bool:
+        """Whether somebody else brought this prompt to workers."""
+        return any(
+            other.request_id and other.wish.prompt_ids == self.wish.prompt_ids
+            for other in self._others
+            if other is not self
+        )
+
+    async def _leave(self, stream: Stream, after_s: float) -> None:
+        await trio.sleep(after_s)
+        if self.ending is None:
+            self.left_at = trio.current_time()
+            self.left_in = stream._sequence.phase.name.lower()
+            stream.cancel(CancelReason.CLIENT_GONE)
+
+    async def _read(self, stream: Stream) -> None:
+        stalls_at = self.wish.stalls_at
+        while self.ending is None:
+            for event in await stream.next_events():
+                self._take(event)
+            if stalls_at is not None and len(self.token_ids) >= stalls_at:
+                stalls_at = None
+                self.has_stalled = True
+                await trio.sleep(self.wish.stalls_s)
+
+    def _take(self, event: Event) -> None:
+        if self.ending is not None:
+            self._report(f"{self}: {event} after its end ({self.ending})")
+        match event:
+            case Delta():
+                self.token_ids += event.token_ids
+                self._text.append(event.text)
+                if tuple(self.token_ids) != self._expected[: len(self.token_ids)]:
+                    self._report(
+                        f"{self} got {self.token_ids} where {list(self._expected)} is right"
+                    )
+            case Finished():
+                self.ending = event.reason.value
+                self._check_whole(event)
+            case Failed(error=error):
+                self.ending = error.code
+                self._check_failure(error)
+
+    def _check_whole(self, end: Finished) -> None:
+        if tuple(self.token_ids) != self._expected:
+            self._report(
+                f"{self} ended with {self.token_ids} where {list(self._expected)} is right"
+            )
+        text, reason = expected_text(self.wish, self._expected)
+        if "".join(self._text) != text or end.reason is not reason:
+            self._report(
+                f"{self} read {''.join(self._text)!r} ({end.reason}), not {text!r} ({reason})"
+            )
+        if end.usage.completion_tokens != len(self._expected):
+            self._report(f"{self} is to pay for {end.usage.completion_tokens} tokens")
+
+    def _is_late(self) -> bool:
+        """Return whether its first token may be past what its class is promised: what of that is
+        left depends on how slow the workers are found to be."""
+        slo_s = SLO.of(self.wish.claim.service_class)
+        waited_s = trio.current_time() - self._asked_at
+        return slo_s is not None and not self.token_ids and waited_s >= slo_s / 2
+
+    def _check_failure(self, error: RequestError) -> None:
+        is_fair = {
+            "cancelled": self.left_at is not None,
+            "request_timeout": self.wish.stalls_at is not None,
+            "no_worker": True,
+            "quarantined": True,
+            "overloaded": self._is_late(),
+        }
+        if not is_fair.get(error.code, False):
+            self._report(f"{self} failed without reason: {error.code} {error.message}")
+
+
+def expected_ids(wish: Wish) -> tuple[int, ...]:
+    """Return the tokens that a client must get if it stays to the end."""
+    token_ids = reference(wish.prompt_ids, wish.sampling)
+    for length in range(1, len(token_ids) + 1):
+        text = _shown(wish, token_ids[:length])
+        if any(stop in text for stop in wish.stop):
+            return token_ids[:length]
+    return token_ids
+
+
+def expected_text(wish: Wish, token_ids: tuple[int, ...]) -> tuple[str, FinishReason]:
+    """Return the text of a whole completion and why it ends."""
+    text = _shown(wish, token_ids)
+    found = [at for stop in wish.stop if (at := text.find(stop)) >= 0]
+    if found:
+        return text[: min(found)], FinishReason.STOP
+    is_stop = token_ids[-1] == EOS_ID and not wish.sampling.ignore_eos
+    return text, FinishReason.STOP if is_stop else FinishReason.LENGTH
+
+
+def _shown(wish: Wish, token_ids: Sequence[int]) -> str:
+    """Return what tokens say; the end token says nothing."""
+    return "".join(
+        text_of(token_id)
+        for token_id in token_ids
+        if token_id != EOS_ID or wish.sampling.ignore_eos
+    )

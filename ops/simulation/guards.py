@@ -1,0 +1,327 @@
+"""How each guard of the protocol is taken away, inside of this process and for a while.
+
+The product has no switch for any of this: functions that guard are exchanged from outside. A guard
+that is gone must show, or the simulator looks at the wrong things. Knows the guards' insides; knows
+no scenarios.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+import decode.assembly
+import server.scheduling.attempt
+import server.scheduling.progress
+from decode.intake import KvIntake
+from decode.speculation import Turn
+from engine.block_ledger import BlockLedger
+from engine.prefix_cache import TOKEN_BYTES, PrefixCache
+from prefill.links import KvLinks
+from server.scheduling.attempt import Attempts
+from server.scheduling.progress import Finish
+from server.scheduling.request import Step
+from server.scheduling.requests import Conductor
+from transport.frames import EndReason, Peer
+from transport.gate import Credential
+from transport.lease import LeaseTable
+from transport.liveness import PeerMonitor, SelfFence
+from transport.memory_network import MemoryListener
+from triolet.ids import PeerId, Role
+from worker.reception import PeerTable, _Known
+from worker.roster import Roster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Iterator
+
+    from decode.attempt import Attempt as DecodeAttempt
+    from engine.prefix_cache import Leased
+    from server.scheduling.progress import Change
+    from server.scheduling.request import Attempt, Sequence
+    from server.scheduling.workers import Worker
+    from transport.frames import Grant, KvChunk, KvTarget, TokenRow, Welcome
+    from transport.memory_pipe import Pipe
+    from triolet.ids import AttemptKey
+
+
+class Exchange(NamedTuple):
+    """One function, and what stands in its place while its guard is gone."""
+
+    owner: object
+    name: str
+    new: object
+
+
+class _Anything:
+    """Equal to everything."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def lease_expiry() -> list[Exchange]:
+    """Leases last until their request's deadline, named or not."""
+
+    def expired(self: LeaseTable, now: float) -> list[tuple[AttemptKey, EndReason]]:
+        return [(lease.key, EndReason.DEADLINE) for lease in self.leases() if lease.deadline <= now]
+
+    return [Exchange(LeaseTable, "expired", expired)]
+
+
+def digest() -> list[Exchange]:
+    """Chunks are taken as they come."""
+    return [Exchange(decode.assembly, "payload_digest", lambda _: _Anything())]
+
+
+def positions() -> list[Exchange]:
+    """Rows are passed on as they come, whatever position they name."""
+
+    def take_row(sequence: Sequence, attempt: Attempt, row: TokenRow, now: float) -> Change | None:
+        del attempt
+        position = len(sequence.relay.token_ids)
+        sequence.step(Step.TOKEN)
+        end = sequence.relay.push(msgspec.structs.replace(row, position=position), now)
+        return None if end is None else Finish(end)
+
+    return [
+        Exchange(server.scheduling.progress, "take_row", take_row),
+        Exchange(server.scheduling.attempt, "take_row", take_row),
+    ]
+
+
+def live_lease() -> list[Exchange]:
+    """KV is written where the attempt once had its blocks, as remote memory access does."""
+    on_chunk = KvIntake.on_chunk
+    blocks: dict[AttemptKey, list[int]] = {}
+
+    def write(
+        self: KvIntake, sender: bytes, chunk: KvChunk, payload: bytes | memoryview, now: float
+    ) -> None:
+        attempt: DecodeAttempt | None = self._roster.attempts.get(chunk.key)
+        if attempt is not None:
+            blocks[chunk.key] = attempt.block_table
+        elif chunk.key in blocks:
+            end = chunk.first_block + chunk.num_blocks
+            self._engine.import_blocks(blocks[chunk.key][chunk.first_block : end], payload)
+        on_chunk(self, sender, chunk, payload, now)
+
+    return [Exchange(KvIntake, "on_chunk", write)]
+
+
+def running_step() -> list[Exchange]:
+    """Blocks go back at once, also those that the device works on."""
+
+    def begin_step(self: Roster[DecodeAttempt], keys: Iterable[AttemptKey]) -> None:
+        del self, keys
+
+    return [Exchange(Roster, "begin_step", begin_step)]
+
+
+def epochs() -> list[Exchange]:
+    """One life of a process is as good as another."""
+    wanted, granted = KvIntake._wanted, Attempts._granted
+    heartbeat, on_welcome = PeerMonitor.heartbeat, KvLinks._on_welcome
+
+    def take_any(
+        self: KvIntake, sender: bytes, key: AttemptKey, target_epoch: int
+    ) -> DecodeAttempt | None:
+        del target_epoch
+        return wanted(self, sender, key, self._identity.me.epoch)
+
+    def grant_any(
+        self: Attempts, sequence: Sequence, attempt: Attempt, grant: Grant, now: float
+    ) -> None:
+        epoch = attempt.pair.decode.monitor.epoch
+        granted(self, sequence, attempt, msgspec.structs.replace(grant, epoch=epoch), now)
+
+    def hear_any(
+        self: PeerMonitor, epoch: int, now: float, *, progress: int = 0, has_work: bool = False
+    ) -> bool:
+        return heartbeat(self, self.epoch or epoch, now, progress=progress, has_work=has_work)
+
+    def welcome_any(self: KvLinks, target: KvTarget, welcome: Welcome, now: float) -> None:
+        peer = Peer(target.peer.role, target.peer.name, target.peer.epoch)
+        on_welcome(self, target, msgspec.structs.replace(welcome, peer=peer), now)
+
+    def welcomed(self: Conductor, worker: Worker, welcome: Welcome, now: float) -> None:
+        worker.welcomed(welcome, now)
+        self._observer.worker_joined(str(worker))
+
+    return [
+        Exchange(KvIntake, "_wanted", take_any),
+        Exchange(Attempts, "_granted", grant_any),
+        Exchange(PeerMonitor, "heartbeat", hear_any),
+        Exchange(KvLinks, "_on_welcome", welcome_any),
+        Exchange(Conductor, "welcomed", welcomed),
+    ]
+
+
+def tombstones() -> list[Exchange]:
+    """What has ended is forgotten at once."""
+
+    def bury(self: LeaseTable, key: AttemptKey, now: float) -> None:
+        del self, key, now
+
+    return [Exchange(LeaseTable, "_bury", bury)]
+
+
+def self_fence() -> list[Exchange]:
+    """Who was stopped goes on as if nothing had been."""
+
+    def beat(self: SelfFence, now: float) -> bool:
+        self._beat_at = now
+        return False
+
+    return [Exchange(SelfFence, "beat", beat)]
+
+
+def renewal_by_name() -> list[Exchange]:
+    """A heartbeat renews everything of its server, named or not."""
+    renew = LeaseTable.renew
+
+    def renew_all(
+        self: LeaseTable, server: PeerId, named: Iterable[AttemptKey], now: float
+    ) -> list[AttemptKey]:
+        renew(self, server, self.owned_by(server), now)
+        return renew(self, server, named, now)
+
+    return [Exchange(LeaseTable, "renew", renew_all)]
+
+
+def end() -> list[Exchange]:
+    """Workers are not told that an attempt is over."""
+
+    def leave(self: Attempts, sequence: Sequence, reason: EndReason) -> None:
+        del self, reason
+        attempt, sequence.attempt = sequence.attempt, None
+        if attempt is not None:
+            for worker in attempt.pair:
+                worker.release(attempt.key)
+
+    return [Exchange(Attempts, "_leave", leave)]
+
+
+def greetings() -> list[Exchange]:
+    """A worker believes the name that a connection has from its beginning, and takes frames of
+    every connection, also of those without a HELLO to this life."""
+    hear, attach = PeerTable.hear, MemoryListener.attach
+
+    def hear_strangers(self: PeerTable, sender: bytes, now: float) -> PeerId | None:
+        if sender not in self._known:
+            self._known[sender] = _Known(_named(sender), now)
+        return hear(self, sender, now)
+
+    def attach_by_name(self: MemoryListener, number: bytes, incoming: Pipe, outgoing: Pipe) -> None:
+        attach(self, number, incoming, outgoing)
+        self._gate._names.claim(number, _named(incoming._link[1]), Credential.parse(b""))
+
+    return [
+        Exchange(PeerTable, "hear", hear_strangers),
+        Exchange(MemoryListener, "attach", attach_by_name),
+    ]
+
+
+def _named(identity: bytes) -> PeerId:
+    role, name, epoch = identity.decode().split(":")
+    return PeerId(Role(role), name, int(epoch, 16))
+
+
+def gaps() -> list[Exchange]:
+    """Nobody misses a token that never comes."""
+    settle = server.scheduling.progress._settle
+
+    def forget(sequence: Sequence, attempt: Attempt, now: float) -> Change | None:
+        change = settle(sequence, attempt, now)
+        attempt.gap_since = None
+        return change
+
+    return [Exchange(server.scheduling.progress, "_settle", forget)]
+
+
+def reference_counts() -> list[Exchange]:
+    """Shared blocks go back with the first lease that ends."""
+    release = BlockLedger.release
+
+    def release_all(self: BlockLedger, owner: Hashable) -> int:
+        for block in self._leases.get(owner, ()):
+            self._references[block] = 1
+        return release(self, owner)
+
+    return [Exchange(BlockLedger, "release", release_all)]
+
+
+def tokens_of_a_hit() -> list[Exchange]:
+    """A block is found by its first token, whatever the others are."""
+    keys = PrefixCache._keys
+
+    def first_tokens(self: PrefixCache, tokens: bytes) -> Iterator[bytes]:
+        return (key[:TOKEN_BYTES] for key in keys(self, tokens))
+
+    return [Exchange(PrefixCache, "_keys", first_tokens)]
+
+
+def finished_kv() -> list[Exchange]:
+    """Blocks are found as soon as they are leased, computed or not."""
+    lease = PrefixCache.lease
+
+    def lease_and_insert(
+        self: PrefixCache, owner: Hashable, tokens: bytes, salt: bytes, num_blocks: int
+    ) -> Leased:
+        leased = lease(self, owner, tokens, salt, num_blocks)
+        self.insert(tokens, salt, leased.blocks[: len(tokens) // self._key_bytes])
+        return leased
+
+    return [Exchange(PrefixCache, "lease", lease_and_insert)]
+
+
+def right_guesses() -> list[Exchange]:
+    """Whatever was computed behind a guess is kept, whether the guess held or not."""
+    return [Exchange(Turn, "holds", lambda turn, index, token_id: index < len(turn.guesses))]
+
+
+GUARDS: Final[dict[str, Callable[[], list[Exchange]]]] = {
+    "lease expiry": lease_expiry,
+    "digest": digest,
+    "positions": positions,
+    "live lease": live_lease,
+    "running step": running_step,
+    "epochs": epochs,
+    "tombstones": tombstones,
+    "self-fence": self_fence,
+    "renewal by name": renewal_by_name,
+    "END": end,
+    "gaps": gaps,
+    "greetings": greetings,
+    "reference counts": reference_counts,
+    "tokens of a hit": tokens_of_a_hit,
+    "finished KV": finished_kv,
+    "right guesses": right_guesses,
+}
+
+
+@contextmanager
+def without(*names: str) -> Iterator[None]:
+    """Take guards away in this block."""
+    with ExitStack() as stack:
+        for name in names:
+            for exchange in GUARDS[name]():
+                stack.enter_context(_exchanged(*exchange))
+        yield
+
+
+@contextmanager
+def _exchanged(owner: object, name: str, new: object) -> Iterator[None]:
+    """Put `new` in the place of a function that is there."""
+    old = vars(owner)[name]
+    setattr(owner, name, new)
+    try:
+        yield
+    finally:
+        setattr(owner, name, old)

@@ -1,0 +1,219 @@
+"""What the simulated processes run: a worker with a simulated engine, a server with its clients.
+
+Knows how the production parts are put together; decides nothing about when what happens.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+import decode.worker
+import prefill.worker
+from server.scheduling.links import Fleet
+from server.scheduling.observer import SilentObserver
+from triolet.config import WorkerConfig
+from triolet.ids import SECRET_BYTES, Role
+
+from .charges import RecordingCharges
+from .engine import SimulatedDevice, SimulatedEngine
+from .guesses import EAGER, Guesses
+from .overseer import Overseer
+from .process import Process
+from .text import NumberText
+from .weather import control_address, kv_address
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from decode.core import DecodeCore
+    from prefill.core import PrefillCore
+    from triolet.config import EngineConfig, ServerConfig
+    from worker.shell import Shell
+
+    from .engine import Cost
+    from .faults import Tally
+    from .hosts import Host
+    from .process import Surroundings
+
+KV_SECRET: Final = bytes(SECRET_BYTES)
+"""No enemy is simulated; the bytes on the wire have to be the seed's."""
+SERVE: Final[dict[Role, Callable[..., Awaitable[None]]]] = {
+    Role.PREFILL: prefill.worker.serve,
+    Role.DECODE: decode.worker.serve,
+}
+
+
+class WorkerProcess(Process):
+    """A prefill or decode worker: the production shell and core, a simulated engine.
+
+    Args:
+      role: which.
+      name: what others call it.
+      around: what all processes share.
+      config: blocks and rows.
+      num_blocks: of its pool.
+      cost: of its steps.
+      host: where it lives.
+      guesses: whether it guesses coming tokens; decode only.
+    """
+
+    def __init__(
+        self,
+        role: Role,
+        name: str,
+        around: Surroundings,
+        config: EngineConfig,
+        num_blocks: int,
+        cost: Cost,
+        host: Host,
+        *,
+        guesses: bool = False,
+    ) -> None:
+        super().__init__(role, name, around)
+        self.engine: SimulatedEngine | None = None
+        self.device: SimulatedDevice | None = None
+        self.shell: Shell | None = None
+        self._num_blocks = num_blocks
+        self._cost = cost
+        self._guesses = guesses
+        self._host = host
+        self._config = WorkerConfig(
+            name=name,
+            model_dir="",
+            control_address=control_address(name),
+            kv_address=kv_address(name) if role is Role.DECODE else None,
+            engine=config,
+            link=around.link,
+            max_waiting_tokens=256,
+            step_timeout_s=6.0,
+            speculation=EAGER,
+        )
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it serves."""
+        return self.shell is not None
+
+    @property
+    def core(self) -> PrefillCore | DecodeCore:
+        """The mind of the present life."""
+        assert self.shell is not None, "only a worker that is up has a mind"
+        return self.shell._core  # type: ignore[return-value]
+
+    def drain(self, deadline_s: float) -> None:
+        """Let it finish and leave, as SIGTERM does."""
+        if self.shell is not None:
+            self.shell.drain(deadline_s)
+
+    async def _live(self) -> None:
+        around = self._around
+
+        def report(what: str) -> None:
+            around.report(f"{self.name}: {what}")
+
+        engine = SimulatedEngine(
+            self._num_blocks, self._config.engine, self._cost, report, around.tally.happened
+        )
+        device = SimulatedDevice(engine, self._cost, around.tally.happened)
+        serve = partial(
+            SERVE[self.role],
+            self._config,
+            engine,
+            device,
+            self._wiring,
+            self._wiring,
+            draw_epoch=self.draw_epoch,
+        )
+        if self.role is Role.PREFILL:
+            serve = partial(serve, make_ring=self._host.make_ring)
+        else:
+            serve = partial(serve, find_ring=self._host.find)
+        if self._guesses:
+            serve = partial(serve, source=Guesses())
+        async with trio.open_nursery() as nursery:
+            shell = await nursery.start(serve)
+            shell.exit_process = lambda _: self.kill()
+            self.engine, self.device, self.shell = engine, device, shell
+            overseer = Overseer(self, self.core, around.link, around.report)
+            device.on_step = overseer.look_at_step
+            around.note(f"{self.name} serves")
+
+    def _gone(self) -> None:
+        self.engine = self.device = self.shell = None
+
+
+class Causes(SilentObserver):
+    """Counts why attempts failed, and who computes prompts."""
+
+    def __init__(self, tally: Tally) -> None:
+        super().__init__()
+        self._tally = tally
+
+    def attempt_failed(self, cause: str) -> None:
+        """Count it."""
+        self._tally.causes[cause] += 1
+
+    def prompt_routed(self, role: str, why: str) -> None:
+        """Count it."""
+        self._tally.routes[f"{role}: {why}"] += 1
+
+
+class ServerProcess(Process):
+    """A server: the production fleet without HTTP; its clients are tasks of it.
+
+    Args:
+      name: what others call it.
+      around: what all processes share.
+      config: addresses and bounds.
+
+    Attributes:
+      charges: what its clients used, one for each of its lives.
+    """
+
+    def __init__(self, name: str, around: Surroundings, config: ServerConfig) -> None:
+        super().__init__(Role.SERVER, name, around)
+        self.fleet: Fleet | None = None
+        self.handlers: trio.Nursery | None = None
+        self.charges: list[RecordingCharges] = []
+        self._up = trio.Event()
+        self._config = config
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it takes requests."""
+        return self.fleet is not None
+
+    async def serve(self, handler: Callable[[Fleet], Awaitable[object]]) -> None:
+        """Let a client in, as soon as there is somebody to let it in."""
+        while self.fleet is None or self.handlers is None:
+            await self._up.wait()
+        self.spawn(self.handlers, partial(handler, self.fleet))
+
+    async def _live(self) -> None:
+        charges = RecordingCharges(lambda what: self._around.report(f"{self.name}: {what}"))
+        self.charges.append(charges)
+        fleet = Fleet(
+            self._config,
+            NumberText(),
+            self._wiring,
+            Causes(self._around.tally),
+            name=self.name,
+            draw_epoch=self.draw_epoch,
+            charges=charges,
+            kv_secret=KV_SECRET,
+        )
+        async with trio.open_nursery() as nursery:
+            await nursery.start(fleet.run)
+            async with trio.open_nursery() as handlers:
+                self.fleet, self.handlers = fleet, handlers
+                self._up.set()
+                self._around.note(f"{self.name} serves")
+                await trio.sleep_forever()
+
+    def _gone(self) -> None:
+        self.fleet = self.handlers = None
+        if self._up.is_set():
+            self._up = trio.Event()

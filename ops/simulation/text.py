@@ -1,0 +1,49 @@
+"""Text without a tokenizer: each token says its own number. What a reader must see is therefore a
+plain function of the tokens, and stop strings can be found in it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from server.text.vocabulary import TokenText
+
+from .engine import EOS_ID, MAX_MODEL_LEN
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def text_of(token_id: int) -> str:
+    """Return what one token says."""
+    return f"{token_id},"
+
+
+class NumberStream:
+    """An incremental detokeniser that never has to wait for more."""
+
+    def push(self, token_id: int) -> str:
+        """Return a token's text."""
+        return text_of(token_id)
+
+    def flush(self) -> str:
+        """Nothing is ever left."""
+        return ""
+
+
+class NumberText:
+    """See server.scheduling.output.RelayText."""
+
+    eos_token_ids: tuple[int, ...] = (EOS_ID,)
+    max_model_len: int = MAX_MODEL_LEN
+
+    def detokenizer(
+        self, prompt_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
+    ) -> NumberStream:
+        """Return a decoder for one completion."""
+        del prompt_ids, skip_special_tokens
+        return NumberStream()
+
+    def token(self, token_id: int) -> TokenText:
+        """Return what one token says by itself."""
+        return TokenText(text_of(token_id), text_of(token_id).encode())

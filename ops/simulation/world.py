@@ -1,0 +1,140 @@
+"""One simulated fleet: servers, workers and clients on one network, in one Trio run.
+
+Knows who there is; injector.py says what befalls them, checker.py whether they bear it.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from triolet.config import EngineConfig, LinkConfig, LocalPrefill, RoutingConfig, ServerConfig
+from triolet.ids import Role
+from triolet.units import MILLISECONDS, SECONDS
+
+from .hosts import draw_hosts
+from .roles import ServerProcess, WorkerProcess
+from .weather import control_address, make_network
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .client import Client
+    from .engine import Cost
+    from .faults import Tally
+    from .process import Process
+    from .trace import Trace
+
+BLOCK_SIZE: Final = 4
+BYTES_PER_BLOCK: Final = BLOCK_SIZE * 4
+HOST_BLOCKS: Final = 6
+"""Few, so that they too give way."""
+SWEEP_S: Final = 250 * MILLISECONDS
+"""Five times the product's: a sweep is most of what an idle process costs, and nothing that is
+simulated hangs on its length."""
+
+
+class Sizes(NamedTuple):
+    """How large everything is.
+
+    Attributes:
+      num_servers: servers; workers are two of each role.
+      num_blocks: of each worker's pool.
+      max_num_seqs: rows of a step.
+      costs: of steps, by role.
+      has_guesses: whether decode workers guess coming tokens.
+      local_prefill: who computes prompts.
+    """
+
+    num_servers: int
+    num_blocks: int
+    max_num_seqs: int
+    costs: Mapping[Role, Cost]
+    has_guesses: bool = False
+    local_prefill: LocalPrefill = LocalPrefill.AUTO
+
+
+class World:
+    """Everything that a seed made.
+
+    Args:
+      seed: decides epochs, and what the network draws.
+      sizes: of everything.
+      trace: takes down what happens.
+      tally: counts it.
+
+    Attributes:
+      violations: what must not have happened, the first first.
+      clients: everybody who ever asked.
+    """
+
+    def __init__(self, seed: int, sizes: Sizes, trace: Trace, tally: Tally) -> None:
+        self.rng = random.Random(f"world {seed}")
+        self.trace = trace
+        self.violations: list[str] = []
+        self.clients: list[Client] = []
+        self.network, self.weather = make_network(seed, trace)
+        self.link = LinkConfig(
+            sweep_interval_s=SWEEP_S,
+            kv_chunk_bytes=2 * BYTES_PER_BLOCK,
+            kv_window_bytes=4 * BYTES_PER_BLOCK,
+            kv_ring_bytes=8 * BYTES_PER_BLOCK,
+        )
+        self.tally = tally
+        self._sizes = sizes
+        names = {role: [f"{role}-{n}" for n in range(2)] for role in (Role.PREFILL, Role.DECODE)}
+        self._hosts = draw_hosts(seed, [name for role in names for name in names[role]])
+        self.workers = [self._worker(role, name) for role in names for name in names[role]]
+        self.servers = [
+            self._server(f"server-{number}", names[Role.PREFILL], names[Role.DECODE])
+            for number in range(sizes.num_servers)
+        ]
+
+    @property
+    def processes(self) -> list[Process]:
+        """Everybody who can be killed."""
+        return [*self.workers, *self.servers]
+
+    def report(self, what: str) -> None:
+        """Take down what must not happen."""
+        if what not in self.violations:
+            self.violations.append(what)
+            self.note(f"VIOLATION {what}")
+
+    def note(self, what: str) -> None:
+        """Take down what happened."""
+        self.trace.note(what)
+
+    def _worker(self, role: Role, name: str) -> WorkerProcess:
+        config = EngineConfig(
+            block_size=BLOCK_SIZE,
+            max_num_seqs=self._sizes.max_num_seqs,
+            max_num_batched_tokens=16,
+            target_step_s=100 * MILLISECONDS,
+            host_cache_bytes=HOST_BLOCKS * BYTES_PER_BLOCK,
+        )
+        sizes = self._sizes
+        return WorkerProcess(
+            role,
+            name,
+            self,
+            config,
+            sizes.num_blocks,
+            sizes.costs[role],
+            self._hosts[name],
+            guesses=sizes.has_guesses and role is Role.DECODE,
+        )
+
+    def _server(self, name: str, prefills: list[str], decodes: list[str]) -> ServerProcess:
+        config = ServerConfig(
+            model_dir="",
+            model_name="simulated",
+            prefill_addresses=tuple(control_address(worker) for worker in prefills),
+            decode_addresses=tuple(control_address(worker) for worker in decodes),
+            link=self.link,
+            token_window=8,
+            stall_timeout_s=4 * SECONDS,
+            worker_wait_s=10 * SECONDS,
+            routing=RoutingConfig(self._sizes.local_prefill),
+        )
+        return ServerProcess(name, self, config)

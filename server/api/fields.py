@@ -1,0 +1,225 @@
+"""What clients may write where a field takes more forms than it keeps, as types.
+
+Validators of schemas.py read these forms; from the types the OpenAPI document describes them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import TypedDict
+
+from triolet.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
+
+
+MAX_STOP_STRINGS: Final = 16
+MAX_STOP_CHARS: Final = 64
+MAX_INT: Final = 2**31 - 1
+
+
+MAX_METADATA: Final = 16
+Metadata: TypeAlias = Annotated[
+    dict[
+        Annotated[str, Field(max_length=64)],
+        Annotated[str, Field(max_length=512)],
+    ],
+    Field(max_length=MAX_METADATA),
+]
+"""What a client notes beside its request; it comes back as it is."""
+
+
+class TextPart(TypedDict):
+    """A part of a message's content."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore")  # type: ignore[misc]
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+
+
+ServiceTier: TypeAlias = Literal["auto", "default", "flex", "priority", "scale"]
+"""What the API calls classes; those that are none of ours leave the choice to the plan."""
+Content: TypeAlias = str | list[TextPart]
+_StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+Stop: TypeAlias = (
+    _StopString | Annotated[list[_StopString], Field(max_length=MAX_STOP_STRINGS)] | None
+)
+_Bias = Annotated[float, Field(ge=-100, le=100)]
+_IdAsKey = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
+LogitBias: TypeAlias = Annotated[dict[_IdAsKey, _Bias], Field(max_length=MAX_LOGIT_BIAS)] | None
+_Id = Annotated[int, Field(ge=0, le=MAX_INT)]
+Ids: TypeAlias = list[_Id]
+StopTokenIds: TypeAlias = Annotated[list[_Id], Field(max_length=MAX_STOP_TOKEN_IDS)] | None
+_Text = Annotated[str, Field(min_length=1)]
+_Prompt = Annotated[list[_Id], Field(min_length=1)]
+Prompts: TypeAlias = (
+    _Text
+    | _Prompt
+    | Annotated[list[_Text], Field(min_length=1)]
+    | Annotated[list[_Prompt], Field(min_length=1)]
+)
+
+
+WORDS: Final = {
+    "string_type": "be a string",
+    "string_unicode": "be a string of Unicode characters",
+    "string_too_short": "have {min_length} or more characters",
+    "string_too_long": "have no more than {max_length} characters",
+    "string_pattern_mismatch": "match {pattern}",
+    "int_type": "be an integer",
+    "float_type": "be a number",
+    "finite_number": "be a finite number",
+    "greater_than": "be greater than {gt}",
+    "greater_than_equal": "be at least {ge}",
+    "less_than": "be less than {lt}",
+    "less_than_equal": "be at most {le}",
+    "bool_type": "be true or false",
+    "literal_error": "be {expected}",
+    "list_type": "be a list",
+    "tuple_type": "be a list",
+    "too_short": "have {min_length} or more entries",
+    "too_long": "have no more than {max_length} entries",
+    "dict_type": "be an object",
+    "model_type": "be an object",
+    "dataclass_exact_type": "be a string or a list of blocks",
+    "none_required": "be null",
+}
+"""What a value must do, by the library's word for what is wrong with it."""
+_OF_VALIDATORS: Final = ("value_error", "unsupported")
+_OF_FIELDS: Final = ("missing", *_OF_VALIDATORS)
+"""Errors of a field, which the body may lack."""
+OTHERWISE: Final = "be as /openapi.json describes it"
+
+
+class StrictFields(BaseModel):
+    """Nothing is converted: "1" is no number and true is no integer."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+class Fault(NamedTuple):
+    """What is wrong with a request.
+
+    Attributes:
+      kind: the library's word for it.
+      param: where, as the client wrote it.
+      message: the words of a validator of ours, or what the value must do.
+      value: that is wrong.
+    """
+
+    kind: str
+    param: str
+    message: str
+    value: object
+
+
+class _Place(NamedTuple):
+    """A place in a body.
+
+    Attributes:
+      path: names and indices that the body has.
+      num_before: parts of the library's path before the first that names no value but one of
+        several forms that a value may have; all of them where there is none.
+    """
+
+    path: tuple[str | int, ...]
+    num_before: int
+
+
+def first_fault(error: ValidationError, body: Mapping[str, Any]) -> Fault:
+    """Return what is wrong first. Of a value that fits none of its forms that is what is wrong with
+    the form that fits it furthest, or all that it might be."""
+    details = error.errors(include_url=False)
+    first = details[0]
+    place = _place(first, body)
+    if place.num_before == len(first["loc"]):
+        return _fault(place, [first])
+    prefix = first["loc"][: place.num_before]
+    forms = [one for one in details if one["loc"][: len(prefix)] == prefix]
+    places = [_place(one, body) for one in forms]
+    deepest = max(places, key=lambda one: len(one.path))
+    if len(deepest.path) > len(prefix):
+        return _fault(deepest, [forms[places.index(deepest)]])
+    return _fault(deepest, forms)
+
+
+def _fault(place: _Place, details: Sequence[ErrorDetails]) -> Fault:
+    first = details[0]
+    kind = first["type"]
+    words = dict.fromkeys(
+        WORDS.get(one["type"], OTHERWISE).format_map(one.get("ctx", {})) for one in details
+    )
+    message = "must " + " or ".join(words)
+    if kind in _OF_VALIDATORS:
+        message = first["msg"].removeprefix("Value error, ")
+    return Fault(kind, ".".join(map(str, place.path)), message, first["input"])
+
+
+def _place(detail: ErrorDetails, body: Mapping[str, Any]) -> _Place:
+    value: Any = body
+    path: list[str | int] = []
+    loc = detail["loc"]
+    num_before = len(loc)
+    for number, part in enumerate(loc):
+        is_field = detail["type"] in _OF_FIELDS and number == len(loc) - 1
+        has_part = part in value if isinstance(value, dict) else _has_index(value, part)
+        if has_part:
+            value = value[part]
+        if has_part or is_field:
+            path.append(part)
+        else:
+            num_before = min(num_before, number)
+    return _Place(tuple(path), num_before)
+
+
+def _has_index(value: object, part: str | int) -> bool:
+    return isinstance(value, list) and isinstance(part, int) and part < len(value)
+
+
+Choice = Annotated[list[str], Field(min_length=1, max_length=1024)]
+Text = Annotated[str, Field(min_length=1)]
+Schema = dict[str, Any]
+
+
+class NamedSchema(StrictFields):
+    """A JSON Schema with a name."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    schema_: Annotated[Schema | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(StrictFields):
+    """OpenAI's form."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+
+class StructuredOutputs(StrictFields):
+    """vLLM's form: exactly one of these."""
+
+    json_: Annotated[Schema | Text | None, Field(alias="json")] = None
+    regex: Text | None = None
+    choice: Choice | None = None
+    grammar: Text | None = None
+    json_object: Literal[True] | None = None
+
+
+class ConstraintFields(StrictFields):
+    """All of them; at most one may be used."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | Text | None = None
+    guided_regex: Text | None = None
+    guided_choice: Choice | None = None
+    guided_grammar: Text | None = None

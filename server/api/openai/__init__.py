@@ -1,0 +1,1 @@
+"""OpenAI's API and what belongs to it: chat, responses, vectors, scores, files, batches."""

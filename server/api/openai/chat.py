@@ -1,0 +1,291 @@
+"""`continue_final_message`: a conversation whose last turn is the model's own, and not over yet.
+
+Templates close every turn. So a mark is put behind the last words, and the rendered prompt is cut
+there: what a template writes around a turn may look like the words themselves, and it may strip
+them. Knows messages and text; knows no template.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from triolet.errors import invalid_request
+
+from ...text.reasoning import SWITCHES
+from ..body import INLINE_BYTES, in_parser_thread, read_fields
+from ..constraints import read_grammar
+from ..generate import Plan, check_fields, head, stream_response, whole_response
+from ..logprobs import chat_logprobs
+from ..overload import refuse_early
+from ..schemas import ChatRequest, Message
+from .chunks import ChatChunks
+from .tool_chunks import ToolChunks, reason_of, whole_message
+from .tools import parsed_arguments, plan_tools
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quart import Response
+
+    from ...text.reasoning import Reasoner, ReasoningPlan
+    from ...text.tokenizer import ChatPrompt
+    from ..ports import Services
+    from ..stream import Answer
+
+
+PARAM = "continue_final_message"
+
+
+def check_continued(fields: ChatRequest) -> None:
+    """Raise the RequestError for a conversation whose last turn cannot be continued."""
+    if fields.add_generation_prompt:
+        raise invalid_request(f"contradicts {PARAM}", "add_generation_prompt")
+    last = fields.messages[-1]
+    if last.role != "assistant" or not last.content:
+        raise invalid_request("needs a last message of the assistant, with words in it", PARAM)
+
+
+def new_mark() -> str:
+    """Return what no conversation holds, and what no template strips."""
+    return secrets.token_hex(16)
+
+
+def marked(messages: list[dict[str, object]], mark: str) -> list[dict[str, object]]:
+    """Return the conversation with a mark behind its last words."""
+    *earlier, last = messages
+    return [*earlier, last | {"content": f"{last['content']}{mark}"}]
+
+
+def up_to_mark(prompt: ChatPrompt, mark: str) -> ChatPrompt:
+    """Return a rendered conversation up to its last words.
+
+    Raises:
+      RequestError: the template does not show them, or more than once.
+    """
+    begun = prompt.up_to(mark)
+    if begun is None:
+        raise invalid_request("the template does not show the last message as it is", PARAM)
+    return begun
+
+
+_ROLES = {"developer": "system"}
+"""Templates were written before the name `developer` was."""
+TEMPLATE_EFFORTS: Final = {"minimal": "low", "xhigh": "high"}
+"""Efforts that templates do not know, and the nearest that they do."""
+
+
+def template_messages(
+    messages: Sequence[Message], history_field: str | None = None
+) -> list[dict[str, object]]:
+    """Return a conversation in the words that chat templates know.
+
+    Args:
+      messages: its turns.
+      history_field: what the template calls the reasoning of an earlier turn; None if it shows
+        none.
+    """
+    return [_template_message(message, history_field) for message in messages]
+
+
+async def read_turns(messages: Sequence[Message], services: Services) -> list[dict[str, object]]:
+    """Do the same where it holds up nobody: arguments of calls are JSON, perhaps megabytes of it.
+
+    Raises:
+      RequestError: 503 if too many wait for that.
+    """
+    calls = [call for message in messages for call in message.tool_calls or ()]
+    num_chars = sum(len(call.function.arguments) for call in calls)
+    reasoner = services.text.reasoner
+    field = None if reasoner is None else reasoner.history_field
+    return await in_parser_thread(
+        partial(template_messages, messages, field), services, is_quick=num_chars <= INLINE_BYTES
+    )
+
+
+def _template_message(message: Message, history_field: str | None) -> dict[str, object]:
+    role = _ROLES.get(message.role, message.role)
+    turn: dict[str, object] = {"role": role, "content": message.content or ""}
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": call.type,
+                "function": {
+                    "name": call.function.name,
+                    "arguments": parsed_arguments(call.function.arguments),
+                },
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        turn["tool_call_id"] = message.tool_call_id
+    if message.role == "tool" and message.name is not None:
+        turn["name"] = message.name
+    # Harmony's templates refuse reasoning and text beside calls.
+    is_refused = history_field == "thinking" and message.tool_calls and message.content
+    if history_field is not None and message.reasoning and not is_refused:
+        turn[history_field] = message.reasoning
+    return turn
+
+
+async def chat_completions(services: Services) -> Response:
+    """Answer a conversation."""
+    fields = await read_fields(ChatRequest, services)
+    check_fields(fields, services)
+    refuse_early(fields, services)
+    plan = await plan_chat(fields, services)
+    if fields.stream:
+        return await stream_response(
+            plan,
+            services,
+            head("chat.completion.chunk", "chatcmpl", services),
+            partial(ToolChunks, form=plan.tool_form, thinking=plan.thinking)
+            if plan.tool_form is not None or plan.thinking is not None
+            else ChatChunks,
+        )
+    return await whole_response(
+        plan, services, head("chat.completion", "chatcmpl", services), partial(_choice, plan)
+    )
+
+
+async def encode_chat(
+    fields: ChatRequest, services: Services, tools: Sequence[dict[str, Any]] | None = None
+) -> tuple[int, ...]:
+    """Return the prompt that a conversation is to the model, which may be shown tools.
+
+    Raises:
+      RequestError: the template refuses it, or it can never fit.
+    """
+    prompt = await _render(fields, services, tools)
+    return await _encode(prompt, services)
+
+
+async def _encode(prompt: ChatPrompt, services: Services) -> tuple[int, ...]:
+    return tuple(await services.text.encode(prompt, add_special_tokens=False, param="messages"))
+
+
+async def _render(
+    fields: ChatRequest, services: Services, tools: Sequence[dict[str, Any]] | None
+) -> ChatPrompt:
+    """Return a conversation by the model's template, up to where its completion begins."""
+    continues = bool(fields.continue_final_message)
+    messages, mark = await read_turns(fields.messages, services), new_mark()
+    if continues:
+        check_continued(fields)
+        messages = marked(messages, mark)
+    prompt = await services.text.render_chat(
+        messages,
+        add_generation_prompt=fields.add_generation_prompt is not False and not continues,
+        tools=tools,
+        template_kwargs=template_switches(fields, services.text.reasoner),
+    )
+    return up_to_mark(prompt, mark) if continues else prompt
+
+
+def template_switches(fields: ChatRequest, reasoner: Reasoner | None) -> dict[str, object] | None:
+    """Return what the template is told about reasoning, beside what the client tells it.
+
+    Whatever name a client calls the switch by, it is the switch of the model's own template.
+    """
+    given: dict[str, object] = {**(fields.chat_template_kwargs or {})}
+    if reasoner is not None:
+        is_off = is_reasoning_off(fields)
+        if is_off or any(given.get(name) for name in SWITCHES):
+            given |= dict.fromkeys(reasoner.switches, not is_off)
+        if fields.reasoning_effort and reasoner.takes_effort and not is_off:
+            effort = fields.reasoning_effort
+            given["reasoning_effort"] = TEMPLATE_EFFORTS.get(effort, effort)
+    return given or None
+
+
+def is_reasoning_off(fields: ChatRequest) -> bool:
+    """Return whether a client wants an answer without reasoning."""
+    given = fields.chat_template_kwargs or {}
+    return (
+        fields.reasoning_effort == "none"
+        or fields.thinking_token_budget == 0
+        or not all(given.get(name, True) for name in SWITCHES)
+    )
+
+
+def plan_reasoning(
+    fields: ChatRequest,
+    prompt: ChatPrompt,
+    reasoner: Reasoner | None,
+    *,
+    has_call_grammar: bool,
+    has_answer_grammar: bool,
+) -> ReasoningPlan | None:
+    """Return what comes before the answer; None for nothing."""
+    if reasoner is None:
+        return None
+    continued = fields.messages[-1].content or "" if fields.continue_final_message else None
+    budget = 0 if is_reasoning_off(fields) else fields.thinking_token_budget
+    plan = reasoner.plan(prompt, continued=continued, budget=budget)
+    if plan is None or not reasoner.reads_calls:
+        return plan
+    tokens = plan.tokens
+    if has_call_grammar:
+        # The grammar of calls has the reasoning before them.
+        tokens = replace(tokens, budget=None, is_in_grammar=True)
+    elif has_answer_grammar:
+        # Only a final message can have the form; the first closing begins one.
+        tokens = replace(tokens, closings=tokens.closings[:1])
+    return plan._replace(tokens=tokens)
+
+
+async def plan_chat(fields: ChatRequest, services: Services) -> Plan:
+    """Return what is to be generated for a conversation, in whatever API's words it came.
+
+    Raises:
+      RequestError: 400 in the words of this one.
+    """
+    if fields.top_logprobs is not None and not fields.logprobs:
+        raise invalid_request("needs logprobs to be true", "top_logprobs")
+    tools = await plan_tools(fields, services)
+    # What has to be called is no place for an answer, which alone has a form of its own.
+    grammar = tools.grammar or await read_grammar(fields, services)
+    prompt = await _render(fields, services, tools.shown)
+    prompt_ids = await _encode(prompt, services)
+    max_tokens = fields.max_completion_tokens
+    reasoner = services.text.reasoner
+    reads_all = reasoner is not None and reasoner.reads_calls
+    return Plan(
+        fields=fields,
+        prompts=[prompt_ids],
+        max_tokens=fields.max_tokens if max_tokens is None else max_tokens,
+        default_max_tokens=services.defaults.max_new_tokens,
+        param="messages",
+        logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
+        grammar=grammar,
+        tool_form=services.text.tool_form if reads_all and tools.form is None else tools.form,
+        reasoning=plan_reasoning(
+            fields,
+            prompt,
+            reasoner,
+            has_call_grammar=tools.grammar is not None,
+            has_answer_grammar=grammar is not None,
+        ),
+        watch=tools.watch,
+    )
+
+
+def _choice(plan: Plan, index: int, answer: Answer) -> dict[str, Any]:
+    logprobs = None
+    if plan.logprobs is not None:
+        logprobs = {"content": chat_logprobs(answer.logprobs), "refusal": None}
+    ids = {"token_ids": answer.token_ids} if plan.fields.return_token_ids else {}
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+    num_calls = 0
+    if plan.tool_form is not None or plan.thinking is not None:
+        message, num_calls = whole_message(answer, plan.tool_form, plan.thinking)
+    return {
+        "index": index,
+        "message": message,
+        "logprobs": logprobs,
+        "finish_reason": reason_of(answer.finished, num_calls),
+        **ids,
+    }

@@ -1,0 +1,262 @@
+"""The chunks of a stream as bytes. Pure: knows the schema and Server-Sent Events, no socket.
+
+Most chunks of a stream differ in their text only, so everything around it is encoded once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
+
+from ...contract.generation import Delta, Failed, Finished
+from ..errors import error_body
+from ..logprobs import chat_logprobs, completion_logprobs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from triolet.errors import RequestError
+
+    from ...contract.generation import Event, Usage
+
+DONE: Final = b"data: [DONE]\n\n"
+KEEP_ALIVE: Final = b": keep-alive\n\n"
+
+_encode = msgspec.json.Encoder().encode
+
+
+def error_event(error: RequestError) -> bytes:
+    """Return the end of a stream that failed: the error, then DONE."""
+    return b"data: " + error_body(error) + b"\n\n" + DONE
+
+
+def total_usage(usages: Sequence[Usage], per_prompt: int) -> dict[str, Any]:
+    """Return the value of `usage`.
+
+    Args:
+      usages: one per choice, in order.
+      per_prompt: choices that share one prompt, which counts once.
+    """
+    prompts = usages[::per_prompt]
+    prompt_tokens = sum(usage.prompt_tokens for usage in prompts)
+    completion_tokens = sum(usage.completion_tokens for usage in usages)
+    reasoning = [n for usage in usages if (n := usage.reasoning_tokens) is not None]
+    details = {"completion_tokens_details": {"reasoning_tokens": sum(reasoning)}}
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in prompts)},
+        **(details if reasoning else {}),
+    }
+
+
+class RunningUsage:
+    """Token counts of a stream so far.
+
+    Args:
+      prompt_tokens: of all prompts.
+      count: number of choices.
+    """
+
+    def __init__(self, prompt_tokens: int, count: int) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._completion_tokens = [0] * count
+
+    def take(self, index: int, event: Event) -> None:
+        """Count the tokens of an event; a terminal event states its choice's total."""
+        if isinstance(event, Delta):
+            self._completion_tokens[index] += len(event.token_ids)
+        else:
+            self._completion_tokens[index] = event.usage.completion_tokens
+
+    def shown(self) -> bytes:
+        """Return the value of a chunk's `usage`."""
+        completion_tokens = sum(self._completion_tokens)
+        return b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}' % (
+            self._prompt_tokens,
+            completion_tokens,
+            self._prompt_tokens + completion_tokens,
+        )
+
+
+class Envelope:
+    """What surrounds every choice of one stream.
+
+    Args:
+      head: the fields that all chunks share: id, object, created, model.
+      with_usage: whether the client asked for usage; all chunks but its own then carry null.
+      with_token_ids: whether each chunk lists its tokens.
+      running: counts that every chunk carries (`continuous_usage_stats`); None for none.
+    """
+
+    def __init__(
+        self,
+        head: dict[str, Any],
+        *,
+        with_usage: bool,
+        with_token_ids: bool,
+        running: RunningUsage | None = None,
+    ) -> None:
+        self.with_usage = with_usage
+        self.with_token_ids = with_token_ids
+        self.running = running
+        self._head = b"data: " + _encode(head)[:-1]
+        self._tail = b',"usage":null}\n\n' if with_usage else b"}\n\n"
+
+    def chunk(
+        self,
+        index: int,
+        content: bytes,
+        *,
+        logprobs: bytes = b"null",
+        reason: bytes = b"null",
+        more: bytes = b"",
+    ) -> bytes:
+        """Return a chunk with one choice; everything is JSON, `content` and `more` with keys."""
+        choice = b'{"index":%d,%b,"logprobs":%b,"finish_reason":%b%b}'
+        inner = choice % (index, content, logprobs, reason, more)
+        tail = self._tail
+        if self.running is not None:
+            tail = b',"usage":%b}\n\n' % self.running.shown()
+        return b'%b,"choices":[%b]%b' % (self._head, inner, tail)
+
+    def usage(self, usage: dict[str, Any]) -> bytes:
+        """Return the chunk that carries the usage and no choice."""
+        return b'%b,"choices":[],"usage":%b}\n\n' % (self._head, _encode(usage))
+
+    def is_worth_a_chunk(self, delta: Delta) -> bool:
+        """Whether there is anything to show; part of a character is not."""
+        return bool(delta.text or delta.logprobs or (self.with_token_ids and delta.token_ids))
+
+    def token_ids(self, ids: Sequence[int]) -> bytes:
+        """Return the field that lists tokens, if it was asked for."""
+        return b',"token_ids":' + _encode(list(ids)) if self.with_token_ids else b""
+
+
+class ChunkWriter(Protocol):
+    """The form of one endpoint's chunks."""
+
+    @property
+    def envelope(self) -> Envelope:
+        """What surrounds its choices."""
+        ...
+
+    def first(self, index: int) -> bytes:
+        """Return what comes before a choice's text; may be empty."""
+        ...
+
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """Return the chunk of new text."""
+        ...
+
+    def finish(self, index: int, end: Finished) -> bytes:
+        """Return the one chunk with a finish_reason."""
+        ...
+
+
+class ChatChunks:
+    """Chunks of chat completions."""
+
+    def __init__(self, envelope: Envelope) -> None:
+        self.envelope = envelope
+
+    def first(self, index: int) -> bytes:
+        """Return the chunk that says who speaks."""
+        return self.envelope.chunk(index, b'"delta":{"role":"assistant","content":""}')
+
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """Return the chunk of new text."""
+        logprobs = b"null"
+        if delta.logprobs:
+            logprobs = b'{"content":%b,"refusal":null}' % _encode(chat_logprobs(delta.logprobs))
+        return self.envelope.chunk(
+            index,
+            b'"delta":{"content":%b}' % _encode(delta.text),
+            logprobs=logprobs,
+            more=self.envelope.token_ids(delta.token_ids),
+        )
+
+    def finish(self, index: int, end: Finished) -> bytes:
+        """Return the one chunk with a finish_reason."""
+        return self.envelope.chunk(index, b'"delta":{}', reason=_encode(end.reason))
+
+
+class CompletionChunks:
+    """Chunks of plain completions.
+
+    Args:
+      envelope: what surrounds them.
+      echoes: by choice, the text that comes before the completion; empty for none.
+    """
+
+    def __init__(self, envelope: Envelope, echoes: Sequence[str]) -> None:
+        self.envelope = envelope
+        self._echoes = echoes
+        self._shown_chars = [len(text) for text in echoes]
+
+    def first(self, index: int) -> bytes:
+        """Return the chunk with the prompt, if it is to be repeated."""
+        echo = self._echoes[index]
+        return self.envelope.chunk(index, b'"text":' + _encode(echo)) if echo else b""
+
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """Return the chunk of new text."""
+        logprobs = b"null"
+        if delta.logprobs:
+            offset = self._shown_chars[index]
+            logprobs = _encode(completion_logprobs(delta.logprobs, offset))
+        self._shown_chars[index] += len(delta.text)
+        return self.envelope.chunk(
+            index,
+            b'"text":' + _encode(delta.text),
+            logprobs=logprobs,
+            more=self.envelope.token_ids(delta.token_ids),
+        )
+
+    def finish(self, index: int, end: Finished) -> bytes:
+        """Return the one chunk with a finish_reason."""
+        return self.envelope.chunk(index, b'"text":""', reason=_encode(end.reason))
+
+
+class ChunkStream:
+    """The stream of chat or plain completions (see StreamForm).
+
+    Args:
+      writer: the form of the chunks.
+      count: number of choices.
+      per_prompt: choices that share one prompt.
+    """
+
+    keep_alive = KEEP_ALIVE
+
+    def __init__(self, writer: ChunkWriter, *, count: int, per_prompt: int) -> None:
+        self._writer = writer
+        self._per_prompt = per_prompt
+        self._usages: list[Usage | None] = [None] * count
+
+    def begin(self) -> bytes:
+        """Return the first chunk of every choice."""
+        return b"".join(self._writer.first(index) for index in range(len(self._usages)))
+
+    def write(self, index: int, event: Event) -> bytes:
+        """Return an event's chunk."""
+        if (running := self._writer.envelope.running) is not None:
+            running.take(index, event)
+        match event:
+            case Delta():
+                is_shown = self._writer.envelope.is_worth_a_chunk(event)
+                return self._writer.delta(index, event) if is_shown else b""
+            case Finished():
+                self._usages[index] = event.usage
+                return self._writer.finish(index, event)
+            case Failed():
+                return error_event(event.error)
+
+    def end(self) -> bytes:
+        """Return the usage, if it was asked for, and DONE."""
+        if not self._writer.envelope.with_usage:
+            return DONE
+        usages = [usage for usage in self._usages if usage is not None]
+        return self._writer.envelope.usage(total_usage(usages, self._per_prompt)) + DONE

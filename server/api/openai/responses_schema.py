@@ -1,0 +1,288 @@
+"""What may be asked of the Responses API, over HTTP and on a WebSocket: names, types, ranges."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic_core import PydanticCustomError
+
+from triolet.errors import invalid_request
+from triolet.sampling import MAX_TOP_LOGPROBS
+
+from .. import fields
+from ..errors import echo
+from ..fields import MAX_INT, NamedSchema, ResponseFormat
+from ..schemas import (
+    IGNORED,
+    MAX_MESSAGES,
+    UNSUPPORTED,
+    CacheFields,
+    Effort,
+    SamplingFields,
+    StrictModel,
+    TemplateSwitches,
+    joined_text,
+)
+from ..tool_schema import MAX_TOOLS, ToolName
+
+LANE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+INCLUDE_LOGPROBS: Final = "message.output_text.logprobs"
+
+
+def _messages(value: object) -> object:
+    """Return the short form, a string, as the one message that it means."""
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+def _known_item(value: object) -> object:
+    if isinstance(value, str) and value not in _NEEDED:
+        raise PydanticCustomError("unsupported", f"an item of type {echo(value)}")
+    return value
+
+
+def _own_tool(value: object) -> object:
+    if isinstance(value, str) and value != "function":
+        raise PydanticCustomError("unsupported", f"a tool of type {echo(value)}")
+    return value
+
+
+_NEEDED: Final = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "reasoning": (),
+}
+"""What an item of each type has to hold."""
+
+
+def _item_content(value: object, info: ValidationInfo) -> object:
+    """Return the text of an item's content; reasoning has parts of its own kind."""
+    if info.data.get("type") != "reasoning" or not isinstance(value, list):
+        return joined_text(value)
+    parts = [part for part in value if isinstance(part, dict)]
+    texts = [part.get("text") for part in parts if part.get("type") == "reasoning_text"]
+    if len(texts) < len(value) or not all(isinstance(text, str) for text in texts):
+        raise ValueError("parts of reasoning must have the type reasoning_text and a text")
+    return "".join(map(str, texts))
+
+
+Text = Annotated[
+    str | None, BeforeValidator(joined_text, json_schema_input_type=fields.Content | None)
+]
+
+
+class InputItem(StrictModel):
+    """A turn, a call of a tool or what came of one: as a client writes it, or as it was given."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Annotated[
+        Literal["message", "function_call", "function_call_output", "reasoning"],
+        BeforeValidator(_known_item),
+    ] = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: Annotated[
+        str | None,
+        BeforeValidator(_item_content, json_schema_input_type=fields.Content | None),
+    ] = None
+    call_id: str | None = None
+    name: ToolName | None = None
+    arguments: str | None = None
+    output: Text = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> InputItem:
+        for name in _NEEDED[self.type]:
+            if getattr(self, name) is None:
+                raise ValueError(f"needs {name}")
+        return self
+
+
+class ReasoningConfig(StrictModel):
+    """How much to reason. Reasoning is shown as it is, so there are no summaries."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    effort: Effort | None = None
+
+
+class FunctionTool(StrictModel):
+    """A function that the model may call."""
+
+    type: Annotated[Literal["function"], BeforeValidator(_own_tool)]
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FunctionChoice(StrictModel):
+    """The one function that has to be called."""
+
+    type: Literal["function"]
+    name: ToolName
+
+
+class TextFormat(StrictModel):
+    """What the text has to be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+    def of_chat(self) -> ResponseFormat:
+        """Return the same in the words of a chat.
+
+        Raises:
+          RequestError: part of it is missing.
+        """
+        if self.type != "json_schema":
+            return ResponseFormat(type=self.type)
+        for name, value in (("name", self.name), ("schema", self.schema_)):
+            if value is None:
+                raise invalid_request("is required with this type", f"text.format.{name}")
+        named = NamedSchema.model_construct(
+            name=self.name, schema_=self.schema_, strict=self.strict
+        )
+        return ResponseFormat(type="json_schema", json_schema=named)
+
+
+class TextConfig(StrictModel):
+    """How the text is to be written. How verbose it should be is a hint."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    format: TextFormat | None = None
+
+
+class CacheOptions(StrictModel):
+    """What is asked of the prefix cache."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    prewarm: bool | None = None
+
+
+class FunctionFields(StrictModel):
+    """Tools, and how they are to be used."""
+
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+
+class ResponseFields(SamplingFields, FunctionFields, CacheFields):
+    """What an answer is made from."""
+
+    ignored: ClassVar[frozenset[str]] = IGNORED | {"access_programs", "image"}
+    unsupported: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
+        **UNSUPPORTED,
+        "prompt": ("a stored prompt", ()),
+        "store": ("storing responses", (False,)),
+    }
+
+    model: str | None = None
+    input: Annotated[
+        list[InputItem],
+        BeforeValidator(_messages, json_schema_input_type=str | list[InputItem]),
+        Field(min_length=1, max_length=MAX_MESSAGES),
+    ]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
+    previous_response_id: str | None = None
+    # All but the first speak of items that never occur here.
+    include: (
+        list[
+            Literal[
+                "message.output_text.logprobs",
+                "message.input_image.image_url",
+                "reasoning.encrypted_content",
+                "file_search_call.results",
+                "web_search_call.results",
+                "web_search_call.action.sources",
+                "code_interpreter_call.outputs",
+                "computer_call_output.output.image_url",
+            ]
+        ]
+        | None
+    ) = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    text: TextConfig | None = None
+    priority: Annotated[int, Field(ge=-100, le=100)] | None = None
+    service_tier: fields.ServiceTier | None = None
+    metadata: fields.Metadata | None = None
+    chat_template_kwargs: TemplateSwitches | None = None
+    reasoning: ReasoningConfig | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
+    prompt_cache_options: CacheOptions | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether tokens are to be listed with what the model thought of them."""
+        return INCLUDE_LOGPROBS in (self.include or ())
+
+    @property
+    def text_format(self) -> TextFormat:
+        """What the text has to be."""
+        given = None if self.text is None else self.text.format
+        return given or TextFormat(type="text")
+
+    @property
+    def only_warms(self) -> bool:
+        """Whether the prompt's KV is all that is asked for."""
+        options = self.prompt_cache_options
+        return options is not None and bool(options.prewarm)
+
+
+class ResponseStreamOptions(StrictModel):
+    """How a stream is written. Its events carry no random padding; nobody may count on it."""
+
+    include_obfuscation: Literal[False] | None = None
+
+
+class ResponseRequest(ResponseFields):
+    """POST /v1/responses."""
+
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+
+
+class InputTokensRequest(ResponseFields):
+    """POST /v1/responses/input_tokens: how long a prompt is. What else an answer would be made from
+    changes nothing, and may be here."""
+
+    ignored: ClassVar[frozenset[str]] = ResponseFields.ignored | {"personality"}
+
+
+class ResponseCreate(ResponseFields):
+    """`response.create` on a WebSocket: begin an answer."""
+
+    stream: Literal[True] | None = None
+    resumable: bool | None = None
+    stream_id: str | None = None
+    generate: bool | None = None
+
+    @property
+    def only_warms(self) -> bool:
+        """Whether the prompt's KV is all that is asked for."""
+        return self.generate is False or super().only_warms
+
+
+class ResponseResume(StrictModel):
+    """`response.resume`: go on with an answer whose connection was cut."""
+
+    response_id: Annotated[str, Field(max_length=64)]
+    sequence_number: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
+    stream_id: str | None = None
+
+
+class ResponseCancel(StrictModel):
+    """`response.cancel`: end an answer, or all answers of a lane."""
+
+    response_id: str | None = None
+    stream_id: str | None = None
+    event_id: str | None = None

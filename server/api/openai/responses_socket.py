@@ -1,0 +1,298 @@
+"""WebSocket /v1/responses: several answers on one connection.
+
+Messages of one lane (`stream_id`) are answered one after the other, lanes side by side. Three kinds
+of task, so that none can hold up another: one that always receives and never sends (a client that
+floods or leaves is noticed at once), one that only sends, and one per lane that reads its
+generation. A lane waits for room in the outbox, and its tokens' credit waits with it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import trio
+from quart import websocket
+
+from triolet.errors import RequestError, draining, invalid_request
+from triolet.units import KIB
+
+from ...tenants.tenancy import current_tenant
+from ...text.threads import current_line
+from ..access import SUBPROTOCOL, check_key
+from ..body import INLINE_BYTES, INLINE_OBJECTS, in_parser_thread, own_request_id
+from ..conversations import Conversations
+from ..door import TokenBucket
+from ..errors import echo, http_error, unsupported
+from ..json_body import parse_object
+from ..live import DEPARTURE_KEY, own_shortcut
+from ..quota import rate_headers
+from ..schemas import read_request
+from .responses_answer import ResponseAnswer, ResumedAnswer
+from .responses_events import error_frame, notice_frame
+from .responses_schema import LANE, ResponseCancel, ResponseCreate, ResponseResume
+from .ws_outbox import WsOutbox
+
+if TYPE_CHECKING:
+    from quart.wrappers import Websocket
+
+    from ..door import BodyHold
+    from ..ports import Services
+
+    LaneAnswer = ResponseAnswer | ResumedAnswer
+
+CREATE: Final = "response.create"
+RESUME: Final = "response.resume"
+CANCEL: Final = "response.cancel"
+CONTROLS: Final = frozenset({RESUME, CANCEL})
+"""Messages that ask for nothing new: a tenant without anything left may send them."""
+ASK_FIRST_BYTES: Final = 4 * KIB
+"""Longer messages are refused before they are parsed if their tenant has nothing left; shorter ones
+when their turn comes, by when it may have something again."""
+GOING_AWAY: Final = 1001
+POLICY_VIOLATION: Final = 1008
+TRY_AGAIN_LATER: Final = 1013
+
+
+async def responses_socket(services: Services) -> None:
+    """Serve one socket until it ends."""
+    socket: Websocket = websocket._get_current_object()  # type: ignore[attr-defined]
+    has_spoken = SUBPROTOCOL in socket.requested_subprotocols
+    await socket.accept(
+        headers=rate_headers(services.quotas), subprotocol=SUBPROTOCOL if has_spoken else None
+    )
+    code = await ResponsesSession(socket, services).run()
+    await socket.close(code, "")
+
+
+class ResponsesSession:
+    """One connection.
+
+    Args:
+      socket: accepted.
+      services: what answers work with.
+    """
+
+    def __init__(self, socket: Websocket, services: Services) -> None:
+        self._socket = socket
+        self._subprotocols = socket.requested_subprotocols
+        self._services = services
+        self._conversations = Conversations()
+        self._messages = TokenBucket(services.config.ws_max_messages_per_s, trio.current_time())
+        self._lanes: dict[str | None, deque[LaneAnswer]] = {}
+        self._lane_ended = trio.Event()
+        self._slots = trio.Semaphore(services.config.ws_max_streams)
+        self._outbox = WsOutbox(services.config.ws_outbox_bytes, own_shortcut(socket.scope))
+        self._close_code = POLICY_VIOLATION
+
+    async def run(self) -> int:
+        """Serve until the client misbehaves or this process shuts down.
+
+        Returns:
+          The code to close the socket with. A client that leaves cancels this call.
+        """
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._write, nursery.cancel_scope)
+                nursery.start_soon(self._close_when_drained)
+                await self._receive(nursery)
+                nursery.cancel_scope.cancel()
+        finally:
+            for answers in self._lanes.values():
+                for answer in answers:
+                    if isinstance(answer, ResponseAnswer):
+                        answer.hold.give_back()
+        return self._close_code
+
+    async def _receive(self, nursery: trio.Nursery) -> None:
+        while True:
+            message = await self._socket.receive()
+            if not self._messages.take(trio.current_time()):
+                return
+            if not await self._take(message, nursery):
+                # It does not read what we say to its nonsense, or we are leaving anyway.
+                return
+
+    async def _take(self, message: str | bytes | None, nursery: trio.Nursery) -> bool:
+        """Handle a message; return whether the client is to be heard any further."""
+        services, peeked = self._services, _Peeked()
+        hold = services.bodies.hold(current_line())
+        has_cost = is_kept = False
+        try:
+            text = _text_of(message)
+            peeked = _peek(text)
+            check_key(self._services, self._socket.headers, self._subprotocols)
+            if len(text) > ASK_FIRST_BYTES and peeked.type not in CONTROLS:
+                services.quotas.check(current_tenant())
+            if not hold.grow_to(len(text)):
+                assert hold.refusal is not None, "says why"
+                raise hold.refusal
+            has_cost = True
+            body = await _parse(text, services)
+            peeked.stream_id = _lane(body)
+            is_kept = self._handle(body, hold, nursery)
+        except RequestError as error:
+            if has_cost and error.status < 500:
+                services.quotas.count_request(current_tenant())
+            self._note_refusal(error)
+            return self._outbox.put_nowait(error_frame(error, peeked.stream_id))
+        finally:
+            if not is_kept:
+                hold.give_back()
+        return True
+
+    def _handle(self, body: dict[str, Any], hold: BodyHold, nursery: trio.Nursery) -> bool:
+        """Do what a message says; return whether it waits for its answer, and keeps its room."""
+        kind = body.pop("type", None)
+        if kind == CREATE:
+            self._services.metrics.http.request("WS response.create")
+            self._create(read_request(ResponseCreate, body), hold, nursery)
+            return True
+        if kind == RESUME:
+            self._resume(read_request(ResponseResume, body), nursery)
+        elif kind == CANCEL:
+            self._cancel(read_request(ResponseCancel, body))
+        elif kind == "response.steer":
+            raise unsupported("type", "steering an answer")
+        else:
+            raise http_error(400, f"{echo(kind)} is no message of this endpoint", "type")
+        return False
+
+    def _create(self, create: ResponseCreate, hold: BodyHold, nursery: trio.Nursery) -> None:
+        if self._services.lifecycle.is_draining:
+            raise draining()
+        self._check_bound()
+        answer = ResponseAnswer(
+            create,
+            self._services,
+            self._conversations,
+            own_request_id(self._socket.headers),
+            self._socket.scope["state"][DEPARTURE_KEY],
+            hold,
+        )
+        self._enqueue(answer, nursery)
+
+    def _resume(self, resume: ResponseResume, nursery: trio.Nursery) -> None:
+        self._check_bound()
+        departure = self._socket.scope["state"][DEPARTURE_KEY]
+        answer = ResumedAnswer(resume, self._services, self._conversations, departure)
+        self._enqueue(answer, nursery)
+
+    def _check_bound(self) -> None:
+        if sum(len(answers) for answers in self._lanes.values()) >= self._bound:
+            raise RequestError(
+                f"at most {self._bound} answers may be under way or wait on one connection",
+                status=429,
+                code="websocket_stream_limit_reached",
+            )
+
+    def _enqueue(self, answer: LaneAnswer, nursery: trio.Nursery) -> None:
+        answers = self._lanes.get(answer.stream_id)
+        if answers is not None:
+            answers.append(answer)
+            return
+        self._lanes[answer.stream_id] = deque([answer])
+        nursery.start_soon(self._run_lane, answer.stream_id)
+
+    @property
+    def _bound(self) -> int:
+        config = self._services.config
+        return config.ws_max_streams + config.ws_max_queued
+
+    def _cancel(self, cancel: ResponseCancel) -> None:
+        """End answers; one that is over already is no error, the two messages crossed."""
+        if cancel.response_id is None:
+            chosen = list(self._lanes.get(cancel.stream_id, ()))
+        else:
+            chosen = [
+                answer
+                for answers in self._lanes.values()
+                for answer in answers
+                if answer.id == cancel.response_id
+            ]
+        for answer in chosen:
+            answer.cancel()
+
+    def _note_refusal(self, error: RequestError) -> None:
+        self._services.metrics.http.error(error.status, is_of_queue=error.is_of_queue)
+        self._services.refusal_log.tell(
+            error,
+            trio.current_time(),
+            method="WS",
+            path=self._socket.path,
+            client=self._socket.remote_addr,
+            tenant=current_tenant().name,
+        )
+
+    async def _run_lane(self, stream_id: str | None) -> None:
+        answers = self._lanes[stream_id]
+        while answers:
+            async with self._slots:
+                try:
+                    await answers[0].run(self._outbox)
+                except RequestError as error:
+                    self._note_refusal(error)
+                    await self._outbox.put(error_frame(error, stream_id))
+            answers.popleft()
+        del self._lanes[stream_id]
+        self._lane_ended.set()
+
+    async def _write(self, everything: trio.CancelScope) -> None:
+        await self._outbox.write(self._socket.send)
+        everything.cancel()
+
+    async def _close_when_drained(self) -> None:
+        await self._services.lifecycle.leaving.wait()
+        await self._outbox.put(notice_frame(self._services.config.drain_timeout_s))
+        await self._services.lifecycle.draining.wait()
+        while self._lanes:
+            self._lane_ended = trio.Event()
+            await self._lane_ended.wait()
+        self._close_code = GOING_AWAY
+        # The writer sends what is left and ends.
+        self._outbox.close()
+
+
+class _Peeked(msgspec.Struct):
+    """What is looked at before a message is parsed: its type, and the lane of an error."""
+
+    type: str = ""
+    stream_id: str | None = None
+
+
+_PEEK: Final = msgspec.json.Decoder(_Peeked)
+
+
+def _text_of(message: str | bytes | None) -> bytes:
+    if not isinstance(message, str):
+        raise http_error(400, "send text frames")
+    return message.encode("utf-8", "surrogatepass")
+
+
+def _peek(text: bytes) -> _Peeked:
+    """Return what a message says of itself; nothing if it is wrong, which its parser will say."""
+    try:
+        peeked = _PEEK.decode(text)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return _Peeked()
+    if peeked.stream_id is not None and not LANE.fullmatch(peeked.stream_id):
+        peeked.stream_id = None
+    return peeked
+
+
+async def _parse(text: bytes, services: Services) -> dict[str, Any]:
+    is_quick = len(text) <= INLINE_BYTES and text.count(b"{") <= INLINE_OBJECTS
+    return await in_parser_thread(partial(parse_object, text), services, is_quick=is_quick)
+
+
+def _lane(body: dict[str, Any]) -> str | None:
+    stream_id = body.get("stream_id")
+    if stream_id is not None and not (isinstance(stream_id, str) and LANE.fullmatch(stream_id)):
+        raise invalid_request(
+            f"{echo(stream_id)} is no stream_id: up to 64 letters, digits, dots, - and _",
+            "stream_id",
+            "invalid_stream_id",
+        )
+    return stream_id

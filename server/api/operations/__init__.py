@@ -1,0 +1,1 @@
+"""What operators and pages read: probes, metrics, status, audit, usage."""

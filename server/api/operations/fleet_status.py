@@ -1,0 +1,284 @@
+"""GET /fleet/audit: every block, lease and request of the fleet, and what is wrong with them.
+
+For operators. It names requests and asks every worker, so where there are no tenants peers from
+elsewhere are refused; so is what a proxy on this machine passes on for somebody.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import trio
+from msgspec.structs import replace
+from quart import request
+
+from triolet.audit import FleetAudit
+from triolet.invariants import check_invariants
+from triolet.loopback import is_loopback
+
+from ..errors import http_error
+from ..generate import json_response
+from ..live import UNIX_PEER, own_peer
+from .probes import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Set
+
+    from quart import Response
+
+    from triolet.config import ServerConfig
+
+    from ...contract.fleet import WorkerView
+    from ..ports import MetricsPort, Services
+
+
+FORWARDED: Final = frozenset({"forwarded", "x-forwarded-for", "x-real-ip", "via"})
+"""What proxies add to a request that is not their own."""
+OWN_AUDIT: Final = "/fleet/audit/own"
+"""Where servers on one port ask one another."""
+
+
+def is_from_here(peer: str | None, header_names: Set[str], *, is_forwarding: bool = False) -> bool:
+    """Return whether a request comes from this machine and is not passed on for another client.
+
+    Args:
+      peer: address of the other end of the connection, which no header changes.
+      header_names: in lower case.
+      is_forwarding: the peer has named another client for the whole connection.
+    """
+    is_local = peer is not None and (peer == UNIX_PEER or is_loopback(peer))
+    return is_local and not is_forwarding and not header_names & FORWARDED
+
+
+async def own_audit(services: Services) -> Response:
+    """Answer with what this server knows."""
+    return _document(await _audit(services))
+
+
+async def fleet_audit(services: Services) -> Response:
+    """Answer with the violations, the server's accounts and each worker's; where several servers
+    share the port, with what each of them knows."""
+    audit = await _audit(services)
+    if services.siblings is not None:
+        others = (await services.siblings.ask(OWN_AUDIT)).values()
+        siblings = tuple(FleetAudit.from_json(body) for body in others if body is not None)
+        audit = replace(audit, siblings=siblings)
+    return _document(audit)
+
+
+def check_is_from_here(services: Services) -> None:
+    """Refuse the running request with 403 unless it comes from this machine; where there are
+    tenants, an operator's key has been asked for instead."""
+    if not services.tenancy.is_open:
+        return
+    header_names = {name.lower() for name in request.headers.keys()}  # noqa: SIM118 (multi-dict)
+    peer = own_peer(request.scope)
+    if not is_from_here(peer.host, header_names, is_forwarding=peer.is_forwarding):
+        raise http_error(403, "this is for the machine that the server runs on; ask from there")
+
+
+async def _audit(services: Services) -> FleetAudit:
+    check_is_from_here(services)
+    return await services.fleet.audit(services.count_connections())
+
+
+def _document(audit: FleetAudit) -> Response:
+    document = {"violations": check_invariants(audit), **msgspec.structs.asdict(audit)}
+    return json_response(document)
+
+
+PATH: Final = "/fleet/status"
+OWN_STATUS: Final = "/fleet/status/own"
+"""Where servers on one port ask one another."""
+ADDED: Final = ("queued", "running", "connections", "servers", "promises")
+WORST: Final = ("brownout", "ttft_error_s")
+GROWING: Final = (
+    "requests_accepted",
+    "requests_rejected",
+    "attempts_failed",
+    "prompt_tokens",
+    "cached_prompt_tokens",
+)
+GROUPS: Final = ("queued_by_class", "rejected_by_code", "errors_by_status")
+UNAVAILABLE: Final = "503"
+LATENCIES: Final = {
+    "ttft": "time_to_first_token_seconds",
+    "itl": "inter_token_latency_seconds",
+    "queue": "queue_seconds",
+}
+
+
+class RecentFigures:
+    """Counters and histograms as they were in the last seconds.
+
+    Args:
+      metrics: that count.
+      config: how long, and how often they are looked at.
+    """
+
+    def __init__(self, metrics: MetricsPort, config: ServerConfig) -> None:
+        self._metrics = metrics
+        self._sample_s = config.sample_s
+        num_samples = 1 + round(config.recent_s / config.sample_s)
+        self._samples: deque[dict[str, Any]] = deque(maxlen=num_samples)
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            self.sample()
+            await trio.sleep(self._sample_s)
+
+    def sample(self) -> None:
+        """Keep the figures of this moment."""
+        self._samples.append(_grown(self._metrics) | {"at_s": trio.current_time()})
+
+    def since_then(self) -> dict[str, Any]:
+        """Return by how much everything grew since the oldest sample, and how long ago that was."""
+        now = _grown(self._metrics) | {"at_s": trio.current_time()}
+        then = self._samples[0] if self._samples else now
+        return {
+            "seconds": now["at_s"] - then["at_s"],
+            "counters": {
+                name: value - then["counters"][name] for name, value in now["counters"].items()
+            },
+            "latencies": {
+                name: {
+                    "bounds_s": histogram["bounds_s"],
+                    "totals": [
+                        a - b
+                        for a, b in zip(
+                            histogram["totals"], then["latencies"][name]["totals"], strict=True
+                        )
+                    ],
+                }
+                for name, histogram in now["latencies"].items()
+            },
+        }
+
+
+def _grown(metrics: MetricsPort) -> dict[str, Any]:
+    figures = metrics.figures()
+    return {
+        "counters": {name: sum(figures[name].values()) for name in GROWING},
+        "latencies": {name: _histogram(figures[own]) for name, own in LATENCIES.items()},
+    }
+
+
+def own_status(services: Services) -> Response:
+    """Answer with what this server process sees."""
+    check_is_from_here(services)
+    return json_response(_status(services))
+
+
+async def fleet_status(services: Services) -> Response:
+    """Answer for all servers on this port. The workers are everybody's."""
+    check_is_from_here(services)
+    status = _status(services)
+    if services.siblings is not None:
+        for body in (await services.siblings.ask(OWN_STATUS)).values():
+            other = {} if body is None else msgspec.json.decode(body)
+            if other.get("version") == VERSION:  # in an upgrade figures differ
+                _add(status, other)
+    return json_response(status)
+
+
+def _status(services: Services) -> dict[str, Any]:
+    status = services.fleet.status()
+    return {
+        "model": services.config.model_name,
+        "version": VERSION,
+        "at_s": trio.current_time(),
+        "is_draining": services.lifecycle.is_draining,
+        "servers": 1,
+        "queued": status.queued,
+        "running": status.running,
+        "connections": services.count_connections(),
+        "brownout": status.overload.brownout,
+        "promises": status.overload.expected_returns,
+        "ttft_error_s": status.overload.error_s,
+        **_grown(services.metrics),
+        "recent": services.recent.since_then(),
+        "queued_by_class": dict(status.queued_by_class),
+        "rejected_by_code": _by_first(services.metrics.figures()["requests_rejected"]),
+        "errors_by_status": _errors(services),
+        "workers": [_worker(worker) for worker in status.workers],
+        "tenants": asdict(services.tenancy.report),
+    }
+
+
+def _errors(services: Services) -> dict[str, float]:
+    """Return how many requests ended in an error, by status; without the queue's own 503s, which
+    are told by their reasons."""
+    http = services.metrics.http
+    counted = {**http.errors()}
+    others = counted.pop(UNAVAILABLE, 0.0) - http.errors_of_queue(UNAVAILABLE)
+    return counted | ({UNAVAILABLE: others} if others else {})
+
+
+def _by_first(counts: Mapping[str, float]) -> dict[str, float]:
+    """Add up what differs in other labels than the first."""
+    total: dict[str, float] = {}
+    for labels, count in counts.items():
+        first = labels.partition(",")[0]
+        total[first] = total.get(first, 0.0) + count
+    return total
+
+
+def _histogram(buckets: Mapping[str, float]) -> dict[str, list[float]]:
+    """Return finite upper bounds in s, and how many were at most that; last, how many in all."""
+    finite = {bound: total for bound, total in buckets.items() if bound != "+Inf"}
+    return {
+        "bounds_s": [float(bound) for bound in finite],
+        "totals": [*finite.values(), buckets.get("+Inf", 0.0)],
+    }
+
+
+def _worker(worker: WorkerView) -> dict[str, Any]:
+    load, capacity = worker.load, worker.capacity
+    return {
+        "name": worker.name,
+        "role": worker.role.value,
+        "state": worker.state,
+        "breaker": worker.breaker,
+        "trouble": worker.trouble,
+        "blocks": {
+            "used": load.leased_blocks,
+            "cached": load.cached_blocks,
+            "free": load.free_blocks,
+            "all": 0 if capacity is None else capacity.num_blocks,
+        },
+        "sequences": {
+            "running": load.running,
+            "paused": load.paused,
+            "waiting": load.waiting,
+        },
+        "step_s": load.step_s,
+        "computed_tokens": load.computed_tokens,
+    }
+
+
+def _add(status: dict[str, Any], other: dict[str, Any]) -> None:
+    """Add what another server counted."""
+    for name in ADDED:
+        status[name] += other[name]
+    for name in WORST:
+        status[name] = max(status[name], other[name])
+    _add_grown(status, other)
+    _add_grown(status["recent"], other["recent"])
+    status["recent"]["seconds"] = max(status["recent"]["seconds"], other["recent"]["seconds"])
+    # All read one file; one of them may have noticed later that something is wrong with it.
+    status["tenants"]["problem"] = status["tenants"]["problem"] or other["tenants"]["problem"]
+    for group in GROUPS:
+        for name, value in other[group].items():
+            status[group][name] = status[group].get(name, 0) + value
+
+
+def _add_grown(status: dict[str, Any], other: dict[str, Any]) -> None:
+    for name, value in other["counters"].items():
+        status["counters"][name] += value
+    for name, histogram in other["latencies"].items():
+        own = status["latencies"][name]
+        own["totals"] = [a + b for a, b in zip(own["totals"], histogram["totals"], strict=True)]

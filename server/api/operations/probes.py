@@ -1,0 +1,148 @@
+"""What orchestrators, dashboards and people ask about the process. Answered from memory; where
+several servers share a port, load and metrics are those of all."""
+
+from __future__ import annotations
+
+from importlib.metadata import version as installed_version
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from quart import Response
+
+from triolet.config import LocalPrefill
+from triolet.errors import draining, no_worker
+from triolet.ids import Role
+
+from ...metrics.exposition import in_turns, merging
+from ..generate import json_response
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...contract.fleet import WorkerView
+    from ..ports import Services
+
+VERSION: Final = installed_version("triolet")
+ANOTHER_MODEL: Final = "another_model"
+"""State of a worker that lives and is given nothing, because nobody else has its model."""
+OWN_METRICS: Final = "/metrics/own"
+OWN_LOAD: Final = "/load/own"
+"""Where servers on one port ask one another."""
+READY_PATHS: Final = ("/health/ready", "/health")
+"""Where not to be ready is an answer: a 503 there is no error."""
+PROMETHEUS_TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def live(services: Services) -> Response:
+    """The process runs and its event loop turns."""
+    return json_response({"status": "live", "model": services.config.model_name})
+
+
+def ready(services: Services) -> Response:
+    """A request sent now has workers to go to."""
+    if services.lifecycle.is_draining:
+        raise draining()
+    status = services.fleet.status()
+    if not status.is_ready:
+        roles = {worker.role.value for worker in status.workers if worker.state == "alive"}
+        missing = sorted({role.value for role in _needed(services)} - roles)
+        known = "".join(f"; {said}" for said in _troubles(status.workers))
+        raise no_worker(f"no live worker for {' and '.join(missing) or 'a request'}{known}")
+    # By name, so that whoever replaces a worker sees from here whether the new one is used.
+    workers = {
+        worker.name: worker.state if _is_used(worker, status.workers, services) else ANOTHER_MODEL
+        for worker in status.workers
+        if worker.capacity is not None
+    }
+    limits = "" if services.tenancy.is_open else _limits(services)
+    troubles = _troubles(status.workers)
+    return json_response(
+        {"status": "ready", "model": services.config.model_name, "workers": workers}
+        | ({"limits": limits} if limits else {})
+        | ({"troubles": troubles} if troubles else {})
+    )
+
+
+def _troubles(workers: Sequence[WorkerView]) -> list[str]:
+    """Return what keeps workers from being used, where that is known."""
+    return [
+        f"{worker.role} at {worker.address} {worker.trouble}"
+        for worker in workers
+        if worker.trouble
+    ]
+
+
+def _limits(services: Services) -> str:
+    """Return a word for how far the limits of tenants reach: this is well also without Redis."""
+    if not services.config.tenants.quotas.is_shared:
+        return "own"
+    return "shared" if services.quotas.store.is_well else "local"
+
+
+def _needed(services: Services) -> set[Role]:
+    """Return the roles without which no request can be taken."""
+    may_compute_there = services.config.routing.local_prefill is not LocalPrefill.OFF
+    return {Role.DECODE} if may_compute_there else {Role.PREFILL, Role.DECODE}
+
+
+def _is_used(worker: WorkerView, workers: Sequence[WorkerView], services: Services) -> bool:
+    """Whether requests go there: with a worker of the other role, or without one where decode
+    computes prompts and there is nobody else to do it."""
+    others = [other for other in workers if other is not worker]
+    is_alone = worker.role in _needed(services) and not any(
+        _is_paired(other, others) for other in others if other.role is Role.PREFILL
+    )
+    return _is_paired(worker, workers) or (len(_needed(services)) == 1 and is_alone)
+
+
+def _is_paired(worker: WorkerView, workers: Sequence[WorkerView]) -> bool:
+    """Whether the fleet has a worker of the other role with the same model."""
+    return any(
+        other.role is not worker.role and other.fingerprint == worker.fingerprint
+        for other in workers
+        if other.capacity is not None and other.state != "dead"
+    )
+
+
+async def own_metrics(services: Services) -> Response:
+    """Everything that this process counted, for Prometheus."""
+    return Response(await services.metrics.scrape(), content_type=PROMETHEUS_TEXT)
+
+
+async def metrics(services: Services) -> Response:
+    """Everything counted, by all servers on this port where there are several."""
+    siblings = services.siblings
+    if siblings is None:
+        return await own_metrics(services)
+    others = await siblings.ask(OWN_METRICS)
+    own = (await services.metrics.scrape()).decode()
+    texts = {name: None if body is None else body.decode() for name, body in others.items()}
+    merged = await in_turns(merging({siblings.own_name: own} | texts))
+    return Response(merged, content_type=PROMETHEUS_TEXT)
+
+
+def version(services: Services) -> Response:
+    """Which release this is, and what it serves."""
+    return json_response({"version": VERSION, "model": services.config.model_name})
+
+
+def own_load(services: Services) -> Response:
+    """How much is going on in this process."""
+    status = services.fleet.status()
+    return json_response(_load(status.queued, status.running))
+
+
+async def load(services: Services) -> Response:
+    """How much is going on, in all servers on this port."""
+    status = services.fleet.status()
+    queued, running = status.queued, status.running
+    if services.siblings is not None:
+        for body in (await services.siblings.ask(OWN_LOAD)).values():
+            if body is not None:
+                other = msgspec.json.decode(body, type=dict[str, int])
+                queued, running = queued + other["queued"], running + other["running"]
+    return json_response(_load(queued, running))
+
+
+def _load(queued: int, running: int) -> dict[str, int]:
+    return {"server_load": queued + running, "queued": queued, "running": running}

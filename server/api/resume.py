@@ -1,0 +1,481 @@
+"""What has been said of one answer, frame by frame, so that it can be said again from any place.
+
+Pure: knows positions and bytes; no generation, no client, no time. Its beginning may be forgotten,
+then what is left keeps its positions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import structlog
+import trio
+
+from triolet.errors import RequestError, server_error
+
+from ..contract.generation import CancelReason, Failed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from triolet.config import ResumeConfig
+
+    from ..contract.generation import Event, Generation
+    from .stream import Choices
+
+
+class Transcript:
+    """Numbered frames.
+
+    Attributes:
+      first: position of the oldest frame that is still here.
+      num_bytes: of the frames that are here.
+      is_over: nothing follows.
+    """
+
+    def __init__(self) -> None:
+        self.first = 0
+        self.num_bytes = 0
+        self.is_over = False
+        self._frames: deque[bytes] = deque()
+        self._said_bytes = 0
+        self._starts: deque[int] = deque()
+
+    @property
+    def end(self) -> int:
+        """The position of the next frame."""
+        return self.first + len(self._frames)
+
+    def add(self, frame: bytes) -> None:
+        """Say something."""
+        assert not self.is_over, "nothing follows the end"
+        self._starts.append(self._said_bytes)
+        self._frames.append(frame)
+        self._said_bytes += len(frame)
+        self.num_bytes += len(frame)
+
+    def since(self, position: int) -> list[bytes]:
+        """Return the frames from a position on, which is here or the end."""
+        assert self.first <= position <= self.end, "forgotten, or not said yet"
+        return list(islice(self._frames, position - self.first, None))
+
+    def bytes_since(self, position: int) -> int:
+        """Return how many bytes there are from a position on."""
+        if position >= self.end:
+            return 0
+        return self._said_bytes - self._starts[max(position, self.first) - self.first]
+
+    def forget(self, until: int, max_bytes: int) -> None:
+        """Forget the oldest frames before a position, until no more than so many bytes are left."""
+        while self.num_bytes > max_bytes and self.first < min(until, self.end):
+            self.num_bytes -= len(self._frames.popleft())
+            self._starts.popleft()
+            self.first += 1
+
+
+log = structlog.get_logger(__name__)
+
+
+class Script(Protocol):
+    """What an answer looks like, frame by frame. Pure."""
+
+    def begin(self) -> list[bytes]:
+        """Return what comes before all else."""
+        ...
+
+    def write(self, index: int, event: Event, *, is_stopped: bool) -> list[bytes]:
+        """Return what an event of a choice looks like; of a Failed, the end of the answer."""
+        ...
+
+    def end(self) -> list[bytes]:
+        """Return what follows the good ends of all choices."""
+        ...
+
+
+class ResumableAnswer:
+    """One answer.
+
+    Args:
+      script: what it looks like.
+      fingerprint: of what was asked for.
+      config: bounds.
+
+    Attributes:
+      script: as above.
+      fingerprint: as above.
+      transcript: what has been said so far.
+      failure: what went wrong, once something has.
+      alone_since: since when nobody reads it; None while somebody does.
+      grace_s: how long it goes on then.
+      ended_at: when it ended; None while it runs.
+    """
+
+    def __init__(self, script: Script, fingerprint: bytes, config: ResumeConfig) -> None:
+        self.script = script
+        self.fingerprint = fingerprint
+        self.transcript = Transcript()
+        self.failure: RequestError | None = None
+        self.alone_since: float | None = trio.current_time()
+        self.grace_s = config.grace_s
+        self.ended_at: float | None = None
+        self._config = config
+        self._generations: list[Generation] = []
+        self._choices: Choices | None = None
+        self._readers: set[ResumingReader] = set()
+        self._left_at = 0
+        self._is_listening = self._is_stopped = self._is_given_up = False
+        self._changed = trio.Event()
+
+    def hold(self, generation: Generation) -> None:
+        """Take a generation, which ends when this answer is given up."""
+        self._generations.append(generation)
+
+    def start(self, choices: Choices) -> None:
+        """Write down what comes of what was begun."""
+        self._choices = choices
+        self._say(self.script.begin())
+        self.go_on()
+
+    def read_from(self, position: int) -> ResumingReader:
+        """Return a reader that begins at a position, which must be here."""
+        reader = ResumingReader(self, position)
+        self._readers.add(reader)
+        self.alone_since = None
+        self.go_on()
+        return reader
+
+    def leave(self, reader: ResumingReader, reason: CancelReason) -> None:
+        """A reader goes. Who stopped reading has not left, and is not waited for."""
+        if reader not in self._readers:
+            return
+        self._readers.remove(reader)
+        self._left_at = max(self._left_at, reader.position)
+        if not self._readers:
+            self.alone_since = trio.current_time()
+            is_away = reason is CancelReason.WENT_AWAY
+            self.grace_s = self._config.away_grace_s if is_away else self._config.grace_s
+            if reason is CancelReason.STALLED:
+                self.give_up(reason)
+            else:
+                self.go_on()
+
+    def stop(self) -> None:
+        """End it, as its client wishes. Idempotent."""
+        self._is_stopped = True
+        self.give_up(CancelReason.STOPPED)
+
+    def give_up(self, reason: CancelReason) -> None:
+        """End whatever still runs of it. Idempotent."""
+        self._is_given_up = True
+        for generation in self._generations:
+            generation.cancel(reason)
+        self.go_on()
+
+    async def wait_changed(self) -> None:
+        """Wait until more was said, or all."""
+        await self._changed.wait()
+
+    def go_on(self) -> None:
+        """Listen, unless it is over or too far ahead of its readers."""
+        shall_listen = self.ended_at is None and not self._is_ahead()
+        if self._choices is not None and shall_listen is not self._is_listening:
+            self._is_listening = shall_listen
+            self._choices.listen(self._take if shall_listen else None)
+
+    def _take(self) -> None:
+        """Write down what has come."""
+        assert self._choices is not None
+        try:
+            for index, events in self._choices.take_now():
+                for event in events:
+                    self._write(index, event)
+            if self.ended_at is None and self._choices.are_over:
+                self._end(self.script.end())
+        except Exception as error:
+            # Whoever calls serves all streams, and must not suffer from one.
+            log.exception("answer_failed", exc_info=error)
+            self.failure = server_error()
+            self._end([])
+            self.give_up(CancelReason.STOPPED)
+        self.go_on()
+
+    def _write(self, index: int, event: Event) -> None:
+        if self.ended_at is not None:
+            return
+        frames = self.script.write(index, event, is_stopped=self._is_stopped)
+        if isinstance(event, Failed):
+            # One error ends the whole answer.
+            self.failure = event.error
+            self._end(frames)
+            if not self._is_given_up:
+                self.give_up(CancelReason.STOPPED)
+        else:
+            self._say(frames)
+
+    def _say(self, frames: list[bytes]) -> None:
+        for frame in frames:
+            self.transcript.add(frame)
+        positions = [reader.position for reader in self._readers]
+        self.transcript.forget(max(positions, default=self._left_at), self._config.buffer_bytes)
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def _end(self, frames: list[bytes]) -> None:
+        if self.ended_at is None:
+            self.ended_at = trio.current_time()
+            self._say(frames)
+            self.transcript.is_over = True
+
+    def _is_ahead(self) -> bool:
+        if self._is_given_up:
+            return False  # its end is still to be taken
+        fastest = max((reader.position for reader in self._readers), default=None)
+        if fastest is None:
+            # Those who come back find what was said since the last of them left.
+            return self.transcript.bytes_since(self._left_at) >= self._config.buffer_bytes
+        return self.transcript.bytes_since(fastest) >= self._config.ahead_bytes
+
+
+class ResumingReader:
+    """Somebody who reads an answer. Part of a request, with which it ends.
+
+    Args:
+      answer: what it reads.
+      position: of the next frame.
+
+    Attributes:
+      position: the same.
+    """
+
+    def __init__(self, answer: ResumableAnswer, position: int) -> None:
+        self.position = position
+        self._answer = answer
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything may have been spent on it: it outlives its readers, begun or not."""
+        return True
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether what it should read next is forgotten: it is far slower than another one."""
+        return self.position < self._answer.transcript.first
+
+    @property
+    def end(self) -> int:
+        """The position behind all that was said so far."""
+        return self._answer.transcript.end
+
+    def lost(self) -> RequestError:
+        """Return what to tell a reader that is lost."""
+        first = self._answer.transcript.first
+        return RequestError(
+            f"events before {first} of this answer are not kept any more",
+            status=410,
+            code="resume_expired",
+        )
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has read all there will ever be."""
+        transcript = self._answer.transcript
+        return transcript.is_over and self.position == transcript.end
+
+    @property
+    def failure(self) -> RequestError | None:
+        """What went wrong, if something has."""
+        return self._answer.failure
+
+    def take(self) -> list[bytes]:
+        """Return all frames that it has not read."""
+        frames = self._answer.transcript.since(self.position)
+        self.position += len(frames)
+        self._answer.go_on()
+        return frames
+
+    async def wait(self) -> None:
+        """Wait until there may be something to take."""
+        await self._answer.wait_changed()
+
+    def cancel(self, reason: CancelReason) -> None:
+        """Go; the answer stays for a while. Idempotent."""
+        self._answer.leave(self, reason)
+
+
+class Name(NamedTuple):
+    """What an answer is found by.
+
+    Attributes:
+      owner: the tenant that pays with its own answers when room runs out; empty where there are no
+        tenants, and all clients share one room then.
+      scope: whose name it is; another client's are others.
+      text: the client's word, or an id of ours.
+    """
+
+    owner: str
+    scope: bytes
+    text: str
+
+
+class KeptAnswers:
+    """All resumable answers of this process.
+
+    Args:
+      config: bounds.
+      is_leaving: whether this process is to leave: then nothing goes on for nobody.
+      count: told of what becomes of answers, by a word.
+      sweeps: called with the time at each sweep: others who forget what is old.
+    """
+
+    def __init__(
+        self,
+        config: ResumeConfig,
+        is_leaving: Callable[[], bool],
+        count: Callable[[str], None],
+        sweeps: Sequence[Callable[[float], None]] = (),
+    ) -> None:
+        self._config = config
+        self._is_leaving = is_leaving
+        self._count = count
+        self._sweeps = sweeps
+        self._answers: dict[Name, ResumableAnswer] = {}  # oldest first
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def find(self, name: Name, fingerprint: bytes | None = None) -> ResumableAnswer | None:
+        """Return the answer of a name, or None if there is none.
+
+        Raises:
+          RequestError: 409, something else was asked for by that name.
+        """
+        self._forget_old(trio.current_time())
+        answer = self._answers.get(name)
+        if answer is not None and fingerprint not in (None, answer.fingerprint):
+            self._count("conflict")
+            raise RequestError(
+                "another request was sent with this idempotency key; use a key for each",
+                status=409,
+                code="idempotency_conflict",
+                param="idempotency-key",
+            )
+        return answer
+
+    def begin(
+        self,
+        name: Name,
+        answer: ResumableAnswer,
+        submit: Callable[[ResumableAnswer], Choices],
+    ) -> None:
+        """Begin an answer and keep it, in the place of one of that name.
+
+        Raises:
+          RequestError: refused; nothing was begun or forgotten.
+        """
+        live = [other for other, one in self._answers.items() if one.ended_at is None]
+        num_own = sum(other.owner == name.owner for other in live)
+        most = self._config.max_live
+        # Without tenants there is nobody to share with.
+        most_own = max(1, int(most * self._config.owner_share)) if name.owner else most
+        if len(live) >= most or num_own >= most_own:
+            raise RequestError(
+                f"{len(live)} resumable answers are under way, {num_own} of them yours",
+                status=503,
+                code="overloaded",
+                param="idempotency-key",
+                retry_after_s=1.0,
+            )
+        answer.start(submit(answer))
+        self._answers.pop(name, None)
+        self._answers[name] = answer
+        self._make_room()
+        self._count("begun")
+
+    def join(self, answer: ResumableAnswer, position: int) -> ResumingReader:
+        """Return a reader of an answer that is kept.
+
+        Raises:
+          RequestError: 400, it has not come so far; 410, that part is forgotten.
+        """
+        transcript = answer.transcript
+        if position > transcript.end:
+            raise RequestError(
+                f"only {transcript.end} events were sent so far",
+                status=400,
+                code="invalid_request_error",
+                param="last-event-id",
+            )
+        if position < transcript.first:
+            self._count("forgotten")
+            raise RequestError(
+                f"events before {transcript.first} of this answer are not kept any more",
+                status=410,
+                code="resume_expired",
+            )
+        self._count("joined")
+        return answer.read_from(position)
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Give up what nobody comes back to, and forget what is old, until cancelled."""
+        task_status.started()
+        while True:
+            await trio.sleep(self._config.sweep_s)
+            self.sweep(trio.current_time())
+
+    def sweep(self, now: float) -> None:
+        """Look whether a time is over."""
+        for answer in self._answers.values():
+            grace_s = 0.0 if self._is_leaving() else answer.grace_s
+            is_alone = answer.ended_at is None and answer.alone_since is not None
+            if is_alone and now - (answer.alone_since or 0.0) >= grace_s:
+                self._count("abandoned")
+                answer.give_up(CancelReason.CLIENT_GONE)
+        self._forget_old(now)
+        self._make_room()
+        for sweep in self._sweeps:
+            sweep(now)
+
+    def _forget_old(self, now: float) -> None:
+        oldest = now - self._config.ttl_s
+        self._answers = {
+            name: answer
+            for name, answer in self._answers.items()
+            if answer.ended_at is None or answer.ended_at > oldest
+        }
+
+    def _make_room(self) -> None:
+        """Forget finished answers until the rest fits."""
+        self._evict(dict.fromkeys(self._answers, 1), self._config.max_kept)
+        sizes = {
+            name: answer.transcript.num_bytes
+            for name, answer in self._answers.items()
+            if answer.ended_at is not None
+        }
+        self._evict(sizes, self._config.max_kept_bytes)
+
+    def _evict(self, weights: dict[Name, int], most: int) -> None:
+        """Forget finished answers until all weights add up to no more than `most`.
+
+        The owner with the most weight loses its oldest finished one each time, so that an owner
+        with less than its equal part loses nothing.
+        """
+        total = sum(weights.values())
+        if total <= most:
+            return
+        held: Counter[str] = Counter()
+        finished: dict[str, deque[Name]] = {}
+        for name, weight in weights.items():
+            held[name.owner] += weight
+            if self._answers[name].ended_at is not None:
+                finished.setdefault(name.owner, deque()).append(name)
+        while total > most and finished:
+            owner = max(finished, key=held.__getitem__)
+            name = finished[owner].popleft()
+            if not finished[owner]:
+                del finished[owner]
+            held[owner] -= weights[name]
+            total -= weights[name]
+            del self._answers[name]
+            self._count("evicted")

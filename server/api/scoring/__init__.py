@@ -1,1 +1,0 @@
-"""Rankings and scores of texts, by the cosine of their vectors."""

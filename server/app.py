@@ -1,0 +1,287 @@
+"""The application: which route leads where, and what every answer has in common.
+
+Knows Quart; the work is done by the modules that the routes name. Authorisation is per route: the
+checks run for every route of the map, whatever its path looked like on the wire.
+"""
+
+from __future__ import annotations
+
+import secrets
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import structlog
+import trio
+from quart import Response, has_request_context, request, websocket
+from werkzeug.exceptions import HTTPException, MethodNotAllowed
+
+from triolet.errors import RequestError, server_error
+
+from .api.access import check_request, check_websocket, origins_here
+from .api.anthropic.form import message_error
+from .api.anthropic.messages import MESSAGES, count_message_tokens, create_message
+from .api.body import live_request, shown_request_id
+from .api.errors import CODES, error_body, error_headers, http_error
+from .api.live import OWNER_KEY
+from .api.ollama import chat as ollama_chat
+from .api.ollama import chat as ollama_embed
+from .api.ollama import models as ollama_models
+from .api.ollama.answers import ollama_error
+from .api.openai import scoring as scoring
+from .api.openai.chat import chat_completions
+from .api.openai.completions import completions
+from .api.openai.embeddings import embeddings
+from .api.openai.models import detokenize, list_models, show_model, tokenize
+from .api.openai.responses import count_input_tokens, create_response
+from .api.openai.responses_socket import responses_socket
+from .api.operations.fleet_status import (
+    OWN_AUDIT,
+    OWN_STATUS,
+    fleet_audit,
+    fleet_status,
+    own_audit,
+    own_status,
+)
+from .api.operations.fleet_status import PATH as STATUS
+from .api.operations.pages import api_page, chat_page, dashboard, read_static_files, static_file
+from .api.operations.probes import (
+    OWN_LOAD,
+    OWN_METRICS,
+    READY_PATHS,
+    live,
+    load,
+    metrics,
+    own_load,
+    own_metrics,
+    ready,
+    version,
+)
+from .api.operations.usage import FLEET_USAGE, OWN_USAGE, fleet_usage, own_usage, server_usage
+from .api.origins import page_headers
+from .api.passing_on import by_owner, is_passed_on
+from .api.quota import rate_headers
+from .document.openapi import PATH as OPENAPI
+from .document.openapi import ServedDocument
+from .edge.quart import CuredHTTPConnection, CuredQuart
+from .jobs.batches_api import cancel_batch, create_batch, list_batches, show_batch
+from .jobs.files_api import delete_file, file_content, list_files, show_file, upload_file
+from .tenants.tenancy import current_tenant
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from typing import TypeAlias
+
+    from .api.ports import Services
+
+    View: TypeAlias = Callable[..., Awaitable[Response] | Response]
+
+log = structlog.get_logger(__name__)
+
+RESPONSES: Final = "/v1/responses"
+OLLAMA: Final = "/api/"
+NOT_FOUND: Final = "there is nothing at this path; the API is below /v1, the chat page at /"
+HEADERS: Final = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
+
+
+def build_app(services: Services) -> CuredQuart:
+    """Return the application, ready to be served."""
+    app = CuredQuart("triolet", static_folder=None, template_folder=None)
+    app.asgi_http_class = CuredHTTPConnection
+    # A redirect to a tidier path would be a second way to each route.
+    app.url_map.strict_slashes = True
+    app.url_map.merge_slashes = False
+    app.url_map.redirect_defaults = False
+    app.config["MAX_CONTENT_LENGTH"] = services.config.max_body_bytes
+    app.config["SMALL_BODY_BYTES"] = services.config.door.small_body_bytes
+    # Quart would cut off every stream after a minute; ours end by their deadlines.
+    app.config["RESPONSE_TIMEOUT"] = None
+    app.config["BODY_TIMEOUT"] = None
+    app.config["PROPAGATE_EXCEPTIONS"] = False
+    _add_routes(app, services)
+    app.before_request(partial(check_request, services))
+    app.before_websocket(partial(check_websocket, services))
+    app.after_request(partial(_finish, services))
+    app.register_error_handler(Exception, partial(_on_error, services))
+    return app
+
+
+def _add_routes(app: CuredQuart, services: Services) -> None:
+    def add(method: str, path: str, view: View) -> None:
+        app.add_url_rule(
+            path,
+            endpoint=f"{method} {path}",
+            view_func=_with_services(view, services),
+            methods=[method],
+            provide_automatic_options=False,
+        )
+
+    add("POST", "/v1/chat/completions", by_owner(chat_completions))
+    add("POST", "/v1/completions", by_owner(completions))
+    add("POST", "/v1/embeddings", embeddings)
+    add("POST", RESPONSES, by_owner(create_response))
+    add("POST", f"{RESPONSES}/input_tokens", count_input_tokens)
+    add("POST", MESSAGES, by_owner(create_message))
+    add("POST", f"{MESSAGES}/count_tokens", count_message_tokens)
+    _add_stored(add)
+    _add_scoring(add)
+    _add_ollama(add)
+    add("GET", "/v1/models", list_models)
+    add("GET", "/v1/models/<path:name>", show_model)
+    add("GET", "/v1/usage", own_usage)
+    add("GET", FLEET_USAGE, fleet_usage)
+    add("GET", OWN_USAGE, server_usage)
+    add("POST", "/tokenize", tokenize)
+    add("POST", "/detokenize", detokenize)
+    for path in ("/health/live", "/ping"):
+        add("GET", path, live)
+    for path in READY_PATHS:
+        add("GET", path, ready)
+    add("GET", "/metrics", metrics)
+    add("GET", "/version", version)
+    add("GET", "/load", load)
+    add("GET", OWN_AUDIT, own_audit)
+    add("GET", OWN_METRICS, own_metrics)
+    add("GET", OWN_LOAD, own_load)
+    add("GET", "/fleet/audit", fleet_audit)
+    add("GET", OWN_STATUS, own_status)
+    add("GET", STATUS, fleet_status)
+    add("GET", OPENAPI, ServedDocument(app).answer)
+    files = read_static_files()
+    add("GET", "/", partial(chat_page, files))
+    add("GET", "/dashboard", partial(dashboard, files))
+    add("GET", "/docs", partial(api_page, files))
+    add("GET", "/static/<path:name>", partial(static_file, files))
+    app.add_websocket(RESPONSES, endpoint="WS", view_func=partial(responses_socket, services))
+
+
+def _add_scoring(add: Callable[[str, str, View], None]) -> None:
+    for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
+        add("POST", path, scoring.rerank)
+    for path in ("/v1/score", "/score"):
+        add("POST", path, scoring.score)
+
+
+def _add_ollama(add: Callable[[str, str, View], None]) -> None:
+    add("POST", "/api/chat", ollama_chat.chat)
+    add("POST", "/api/generate", ollama_chat.generate)
+    add("POST", "/api/embed", ollama_embed.embed_inputs)
+    add("POST", "/api/embeddings", ollama_embed.embed_prompt)
+    add("GET", "/api/tags", ollama_models.list_tags)
+    add("GET", "/api/ps", ollama_models.list_running)
+    add("GET", "/api/version", ollama_models.show_version)
+    add("POST", "/api/show", ollama_models.show)
+    for action in ("pull", "push", "create", "copy"):
+        add("POST", f"{OLLAMA}{action}", ollama_models.refuse)
+    add("DELETE", "/api/delete", ollama_models.refuse)
+
+
+def _add_stored(add: Callable[[str, str, View], None]) -> None:
+    add("POST", "/v1/files", upload_file)
+    add("GET", "/v1/files", list_files)
+    add("GET", "/v1/files/<file_id>", show_file)
+    add("DELETE", "/v1/files/<file_id>", delete_file)
+    add("GET", "/v1/files/<file_id>/content", file_content)
+    add("POST", "/v1/batches", create_batch)
+    add("GET", "/v1/batches", list_batches)
+    add("GET", "/v1/batches/<batch_id>", show_batch)
+    add("POST", "/v1/batches/<batch_id>/cancel", cancel_batch)
+
+
+def _with_services(
+    view: Callable[..., Awaitable[Response] | Response], services: Services
+) -> Callable[..., Awaitable[Response]]:
+    async def call(**arguments: str) -> Response:
+        answer = view(services, **arguments)
+        return answer if isinstance(answer, Response) else await answer
+
+    return call
+
+
+async def _finish(services: Services, response: Response) -> Response:
+    elapsed_s = trio.current_time() - live_request().began_at
+    if not is_passed_on():  # who got it has counted it
+        services.metrics.http.request(request.endpoint or "none")
+    response.headers.update(HEADERS)
+    response.headers.update(live_request().headers)
+    response.headers["x-request-id"] = shown_request_id()
+    if _is_of_messages():
+        response.headers["request-id"] = shown_request_id()
+    if (cache := live_request().cache) is not None:
+        response.headers.update(cache.headers)
+    response.headers["openai-processing-ms"] = str(round(elapsed_s * 1000))
+    for name, value in rate_headers(services.quotas).items():
+        response.headers.setdefault(name, value)  # who owns a kept answer has said so already
+    if origins := origins_here(services, request.path):
+        own = tuple(response.headers.keys())
+        response.headers.update(page_headers(request.headers.get("origin"), origins, own))
+    if services.lifecycle.is_leaving:
+        # The next request needs a connection to somebody else.
+        response.headers["connection"] = "close"
+    return response
+
+
+async def _on_error(services: Services, error: Exception) -> Response:
+    shown = _shown(error)
+    headers = error_headers(shown)
+    if isinstance(error, MethodNotAllowed):
+        headers["allow"] = ", ".join(sorted(error.valid_methods or ()))
+    is_cut = has_request_context() and live_request().entry.is_cut
+    if shown.status in {408, 413} or is_cut or services.lifecycle.is_draining:
+        # The rest of the body is not read, or the process ends: nothing more will be answered.
+        headers["connection"] = "close"
+    if not has_request_context():
+        # A refused handshake passes no `_finish`.
+        headers["x-request-id"] = secrets.token_hex(16)
+    else:
+        live_request().is_crowded_out = shown.is_crowded_out
+        live_request().entry.leave(shown)
+    if shown.status != 503 or not has_request_context() or request.path not in READY_PATHS:
+        services.metrics.http.error(shown.status, is_of_queue=shown.is_of_queue)
+    _note_refusal(services, shown, headers.get("x-request-id"))
+    body = error_body(shown)
+    if _is_of_messages():
+        body = msgspec.json.encode(message_error(shown, shown_request_id()))
+    elif has_request_context() and request.path.startswith(OLLAMA):
+        body = msgspec.json.encode(ollama_error(shown))
+    return Response(body, shown.status, headers=headers, content_type="application/json")
+
+
+def _note_refusal(services: Services, error: RequestError, request_id: str | None) -> None:
+    """Log who was refused what; a line of a batch tells its batch."""
+    asked = request if has_request_context() else websocket
+    if OWNER_KEY in asked.scope["state"]:
+        return
+    services.refusal_log.tell(
+        error,
+        trio.current_time(),
+        request_id=request_id or shown_request_id(),
+        method=asked.method if has_request_context() else "WS",
+        path=asked.path,
+        client=asked.remote_addr,
+        tenant=current_tenant().name,
+    )
+
+
+def _is_of_messages() -> bool:
+    """Whether the request is one of Anthropic's clients, which have their own form of errors."""
+    return has_request_context() and request.path.startswith(MESSAGES)
+
+
+def _shown(error: Exception) -> RequestError:
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, HTTPException) and error.code in CODES:
+        return http_error(error.code, _advice(error))
+    request_id = shown_request_id() if has_request_context() else None
+    log.error("request_failed", request_id=request_id, exc_info=error)
+    return server_error()
+
+
+def _advice(error: HTTPException) -> str:
+    if has_request_context() and request.path.startswith(f"{RESPONSES}/"):
+        return "responses are not stored; what POST or the WebSocket at /v1/responses says is all"
+    if isinstance(error, MethodNotAllowed):
+        also = ", and WebSockets" if has_request_context() and request.path == RESPONSES else ""
+        return f"this path takes {', '.join(sorted(error.valid_methods or ()))}{also}"
+    return NOT_FOUND if error.code == 404 else error.name

@@ -1,0 +1,1 @@
+"""What the parts of the server agree upon: one generation, one embedding, one charge."""

@@ -1,0 +1,431 @@
+"""What of a request's head is refused before any parser sees it.
+
+Knows bytes and limits. h11 parses and is lenient where two parsers may disagree: a bare line feed,
+a folded line, Content-Length beside Transfer-Encoding, a target in absolute form. A proxy in front
+that reads such a head differently sees other requests than we do (request smuggling), so none of it
+passes. Never interprets what it lets through, knows no socket and no clock.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import chain
+from typing import TYPE_CHECKING, Final, cast
+
+import h11
+import trio
+from hypercorn.events import Closed, RawData, Updated
+from hypercorn.protocol.events import Body, Data, EndBody, Request, Response
+from hypercorn.protocol.h11 import STREAM_ID, H11Protocol, H11WSConnection
+from hypercorn.protocol.http_stream import HTTPStream
+
+from triolet.errors import RequestError
+
+from ..api.errors import http_error, too_large
+from ..api.live import CONTINUE_KEY, DEPARTURE_KEY, PEER_KEY, SHORTCUT_KEY, Departure
+from .client_address import PROXY_SIGNATURE
+from .refusal import refusal
+from .request_turns import PROBES
+from .websocket import AppInbox, CuredWSStream
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from hypercorn.config import Config
+    from hypercorn.events import Event
+    from hypercorn.protocol.events import Event as StreamEvent
+    from hypercorn.trio.task_group import TaskGroup
+    from hypercorn.trio.worker_context import WorkerContext
+    from hypercorn.typing import AppWrapper, ASGISendEvent
+
+    from triolet.config import ServerConfig
+
+    from ..api.door import RefusalLog
+    from ..api.live import Peer
+    from .client_address import TrustedProxies
+    from .request_turns import RequestTurns
+
+
+_END = b"\r\n\r\n"
+_PROXY_PROTOCOL = PROXY_SIGNATURE.lstrip(b"\r\n")
+_BARE = re.compile(rb"(?<!\r)\n|\r(?!\n)|\0")
+_REQUEST_LINE = re.compile(rb"([!-~]+) ([!-~]+) HTTP/(\d\.\d)")
+_NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_ONCE = frozenset({b"host", b"content-length", b"transfer-encoding", b"content-type"})
+
+
+class HeadGuard:
+    """Collects the head of one request after the other on one connection."""
+
+    def __init__(self, max_bytes: int, max_fields: int, max_body_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._max_fields = max_fields
+        self._max_body_bytes = max_body_bytes
+        self._held = bytearray()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether part of a head waits for its rest."""
+        return bool(self._held)
+
+    def feed(self, data: bytes) -> bytes | None:
+        """Take bytes that begin or continue a head.
+
+        Returns:
+          The whole head and whatever came behind it, or None while it is incomplete.
+
+        Raises:
+          RequestError: it is refused; the connection cannot be used any more.
+        """
+        self._held += data
+        # Some clients of old send an empty line after a body; it belongs to no request.
+        while self._held.startswith(b"\r\n"):
+            del self._held[:2]
+        end = self._held.find(_END)
+        head = bytes(self._held[:end] if end >= 0 else self._held)
+        if end < 0 and head.endswith(b"\r"):
+            head = head[:-1]  # its line feed may be on its way
+        if head.startswith(_PROXY_PROTOCOL):
+            raise http_error(
+                400, "PROXY protocol from an address that --trusted-proxies does not name"
+            )
+        if _BARE.search(head):
+            raise http_error(400, "the request's head holds a bare CR, LF or NUL")
+        if len(head) > self._max_bytes:
+            raise http_error(431, f"the request's head is larger than {self._max_bytes} bytes")
+        if end < 0:
+            return None
+        self._check(head)
+        whole = bytes(self._held)
+        self._held.clear()
+        return whole
+
+    def _check(self, head: bytes) -> None:
+        line, *fields = head.split(b"\r\n")
+        version = self._check_request_line(line)
+        if len(fields) > self._max_fields:
+            raise http_error(431, f"the request has more than {self._max_fields} header fields")
+        values: dict[bytes, bytes] = {}
+        for text in fields:
+            name, colon, value = text.partition(b":")
+            if not colon or not _NAME.fullmatch(name):
+                raise http_error(400, "a header field is malformed or folded")
+            name = name.lower()
+            if name in _ONCE and name in values:
+                raise http_error(400, f"the header {name.decode()} occurs twice")
+            if name.startswith(b"sec-websocket-") and not value.isascii():
+                # wsproto takes them for ASCII and raises.
+                raise http_error(400, f"the header {name.decode()} is not ASCII")
+            values[name] = value.strip(b" \t")
+        self._check_framing(values, version)
+
+    def _check_request_line(self, line: bytes) -> bytes:
+        match = _REQUEST_LINE.fullmatch(line)
+        if match is None:
+            raise http_error(400, "the request line is malformed")
+        _, target, version = match.groups()
+        if version not in {b"1.0", b"1.1"}:
+            raise http_error(
+                505, "only HTTP/1.1 is spoken here; HTTP/2 is for the proxy in front of it"
+            )
+        if not target.startswith(b"/") or target.startswith(b"//"):
+            raise http_error(400, "the request target is not a path")
+        return version
+
+    def _check_framing(self, values: dict[bytes, bytes], version: bytes) -> None:
+        length = values.get(b"content-length")
+        encoding = values.get(b"transfer-encoding")
+        if encoding is not None:
+            if length is not None or version == b"1.0":
+                raise http_error(400, "Transfer-Encoding beside Content-Length or in HTTP/1.0")
+            if encoding.lower() != b"chunked":
+                raise http_error(400, "the only Transfer-Encoding understood is chunked")
+        if length is not None:
+            if not length.isdigit() or len(length) > 15:
+                raise http_error(400, "Content-Length is not a number of bytes")
+            if int(length) > self._max_body_bytes:
+                raise too_large(self._max_body_bytes)
+
+
+UNKNOWN_PORT: Final = 0
+"""Of a client that a proxy names: few name the port."""
+NO_BODY: Final = frozenset({204, 304})
+MAX_HELD_BYTES: Final = 64 * 1024
+"""Of following requests, while an answer is under way; beyond, the connection is cut."""
+
+
+class CuredHTTPStream(HTTPStream):
+    """One request and its answer.
+
+    Attributes:
+      inbox: set by the protocol before the first event.
+      send_chunk: as well.
+    """
+
+    inbox: AppInbox
+    send_chunk: Callable[[bytes], Awaitable[bool]]
+
+    async def handle(self, event: StreamEvent) -> None:
+        """Take in what the client sends."""
+        await super().handle(event)
+        if isinstance(event, Request):
+            self.app_put = self.inbox.in_front_of(self.app_put)
+
+    async def app_send(self, message: ASGISendEvent | None) -> None:
+        """Take what the application answers."""
+        if message is None:
+            self.inbox.close()
+        elif (
+            message["type"] == "http.response.body"
+            and message.get("more_body", False)
+            and await self.send_chunk(message.get("body", b""))
+        ):
+            return
+        await super().app_send(message)
+
+
+class CuredH11Protocol(H11Protocol):
+    """One HTTP/1.1 connection, which may become a WebSocket.
+
+    Attributes:
+      departure: how its client went, for what runs for it.
+    """
+
+    def __init__(
+        self,
+        app: AppWrapper,
+        config: Config,
+        bounds: ServerConfig,
+        context: WorkerContext,
+        task_group: TaskGroup,
+        addresses: tuple[tuple[str, int] | None, tuple[str, int] | None],
+        peer: Peer,
+        proxies: TrustedProxies,
+        refusals: RefusalLog,
+        send: Callable[[Event], Awaitable[None]],
+        try_write: Callable[[bytes], bool],
+        turns: RequestTurns,
+    ) -> None:
+        client, server = addresses
+        self.departure = Departure()
+        state = {
+            DEPARTURE_KEY: self.departure,
+            SHORTCUT_KEY: self,
+            CONTINUE_KEY: self.ask_for_body,
+            PEER_KEY: peer,
+        }
+        super().__init__(
+            app, config, context, task_group, state, False, client, server, send  # type: ignore[arg-type]
+        )  # fmt: skip
+        self._bounds = bounds
+        self._guard = HeadGuard(
+            bounds.max_header_bytes, bounds.max_header_fields, bounds.max_body_bytes
+        )
+        self._held = bytearray()
+        self._peer = peer
+        self._proxies = proxies
+        self._refusals = refusals
+        self._speaks_for_others = peer.is_unix or proxies.trusts(peer.host)
+        self._try_write = try_write
+        self._turns = turns
+        self._is_in_turn = False
+        self._is_chunked = False
+
+    @property
+    def awaits_head(self) -> bool:
+        """Whether a request's head has begun and is not complete."""
+        return self._guard.has_begun
+
+    @property
+    def can_continue(self) -> bool:
+        """Whether bytes are held that can be handled now, with `RawData(b"")`."""
+        return bool(self._held) and self.connection.their_state is h11.IDLE
+
+    @property
+    def has_had_request(self) -> bool:
+        """Whether any request has come on this connection."""
+        return self.keep_alive_requests > 0
+
+    def speak_for(self, host: str) -> None:
+        """Take in for which client a proxy has opened this connection."""
+        self._peer.is_forwarding = True
+        self.client = (host, UNKNOWN_PORT)
+        self._speaks_for_others = self._proxies.trusts(host)
+
+    async def handle(self, event: Event) -> None:
+        """Take bytes from the client, or the news that it is gone."""
+        if not isinstance(event, RawData) or isinstance(self.connection, H11WSConnection):
+            await super().handle(event)
+            return
+        if self.connection.their_state is h11.IDLE:
+            held, self._held = bytes(self._held), bytearray()
+            await self._begin(held + event.data)
+        elif self.connection.their_state is h11.SEND_BODY:
+            await super().handle(event)
+        else:
+            self._held += event.data
+            if len(self._held) > MAX_HELD_BYTES:
+                await self.send(Closed())
+
+    def try_send(self, data: bytes) -> bool:
+        """See Shortcut."""
+        if self._is_chunked:
+            in_body = self.connection.our_state is h11.SEND_BODY
+            return in_body and self._try_write(b"%x\r\n%b\r\n" % (len(data), data))
+        if isinstance(self.stream, CuredWSStream):
+            frame = self.stream.text_frame(data)
+            return frame is not None and self._try_write(frame)
+        return False
+
+    async def send_chunk(self, data: bytes) -> bool:
+        """Send a piece of a body whose length is not known; return False for any other.
+
+        One write, and none of h11's events, of which each costs more than the write.
+        """
+        if not (data and self._is_in_chunks):
+            return False
+        await self.send(RawData(data=b"%x\r\n%b\r\n" % (len(data), data)))
+        return True
+
+    async def ask_for_body(self) -> None:
+        """Say 100 Continue, if the client waits for that before it sends its body."""
+        connection = self.connection
+        is_waiting = connection.our_state is h11.SEND_RESPONSE
+        if is_waiting and connection.they_are_waiting_for_100_continue:
+            await self._send_h11_event(h11.InformationalResponse(status_code=100, headers=[]))
+
+    async def stream_send(self, event: StreamEvent) -> None:
+        """Take what the stream wants said."""
+        if isinstance(event, Response) and isinstance(self.stream, HTTPStream):
+            # As h11 decides it: RFC 9112, 6.3.
+            self._is_chunked = (
+                self.stream.scope["http_version"] == "1.1"
+                and self.stream.scope["method"] != "HEAD"
+                and event.status_code not in NO_BODY
+                and not any(name.lower() == b"content-length" for name, _ in event.headers)
+            )
+        await super().stream_send(event)
+
+    @property
+    def _is_in_chunks(self) -> bool:
+        return self._is_chunked and self.connection.our_state is h11.SEND_BODY
+
+    async def refuse(self, error: RequestError) -> None:
+        """Answer with an error, if an answer is possible, and close."""
+        client = self.client[0] if self.client else None
+        self._refusals.tell(error, trio.current_time(), client=client, where="edge")
+        if self.connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            headers, body = refusal(error)
+            await self._send_h11_event(
+                h11.Response(
+                    status_code=error.status,
+                    headers=list(chain(headers, self.config.response_headers("h11"))),
+                )
+            )
+            await self._send_h11_event(h11.Data(data=body))
+            await self._send_h11_event(h11.EndOfMessage())
+        await self.send(Closed())
+
+    async def _begin(self, data: bytes) -> None:
+        """Take the beginning of a request, which waits for its turn unless it is a probe."""
+        if not data.startswith(PROBES):
+            await self._turns.wait()
+        self._is_in_turn = True
+        try:
+            await self._take_head(data)
+        finally:
+            self._is_in_turn = False
+
+    async def _take_head(self, data: bytes) -> None:
+        try:
+            whole = self._guard.feed(data)
+        except RequestError as error:
+            await self.refuse(error)
+            return
+        if whole is not None:
+            await super().handle(RawData(data=whole))
+
+    async def _handle_events(self) -> None:
+        # hypercorn says 100 Continue here; `ask_for_body` does once the request is let in.
+        while True:
+            if self.connection.their_state is h11.MUST_CLOSE:
+                return
+            try:
+                event = self.connection.next_event()
+            except h11.RemoteProtocolError as error:
+                await self.refuse(http_error(400, f"the request is malformed: {error}"))
+                return
+            if isinstance(event, h11.Request):
+                await self.send(Updated(idle=False))
+                await self._create_stream(event)
+            elif self.stream is None or event is h11.NEED_DATA:
+                return
+            elif isinstance(event, h11.Data):
+                await self.stream.handle(Body(stream_id=STREAM_ID, data=event.data))
+            elif isinstance(event, h11.EndOfMessage):
+                if not self._is_in_turn:  # the body came later: what is made of it begins now
+                    await self._turns.wait()
+                await self.stream.handle(EndBody(stream_id=STREAM_ID))
+            elif isinstance(event, Data):
+                await self.stream.handle(event)
+            else:
+                return
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        names = dict(request.headers)
+        upgrades = b"upgrade" in [
+            token.strip() for token in names.get(b"connection", b"").lower().split(b",")
+        ]
+        is_websocket = (
+            upgrades and names.get(b"upgrade", b"").lower() == b"websocket"
+        ) and request.method == b"GET"
+        kind = CuredWSStream if is_websocket else CuredHTTPStream
+        self._is_chunked = False
+        self.stream = kind(
+            self.app,
+            self.config,
+            self.context,
+            self.task_group,
+            self.ssl,
+            self._client_of(request),
+            self.server,
+            self.stream_send,
+            STREAM_ID,
+        )
+        self.stream.inbox = AppInbox()
+        if isinstance(self.stream, CuredHTTPStream):
+            self.stream.send_chunk = self.send_chunk
+        if isinstance(self.stream, CuredWSStream):
+            self.stream.bounds = self._bounds
+            self.stream.departure = self.departure
+            self.connection = H11WSConnection(cast("h11.Connection", self.connection))
+        await self.stream.handle(
+            Request(
+                stream_id=STREAM_ID,
+                headers=list(request.headers),
+                http_version=request.http_version.decode(),
+                method=request.method.decode("ascii"),
+                raw_path=request.target,
+                state=self.connection_state,
+            )
+        )
+        self.keep_alive_requests += 1
+
+    def _client_of(self, request: h11.Request) -> tuple[str, int] | None:
+        """Return the client that a request is of, which a trusted proxy may name."""
+        host = self._proxies.client_of(request.headers) if self._speaks_for_others else None
+        return self.client if host is None else (host, UNKNOWN_PORT)
+
+    async def _maybe_recycle(self) -> None:
+        await self._close_stream()
+        states = {self.connection.our_state, self.connection.their_state}
+        if states == {h11.DONE} and not self.context.terminated.is_set():
+            # A new parser instead of the next cycle of the old one, which would read what came
+            # behind the last request without the guard.
+            self._held[:0] = self.connection.trailing_data[0]
+            self.connection = h11.Connection(
+                h11.SERVER, max_incomplete_event_size=self._bounds.max_header_bytes
+            )
+            await self.send(Updated(idle=True))
+        else:
+            await self.send(Closed())

@@ -1,0 +1,284 @@
+"""The listening socket. Ours rather than hypercorn's, because what is set on it is inherited by
+every accepted connection. Knows addresses and socket options; accepts nothing."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.trio.worker_context import WorkerContext
+
+from triolet.errors import ConfigError
+
+from ..api.door import RefusalLog
+from ..api.live import UNIX_PEER
+from .client_address import TrustedProxies, counted_address
+from .connection_table import ConnectionTable, Refused
+from .refusal import REFUSALS, refusal_bytes
+from .request_turns import RequestTurns
+from .tcp import Arrival, CuredTCPServer, WriteCounts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hypercorn.typing import ASGIFramework, ResponseSummary, WWWScope
+
+    from triolet.config import ServerConfig, SiblingConfig
+
+
+OWN_BACKLOG: Final = 256
+"""Of a socket that only siblings and the supervisor know. While its server is started again,
+requests wait there that siblings pass on."""
+AFTER_STALL_S: Final = 1.0
+"""The kernel takes a window that stays shut for a dead host; a shorter patience than the stall
+bound's would take its place."""
+
+
+def open_listening_socket(config: ServerConfig) -> socket.socket:
+    """Bind and listen, or listen on the socket that was handed down.
+
+    One that was handed down is shared: whoever else has it may accept on it too, and closing it
+    here closes it for nobody else.
+
+    Raises:
+      ConfigError: the address cannot be had; the text says what to do.
+    """
+    where = f"{config.host}:{config.port}"
+    if config.listen_fd is not None:
+        try:
+            listening = socket.socket(fileno=config.listen_fd)
+        except OSError as error:
+            raise ConfigError(f"--listen-fd {config.listen_fd} is no socket: {error}") from None
+        return _listen(listening, None, config, where)
+    try:
+        # IPv4 first: "localhost" in a client's URL reaches it with and without IPv6.
+        family, kind, protocol, _, address = min(
+            socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM),
+            key=lambda info: info[0] != socket.AF_INET,
+        )
+    except (socket.gaierror, UnicodeError) as error:
+        raise ConfigError(f"host {config.host!r} cannot be resolved: {error}") from None
+    return _listen(socket.socket(family, kind, protocol), address, config, where)
+
+
+def open_own_socket(config: SiblingConfig) -> socket.socket:
+    """Listen on the socket by which this very server is reached, whoever else has its port.
+
+    Raises:
+      ConfigError: what was handed down is no socket.
+    """
+    try:
+        own = socket.socket(fileno=config.own_fd)
+        own.setblocking(False)
+        own.listen(OWN_BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"descriptor {config.own_fd} is no socket of ours: {error}") from None
+    return own
+
+
+def _listen(
+    listening: socket.socket, address: tuple[Any, ...] | None, config: ServerConfig, where: str
+) -> socket.socket:
+    """Set what accepted connections inherit, bind if there is an address, and listen."""
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.send_buffer_bytes)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            timeout_s = max(config.tcp_user_timeout_s, config.stall_timeout_s + AFTER_STALL_S)
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(timeout_s * 1000))
+        listening.setblocking(False)
+        if address is not None:
+            listening.bind(address)
+        listening.listen(config.listen_backlog)
+    except OSError as error:
+        listening.close()
+        raise ConfigError(_remedy(where, error)) from None
+    return listening
+
+
+def _remedy(where: str, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"{where} is in use: stop the process that listens there, or choose another port"
+    if error.errno == errno.EACCES:
+        return f"{where} needs privileges: choose a port above 1023"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"{where} is no address of this machine: choose one of its own, or 127.0.0.1"
+    return f"cannot listen on {where}: {error.strerror}"
+
+
+def base_url(listening: socket.socket) -> str:
+    """Return the address clients use, with the port that was really bound."""
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+log = structlog.get_logger(__name__)
+
+REFUSAL_TIMEOUT_S = 1.0
+"""For the few bytes that say why a connection is refused, and until its client has read them."""
+MAX_REFUSALS: Final = 64
+"""Refused connections that are waited for; beyond, they are reset, and their clients may not see
+why. Below the descriptors that are left beside `max_connections`."""
+
+
+class EdgeLog:
+    """Takes what hypercorn logs, in hypercorn's form, to the process's log."""
+
+    def __init__(self, config: Config) -> None:
+        """hypercorn makes it and hands over its config, of which nothing is needed."""
+
+    async def access(self, request: WWWScope, response: ResponseSummary, seconds: float) -> None:
+        """Drop it: the application knows more of a request than its line."""
+
+    async def exception(self, message: str, *args: object) -> None:
+        """Log the exception being handled."""
+        log.exception(message % args if args else message)
+
+
+def edge_config(bounds: ServerConfig) -> Config:
+    """Return hypercorn's config; whatever is not set here is not used by the parts we take."""
+    config = Config()
+    config.logger_class = EdgeLog  # type: ignore[assignment]
+    config.include_server_header = False
+    config.keep_alive_timeout = bounds.idle_connection_s
+    config.h11_max_incomplete_size = bounds.max_header_bytes
+    config.websocket_max_message_size = bounds.ws_max_message_bytes
+    return config
+
+
+class Edge:
+    """The surface that clients connect to.
+
+    Attributes:
+      places: of its connections.
+      writes: to all clients so far.
+    """
+
+    def __init__(self, app: ASGIFramework, bounds: ServerConfig) -> None:
+        self.places = ConnectionTable(bounds.max_connections, bounds.address_connections)
+        self.writes = WriteCounts()
+        self._app = ASGIWrapper(app)
+        self._bounds = bounds
+        self._config = edge_config(bounds)
+        self._context = WorkerContext(max_requests=None)
+        self._turns = RequestTurns(bounds.requests_per_turn)
+        self._accepting = trio.CancelScope()
+        self._stop = trio.Event()
+        self._closed = trio.Event()
+        self._proxies = TrustedProxies(bounds.trusted_proxies)
+        self._refusals = RefusalLog(bounds.door)
+        self._num_refusals = 0
+        self._close_within_s = 0.0
+
+    @property
+    def connections(self) -> int:
+        """Open at present."""
+        return len(self.places)
+
+    @property
+    def counters(
+        self,
+    ) -> tuple[Callable[[], int], Callable[[], Mapping[str, int]], Callable[[], Mapping[str, int]]]:
+        """How to read the connections that are open, the writes by way, and those turned away."""
+        return lambda: self.connections, lambda: self.writes.by_way, lambda: self.places.turned_away
+
+    def stop_accepting(self) -> None:
+        """Leave new connections to whoever else listens on the socket; go on serving the others."""
+        self._accepting.cancel()
+
+    def stop(self, within_s: float) -> None:
+        """Accept no more, close idle connections, and end the others after a time."""
+        self._close_within_s = within_s
+        self._stop.set()
+
+    async def wait_closed(self) -> None:
+        """Wait until no connection is left after `stop`."""
+        await self._closed.wait()
+
+    async def run(
+        self,
+        *listening: socket.socket,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Serve until `stop`. Closes the listening sockets."""
+        listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(one)) for one in listening]
+        async with AsyncExitStack() as stack:
+            for listener in listeners:
+                await stack.enter_async_context(listener)
+            connections = await stack.enter_async_context(trio.open_nursery())
+            connections.start_soon(self._accept, listeners, connections)
+            task_status.started()
+            await self._stop.wait()
+            self.stop_accepting()
+            await self._context.terminated.set()
+            connections.cancel_scope.deadline = trio.current_time() + self._close_within_s
+        self._closed.set()
+
+    async def _accept(
+        self, listeners: list[trio.SocketListener], connections: trio.Nursery
+    ) -> None:
+        with self._accepting:
+            await trio.serve_listeners(self._serve, listeners, handler_nursery=connections)
+
+    async def _serve(self, stream: trio.SocketStream) -> None:
+        try:
+            host = _host_of(stream)
+        except OSError:
+            log.debug("connection_broken")
+            await trio.aclose_forcefully(stream)
+            return
+        speaks_for_many = host == UNIX_PEER or self._proxies.trusts(host)
+        address = None if speaks_for_many else counted_address(host)
+        place = self.places.admit(address, stream.socket.close)
+        if isinstance(place, Refused):
+            self._refusals.tell(REFUSALS[place], trio.current_time(), client=host, where="edge")
+            await self._refuse(stream, place)
+            return
+        try:
+            arrival = Arrival(host, place, self.places, self._proxies, self._refusals)
+            await CuredTCPServer(
+                self._app,
+                self._config,
+                self._bounds,
+                self._context,
+                stream,
+                self.writes,
+                arrival,
+                self._turns,
+            ).run()
+        finally:
+            self.places.leave(place)
+
+    async def _refuse(self, stream: trio.SocketStream, reason: Refused) -> None:
+        """Say why, and let the client read it: closing with its request unread would be a reset."""
+        self._num_refusals += 1
+        try:
+            with trio.move_on_after(REFUSAL_TIMEOUT_S):
+                await stream.send_all(refusal_bytes(REFUSALS[reason]))
+                await stream.send_eof()
+                while self._num_refusals <= MAX_REFUSALS and await stream.receive_some():
+                    pass
+        except trio.BrokenResourceError:
+            log.debug("refused_connection_gone")
+        finally:
+            self._num_refusals -= 1
+            await trio.aclose_forcefully(stream)
+
+
+def _host_of(stream: trio.SocketStream) -> str:
+    """Return the other end's address.
+
+    Raises:
+      OSError: there is none any more.
+    """
+    if stream.socket.family == socket.AF_UNIX:
+        return UNIX_PEER
+    host: str = stream.socket.getpeername()[0]
+    return host

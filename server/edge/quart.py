@@ -1,0 +1,109 @@
+"""How Quart runs a request here: its last write is not cut off, and its end frees what it began.
+
+hypercorn says `http.disconnect` inside the last send of a response, before it has recycled or
+closed the connection; Quart-Trio takes that for a client gone away and cancels the very send, so
+that keep-alive and `Connection: close` do nothing. The last send is therefore shielded, for a
+bounded time: under a shield without bound, connections stayed open for good.
+
+Quart keeps in its frames what a view raises. A WebSocket's view works with a nursery, whose
+cancellation is a group of exceptions; the group holds the frames, the frames hold the group, and
+with it everything that ran for the client stayed until Python's collector came by, which is rare
+here. So what is cancelled leaves the view as one plain cancellation. And a request to a path that
+there is not holds the exception that says so, whose traceback holds the request: it is let go.
+
+Quart takes a body in as fast as it comes, whatever the application thinks of it. Here a large one
+waits until its request is let in, and every byte is counted (server/api/door.py).
+
+Touches names that Quart-Trio does not promise: the exact version is pinned, and tests/server/edge
+holds the behaviour.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+import trio
+from quart_trio import QuartTrio
+from quart_trio.asgi import TrioASGIHTTPConnection
+
+from ..api.live import CONTINUE_KEY, DEPARTURE_KEY, SCOPE_KEY, LiveRequest
+
+if TYPE_CHECKING:
+    from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ASGISendEvent
+    from quart.ctx import WebsocketContext
+    from quart.typing import ResponseReturnValue, ResponseTypes
+    from quart.wrappers import Request
+    from quart.wrappers.base import BaseRequestWebsocket
+
+    from ..api.live import Entry
+
+LAST_SEND_TIMEOUT_S = 5.0
+
+
+class CuredHTTPConnection(TrioASGIHTTPConnection):
+    """One request and its answer."""
+
+    async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        """Run the request; whatever ends it, the generations it began end with it."""
+        state = self.scope["state"]
+        with LiveRequest(state[DEPARTURE_KEY], self.scope["headers"]) as live:
+            state[SCOPE_KEY] = live
+            await super().__call__(receive, send)
+
+    async def handle_messages(  # type: ignore[override]
+        self, nursery: trio.Nursery, request: Request, receive: ASGIReceiveCallable
+    ) -> None:
+        """Take the body in as far as the door lets it, and note when the client leaves."""
+        state = self.scope["state"]
+        entry: Entry = state[SCOPE_KEY].entry
+        is_small = entry.expected_bytes <= self.app.config["SMALL_BODY_BYTES"]
+        if entry.waits_for_leave or not is_small:
+            await entry.wait_decided()
+            if not entry.is_turned_away and CONTINUE_KEY in state:
+                await state[CONTINUE_KEY]()
+        while (message := await receive())["type"] == "http.request":
+            data, is_last = message.get("body", b""), not message.get("more_body", False)
+            is_kept = entry.receive(len(data)) and not entry.is_turned_away
+            if is_kept:
+                request.body.append(data)
+            if is_last or not is_kept:
+                request.body.set_complete()
+            if is_last:
+                entry.complete()
+        nursery.cancel_scope.cancel()
+
+    async def _send_response(self, send: ASGISendCallable, response: ResponseTypes) -> None:
+        async def send_last_in_peace(message: ASGISendEvent) -> None:
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                with trio.CancelScope(shield=True) as scope:
+                    scope.deadline = trio.current_time() + LAST_SEND_TIMEOUT_S
+                    await send(message)
+            else:
+                await send(message)
+
+        await super()._send_response(send_last_in_peace, response)
+
+
+class CuredQuart(QuartTrio):
+    """The application's frame: routes and errors."""
+
+    def raise_routing_exception(self, request: BaseRequestWebsocket) -> NoReturn:
+        """Say that nothing is at a path, or nothing that takes this method."""
+        error = request.routing_exception
+        assert error is not None, "asked for only then"
+        request.routing_exception = None
+        try:
+            raise error
+        finally:
+            del error  # or this frame would hold it
+
+    async def dispatch_websocket(
+        self, websocket_context: WebsocketContext | None = None
+    ) -> ResponseReturnValue | None:
+        """Run the view of a WebSocket."""
+        try:
+            return await super().dispatch_websocket(websocket_context)
+        except BaseExceptionGroup as group:
+            if group.split(trio.Cancelled)[1] is None:
+                await trio.lowlevel.checkpoint()  # which is cancelled as well, alone
+            raise

@@ -1,0 +1,185 @@
+"""What hypercorn's reader hands to an application, without waiting for one that has ended.
+
+hypercorn puts messages into a bounded channel and never closes it: when the application ends with
+the channel full, the reader, and whoever wants to say that the client left, wait for ever, and the
+connection stays.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+from hypercorn.protocol.events import Body, EndBody, Request, Response, StreamClosed
+from hypercorn.protocol.ws_stream import ASGIWebsocketState, FrameTooLargeError, WSStream
+from wsproto.connection import ConnectionState
+from wsproto.events import CloseConnection, Message, Ping
+from wsproto.frame_protocol import CloseReason
+
+from ..api.door import TokenBucket
+from ..api.errors import http_error
+from ..contract.generation import CancelReason
+from .refusal import refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from hypercorn.typing import ASGIReceiveEvent
+
+    Put = Callable[[ASGIReceiveEvent], Awaitable[None]]
+    from hypercorn.protocol.events import Event
+    from hypercorn.typing import ASGISendEvent, WebsocketAcceptEvent
+
+    from triolet.config import ServerConfig
+
+    from ..api.live import Departure
+
+
+class AppInbox:
+    """The way in to one run of the application."""
+
+    def __init__(self) -> None:
+        self._waiting: set[trio.CancelScope] = set()
+        self._is_closed = False
+
+    def in_front_of(self, put: Put) -> Put:
+        """Return a way in that drops messages once nobody is there any more.
+
+        Args:
+          put: hypercorn's own, which waits for room.
+        """
+
+        async def put_or_drop(event: ASGIReceiveEvent) -> None:
+            if self._is_closed:
+                await trio.lowlevel.checkpoint()
+                return
+            with trio.CancelScope() as scope:
+                self._waiting.add(scope)
+                try:
+                    await put(event)
+                finally:
+                    self._waiting.discard(scope)
+
+        return put_or_drop
+
+    def close(self) -> None:
+        """Let nobody wait any more: the application has ended."""
+        self._is_closed = True
+        for scope in self._waiting:
+            scope.cancel()
+
+
+class CuredWSStream(WSStream):
+    """The WebSocket side of one connection.
+
+    Attributes:
+      bounds: set by the protocol before the first event.
+      inbox: as well.
+      departure: as well.
+    """
+
+    bounds: ServerConfig
+    inbox: AppInbox
+    departure: Departure
+    _frames: TokenBucket
+    _heard_at: float
+    _is_over: trio.Event
+
+    async def handle(self, event: Event) -> None:
+        """Take bytes, or the news that the connection is gone."""
+        await super().handle(event)
+        if isinstance(event, Request) and self.app_put is not None:
+            self.app_put = self.inbox.in_front_of(self.app_put)
+        elif isinstance(event, StreamClosed) and self.handshake.accepted:
+            self._is_over.set()
+
+    async def app_send(self, message: ASGISendEvent | None) -> None:
+        """Take what the app sends; after the end it goes nowhere, but lets others run."""
+        if message is None:
+            self.inbox.close()
+        if self.closed:
+            await trio.lowlevel.checkpoint()
+        await super().app_send(message)
+
+    def text_frame(self, data: bytes) -> bytes | None:
+        """Return a text message as a frame, or None if there is no sending one now."""
+        if self.state is not ASGIWebsocketState.CONNECTED or self.closed:
+            return None
+        if self.connection.state is not ConnectionState.OPEN:
+            return None
+        length = len(data)
+        if length < 126:
+            return b"\x81%c%b" % (length, data)
+        if length < 65_536:
+            return b"\x81\x7e%b%b" % (length.to_bytes(2, "big"), data)
+        return b"\x81\x7f%b%b" % (length.to_bytes(8, "big"), data)
+
+    async def _send_error_response(self, status_code: int) -> None:
+        error = http_error(status_code, "the WebSocket handshake is refused")
+        headers, body = refusal(error)
+        await self.send(
+            Response(stream_id=self.stream_id, status_code=status_code, headers=headers)
+        )
+        await self.send(Body(stream_id=self.stream_id, data=body))
+        await self.send(EndBody(stream_id=self.stream_id))
+        # hypercorn leaves the connection open, with nothing on it that could ever read.
+        await self.send(StreamClosed(stream_id=self.stream_id))
+
+    async def _accept(self, message: WebsocketAcceptEvent) -> None:
+        self.handshake.extensions = None
+        now = trio.current_time()
+        self._frames = TokenBucket(self.bounds.ws_max_frames_per_s, now)
+        self._heard_at = now
+        self._is_over = trio.Event()
+        await super()._accept(message)
+        self.task_group.spawn(self._watch_pongs)
+
+    async def _handle_events(self) -> None:
+        now = self._heard_at = trio.current_time()
+        for event in self.connection.events():
+            if not self._frames.take(now):
+                await self._fail(CloseReason.POLICY_VIOLATION)
+                return
+            if isinstance(event, Message):
+                try:
+                    self.buffer.extend(event)
+                except FrameTooLargeError:
+                    await self._fail(CloseReason.MESSAGE_TOO_BIG)
+                    return
+                if event.message_finished and self.app_put is not None:
+                    await self.app_put(self.buffer.to_message())
+                    self.buffer.clear()
+            elif isinstance(event, Ping):
+                await self._send_wsproto_event(event.response())
+            elif isinstance(event, CloseConnection):
+                await self._tell_app(event.code)
+                if self.connection.state is ConnectionState.REMOTE_CLOSING:
+                    await self._send_wsproto_event(event.response())
+                elif self.connection.state is ConnectionState.OPEN:
+                    # wsproto reports what it cannot parse as a close that nobody sent.
+                    await self._send_wsproto_event(CloseConnection(code=event.code))
+                await self.send(StreamClosed(stream_id=self.stream_id))
+                return
+
+    async def _tell_app(self, code: int) -> None:
+        """Say that the client left, before it is answered: the answer stands behind everything
+        that the client has not read, perhaps for ever."""
+        if code == CloseReason.GOING_AWAY:
+            self.departure.reason = CancelReason.WENT_AWAY
+        put, self.app_put = self.app_put, None
+        if put is not None:
+            await put({"type": "websocket.disconnect", "code": code})
+
+    async def _fail(self, code: CloseReason) -> None:
+        await self._send_wsproto_event(CloseConnection(code=code))
+        await self.send(StreamClosed(stream_id=self.stream_id))
+
+    async def _watch_pongs(self) -> None:
+        while True:
+            with trio.move_on_after(self.bounds.ws_ping_s):
+                await self._is_over.wait()
+                return
+            if trio.current_time() - self._heard_at > self.bounds.ws_pong_timeout_s:
+                await self._fail(CloseReason.GOING_AWAY)
+                return
+            await self._send_wsproto_event(Ping())

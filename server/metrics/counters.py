@@ -1,0 +1,429 @@
+"""The counters of what clients ask for, by the routes of the map, what was refused, lines of
+batches, and what waits for threads or holds bodies before it is queued."""
+
+from __future__ import annotations
+
+from collections import Counter as Counts
+from typing import TYPE_CHECKING, Final
+
+import structlog
+from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from ..contract.generation import Usage
+from .collectors import ResponseCacheCollector
+from .histogram import TokenHistogram
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from typing import Any
+
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.metrics_core import Metric
+
+    from triolet.service_class import Claim, ServiceClass
+
+    from ..api.door import BodyRoom
+    from ..cache.front import CachingFleet
+    from ..tenants.quotas import Quotas
+    from ..tenants.tenancy import TenancyReport
+    from ..text.threads import Turns
+
+
+class DoorCollector(Collector):
+    """Lines for threads and grammars, and bytes of bodies, at the moment of the scrape."""
+
+    def __init__(self) -> None:
+        self._lines: Mapping[str, Turns[Any]] = {}
+        self._bodies: BodyRoom | None = None
+
+    def watch(self, lines: Mapping[str, Turns[Any]], bodies: BodyRoom) -> None:
+        """Show these from now on."""
+        self._lines, self._bodies = lines, bodies
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield one family after the other."""
+        jobs = GaugeMetricFamily(
+            "triolet_line_jobs", "Jobs before the queue, by what they do", labels=("line", "state")
+        )
+        refusals = CounterMetricFamily(
+            "triolet_line_refusals", "Jobs that found a line full", labels=("line", "reason")
+        )
+        for name, turns in self._lines.items():
+            jobs.add_metric((name, "waiting"), turns.num_waiting)
+            jobs.add_metric((name, "running"), turns.num_running)
+            for reason, count in turns.refused.items():
+                refusals.add_metric((name, reason), count)
+        held = GaugeMetricFamily("triolet_body_bytes", "Room that bodies under way take")
+        bodies = CounterMetricFamily(
+            "triolet_body_refusals", "Bodies for which there was no room", labels=("reason",)
+        )
+        if self._bodies is not None:
+            held.add_metric((), self._bodies.held_bytes)
+            for what, count in self._bodies.refused.items():
+                bodies.add_metric((what,), count)
+        yield from (jobs, refusals, held, bodies)
+
+
+class HttpMetrics:
+    """Told of requests by the surface.
+
+    Args:
+      registry: where the counters are shown.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._response_cache = ResponseCacheCollector()
+        registry.register(self._response_cache)
+        self._door = DoorCollector()
+        registry.register(self._door)
+        self._requests = Counter(
+            "triolet_http_requests",
+            "Requests by the route that answered",
+            ("endpoint",),
+            registry=registry,
+        )
+        self._errors = Counter(
+            "triolet_http_errors",
+            "Requests answered with an error",
+            ("status",),
+            registry=registry,
+        )
+        self._of_queue: Counts[str] = Counts()
+        self._batch_lines = Counter(
+            "triolet_batch_lines",
+            "Lines of batches by how they ended, and what they waited out",
+            ("outcome",),
+            registry=registry,
+        )
+        self._ignored = Counter(
+            "triolet_ignored_parameters",
+            "Parameters of requests that this server does not know and that had no effect",
+            ("parameter",),
+            registry=registry,
+        )
+        self._resumptions = Counter(
+            "triolet_resumptions",
+            "Answers that clients may come back to, and what became of them",
+            ("what",),
+            registry=registry,
+        )
+
+    def ignored(self, name: str) -> None:
+        """A request had a parameter without effect; its name is from a bounded set."""
+        self._ignored.labels(name).inc()
+
+    def batch_line(self, outcome: str) -> None:
+        """A line of a batch has its answer, or was somebody else's."""
+        self._batch_lines.labels(outcome).inc()
+
+    def request(self, endpoint: str) -> None:
+        """A request came to one of the routes, of which there are as many as the map has."""
+        self._requests.labels(endpoint).inc()
+
+    def error(self, status: int, *, is_of_queue: bool = False) -> None:
+        """A request was answered with an error, perhaps one that the queue has counted too."""
+        self._errors.labels(str(status)).inc()
+        self._of_queue[str(status)] += is_of_queue
+
+    def errors(self) -> dict[str, float]:
+        """Return how many requests were answered with an error, by status."""
+        [family] = self._errors.collect()
+        return {
+            sample.labels["status"]: sample.value
+            for sample in family.samples
+            if sample.name.endswith("_total")
+        }
+
+    def errors_of_queue(self, status: str) -> int:
+        """Return how many of those with a status the queue has counted too."""
+        return self._of_queue[status]
+
+    def resumption(self, what: str) -> None:
+        """An answer was begun or joined that outlives its connection, by a word of our own."""
+        self._resumptions.labels(what).inc()
+
+    def watch_response_cache(self, cache: CachingFleet) -> None:
+        """Answers are given again from now on."""
+        self._response_cache.watch(cache)
+
+    def watch_door(self, lines: Mapping[str, Turns[Any]], bodies: BodyRoom) -> None:
+        """Show lines, by name, and bytes of bodies from now on."""
+        self._door.watch(lines, bodies)
+
+
+log = structlog.get_logger()
+
+FAULTS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
+    ("retries_refused", "Requests ended because the retry budget was spent", ()),
+    ("requests_quarantined", "Requests that killed the workers which computed them", ()),
+    ("grammars_quarantined", "Requests whose grammar took a worker too long to follow", ()),
+    ("breaker_changes", "Circuit breakers of workers by the state they took", ("state",)),
+    ("frames_dropped", "Frames of workers that belonged to nothing present", ("reason",)),
+    ("server_pauses", "Times that this process stood still", ()),
+    ("server_paused_seconds", "Time that this process stood still", ()),
+)
+
+
+class FaultMetrics:
+    """Told of faults by the fleet (server/scheduling/observer.py).
+
+    Args:
+      registry: where the counters are shown.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._counters = {
+            name: Counter(f"triolet_{name}", text, labels, registry=registry)
+            for name, text, labels in FAULTS
+        }
+
+    def retry_unaffordable(self) -> None:
+        """A request ends because too many others are tried again already."""
+        self._counters["retries_refused"].inc()
+
+    def request_quarantined(self, request_id: str) -> None:
+        """It killed the workers that computed it; an operator may want to look at it."""
+        self._counters["requests_quarantined"].inc()
+        log.error("request_quarantined", request_id=request_id)
+
+    def grammar_quarantined(self, request_id: str) -> None:
+        """Its masks held a worker up; it has ended, and its tenant's grammar is refused."""
+        self._counters["grammars_quarantined"].inc()
+        log.warning("grammar_quarantined", request_id=request_id)
+
+    def breaker_changed(self, worker: str, state: str) -> None:
+        """A worker is left out, tried, or used again."""
+        self._counters["breaker_changes"].labels(state).inc()
+        log.warning("breaker", worker=worker, state=state)
+
+    def frames_dropped(self, reason: str, count: int = 1) -> None:
+        """Frames of workers were not acted upon."""
+        self._counters["frames_dropped"].labels(reason).inc(count)
+
+    def server_paused(self, seconds: float) -> None:
+        """This process itself stood still for so long."""
+        self._counters["server_pauses"].inc()
+        self._counters["server_paused_seconds"].inc(seconds)
+        log.warning("stood_still", seconds=round(seconds, 3))
+
+
+ERROR_BUCKETS: Final = (.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40)  # fmt: skip
+
+
+class OverloadMetrics:
+    """Told of overload by the fleet (server/scheduling/observer.py).
+
+    Args:
+      registry: where the counters are shown.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._refused = Counter(
+            "triolet_overload_refused",
+            "Requests refused or dropped because there was too much",
+            ("reason", "service_class"),
+            registry=registry,
+        )
+        self._changes = Counter(
+            "triolet_brownout_changes",
+            "Brownout levels by which one was taken",
+            ("level",),
+            registry=registry,
+        )
+        self._early = TokenHistogram(
+            "triolet_ttft_earlier_seconds",
+            "By how much first tokens came before they were expected",
+            ERROR_BUCKETS,
+            registry,
+        )
+        self._late = TokenHistogram(
+            "triolet_ttft_later_seconds",
+            "By how much first tokens came after they were expected",
+            ERROR_BUCKETS,
+            registry,
+        )
+
+    def refused(self, reason: str, service_class: ServiceClass) -> None:
+        """A request was refused because there is too much, or dropped before anything was spent."""
+        self._refused.labels(reason, service_class.name.lower()).inc()
+
+    def predicted(self, predicted_s: float, ttft_s: float) -> None:
+        """A first token came, and when it had been expected."""
+        if ttft_s > predicted_s:
+            self._late.observe(ttft_s - predicted_s)
+        else:
+            self._early.observe(predicted_s - ttft_s)
+
+    def level_changed(self, was: int, level: int, pressure: float) -> None:
+        """More or less is given up than before; an operator wants to know."""
+        self._changes.labels(str(int(level))).inc()
+        tell = log.warning if level > was else log.info
+        tell("brownout", now=int(level), was=int(was), pressure=round(pressure, 2))
+
+
+RESERVE_BUCKETS: Final = (.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1)  # fmt: skip
+
+
+class QuotaMetrics:
+    """Told by whoever keeps the limits (server/tenants/spend_watch.py).
+
+    Args:
+      registry: where they are shown.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._refused = Counter(
+            "triolet_quota_refusals",
+            "Requests that met a limit of their tenant",
+            ("limit",),
+            registry=registry,
+        )
+        self._reserved = Histogram(
+            "triolet_quota_reserve_seconds",
+            "Asking the accounts before a request is queued",
+            buckets=RESERVE_BUCKETS,
+            registry=registry,
+        )
+        self._unreserved = Counter(
+            "triolet_tenant_unreserved_requests",
+            "Requests that count without tokens: refused after work, or for text only",
+            ("tenant",),
+            registry=registry,
+        )
+        self._cost = Counter(
+            "triolet_tenant_cost",
+            "What tenants were charged, in the operator's currency",
+            ("tenant",),
+            registry=registry,
+        )
+        self._alerts = Counter(
+            "triolet_budget_alerts",
+            "Times that a tenant's spend crossed a share of its budget",
+            ("tenant", "share"),
+            registry=registry,
+        )
+        self._failures = Counter(
+            "triolet_quota_store_failures",
+            "Calls of the shared accounts that failed",
+            registry=registry,
+        )
+        self._reservations = Gauge(
+            "triolet_quota_reservations", "Requests that are not settled", registry=registry
+        )
+        self._open_sequences = Gauge(
+            "triolet_quota_open_sequences", "Sequences not charged yet", registry=registry
+        )
+        self._store_up = Gauge(
+            "triolet_quota_store_up",
+            "1 while limits hold for all servers that share them, 0 while each holds its part",
+            registry=registry,
+        )
+        self._servers = Gauge(
+            "triolet_quota_servers",
+            "Servers that share the limits, this one included, as far as it knows",
+            registry=registry,
+        )
+
+    def watch(self, quotas: Quotas) -> None:
+        """Read what is in flight, and how the store is, whenever the metrics are."""
+        self._reservations.set_function(lambda: quotas.store.num_reserved)
+        self._open_sequences.set_function(lambda: quotas.num_open)
+        self._store_up.set_function(lambda: quotas.store.is_well)
+        self._servers.set_function(lambda: quotas.store.num_servers)
+
+    def refused(self, limit: str) -> None:
+        """A request met a limit."""
+        self._refused.labels(limit).inc()
+
+    def reserved(self, elapsed_s: float) -> None:
+        """The accounts were asked."""
+        self._reserved.observe(elapsed_s)
+
+    def unreserved(self, tenant: str) -> None:
+        """A request was counted for which nothing was reserved."""
+        self._unreserved.labels(tenant).inc()
+
+    def cost(self, tenant: str, amount: float) -> None:
+        """A tenant was charged."""
+        self._cost.labels(tenant).inc(amount)
+
+    def budget_watched(self, tenant: str, share: float) -> None:
+        """Show the counter at 0: Prometheus sees no increase in one that is born at 1."""
+        self._alerts.labels(tenant, f"{share:g}")
+
+    def budget_alert(self, tenant: str, share: float) -> None:
+        """A tenant's spend crossed a share of its budget."""
+        self._alerts.labels(tenant, f"{share:g}").inc()
+
+    def store_failed(self) -> None:
+        """A call of the shared accounts failed."""
+        self._failures.inc()
+
+
+REJECTED: Final = "rejected"
+"""Outcome of a request that was refused at once."""
+NO_USAGE: Final = Usage(0, 0)
+
+
+class TenantMetrics:
+    """Told of each sequence once, at its end.
+
+    Args:
+      registry: where the counters are shown.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._requests = Counter(
+            "triolet_tenant_requests",
+            "Sequences of a tenant by class and by how they ended",
+            ("tenant", "class", "outcome"),
+            registry=registry,
+        )
+        self._tokens = Counter(
+            "triolet_tenant_tokens",
+            "Tokens of a tenant by class and kind; prompt holds cached",
+            ("tenant", "class", "kind"),
+            registry=registry,
+        )
+
+    def watch(self, report: Callable[[], TenancyReport]) -> None:
+        """Read this whenever the metrics are."""
+        self._registry.register(_FileCollector(report))
+
+    def ended(self, claim: Claim, outcome: str, usage: Usage) -> None:
+        """A sequence ended, or was refused."""
+        if not claim.tenant:
+            return
+        service_class = claim.service_class.name.lower()
+        self._requests.labels(claim.tenant, service_class, outcome).inc()
+        for kind, count in (
+            ("prompt", usage.prompt_tokens),
+            ("cached", usage.cached_tokens),
+            ("completion", usage.completion_tokens),
+        ):
+            if count:
+                self._tokens.labels(claim.tenant, service_class, kind).inc(count)
+
+
+class _FileCollector:
+    def __init__(self, report: Callable[[], TenancyReport]) -> None:
+        self._report = report
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield what is known of the file of tenants; zeros where there is none."""
+        report = self._report()
+        yield GaugeMetricFamily("triolet_tenants", "Tenants that there are", report.tenants)
+        yield GaugeMetricFamily(
+            "triolet_tenants_file_refused",
+            "1 while the newest file of tenants is not what counts",
+            float(bool(report.problem)),
+        )
+        changes = CounterMetricFamily(
+            "triolet_tenants_files", "Files of tenants by what became of them", labels=["outcome"]
+        )
+        changes.add_metric(["taken"], report.num_taken)
+        changes.add_metric(["refused"], report.num_refused)
+        yield changes

@@ -1,0 +1,1 @@
+"""The life of a request: queue, admission, routing, attempts on workers, output."""

@@ -1,0 +1,229 @@
+"""Takes what workers send and hands it to streams, both by turns of tenants.
+
+One turn of one task does all of a small frame, from the worker's message to the clients' sockets.
+Where several tenants have streams, the rows of a larger frame are taken some at a time, tenant by
+tenant, and what they brought is handed out before the next ones: however many streams one tenant
+has, another one's token waits for one such turn, and not for a frame. What a stream does with its
+tokens is its listener's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import trio
+from trio.lowlevel import ParkingLot
+
+from transport.frames import Tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from transport.frames import AnyFrame, TokenRow
+    from transport.link import Connection
+
+    from .requests import Conductor
+    from .stream import Stream
+    from .workers import Worker
+
+STREAMS_PER_CHECKPOINT: Final = 128
+"""Streams that are handed their tokens before others may run: two or three milliseconds."""
+
+
+ROWS_PER_TURN: Final = 32
+"""Tokens that are taken before others may run, where several tenants have streams: half a
+millisecond with the writes that follow. With 16 the turns themselves cost more than the tokens."""
+
+
+class RowLine:
+    """Rows that wait for their turn, by tenant. What a tenant has here goes in its order."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[tuple[Worker, TokenRow]]] = {}  # in the order of turns
+        self._num_of_worker: dict[Worker, int] = {}
+
+    def add(self, tenant: str, worker: Worker, rows: Sequence[TokenRow]) -> None:
+        """Put rows behind the others of their tenant."""
+        self._waiting.setdefault(tenant, deque()).extend((worker, row) for row in rows)
+        self._num_of_worker[worker] = self._num_of_worker.get(worker, 0) + len(rows)
+
+    def has(self, worker: Worker) -> bool:
+        """Whether a row of a worker waits."""
+        return worker in self._num_of_worker
+
+    def next_turn(self) -> dict[Worker, list[TokenRow]]:
+        """Take out the rows of one turn, of each tenant one after the other.
+
+        A turn ends as soon as a tenant has no more rows: what it has is handed out at once.
+        """
+        turn: dict[Worker, list[TokenRow]] = {}
+        for _ in range(ROWS_PER_TURN):
+            if not self._waiting:
+                break
+            tenant = next(iter(self._waiting))
+            of_tenant = self._waiting.pop(tenant)
+            worker, row = of_tenant.popleft()
+            if of_tenant:
+                self._waiting[tenant] = of_tenant
+            self._num_of_worker[worker] -= 1
+            if not self._num_of_worker[worker]:
+                del self._num_of_worker[worker]
+            turn.setdefault(worker, []).append(row)
+            if not of_tenant:
+                break
+        return turn
+
+
+class Intake:
+    """Takes the frames of all workers, each worker's in their order.
+
+    Args:
+      conductor: says how many tenants there are, and the tenant of a row.
+      handout: hands out what frames bring.
+      take: acts upon one frame.
+      flush: sends what follows.
+    """
+
+    def __init__(
+        self,
+        conductor: Conductor,
+        handout: Handout,
+        take: Callable[[Worker, AnyFrame, float], None],
+        flush: Callable[[], None],
+    ) -> None:
+        self._conductor = conductor
+        self._handout = handout
+        self._take = take
+        self._flush = flush
+        self._line = RowLine()
+        self._has_rows = trio.Event()
+        self._turn_over = ParkingLot()
+
+    async def receive(self, worker: Worker, connection: Connection) -> None:
+        """Take a worker's frames until cancelled."""
+        while True:
+            frames = deque(message.frame for message in await connection.receive_many())
+            while frames:
+                small = self._without_turns(frames)
+                if small:
+                    self._take_now([(worker, frame) for frame in small])
+                if frames:
+                    large = frames.popleft()
+                    assert isinstance(large, Tokens), "nothing else is large"
+                    await self._take_by_turns(worker, large.rows)
+
+    async def run(self) -> None:
+        """Give turns until cancelled."""
+        while True:
+            await self._has_rows.wait()
+            self._has_rows = trio.Event()
+            while self._give_turn():
+                await trio.lowlevel.checkpoint()
+
+    def _without_turns(self, frames: deque[AnyFrame]) -> list[AnyFrame]:
+        """Take out the first frames up to one with rows that need turns."""
+        small: list[AnyFrame] = []
+        has_neighbours = self._conductor.book.num_tenants > 1
+        while frames:
+            frame = frames[0]
+            if has_neighbours and isinstance(frame, Tokens) and len(frame.rows) > ROWS_PER_TURN:
+                break
+            small.append(frames.popleft())
+        return small
+
+    async def _take_by_turns(self, worker: Worker, rows: Sequence[TokenRow]) -> None:
+        book = self._conductor.book
+        by_tenant: dict[str, list[TokenRow]] = {}
+        for row in rows:
+            by_tenant.setdefault(book.tenant_of(row), []).append(row)
+        # What a tenant with few rows has is handed out before those with many are put in order.
+        large: dict[str, list[TokenRow]] = {}
+        for tenant, own in by_tenant.items():
+            if len(own) > ROWS_PER_TURN:
+                large[tenant] = own
+            else:
+                self._line.add(tenant, worker, own)
+        self._give_turn()
+        for tenant, own in large.items():
+            # Choices of one request side by side, so that one write carries what they have.
+            own.sort(key=book.origin_of)
+            self._line.add(tenant, worker, own)
+        self._has_rows.set()
+        while self._line.has(worker):
+            await self._turn_over.park()
+
+    def _give_turn(self) -> bool:
+        """Take the rows of one turn; return whether there were any."""
+        turn = self._line.next_turn()
+        if turn:
+            self._take_now([(worker, Tokens(0, tuple(rows))) for worker, rows in turn.items()])
+            self._turn_over.unpark_all()
+        return bool(turn)
+
+    def _take_now(self, frames: Iterable[tuple[Worker, AnyFrame]]) -> None:
+        now = trio.current_time()
+        self._conductor.wake(now)
+        self._handout.collect()
+        try:
+            for worker, frame in frames:
+                self._take(worker, frame, now)
+            self._flush()
+        finally:
+            self._handout.hand_out_collected()
+
+
+class Handout:
+    """Streams whose listeners are to be called, of each tenant the longest due first. Each is here
+    at most once, so there are never more than there are streams."""
+
+    def __init__(self) -> None:
+        self._due: dict[str, deque[Stream]] = {}  # of tenants of whom some are; whose turn is first
+        self._has_due = trio.Event()
+        self._is_collecting = False
+
+    def add(self, stream: Stream) -> None:
+        """Take note of a stream that has something for its listener."""
+        self._due.setdefault(stream.request.claim.tenant, deque()).append(stream)
+        if not self._is_collecting:
+            self._has_due.set()
+
+    def collect(self) -> None:
+        """Leave what comes from now on to `hand_out_collected`."""
+        self._is_collecting = True
+
+    def hand_out_collected(self) -> None:
+        """Hand out what has come since `collect`, without a turn of another task; beyond what one
+        turn may hand out, the rest follows as usual."""
+        self._is_collecting = False
+        if self._due and not self._has_due.is_set():
+            self._hand_out()
+
+    async def run(self) -> None:
+        """Call listeners until cancelled."""
+        while True:
+            await self._has_due.wait()
+            self._has_due = trio.Event()
+            self._hand_out()
+
+    def _hand_out(self) -> None:
+        num_left = min(sum(map(len, self._due.values())), STREAMS_PER_CHECKPOINT)
+        while num_left > 0:
+            tenant = next(iter(self._due))
+            of_tenant = self._due.pop(tenant)
+            if not self._due:
+                # Alone: no turns to take. Who becomes due meanwhile comes after these.
+                self._due[tenant] = of_tenant
+                for _ in range(min(num_left, len(of_tenant))):
+                    num_left -= 1
+                    of_tenant.popleft().hand_out()
+                if not of_tenant:
+                    del self._due[tenant]
+                continue
+            num_left -= 1
+            stream = of_tenant.popleft()
+            if of_tenant:
+                self._due[tenant] = of_tenant
+            stream.hand_out()
+        if self._due:
+            self._has_due.set()

@@ -1,0 +1,402 @@
+"""The fleet of workers as this server uses it: one link per worker, and the tasks that keep them.
+
+Knows Trio and the links; refuses to decide: every frame goes to the conductor, everything it wants
+sent goes out. No task here belongs to a request, so no client can hold one up or tear it down.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+import trio
+from trio.lowlevel import ParkingLot
+
+from transport.frames import AttemptRow, Audit, Audited, Goodbye, ServerHeartbeat, Welcome
+from transport.handshake import check_welcome, goodbye, make_hello
+from transport.link import PeerBusy, PeerGone
+from triolet.ids import PeerId, Role, new_epoch
+from triolet.process import process_facts
+
+from ..contract.charges import NO_CHARGES
+from .audit import Auditor
+from .delivery import Handout, Intake
+from .embedding_run import begin_embeddings
+from .observer import SilentObserver
+from .requests import FAREWELL, Conductor
+from .routing import is_ready
+from .status import FleetStatus, present, queued_by_class, worker_status
+from .stream import Stream
+from .workers import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence, Set
+
+    from transport.frames import AnyFrame
+    from transport.link import Connection, Network
+    from triolet.audit import FleetAudit
+    from triolet.config import LinkConfig, ServerConfig
+
+    from ..contract.charges import Charges
+    from ..contract.generation import CancelReason, GenerationRequest
+    from .observer import FleetObserver
+    from .output import RelayText
+    from .request import Sequence as RunningSequence
+
+log = structlog.get_logger(__name__)
+
+
+class Links:
+    """One connection for each worker, and the HELLO over it.
+
+    Args:
+      network: makes connections.
+      me: the server, as its HELLO names it.
+      link: bounds and deadlines.
+      wake: to be called before anything else in every turn.
+
+    Attributes:
+      connections: the present ones.
+    """
+
+    def __init__(
+        self, network: Network, me: PeerId, link: LinkConfig, wake: Callable[[float], None]
+    ) -> None:
+        self.connections: dict[Worker, Connection] = {}
+        self._network = network
+        self._me = me
+        self._link = link
+        self._wake = wake
+
+    def dial(self, worker: Worker) -> None:
+        """Make a connection in the place of the present one.
+
+        Raises:
+          ConfigError: the address cannot be used.
+        """
+        older = self.connections.get(worker)
+        if older is not None:
+            older.close()
+        self.connections[worker] = self._network.connect(
+            worker.address,
+            self._me.identity(),
+            hwm=self._link.control_hwm,
+            max_frame_bytes=self._link.max_control_frame_bytes,
+        )
+
+    async def keep(
+        self, worker: Worker, receive: Callable[[Worker, Connection], Awaitable[None]]
+    ) -> None:
+        """Greet a worker and listen to it, over a new connection whenever HELLO gets no answer: the
+        old one may lead nowhere for good, as after a handshake that failed, though it lives."""
+        patience_s = self._link.redial_s
+        while True:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(receive, worker, self.connections[worker])
+                was_answered = await self._greet(worker, patience_s)
+                nursery.cancel_scope.cancel()
+            log.info("redialling", worker=str(worker), trouble=worker.trouble)
+            self.dial(worker)
+            patience_s = min(2 * patience_s, self._link.max_redial_s)
+            if was_answered:
+                patience_s = self._link.redial_s
+
+    async def _greet(self, worker: Worker, patience_s: float) -> bool:
+        """Say HELLO whenever the worker is not there, until it answers.
+
+        Returns:
+          When it has not for `patience_s` since HELLO was sent, or since a handshake failed:
+          whether this connection brought an answer before.
+        """
+        connection = self.connections[worker]
+        was_answered, asked_since = False, math.inf
+        while True:
+            now = trio.current_time()
+            self._wake(now)
+            if worker.is_connected:
+                was_answered, asked_since = True, math.inf
+            else:
+                if connection.trouble:
+                    worker.trouble = connection.trouble
+                    asked_since = min(asked_since, now)
+                if now - asked_since >= patience_s:
+                    return was_answered
+                with trio.move_on_after(self._link.heartbeat_interval_s) as unsent:
+                    with suppress(PeerGone):  # cut off: it answers with what is no frame
+                        await connection.send(make_hello(self._me))
+                if not unsent.cancelled_caught:
+                    asked_since = min(asked_since, now)
+            await trio.sleep(self._link.heartbeat_interval_s)
+
+
+class Fleet:
+    """Submits requests to workers and gives their tokens back.
+
+    Args:
+      config: addresses, bounds and deadlines.
+      text: the model's text.
+      network: makes the links.
+      observer: told of what happens.
+      name: of this server, as workers see it.
+      draw_epoch: where its epoch comes from; a simulator brings its own.
+      charges: told what each request used.
+      kv_secret: from which the keys of attempts' KV are made; a simulator brings its own.
+
+    Attributes:
+      doorkeeper: whom to ask before anything is spent on a request.
+      embed: begins to make vectors of inputs.
+      hold_s: tells for how long a line of a batch stands back for others at most.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        text: RelayText,
+        network: Network,
+        observer: FleetObserver | None = None,
+        name: str = "server",
+        draw_epoch: Callable[[], int] = new_epoch,
+        charges: Charges = NO_CHARGES,
+        kv_secret: bytes | None = None,
+    ) -> None:
+        now = trio.current_time()
+        self._config = config
+        self._me = PeerId(Role.SERVER, name, draw_epoch())
+        addresses = {Role.PREFILL: config.prefill_addresses, Role.DECODE: config.decode_addresses}
+        self._workers = tuple(
+            Worker(role, address, config.link, config.recovery, now)
+            for role, of_role in addresses.items()
+            for address in of_role
+        )
+        self._observer = observer or SilentObserver()
+        self._conductor = Conductor(
+            config, self._workers, text, self._observer, now, charges, kv_secret
+        )
+        self.embed = partial(begin_embeddings, self._conductor, config, self._flush)
+        self.doorkeeper = self._conductor.doorkeeper
+        self.hold_s = self._conductor.background.hold_s
+        self._auditor = Auditor(self._me, config, self._workers, self._conductor)
+        self._links = Links(network, self._me, config.link, self._conductor.wake)
+        self._credit_due = trio.Event()
+        self._handout = Handout()
+        self._intake = Intake(self._conductor, self._handout, self._take, self._flush)
+        self._changed = ParkingLot()
+        self._until_sweep = trio.CancelScope()
+
+    def submit(self, request: GenerationRequest) -> Stream:
+        """Begin a generation.
+
+        Raises:
+          RequestError: refused; nothing was begun.
+        """
+        [stream] = self.submit_together((request,))
+        return stream
+
+    def submit_together(self, requests: Sequence[GenerationRequest]) -> list[Stream]:
+        """Begin several generations, all of them or none.
+
+        Raises:
+          RequestError: one was refused; nothing was begun.
+        """
+        now = trio.current_time()
+        self._conductor.wake(now)
+        sequences = self._conductor.submit(requests, now)
+        self._flush()
+        return [
+            Stream(sequence, self._taken, self._cancel, self._handout.add) for sequence in sequences
+        ]
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and completion together."""
+        return self._conductor.max_model_len
+
+    def status(self) -> FleetStatus:
+        """Look at the fleet."""
+        conductor = self._conductor
+        return FleetStatus(
+            workers=tuple(
+                worker_status(worker)
+                for worker in present(self._workers, self._config.spare_addresses)
+            ),
+            is_ready=is_ready(self._workers, self._config.routing, trio.current_time())
+            and not conductor.is_draining,
+            is_draining=conductor.is_draining,
+            queued=conductor.num_queued,
+            running=conductor.num_in_flight - conductor.num_queued,
+            max_model_len=conductor.max_model_len,
+            received=conductor.accounting.received,
+            accepted=conductor.accounting.accepted,
+            rejected=dict(conductor.accounting.rejected),
+            ended={str(how): n for how, n in conductor.accounting.ended.items()},
+            retries_left=conductor.recovery.retries_left,
+            quarantined=conductor.recovery.num_quarantined,
+            overload=self.doorkeeper.status(trio.current_time()),
+            queued_by_class=queued_by_class(conductor.queues),
+            queues=tuple(conductor.queues),
+        )
+
+    def dismiss(self, tenants: Set[str]) -> None:
+        """End whatever runs or waits for some tenants: they may ask no more."""
+        self._conductor.wake(trio.current_time())
+        self._conductor.dismiss(tenants, trio.current_time())
+        self._flush()
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep the links until cancelled. Started at once; `wait_ready` waits for workers."""
+        try:
+            async with trio.open_nursery() as nursery:
+                for worker in self._workers:
+                    self._links.dial(worker)
+                    nursery.start_soon(self._links.keep, worker, self._intake.receive)
+                nursery.start_soon(self._beat)
+                nursery.start_soon(self._sweep)
+                nursery.start_soon(self._send_credit)
+                nursery.start_soon(self._intake.run)
+                nursery.start_soon(self._handout.run)
+                task_status.started()
+        finally:
+            for worker, connection in self._links.connections.items():
+                # Their blocks are free at once, instead of when our leases run out.
+                self._send(worker, goodbye("this server has shut down"))
+                connection.close()
+            self._links.connections.clear()
+
+    async def wait_ready(self) -> None:
+        """Wait until workers take requests."""
+        while not is_ready(self._workers, self._config.routing, trio.current_time()):
+            await self._changed.park()
+
+    async def drain(self) -> None:
+        """Refuse new requests from now on, and wait until none runs. Those that run may finish
+        until `drain_timeout_s`, then each gets its terminal event."""
+        self._conductor.wake(trio.current_time())
+        self._conductor.begin_drain(trio.current_time())
+        self._flush()
+        while self._conductor.num_in_flight:
+            await self._changed.park()
+
+    async def audit(self, connections: int = 0) -> FleetAudit:
+        """Ask every worker that is there for its account; who is silent is listed as such.
+
+        Args:
+          connections: of clients, which the fleet does not know.
+
+        Raises:
+          RequestError: too many audits at once.
+        """
+        self._conductor.wake(trio.current_time())
+        self._flush()  # what is counted from here on has been sent before the question
+        survey = self._auditor.begin()
+        try:
+            for worker in survey.asked:
+                self._send(worker, Audit(survey.serial))
+            self._flush()
+            with trio.move_on_after(self._config.audit_timeout_s):
+                while not survey.is_complete:
+                    await self._changed.park()
+        finally:
+            self._auditor.close(survey)
+        process = process_facts(trio.lowlevel.current_statistics().tasks_living)
+        return self._auditor.result(survey, trio.current_time(), connections, process)
+
+    def check_accounting(self) -> None:
+        """Raise unless every request has or will have exactly one terminal event.
+
+        Raises:
+          LocalProtocolError: it does not add up.
+        """
+        self._conductor.accounting.check(self._conductor.num_in_flight)
+
+    def _taken(self, sequence: RunningSequence) -> None:
+        self._conductor.taken(sequence)
+        if self._conductor.outbox.has_credit:
+            self._credit_due.set()
+
+    def _cancel(self, sequence: RunningSequence, reason: CancelReason) -> None:
+        self._conductor.wake(trio.current_time())
+        self._conductor.cancel(sequence, reason, trio.current_time())
+        self._flush()
+
+    def _take(self, worker: Worker, frame: AnyFrame, now: float) -> None:
+        match frame:
+            case Welcome():
+                objection = check_welcome(frame, me=self._me, expected=worker.role)
+                if objection is None:
+                    self._conductor.welcomed(worker, frame, now)
+                else:
+                    worker.trouble = f"cannot be used: {objection.reason}"
+                    self._observer.worker_refused(str(worker), objection.reason)
+            case Goodbye() if worker.is_connected:
+                log.info("worker_said_goodbye", worker=str(worker), reason=frame.reason)
+                if worker.is_draining:
+                    # It waits for us to have heard it.
+                    self._send(worker, goodbye("heard"))
+                self._conductor.lost(worker, FAREWELL if frame.is_farewell else "goodbye", now)
+            case Goodbye():
+                worker.trouble = f"refuses: {frame.reason}"
+                self._observer.worker_refused(str(worker), frame.reason)
+            case Audited():
+                self._auditor.take(worker, frame, now)
+            case _:
+                self._conductor.received(worker, frame, now)
+
+    async def _beat(self) -> None:
+        """Renew the leases of everything that is still wanted."""
+        while True:
+            self._conductor.wake(trio.current_time())
+            for worker in self._workers:
+                # A heartbeat that fails begins new attempts elsewhere: their RESERVE must go before
+                # the heartbeat that names them, or they would be unknown over there.
+                self._flush()
+                if worker.is_connected:
+                    live = tuple(AttemptRow(*key) for key in worker.live_keys)
+                    self._send(worker, ServerHeartbeat(self._me.epoch, live))
+            self._flush()
+            await trio.sleep(self._config.link.heartbeat_interval_s)
+
+    async def _sweep(self) -> None:
+        while True:
+            self._conductor.wake(trio.current_time())
+            self._conductor.sweep(trio.current_time())
+            if self._conductor.outbox.has_credit:
+                self._credit_due.set()
+            with trio.CancelScope() as self._until_sweep:
+                self._flush()
+                await trio.sleep_forever()
+
+    async def _send_credit(self) -> None:
+        """Send credit once per turn of the loop, whatever the number of streams that were read."""
+        while True:
+            await self._credit_due.wait()
+            self._credit_due = trio.Event()
+            # A link that broke while this server stood still is noticed by the first who sends.
+            self._conductor.wake(trio.current_time())
+            for worker, frame in self._conductor.outbox.drain_credit():
+                self._send(worker, frame)
+            self._flush()
+
+    def _flush(self) -> None:
+        """Send what the conductor wants sent. A worker that cannot take it is lost, and what
+        follows from that is sent too."""
+        while frames := self._conductor.outbox.drain_frames():
+            for worker, frame in frames:
+                self._send(worker, frame)
+        sweep_at = self._conductor.sweep_times.next_at(is_restless=self._conductor.is_restless)
+        if sweep_at != self._until_sweep.deadline:
+            self._until_sweep.deadline = sweep_at
+        if self._changed:
+            self._changed.unpark_all()
+
+    def _send(self, worker: Worker, frame: AnyFrame) -> None:
+        connection = self._links.connections.get(worker)
+        try:
+            if connection is not None and worker.is_connected:
+                connection.send_nowait(frame)
+        except PeerGone:
+            self._conductor.lost(worker, "link_gone", trio.current_time())
+        except PeerBusy:
+            self._conductor.lost(worker, "link_full", trio.current_time())

@@ -1,0 +1,323 @@
+"""What waits for the reader of one stream.
+
+Knows events and when the oldest of them came; knows no Trio: whoever waits sets `on_filled`. Holds
+at most a token window of text, because taking from here is what lets the worker go on.
+"""
+
+from __future__ import annotations
+
+from array import array
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from triolet.sampling import end_token_ids, first_end
+
+from ..contract.generation import Delta, FinishReason, TokenLogprob
+from ..text.detokenizer import Scan, StopMatcher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from transport.frames import TokenRow
+
+    from ..contract.generation import Event, Failed, Finished, GenerationRequest
+    from ..text.vocabulary import TokenText
+
+
+class Scores(NamedTuple):
+    """One token and its alternatives, as they wait: in a seventh of the memory of what readers get.
+    A stalled reader has a whole window of them here.
+
+    Attributes:
+      token_id: the chosen one.
+      logprob: its own.
+      top_ids: alternatives, best first.
+      top_logprobs: theirs.
+    """
+
+    token_id: int
+    logprob: float
+    top_ids: array[int]
+    top_logprobs: array[float]
+
+
+class Put(NamedTuple):
+    """What came at once: text, and the token that completed it, if one did."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    scores: tuple[Scores, ...]
+
+    @property
+    def weight(self) -> int:
+        """Alternatives in it, each of which costs a reader a hundred bytes to write."""
+        return sum(1 + len(scores.top_ids) for scores in self.scores)
+
+
+MAX_WEIGHT: Final = 256
+"""Taken at once. A write that a stalled client does not take holds what was taken, as text and in
+several copies; what is still here is small. Without alternatives a whole window stays below it."""
+
+
+def packed(row: TokenRow, logprob: float) -> Scores:
+    """Return a row's scores."""
+    ids = array("q", [top.token_id for top in row.top])
+    return Scores(row.token_id, logprob, ids, array("d", [top.logprob for top in row.top]))
+
+
+class Mailbox:
+    """Deltas, merged into one, and the terminal event behind them.
+
+    Args:
+      shown: turns scores into what the reader gets.
+
+    Attributes:
+      on_filled: called whenever something was put in.
+      waiting_since: when the oldest event that is still here came; None if empty.
+      is_closed: the terminal event was put in.
+      num_taken: tokens that the reader has.
+    """
+
+    def __init__(self, shown: Callable[[Scores], TokenLogprob]) -> None:
+        self._shown = shown
+        self.on_filled: Callable[[], None] | None = None
+        self.waiting_since: float | None = None
+        self.num_taken = 0
+        self._puts: list[Put] = []
+        self._terminal: Finished | Failed | None = None
+        self._is_closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the terminal event was put in, taken or not."""
+        return self._is_closed
+
+    @property
+    def has_terminal(self) -> bool:
+        """Whether the terminal event is here."""
+        return self._terminal is not None
+
+    def put_text(
+        self, text: str, token_ids: Sequence[int], scores: Sequence[Scores], now: float
+    ) -> None:
+        """Add new text and the tokens that it came with."""
+        self.put(Put(text, tuple(token_ids), tuple(scores)), now)
+
+    def put(self, put: Put, now: float) -> None:
+        """Add what came at once."""
+        assert not self._is_closed, "nothing comes after the terminal event"
+        self._puts.append(put)
+        self._filled(now)
+
+    def close(self, terminal: Finished | Failed, now: float) -> None:
+        """Put in the last event."""
+        assert not self._is_closed, "a stream has one terminal event"
+        self._is_closed = True
+        self._terminal = terminal
+        self._filled(now)
+
+    def excuse(self, absence_s: float) -> None:
+        """Take back time in which its reader was not let run."""
+        if self.waiting_since is not None:
+            self.waiting_since += absence_s
+
+    def take(self, now: float) -> list[Event]:
+        """Return what is here; of what is heavy a part, and the rest waits as if it came now."""
+        if len(self._puts) == 1 and self._terminal is None and not self._puts[0].scores:
+            return [self._take_one()]  # which most are
+        count = self._count_light()
+        puts, self._puts = self._puts[:count], self._puts[count:]
+        events: list[Event] = []
+        if puts:
+            token_ids = tuple(token_id for put in puts for token_id in put.token_ids)
+            logprobs = tuple(self._shown(scores) for put in puts for scores in put.scores)
+            events.append(Delta("".join(put.text for put in puts), token_ids, logprobs))
+            self.num_taken += len(token_ids)
+        if self._terminal is not None and not self._puts:
+            events.append(self._terminal)
+            self._terminal = None
+        self.waiting_since = now if self._puts else None
+        return events
+
+    def _take_one(self) -> Delta:
+        text, token_ids, _ = self._puts.pop()
+        self.num_taken += len(token_ids)
+        self.waiting_since = None
+        return Delta(text, token_ids)
+
+    def _count_light(self) -> int:
+        """Return how many of the oldest are light enough together, at least one."""
+        weight = 0
+        for count, put in enumerate(self._puts):
+            weight += put.weight
+            if count and weight > MAX_WEIGHT:
+                return count
+        return len(self._puts)
+
+    def _filled(self, now: float) -> None:
+        if self.waiting_since is None:
+            self.waiting_since = now
+        if self.on_filled is not None:
+            self.on_filled()
+
+
+class TextStream(Protocol):
+    """An incremental detokeniser."""
+
+    def push(self, token_id: int) -> str:
+        """Return the text that this id completes."""
+        ...
+
+    def flush(self) -> str:
+        """Return what is left."""
+        ...
+
+
+class RelayText(Protocol):
+    """What a relay needs of the model's text (server.text.tokenizer.TextModel)."""
+
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int
+
+    def detokenizer(
+        self, prompt_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
+    ) -> TextStream:
+        """Return a decoder for one completion."""
+        ...
+
+    def token(self, token_id: int) -> TokenText:
+        """Return what one token says by itself."""
+        ...
+
+
+class RelayEnd(NamedTuple):
+    """The sequence is over, by the server's own reading of its tokens.
+
+    Attributes:
+      reason: why.
+      stop_string: that was found.
+      is_by_stop_token: a stop token of the client's ended it, and no end token of the model's.
+    """
+
+    reason: FinishReason
+    stop_string: str | None = None
+    is_by_stop_token: bool = False
+
+
+class _MarkedText:
+    """A text in which marker tokens are shown in their own way."""
+
+    def __init__(self, stream: TextStream, markers: Mapping[int, str]) -> None:
+        self._stream = stream
+        self._markers = markers
+
+    def push(self, token_id: int) -> str:
+        """Return the text that this id completes."""
+        marker = self._markers.get(token_id)
+        return self._stream.push(token_id) if marker is None else self._stream.flush() + marker
+
+    def flush(self) -> str:
+        """Return what is left."""
+        return self._stream.flush()
+
+
+class Relay:
+    """One sequence.
+
+    Attributes:
+      token_ids: completion tokens so far, the end token included.
+      mailbox: where its reader finds the events.
+    """
+
+    def __init__(self, request: GenerationRequest, text: RelayText) -> None:
+        self.token_ids: list[int] = []
+        self.mailbox = Mailbox(partial(_shown, text))  # not of this object: it would hold itself
+        self._request = request
+        self._text = text
+        self._end_ids = end_token_ids(request.sampling, text.eos_token_ids)
+        self._first_end = first_end(request.sampling)
+        self._stream: TextStream = text.detokenizer(
+            request.prompt_ids, skip_special_tokens=request.skip_special_tokens
+        )
+        if request.markers:
+            self._stream = _MarkedText(self._stream, request.markers)
+        self._stop = StopMatcher(request.stop, include_stop=request.include_stop)
+        self._reasoning = request.sampling.reasoning
+        self._watch = None if request.watch is None else request.watch()
+        self._watches_reasoning = self._reasoning is not None and self._reasoning.is_in_grammar
+        can_end = bool(request.stop) or self._watch is not None
+        self._is_plain = not can_end and request.sampling.logprobs is None
+
+    def push(self, row: TokenRow, now: float) -> RelayEnd | None:
+        """Take the token at the next position.
+
+        Returns:
+          How the sequence ends with this token, or None if it goes on.
+        """
+        assert row.position == len(self.token_ids), "positions come once and in order"
+        sampling = self._request.sampling
+        is_end = row.token_id in self._end_ids and row.position >= self._first_end
+        self.token_ids.append(row.token_id)
+        if self._is_plain and not is_end and row.position + 1 < sampling.max_tokens:
+            # As most are: there is nothing to look for.
+            self.mailbox.put(Put(self._stream.push(row.token_id), (row.token_id,), ()), now)
+            return None
+        is_shown = not is_end or self._request.include_stop
+        is_watched = self._watches_reasoning or not self._is_thinking()
+        scan = self._scan(self._stream.push(row.token_id) if is_shown else "")
+        end = None if scan.matched is None else RelayEnd(FinishReason.STOP, scan.matched)
+        if end is None and self._watch is not None and is_watched and self._watch.push(scan.text):
+            end = RelayEnd(FinishReason.STOP)
+        if end is None and (is_end or len(self.token_ids) >= sampling.max_tokens):
+            end, scan = self._end(scan, FinishReason.STOP if is_end else FinishReason.LENGTH)
+            is_models = row.token_id in self._text.eos_token_ids
+            end = end._replace(is_by_stop_token=is_end and not is_models)
+        self.mailbox.put_text(scan.text, (row.token_id,), self._scores(row), now)
+        return end
+
+    def end(self, reason: FinishReason, now: float) -> RelayEnd:
+        """End where the worker says so, after the tokens so far."""
+        end, scan = self._end(Scan("", None), reason)
+        if scan.text:
+            self.mailbox.put_text(scan.text, (), (), now)
+        return end
+
+    def _end(self, scan: Scan, reason: FinishReason) -> tuple[RelayEnd, Scan]:
+        """Show what was held back: half a character, or what might have become a stop string."""
+        last = self._scan(self._stream.flush())
+        if last.matched is not None:
+            reason = FinishReason.STOP
+        text = scan.text + last.text + self._stop.flush()
+        return RelayEnd(reason, last.matched), Scan(text, last.matched)
+
+    def _scan(self, text: str) -> Scan:
+        """Look for a stop string, for which only the answer is searched."""
+        if self._reasoning is None or not self._is_thinking():
+            return self._stop.push(text)
+        if self._reasoning.closes(self.token_ids):
+            self._reasoning = None
+        return Scan(text, None)
+
+    def _is_thinking(self) -> bool:
+        """Whether the last token is reasoning, or a marker of it."""
+        reasoning = self._reasoning
+        if reasoning is not None and not reasoning.begins_with(self.token_ids):
+            reasoning = self._reasoning = None
+        return reasoning is not None
+
+    def _scores(self, row: TokenRow) -> tuple[Scores, ...]:
+        if self._request.sampling.logprobs is None or row.logprob is None:
+            return ()
+        return (packed(row, row.logprob),)
+
+
+def _shown(model_text: RelayText, scores: Scores) -> TokenLogprob:
+    chosen = model_text.token(scores.token_id)
+    alternatives = zip(scores.top_ids, scores.top_logprobs, strict=True)
+    return TokenLogprob(
+        token_id=scores.token_id,
+        text=chosen.text,
+        raw=chosen.raw,
+        logprob=scores.logprob,
+        top=tuple((i, *model_text.token(i), logprob) for i, logprob in alternatives),
+    )

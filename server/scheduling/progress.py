@@ -1,0 +1,295 @@
+"""What an ENDED from a worker means for the sequence: the reason decides, by table.
+
+Knows reasons and roles; knows no sequences. A reason that is not here is one that the server gave
+itself, and its echo means nothing any more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from transport.frames import EndReason
+from triolet.errors import invalid_request, server_error
+from triolet.ids import Role
+
+from ..contract.generation import FinishReason
+from . import outcome
+from .accounting import Outcome
+from .request import Phase, Step
+
+if TYPE_CHECKING:
+    from transport.frames import Ended, FirstToken, TokenRow
+    from triolet.errors import RequestError
+
+    from .output import RelayEnd
+    from .request import Attempt, Sequence
+
+
+class Verdict(Enum):
+    """What to do."""
+
+    COMPLETE = auto()  # decode: all tokens exist; prefill: decode has the KV
+    RETRY = auto()  # a failure: the next attempt counts
+    MOVE = auto()  # nobody's fault: the next attempt does not count
+    REFUSE = auto()  # the request's own fault: it would be the same anywhere
+    CONDEMN = auto()  # the same, and its grammar is refused for a while
+    IGNORE = auto()
+
+
+OF_DECODE: Final[dict[EndReason, Verdict]] = {
+    EndReason.STOP: Verdict.COMPLETE,
+    EndReason.LENGTH: Verdict.COMPLETE,
+    EndReason.PREEMPTED: Verdict.MOVE,
+    EndReason.FORSAKEN: Verdict.MOVE,
+    EndReason.DRAIN: Verdict.MOVE,
+    EndReason.PEER_LOST: Verdict.RETRY,
+    EndReason.LEASE_EXPIRED: Verdict.RETRY,
+    EndReason.UNKNOWN: Verdict.RETRY,
+    EndReason.STUCK: Verdict.REFUSE,
+    EndReason.TOO_COSTLY: Verdict.CONDEMN,
+    EndReason.ERROR: Verdict.RETRY,
+}
+"""DEADLINE is missing on purpose: the server's own clock says when a request is too late."""
+
+OF_PREFILL: Final[dict[EndReason, Verdict]] = {
+    EndReason.HANDED_OVER: Verdict.COMPLETE,
+    EndReason.DRAIN: Verdict.MOVE,
+    EndReason.PREEMPTED: Verdict.MOVE,
+    EndReason.PEER_LOST: Verdict.RETRY,
+    EndReason.LEASE_EXPIRED: Verdict.RETRY,
+    EndReason.UNKNOWN: Verdict.RETRY,
+    EndReason.STUCK: Verdict.REFUSE,
+    EndReason.TOO_COSTLY: Verdict.CONDEMN,
+    EndReason.ERROR: Verdict.RETRY,
+}
+"""Failures count only until decode has the KV. UNWANTED is missing on purpose: decode has ended the
+attempt, and its own ENDED is on the way with the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """All tokens are there."""
+
+    end: RelayEnd
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What went wrong with an attempt.
+
+    Attributes:
+      at: the worker of its pair where it showed.
+      is_workers: that worker is to blame; else the network, this server, or nobody.
+      is_path: the way between the two workers is what failed.
+      is_shared: other attempts fail by the same event, within moments.
+      step: the device step that raised; 0 if none did.
+      num_suspects: requests whose computing may be what the worker or the step failed by, this one
+        among them; 0 if it was not computing.
+    """
+
+    at: Role
+    is_workers: bool = True
+    is_path: bool = False
+    is_shared: bool = False
+    step: int = 0
+    num_suspects: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """This attempt is over; begin another one.
+
+    Attributes:
+      cause: a word for metrics and logs.
+      fault: what went wrong; None if nothing did, and then it does not count against
+        `max_attempts`.
+    """
+
+    cause: str
+    fault: Fault | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """No attempt can help.
+
+    Attributes:
+      error: for the client.
+      outcome: for the accounts.
+      is_by_grammar: its grammar cost a worker too much, and would cost the next one as much.
+    """
+
+    error: RequestError
+    outcome: Outcome = Outcome.ERROR
+    is_by_grammar: bool = False
+
+
+Change: TypeAlias = Finish | Again | Fail
+
+_TOKEN_PHASES: Final = (Phase.PREFILLING, Phase.DECODING, Phase.FINISHING)
+
+
+def take_row(sequence: Sequence, attempt: Attempt, row: TokenRow, now: float) -> Change | None:
+    """Take one token row of the present attempt."""
+    if attempt.end is not None:
+        return None  # decode goes on until it is told
+    if sequence.phase not in _TOKEN_PHASES:
+        return Again("token_without_prefill", Fault(Role.DECODE))
+    token_ids = sequence.relay.token_ids
+    if row.position < len(token_ids):
+        return None if token_ids[row.position] == row.token_id else Fail(server_error())
+    if row.position >= max(attempt.allowed, 1):
+        return Again("token_without_credit", Fault(Role.DECODE))
+    following: TokenRow | None = row
+    if attempt.early or row.position > len(token_ids):
+        twin = attempt.early.setdefault(row.position, row)
+        if twin.token_id != row.token_id:
+            return Fail(server_error())
+        following = attempt.early.pop(len(token_ids), None)
+    if sequence.phase is not Phase.DECODING:  # which it would stay, at some cost for each token
+        sequence.step(Step.TOKEN)
+    if not sequence.fingerprint:
+        sequence.fingerprint = attempt.pair.decode.fingerprint
+    while following is not None:
+        end = sequence.relay.push(following, now)
+        if end is not None:
+            return _finish(sequence, attempt, end, now)
+        following = attempt.early.pop(len(token_ids), None)
+    return _settle(sequence, attempt, now)
+
+
+def take_first_token(
+    sequence: Sequence, attempt: Attempt, frame: FirstToken, now: float
+) -> Change | None:
+    """Take position 0 as prefill sent it. With a replay it must repeat what the client has."""
+    if sequence.cached_tokens is None:
+        # A later attempt finds what this request has left itself.
+        sequence.cached_tokens = frame.cached_tokens
+    attempt.pair.prefill.computed(attempt.key)
+    if attempt.end is not None:
+        return Finish(attempt.end)
+    if sequence.phase is Phase.PREFILLING and sequence.relay.token_ids:
+        sequence.step(Step.TOKEN)
+    return take_row(sequence, attempt, frame.row, now)
+
+
+def take_ended(
+    sequence: Sequence, attempt: Attempt, role: Role, frame: Ended, now: float
+) -> Change | None:
+    """Take a worker's word that the attempt is over there."""
+    if attempt.end is not None:
+        # Behind prefill's ENDED no FIRST_TOKEN comes any more.
+        return Finish(attempt.end) if role is Role.PREFILL else None
+    if role is Role.PREFILL:
+        return _prefill_ended(sequence, attempt, frame)
+    verdict = OF_DECODE.get(frame.reason, Verdict.IGNORE)
+    if verdict is Verdict.IGNORE or attempt.num_tokens is not None:
+        return None
+    if verdict is Verdict.MOVE:
+        return Again(frame.reason)
+    if verdict is Verdict.REFUSE:
+        return refused_as_stuck()
+    if verdict is Verdict.CONDEMN:
+        return condemned()
+    if verdict is Verdict.RETRY or sequence.phase is Phase.RESERVING:
+        return Again(frame.reason, _fault_at(role, frame, is_local=attempt.pair.is_local))
+    if frame.num_tokens < len(sequence.relay.token_ids):
+        return Fail(server_error())
+    sequence.step(Step.COMPLETE)
+    attempt.is_handed_over = True
+    attempt.num_tokens = frame.num_tokens
+    is_stop = frame.reason is EndReason.STOP
+    attempt.finish_reason = FinishReason.STOP if is_stop else FinishReason.LENGTH
+    return _settle(sequence, attempt, now)
+
+
+def refused_as_too_long() -> Fail:
+    """Return the end of a sequence that the only fitting worker finds too long: its limits are
+    tighter than those it announced, or it restarted with less."""
+    return Fail(
+        invalid_request(
+            "prompt and max_tokens are more than a worker can hold",
+            "max_tokens",
+            "context_length_exceeded",
+        ),
+        Outcome.REFUSED,
+    )
+
+
+def refused_as_stuck() -> Fail:
+    """Return the end of a sequence whose grammar cannot be followed any further."""
+    return Fail(
+        invalid_request(
+            "no token may follow the completion so far: the grammar allows none that this model has"
+        ),
+        Outcome.REFUSED,
+    )
+
+
+def condemned() -> Fail:
+    """Return the end of a sequence with a grammar that takes too long to follow."""
+    end = outcome.grammar_too_costly()
+    return Fail(end.error, end.outcome, is_by_grammar=True)
+
+
+def _fault_at(role: Role, frame: Ended, *, is_local: bool = False) -> Fault:
+    """Return what a worker's ENDED says of who is to blame."""
+    match frame.reason:
+        case EndReason.ERROR if frame.failed_rows:
+            return Fault(
+                role, is_shared=True, step=frame.failed_step, num_suspects=frame.failed_rows
+            )
+        case EndReason.ERROR:
+            # Decode has no errors of its own but those of KV that came damaged or in disorder.
+            is_path = role is Role.DECODE and not is_local
+            return Fault(role, is_workers=not is_path, is_path=is_path)
+        case EndReason.PEER_LOST:
+            return Fault(role, is_workers=False, is_path=True, is_shared=True)
+        case _:
+            # Leases ran out: somebody was not heard, and all that he had here ended with it.
+            return Fault(role, is_workers=False, is_shared=True)
+
+
+def _prefill_ended(sequence: Sequence, attempt: Attempt, frame: Ended) -> Change | None:
+    reason = frame.reason
+    match OF_PREFILL.get(reason, Verdict.IGNORE):
+        case Verdict.COMPLETE:
+            attempt.is_handed_over = True
+            return None
+        case Verdict.REFUSE:
+            return refused_as_stuck()
+        case Verdict.CONDEMN:
+            return condemned()
+        case Verdict.RETRY | Verdict.MOVE as verdict if not attempt.is_handed_over:
+            if reason is EndReason.UNKNOWN and sequence.phase is not Phase.PREFILLING:
+                # It has forgotten what it shipped; decode has it or will miss it.
+                return None
+            fault = _fault_at(Role.PREFILL, frame) if verdict is Verdict.RETRY else None
+            return Again(f"prefill_{reason}", fault)
+        case _:
+            return None
+
+
+def _finish(sequence: Sequence, attempt: Attempt, end: RelayEnd, now: float) -> Finish | None:
+    """Finish, or wait for FIRST_TOKEN, which says how many tokens of the prompt were cached.
+
+    Prefill sends it before it ships the KV, but decode's tokens may overtake it; of a completion of
+    one token that is all there is. It is missing like a token: for `peer_timeout_s` at most.
+    """
+    prefill = attempt.pair.prefill
+    if sequence.cached_tokens is not None or attempt.pair.is_local or not prefill.is_connected:
+        return Finish(end)
+    attempt.end, attempt.gap_since = end, now
+    return None
+
+
+def _settle(sequence: Sequence, attempt: Attempt, now: float) -> Change | None:
+    """Note whether something is missing; finish if decode has ended and nothing is."""
+    num_have = len(sequence.relay.token_ids)
+    if attempt.num_tokens == num_have and attempt.finish_reason is not None:
+        return _finish(sequence, attempt, sequence.relay.end(attempt.finish_reason, now), now)
+    is_missing = bool(attempt.early) or attempt.num_tokens is not None
+    attempt.gap_since = (attempt.gap_since or now) if is_missing else None
+    return None

@@ -1,0 +1,367 @@
+"""The phases of a sequence in the server, and the steps that lead from one to the next.
+
+The table is the whole truth: a step that it does not have raises and changes nothing. Knows no
+frames, no workers and no time.
+
+A sequence may go round: whatever happens to a worker leads back to QUEUED and from there through a
+new attempt. END leads from everywhere to FINISHED, once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from triolet.errors import LocalProtocolError
+from triolet.service_class import Band
+
+from ..contract.generation import Usage
+from .poison import Suspicion
+from .routing import Need, Why
+from .tenant_queue import Place
+from .workers import PrefixChain
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from transport.frames import TokenRow
+    from triolet.ids import AttemptKey
+    from triolet.service_class import Claim, ServiceClass
+
+    from ..contract.generation import FinishReason, GenerationRequest
+    from .on_workers import Prompt
+    from .output import Relay, RelayEnd
+    from .routing import Pair
+    from .workers import Worker
+
+
+class Phase(Enum):
+    """Where a sequence is."""
+
+    QUEUED = auto()  # waits for workers with room
+    RESERVING = auto()  # decode was asked for a lease
+    PREFILLING = auto()  # decode granted it; prefill, or decode itself, computes the prompt
+    DECODING = auto()  # tokens arrive
+    FINISHING = auto()  # decode is done, some of its tokens are still under way
+    FINISHED = auto()  # one terminal event was given out
+
+
+class Step(Enum):
+    """What moves it."""
+
+    DISPATCH = auto()
+    GRANT = auto()
+    TOKEN = auto()
+    COMPLETE = auto()  # decode says how many tokens there are
+    RETRY = auto()  # this attempt is over, the sequence is not
+    END = auto()  # any terminal: finished, failed, cancelled
+
+
+TRANSITIONS: Final[dict[Phase, dict[Step, Phase]]] = {
+    Phase.QUEUED: {
+        Step.DISPATCH: Phase.RESERVING,
+        Step.END: Phase.FINISHED,
+    },
+    Phase.RESERVING: {
+        Step.GRANT: Phase.PREFILLING,
+        Step.RETRY: Phase.QUEUED,
+        Step.END: Phase.FINISHED,
+    },
+    Phase.PREFILLING: {
+        Step.TOKEN: Phase.DECODING,
+        Step.COMPLETE: Phase.FINISHING,
+        Step.RETRY: Phase.QUEUED,
+        Step.END: Phase.FINISHED,
+    },
+    Phase.DECODING: {
+        Step.TOKEN: Phase.DECODING,
+        Step.COMPLETE: Phase.FINISHING,
+        Step.RETRY: Phase.QUEUED,
+        Step.END: Phase.FINISHED,
+    },
+    Phase.FINISHING: {
+        Step.TOKEN: Phase.FINISHING,
+        Step.RETRY: Phase.QUEUED,
+        Step.END: Phase.FINISHED,
+    },
+    Phase.FINISHED: {},
+}
+
+
+def after(phase: Phase, step: Step) -> Phase:
+    """Return the phase that `step` leads to.
+
+    Raises:
+      LocalProtocolError: there is no such step from here.
+    """
+    try:
+        return TRANSITIONS[phase][step]
+    except KeyError:
+        raise LocalProtocolError(f"{step.name} is not a step from {phase.name}") from None
+
+
+class Ask(NamedTuple):
+    """What is decided upon.
+
+    Attributes:
+      claim: whose it is, and of which class.
+      num_tokens: of its prompt, or the least that it may have.
+      deadline_s: within which all of it has to be done.
+      key: names what it asks for, whoever asks again; 0 for nothing.
+      draw: between 0 and 1, at random.
+      together_tokens: of all prompts that come in one request with it; 0 if it comes alone.
+      is_unread: its prompt was not looked at yet.
+      is_modest: its tenant asks for less than its share, beside others.
+    """
+
+    claim: Claim
+    num_tokens: int
+    deadline_s: float
+    key: int = 0
+    draw: float = 0.5
+    together_tokens: int = 0
+    is_unread: bool = False
+    is_modest: bool = False
+
+    @property
+    def all_tokens(self) -> int:
+        """Prompt tokens that come if it is taken on."""
+        return max(self.num_tokens, self.together_tokens)
+
+
+@dataclass(slots=True)
+class Forecast:
+    """What was expected of a request that was taken on, to learn from.
+
+    Attributes:
+      service_class: whose deadline it has.
+      num_tokens: of its prompt.
+      line_s: predicted wait in the line, uncorrected; None if nothing was known.
+      ttft_s: predicted first token; None likewise.
+      first_token_by: after which its first token is worth nothing; None for never.
+      slo_s: of its class; None for none.
+      computing_s: what workers had to compute before its first token, at dispatch.
+      idle_s: in which no worker could have taken anybody, before it came.
+      is_owed: it has neither a first token nor an end.
+      on_worker: as it counts there, since it was dispatched.
+    """
+
+    service_class: ServiceClass
+    num_tokens: int
+    line_s: float | None
+    ttft_s: float | None
+    first_token_by: float | None
+    slo_s: float | None
+    computing_s: float = 0.0
+    idle_s: float = 0.0
+    is_owed: bool = True
+    on_worker: Prompt | None = None
+
+    def of_sibling(self, due: float) -> Forecast:
+        """Return what is expected of another one of the same request, which waits for its siblings
+        and is due with the answer: nothing is to be learnt from how long that is."""
+        by = None if self.first_token_by is None else due
+        return replace(self, line_s=None, ttft_s=None, first_token_by=by, slo_s=None)
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One try, on one pair of workers.
+
+    Attributes:
+      key: request and attempt number.
+      pair: where it runs.
+      rank: what workers are told of how early it goes.
+      grant_by: decode has to answer the RESERVE by then.
+      allowed: positions below this decode was told it may produce.
+      local_tokens: decode computes the prompt if no more than these have no KV there.
+      why: decode does so, and why it does not.
+      fork_of: the attempt whose prompt it shares; None for none.
+      kv_key: by which its KV is authenticated on its way.
+      early: rows whose predecessors are still under way, by position.
+      gap_since: since when something is missing; None if nothing is.
+      quiet_since: when its credit was repeated last, or there was none to repeat.
+      is_handed_over: decode has the KV, prefill's part is done.
+      has_decoded: decode has sent a token.
+      granted_at: when decode granted the lease.
+      first_token_at: when prefill's first token came.
+      num_tokens: completion tokens there are in all, once decode has said so.
+      finish_reason: how decode said that it ended.
+      end: how the sequence ends, once prefill's FIRST_TOKEN has said what its usage lacks.
+    """
+
+    key: AttemptKey
+    pair: Pair
+    rank: int
+    grant_by: float
+    allowed: int
+    local_tokens: int = 0
+    why: tuple[Why, Why] = (Why.OFF, Why.OFF)
+    fork_of: AttemptKey | None = None
+    kv_key: bytes = b""
+    early: dict[int, TokenRow] = field(default_factory=dict)
+    gap_since: float | None = None
+    quiet_since: float = 0.0
+    is_handed_over: bool = False
+    has_decoded: bool = False
+    granted_at: float | None = None
+    first_token_at: float | None = None
+    num_tokens: int | None = None
+    finish_reason: FinishReason | None = None
+    end: RelayEnd | None = None
+
+
+@dataclass(slots=True)
+class Times:
+    """When what happened, by the server's monotonic clock."""
+
+    submitted_at: float
+    queued_at: float
+    dispatched_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """An accepted request until its terminal event.
+
+    Attributes:
+      request: what was asked for.
+      order: rises with each accepted request.
+      relay: its tokens, text and reader.
+      deadline: when it ends whatever it has.
+      times: for usage and metrics.
+      allowed: positions below this may be produced: what the reader took, and a window.
+      phase: where it is.
+      attempt: the present try; None while it waits.
+      num_attempts: tries begun so far.
+      faults: what tries failed by since it last got on, that nobody else was convicted of.
+      faulted_at: tokens that it had at the last of them.
+      suspicion: whether it is what workers fail by.
+      shunned: addresses of workers where it failed; others are preferred.
+      fingerprint: of the model that made its first token.
+      is_begun: a worker was told to compute its prompt.
+      origin: another completion of the same prompt, which it may share; None for none.
+      cached_tokens: prompt tokens whose KV was there already; None before anybody has said so.
+      held_tokens: of these, what decode had at the first attempt.
+      forecast: what admission expected of it.
+      chain: names the prompt's blocks.
+    """
+
+    request: GenerationRequest
+    order: int
+    relay: Relay
+    deadline: float
+    times: Times
+    allowed: int
+    phase: Phase = Phase.QUEUED
+    attempt: Attempt | None = None
+    num_attempts: int = 0
+    faults: list[Hashable] = field(default_factory=list)
+    faulted_at: int = 0
+    suspicion: Suspicion = field(default_factory=Suspicion)
+    shunned: frozenset[str] = frozenset()
+    fingerprint: str = ""
+    is_begun: bool = False
+    origin: Sequence | None = None
+    cached_tokens: int | None = None
+    held_tokens: int = 0
+    forecast: Forecast | None = None
+    chain: PrefixChain = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.chain = PrefixChain(self.request.prompt_ids, self.request.cache_salt)
+
+    def step(self, step: Step) -> None:
+        """Move on.
+
+        Raises:
+          LocalProtocolError: the table has no such step from here.
+        """
+        self.phase = after(self.phase, step)
+
+    def needs(self, worker: Worker) -> bool:
+        """Return whether its present attempt is over without this worker."""
+        attempt = self.attempt
+        if attempt is None or worker not in attempt.pair:
+            return False
+        if attempt.end is not None:
+            return True  # it waits for prefill's FIRST_TOKEN, and decode holds its blocks
+        return worker is attempt.pair.decode or not attempt.is_handed_over
+
+    def computes_on(self, worker: Worker) -> bool:
+        """Return whether this worker may be computing it now, as far as its tokens tell."""
+        attempt = self.attempt
+        if attempt is None or worker not in attempt.pair:
+            return False
+        if attempt.pair.is_local:
+            return self.phase in (Phase.PREFILLING, Phase.DECODING)
+        computing = Phase.DECODING if worker is attempt.pair.decode else Phase.PREFILLING
+        return self.phase is computing
+
+    def began_before(self, when: float) -> bool:
+        """Return whether decode had its present attempt by then."""
+        attempt = self.attempt
+        return attempt is not None and attempt.granted_at is not None and attempt.granted_at <= when
+
+    def excuse(self, absence_s: float) -> None:
+        """Take back time in which this server did not listen, to its reader and its workers."""
+        self.relay.mailbox.excuse(absence_s)
+        if self.attempt is not None:
+            self.attempt.grant_by += absence_s
+            if self.attempt.gap_since is not None:
+                self.attempt.gap_since += absence_s
+
+    @property
+    def place(self) -> Place:
+        """What the queue has to know of it."""
+        request = self.request
+        return Place(
+            request.claim,
+            request.priority,
+            self.deadline,
+            self.order,
+            len(request.prompt_ids),
+            request.sampling.max_tokens,
+        )
+
+    @property
+    def need(self) -> Need:
+        """What its next attempt asks of workers."""
+        prompt_tokens = len(self.request.prompt_ids)
+        return Need(
+            prompt_tokens,
+            prompt_tokens + len(self.relay.token_ids),
+            self.fingerprint,
+            self.shunned,
+            self.suspicion.is_on_probation,
+            self.suspicion.is_of_prompt,
+            self.chain,
+            band=Band(self.request.claim.service_class),
+        )
+
+    @property
+    def whole_chain(self) -> PrefixChain:
+        """Names the blocks of prompt and completion, with which the next turn of a chat begins."""
+        token_ids = (*self.request.prompt_ids, *self.relay.token_ids)
+        return PrefixChain(token_ids, self.request.cache_salt)
+
+    def usage(self, now: float) -> Usage:
+        """Return counts and times as of now."""
+        times = self.times
+        until = now if times.dispatched_at is None else times.dispatched_at
+        first = times.first_token_at
+        reasoning = self.request.sampling.reasoning
+        return Usage(
+            prompt_tokens=len(self.request.prompt_ids),
+            completion_tokens=len(self.relay.token_ids),
+            # Decode's first tokens may overtake prefill's, which says how many; the end waits.
+            cached_tokens=self.held_tokens if self.cached_tokens is None else self.cached_tokens,
+            queue_s=until - times.submitted_at,
+            ttft_s=None if first is None else first - times.submitted_at,
+            reasoning_tokens=None
+            if reasoning is None
+            else reasoning.num_reasoning(self.relay.token_ids),
+        )

@@ -1,0 +1,1 @@
+"""Tenants, their keys and quotas, and the stores of their accounts."""

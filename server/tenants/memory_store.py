@@ -1,0 +1,246 @@
+"""The file in which spend outlives a process whose accounts are in memory.
+
+Knows SQL. Blocking: called from one thread at a time. Several servers of one host may share it:
+each adds what was spent with it, and is told what was spent with all.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+import structlog
+import trio
+
+from triolet.errors import ConfigError
+from triolet.private_files import make_private_database, make_private_folder
+from triolet.units import SECONDS
+
+from ..text.threads import in_thread
+from .amounts import month_of
+from .ledger import Ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from triolet.config import QuotaConfig
+
+    from .amounts import Account, Ask, Limits, Settlement, Verdict
+    from .store import SpendObserver
+
+
+BUSY_S: Final = 5 * SECONDS
+"""Others' transactions take milliseconds."""
+SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS spend (
+  month TEXT NOT NULL, tenant TEXT NOT NULL, nanos INTEGER NOT NULL, tokens INTEGER NOT NULL,
+  PRIMARY KEY (month, tenant)
+) STRICT, WITHOUT ROWID
+"""
+ADD: Final = """
+INSERT INTO spend VALUES (?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET nanos = nanos + excluded.nanos, tokens = tokens + excluded.tokens
+"""
+
+
+class Spend(NamedTuple):
+    """Of one tenant in one month."""
+
+    nanos: int
+    tokens: int
+
+
+Key: TypeAlias = tuple[str, str]
+"""Month and tenant."""
+
+
+class SpendFile:
+    """One file.
+
+    Args:
+      path: made if it is not there.
+
+    Raises:
+      ConfigError: it cannot be used.
+    """
+
+    def __init__(self, path: str) -> None:
+        try:
+            # The folder is the operator's, of any mode: it often holds the tenants' file and more.
+            make_private_folder(Path(path).parent)
+            make_private_database(Path(path))
+            self._connection = sqlite3.connect(
+                path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+            )
+            self._connection.execute("PRAGMA synchronous = FULL")
+            self._connection.execute(SCHEMA)
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigError(
+                f"{path} cannot keep what tenants have spent: {error}; give another --spend-file"
+            ) from error
+
+    def add(self, spend: Mapping[Key, Spend], month: str) -> dict[Key, Spend]:
+        """Write down what was spent, all or nothing.
+
+        Returns:
+          What everybody has spent in the month, and in those that were added to.
+
+        Raises:
+          sqlite3.Error: nothing was written.
+        """
+        connection = self._connection
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            connection.executemany(ADD, [(*key, *more) for key, more in spend.items()])
+            months = {month, *(of for of, _ in spend)}
+            rows = [
+                row
+                for of in months
+                for row in connection.execute("SELECT * FROM spend WHERE month = ?", (of,))
+            ]
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        return {(of, tenant): Spend(nanos, tokens) for of, tenant, nanos, tokens in rows}
+
+    def close(self) -> None:
+        """Close it. Nobody may be calling."""
+        self._connection.close()
+
+
+log = structlog.get_logger(__name__)
+
+LAST_FLUSH_S: Final = 3 * SECONDS
+"""For writing down what is left when this process ends; a transaction takes milliseconds."""
+
+
+def time_of_day() -> float:
+    """Return seconds since 1970: months are everybody's."""
+    return time.time()
+
+
+class MemoryStore:
+    """All accounts of one server. See `Store`.
+
+    Args:
+      config: bounds.
+      observer: told of spend.
+      file: keeps spend; None to forget it with the process.
+      clock: monotonic.
+      calendar: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        config: QuotaConfig,
+        observer: SpendObserver,
+        file: SpendFile | None = None,
+        clock: Callable[[], float] = trio.current_time,
+        calendar: Callable[[], float] = time_of_day,
+    ) -> None:
+        self._config = config
+        self._observer = observer
+        self._file = file
+        self._clock = clock
+        self._calendar = calendar
+        self._ledger = Ledger()
+        self._unsaved: dict[Key, Spend] = {}
+        self._totals: dict[Key, Spend] = {}
+        self._writer = trio.CapacityLimiter(1)
+
+    @property
+    def is_well(self) -> bool:
+        """Always: nobody else is asked."""
+        return True
+
+    @property
+    def num_servers(self) -> int:
+        """As the operator says."""
+        return self._config.servers
+
+    @property
+    def num_reserved(self) -> int:
+        """Requests that are not settled."""
+        return len(self._ledger.held)
+
+    async def reserve(self, ask: Ask, limits: Limits) -> Verdict:
+        """Take what a request will probably use, or nothing."""
+        return self._ledger.reserve(ask, self.enforced(limits), self._month, self._clock())
+
+    def settle(self, settlement: Settlement) -> None:
+        """Charge what it used instead."""
+        month, tenant = self._month, settlement.tenant
+        before = self._ledger.entry(tenant, month).spent
+        self._ledger.settle(settlement, self.enforced(settlement.limits), month, self._clock())
+        if self._file is None:
+            self._observer.spent(tenant, before, before + settlement.cost)
+        elif settlement.tokens or settlement.cost:
+            self._add_unsaved((month, tenant), Spend(settlement.cost, settlement.tokens))
+
+    def last_seen(self, tenant: str, limits: Limits, within_s: float | None = None) -> Account:
+        """Return an account, which is as it is."""
+        del within_s
+        return self._ledger.account(tenant, self.enforced(limits), self._month, self._clock())
+
+    def enforced(self, limits: Limits) -> Limits:
+        """Return this server's part."""
+        return limits.shared_by(self._config.servers)
+
+    async def account(self, tenant: str, limits: Limits) -> Account:
+        """Return an account as it is."""
+        return self.last_seen(tenant, limits)
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Write spend down until cancelled, and once more then."""
+        if self._file is None:
+            task_status.started()
+            await trio.sleep_forever()
+        await self._flush(self._file)
+        task_status.started()
+        try:
+            while True:
+                await trio.sleep(self._config.flush_s)
+                await self._flush(self._file)
+        finally:
+            with trio.move_on_after(LAST_FLUSH_S, shield=True):
+                await self._flush(self._file)
+
+    @property
+    def _month(self) -> str:
+        return month_of(self._calendar())
+
+    def _add_unsaved(self, key: Key, more: Spend) -> None:
+        nanos, tokens = self._unsaved.get(key, Spend(0, 0))
+        self._unsaved[key] = Spend(nanos + more.nanos, tokens + more.tokens)
+
+    async def _flush(self, file: SpendFile) -> None:
+        """Write down what was spent, and learn what was spent with others."""
+        added, self._unsaved = self._unsaved, {}
+        totals: dict[Key, Spend] | None = None
+        try:
+            totals = await in_thread(lambda: file.add(added, self._month), self._writer)
+        except (sqlite3.Error, OverflowError) as error:
+            log.error("spend_not_written", reason=str(error))
+        finally:
+            if totals is None:
+                for key, more in added.items():
+                    self._add_unsaved(key, more)
+        if totals is None:
+            return
+        present = self._month
+        for (month, tenant), total in totals.items():
+            if month == present and total != self._totals.get((month, tenant)):
+                more = self._unsaved.get((month, tenant), Spend(0, 0))
+                entry = self._ledger.entry(tenant, month)
+                entry.spent, entry.used_tokens = (
+                    total.nanos + more.nanos,
+                    total.tokens + more.tokens,
+                )
+        self._totals = totals
+        for (month, tenant), more in added.items():
+            after = totals[month, tenant].nanos
+            self._observer.spent(tenant, after - more.nanos, after)

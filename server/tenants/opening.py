@@ -1,0 +1,98 @@
+"""Puts the parts together: whoever serves tenants gets their limits from here.
+
+Knows all parts of this folder and nothing of what happens inside one.
+"""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from triolet.config import AT, QuotaConfig
+from triolet.errors import ConfigError
+from triolet.tenants import Prices
+
+from .memory_store import MemoryStore, SpendFile
+from .quotas import Quotas
+from .spend_watch import SpendWatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from .redis_store import RedisStore
+    from .spend_watch import QuotaMetricsPort
+
+
+class UncountedQuotas:
+    """Metrics of nobody."""
+
+    def refused(self, limit: str) -> None:
+        """Ignore it."""
+
+    def reserved(self, elapsed_s: float) -> None:
+        """Ignore it."""
+
+    def unreserved(self, tenant: str) -> None:
+        """Ignore it."""
+
+    def cost(self, tenant: str, amount: float) -> None:
+        """Ignore it."""
+
+    def budget_watched(self, tenant: str, share: float) -> None:
+        """Ignore it."""
+
+    def budget_alert(self, tenant: str, share: float) -> None:
+        """Ignore it."""
+
+    def store_failed(self) -> None:
+        """Ignore it."""
+
+
+def quotas_in_memory() -> Quotas:
+    """Return limits whose accounts are in this process, and end with it."""
+    config, watch = QuotaConfig(), SpendWatch(UncountedQuotas())
+    return Quotas(config, MemoryStore(config, watch), watch, UncountedQuotas(), Prices)
+
+
+@contextmanager
+def opened_quotas(
+    config: QuotaConfig, metrics: QuotaMetricsPort, prices: Callable[[], Prices]
+) -> Iterator[Quotas]:
+    """Open the accounts where they are kept, and close them in the end.
+
+    Raises:
+      ConfigError: they cannot be kept there.
+    """
+    watch, config = SpendWatch(metrics), _resolved(config)
+    if config.is_shared:
+        yield Quotas(config, _redis_store(config, watch), watch, metrics, prices)
+        return
+    file = None if config.spend_file is None else SpendFile(config.spend_file)
+    try:
+        yield Quotas(config, MemoryStore(config, watch, file), watch, metrics, prices)
+    finally:
+        if file is not None:
+            file.close()
+
+
+def _resolved(config: QuotaConfig) -> QuotaConfig:
+    """Return the same with the URL in the place of the file that holds it."""
+    if not config.limits.startswith(AT):
+        return config
+    try:
+        url = Path(config.limits.removeprefix(AT)).read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the file that --limits names cannot be read: {error}") from None
+    if url.startswith(AT):
+        raise ConfigError("the file that --limits names must hold a URL, not another file's name")
+    return replace(config, limits=url)
+
+
+def _redis_store(config: QuotaConfig, watch: SpendWatch) -> RedisStore:
+    # The library takes memory and a quarter of a second, of which only its users shall know.
+    from .redis_store import RedisStore
+
+    return RedisStore(config, watch, secrets.token_hex(8))

@@ -1,0 +1,444 @@
+"""What Redis does for us in one go: the accounts' arithmetic in its own language.
+
+Each script is one round trip and one transaction. Time and month are those of Redis, so that the
+clocks of servers do not matter. The rules are buckets.py's and ledger.py's; tests hold them to the
+same. All keys begin alike, with one tag in braces, and are told by the first argument:
+
+- `t:TENANT`, a hash: levels of both buckets and when they were that, requests in flight, their
+  probable cost;
+- `held:SERVER`, a hash: what a server has reserved, by id;
+- `spend:MONTH`, a hash: nanos and tokens of each tenant;
+- `servers`, sorted by when the lease of each ends; `s:SERVER`, a hash: the last batch of its
+  journal and what came of it; `beat`: when the last server renewed its lease.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, urlsplit
+
+import anyio
+import coredis
+import trio
+from anyio.abc import ByteStream
+from coredis.connection import BaseConnection, Location
+from coredis.exceptions import RedisError
+from coredis.pool import ConnectionPool
+from coredis.retry import NoRetryPolicy
+
+from triolet.errors import TrioletError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from triolet.config import QuotaConfig
+
+
+PREFIX: Final = "{triolet}:quotas:"
+
+_HEAD: Final = """
+local P, server = ARGV[1], ARGV[2]
+local clock = redis.call('TIME')
+local now = clock[1] + clock[2] / 1e6
+local DAY = 86400
+
+local function is_leap(year) return (year % 4 == 0 and year % 100 ~= 0) or year % 400 == 0 end
+
+local function month()
+  local days, year, m = math.floor(clock[1] / DAY), 1970, 1
+  while days >= (is_leap(year) and 366 or 365) do
+    days = days - (is_leap(year) and 366 or 365)
+    year = year + 1
+  end
+  local lengths = {31, is_leap(year) and 29 or 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31}
+  while days >= lengths[m] do
+    days = days - lengths[m]
+    m = m + 1
+  end
+  return string.format('%04d-%02d', year, m)
+end
+
+local spend_key = P .. 'spend:' .. month()
+local held_key = P .. 'held:' .. server
+
+local function text(value) return string.format('%.17g', value) end
+
+local function read(tenant)
+  local key = P .. 't:' .. tenant
+  local v = redis.call('HMGET', key, 'r', 'ra', 't', 'ta', 'n', 'h')
+  return {
+    key = key, r = tonumber(v[1]), ra = tonumber(v[2]), t = tonumber(v[3]), ta = tonumber(v[4]),
+    n = tonumber(v[5]) or 0, h = tonumber(v[6]) or 0,
+  }
+end
+
+local function write(a)
+  redis.call('HSET', a.key, 'n', text(a.n), 'h', text(a.h))
+  if a.r then redis.call('HSET', a.key, 'r', text(a.r), 'ra', text(a.ra)) end
+  if a.t then redis.call('HSET', a.key, 't', text(a.t), 'ta', text(a.ta)) end
+  redis.call('EXPIRE', a.key, DAY)
+end
+
+-- A limit below zero is none.
+local function level(value, at, limit)
+  if limit < 0 then return 0 end
+  if not value then return limit end
+  return math.min(limit, value + math.max(0, now - at) * limit / 60)
+end
+
+local function charge(a, requests, tokens, request_limit, token_limit)
+  if request_limit >= 0 then
+    a.r, a.ra = level(a.r, a.ra, request_limit) - requests, now
+  end
+  if token_limit >= 0 then
+    a.t, a.ta = level(a.t, a.ta, token_limit) - tokens, now
+  end
+end
+
+local function hold(id, tenant, tokens, cost, request_limit, token_limit)
+  redis.call('HSET', held_key, id, cjson.encode({
+    tenant = tenant, tokens = tokens, cost = cost,
+    by_requests = request_limit >= 0, by_tokens = token_limit >= 0,
+  }))
+  redis.call('EXPIRE', held_key, DAY)
+end
+
+local function give_back(a, held)
+  a.n, a.h = a.n - 1, a.h - held.cost
+  -- What no limit was charged for is not given back to one that came later.
+  if a.r and held.by_requests ~= false then a.r = a.r + 1 end
+  if a.t and held.by_tokens ~= false then a.t = a.t + held.tokens end
+end
+"""
+
+RESERVE: Final = (
+    _HEAD
+    + """
+local id, tenant, tokens, cost = ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
+local request_limit, token_limit = tonumber(ARGV[7]), tonumber(ARGV[8])
+local concurrent, budget, grain = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
+local a = read(tenant)
+local s = redis.call('HMGET', spend_key, tenant .. ':n', tenant .. ':t')
+local spent, used = tonumber(s[1]) or 0, tonumber(s[2]) or 0
+
+local function wait(value, at, limit, amount)
+  if limit < 0 or not value then return 0 end
+  return math.max(0, (math.min(amount, limit) - grain - level(value, at, limit)) * 60 / limit)
+end
+
+local refused, wait_s = '', 0
+if id ~= '' then
+  local for_request = wait(a.r, a.ra, request_limit, 1)
+  local for_tokens = wait(a.t, a.ta, token_limit, tokens)
+  if budget >= 0 and spent + a.h >= budget then
+    refused = 'budget'
+  elseif concurrent >= 0 and a.n >= concurrent then
+    refused = 'concurrent'
+  elseif for_request > 0 or for_tokens > 0 then
+    refused = for_request >= for_tokens and 'requests' or 'tokens'
+    wait_s = math.max(for_request, for_tokens)
+  else
+    charge(a, 1, tokens, request_limit, token_limit)
+    a.n, a.h = a.n + 1, a.h + cost
+    write(a)
+    hold(id, tenant, tokens, cost, request_limit, token_limit)
+  end
+end
+return {
+  refused, text(wait_s), text(level(a.r, a.ra, request_limit)),
+  text(level(a.t, a.ta, token_limit)), text(a.n), text(spent), text(used),
+}
+"""
+)
+"""Take what a request will probably use, or nothing; without an id only look."""
+
+APPLY: Final = (
+    _HEAD
+    + """
+local number, changes = tonumber(ARGV[3]), cjson.decode(ARGV[4])
+local journal_key = P .. 's:' .. server
+local done = redis.call('HMGET', journal_key, 'number', 'result')
+if tonumber(done[1] or '0') >= number then return done[2] end
+local spent = {}
+
+local function spend(tenant, cost, tokens)
+  if cost == 0 and tokens == 0 then return end
+  local after = redis.call('HINCRBY', spend_key, tenant .. ':n', string.format('%.0f', cost))
+  redis.call('HINCRBY', spend_key, tenant .. ':t', string.format('%.0f', tokens))
+  redis.call('EXPIRE', spend_key, 400 * DAY)
+  local before = spent[tenant] and spent[tenant][1] or string.format('%.0f', after - cost)
+  spent[tenant] = {before, string.format('%.0f', after)}
+end
+
+local function take_held(id)
+  local held = redis.call('HGET', held_key, id)
+  if not held then return nil end
+  redis.call('HDEL', held_key, id)
+  return cjson.decode(held)
+end
+
+for _, c in ipairs(changes) do
+  if c.kind == 'settle' then
+    local held, a = take_held(c.id), read(c.tenant)
+    if held then give_back(a, held) end
+    charge(a, c.requests, c.tokens, c.request_limit, c.token_limit)
+    write(a)
+    spend(c.tenant, c.cost, c.tokens)
+  elseif c.kind == 'void' then
+    local held = take_held(c.id)
+    if held then
+      local a = read(held.tenant)
+      give_back(a, held)
+      write(a)
+    end
+  elseif c.kind == 'adopt' then
+    local a = read(c.tenant)
+    a.n, a.h = a.n + 1, a.h + c.cost
+    write(a)
+    hold(c.id, c.tenant, c.tokens, c.cost, c.request_limit, c.token_limit)
+  elseif c.kind == 'debt' then
+    local a = read(c.tenant)
+    charge(a, c.requests, c.tokens, c.request_limit, c.token_limit)
+    write(a)
+    spend(c.tenant, c.cost, c.used_tokens)
+  end
+end
+local result = cjson.encode(spent)
+redis.call('HSET', journal_key, 'number', ARGV[3], 'result', result)
+redis.call('EXPIRE', journal_key, DAY)
+return result
+"""
+)
+"""Do one batch of a server's journal. Done again it does nothing and says the same."""
+
+BEAT: Final = (
+    _HEAD
+    + """
+local lease_s, most, is_asking = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5] == '1'
+local servers_key, beat_key = P .. 'servers', P .. 'beat'
+local last = tonumber(redis.call('GET', beat_key) or '0')
+redis.call('SET', beat_key, text(now), 'EX', DAY)
+if now - last > lease_s then
+  -- Nobody could renew anything: Redis was away, not they.
+  for _, other in ipairs(redis.call('ZRANGE', servers_key, 0, -1)) do
+    redis.call('ZADD', servers_key, text(now + lease_s), other)
+  end
+end
+redis.call('ZADD', servers_key, text(now + lease_s), server)
+local refunded = 0
+for _, dead in ipairs(redis.call('ZRANGEBYSCORE', servers_key, '-inf', text(now))) do
+  local key = P .. 'held:' .. dead
+  local ids = redis.call('HKEYS', key)
+  for i = 1, math.min(#ids, most - refunded) do
+    local held = cjson.decode(redis.call('HGET', key, ids[i]))
+    redis.call('HDEL', key, ids[i])
+    local a = read(held.tenant)
+    give_back(a, held)
+    write(a)
+  end
+  local left = math.max(0, #ids - (most - refunded))
+  refunded = refunded + #ids - left
+  if left == 0 then redis.call('ZREM', servers_key, dead) end
+end
+local own = is_asking and redis.call('HKEYS', held_key) or {}
+return {redis.call('ZCARD', servers_key), refunded, own}
+"""
+)
+"""Renew the lease of a server's reservations; give back those of servers whose lease has ended."""
+
+LEAVE: Final = (
+    _HEAD
+    + """
+if redis.call('HLEN', held_key) == 0 then
+  redis.call('ZREM', P .. 'servers', server)
+  redis.call('DEL', P .. 's:' .. server)
+end
+return now
+"""
+)
+"""Forget a server that has settled everything, at once instead of when its lease ends."""
+
+
+DEFAULT_PORT = 6379
+_STREAM_ENDS = (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream)
+
+
+class StoreGone(TrioletError):
+    """Redis did not do what it was asked, or nobody knows whether it did."""
+
+
+class RedisCalls:
+    """A connected client, with our scripts loaded.
+
+    Args:
+      client: connected.
+      digests: of the scripts, as Redis names them.
+      server: who calls.
+      timeout_s: for a call.
+    """
+
+    def __init__(
+        self, client: coredis.Redis[str], digests: dict[str, str], server: str, timeout_s: float
+    ) -> None:
+        self._client = client
+        self._digests = digests
+        self._server = server
+        self._timeout_s = timeout_s
+
+    async def call(self, script: str, *arguments: str | float) -> Any:  # noqa: ANN401 (Redis')
+        """Run a script; it is told prefix, server and the arguments.
+
+        Raises:
+          StoreGone: it may have been run, or not.
+        """
+        shown = [PREFIX, self._server, *(_shown(argument) for argument in arguments)]
+        with trio.move_on_after(self._timeout_s):
+            return await _mapped(
+                lambda: self._client.evalsha(self._digests[script], keys=None, args=shown)
+            )
+        raise StoreGone(f"it did not answer within {self._timeout_s} s")
+
+
+def _shown(argument: str | float) -> str:
+    return argument if isinstance(argument, str) else repr(argument)
+
+
+async def with_calls(
+    config: QuotaConfig, server: str, use: Callable[[RedisCalls], Awaitable[None]]
+) -> None:
+    """Connect, load the scripts and use them; then disconnect.
+
+    Raises:
+      StoreGone: it cannot be reached, or `use` raised that.
+    """
+    parts = urlsplit(config.limits)
+    pool = ConnectionPool(
+        connection_class=OpenConnection,
+        location=OpenPlace(await _open(config), f"{parts.hostname or parts.path}"),
+        max_connections=1,
+        decode_responses=True,
+        username=unquote(parts.username) if parts.username else None,
+        password=unquote(parts.password) if parts.password else None,
+        db=int(parts.path[1:] or 0) if parts.scheme != "unix" else 0,
+    )
+    client = coredis.Redis(
+        connection_pool=pool,
+        decode_responses=True,
+        verify_version=False,
+        retry_policy=NoRetryPolicy(),
+    )
+    gone: StoreGone | None = None
+    of_use = trio.CancelScope()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_cancel_with_us, of_use)
+        # Whoever is cancelled has last words for Redis; the client must not end before them.
+        with trio.CancelScope(shield=True):
+            async with client:
+                try:
+                    with of_use:
+                        digests = await _load(client, config.connect_timeout_s)
+                        await use(RedisCalls(client, digests, server, config.call_timeout_s))
+                except StoreGone as error:
+                    gone = error  # out of the client's nursery it would come in a group
+        nursery.cancel_scope.cancel()
+    if gone is not None:
+        raise gone
+
+
+async def _cancel_with_us(scope: trio.CancelScope) -> None:
+    try:
+        await trio.sleep_forever()
+    finally:
+        scope.cancel()
+
+
+async def _open(config: QuotaConfig) -> ByteStream:
+    parts = urlsplit(config.limits)
+    with trio.move_on_after(config.connect_timeout_s):
+        try:
+            if parts.scheme == "unix":
+                return await anyio.connect_unix(parts.path)
+            host, port = parts.hostname or "", parts.port or DEFAULT_PORT
+            if parts.scheme == "rediss":
+                return await anyio.connect_tcp(
+                    host,
+                    port,
+                    ssl_context=ssl.create_default_context(),
+                    tls_standard_compatible=False,
+                )
+            return await anyio.connect_tcp(host, port)
+        except (OSError, *_STREAM_ENDS) as error:
+            # The latter: the other side left in the handshake of TLS.
+            raise StoreGone(f"it cannot be reached: {type(error).__name__} {error}") from error
+    raise StoreGone(f"no connection within {config.connect_timeout_s} s")
+
+
+async def _load(client: coredis.Redis[str], timeout_s: float) -> dict[str, str]:
+    with trio.move_on_after(timeout_s):
+        digests = {}
+        for script in (RESERVE, APPLY, BEAT, LEAVE):
+            digests[script] = await _mapped(lambda text=script: client.script_load(text))  # type: ignore[misc]
+        return digests
+    raise StoreGone(f"no answer within {timeout_s} s")
+
+
+async def _mapped(call: Callable[[], Awaitable[Any]]) -> Any:  # noqa: ANN401 (Redis')
+    try:
+        return await call()
+    except (RedisError, OSError, RuntimeError, *_STREAM_ENDS) as error:
+        # OSError: also timeouts. RuntimeError: the library's pool, when it ends meanwhile.
+        raise StoreGone(f"{type(error).__name__}: {error}") from error
+
+
+@dataclass(unsafe_hash=True)
+class OpenPlace(Location):
+    """Where a connection leads that is open already.
+
+    Attributes:
+      stream: the connection.
+      name: for people.
+    """
+
+    stream: ByteStream
+    name: str
+
+    def __repr__(self) -> str:
+        return self.name
+
+    async def check(self) -> bool:
+        """Whether it could be connected to: it was."""
+        return True
+
+
+class OpenConnection(BaseConnection):
+    """The protocol over a stream that is open, once. See `BaseConnection`."""
+
+    location: OpenPlace
+
+    async def _connect(self) -> ByteStream:
+        stream, self.location.stream = self.location.stream, Ended()
+        return stream
+
+    def describe(self) -> str:
+        """Name it."""
+        return f"OpenConnection<{self.location}>"
+
+
+class Ended(ByteStream):
+    """What follows a connection that was lost: nothing."""
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        """Say that nothing comes."""
+        raise anyio.EndOfStream
+
+    async def send(self, item: bytes) -> None:
+        """Say that nobody is there."""
+        raise anyio.BrokenResourceError
+
+    async def send_eof(self) -> None:
+        """Nobody is there."""
+
+    async def aclose(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,345 @@
+"""Accounts as they were when a store last told them, and what would be there by now. Pure."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+import structlog
+import trio
+
+from triolet.config import shown_url
+from triolet.units import SECONDS
+
+from .amounts import Account, Ask, Limit, Verdict, month_of
+from .buckets import GRAIN, Bucket
+from .local_share import Journal, LocalShare
+from .memory_store import time_of_day
+from .redis_calls import APPLY, BEAT, LEAVE, RESERVE, StoreGone, with_calls
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from triolet.config import QuotaConfig
+
+    from .amounts import Limits, Settlement
+    from .redis_calls import RedisCalls
+    from .store import SpendObserver
+
+
+class Seen(NamedTuple):
+    """An account, and when that was."""
+
+    account: Account
+    at: float
+
+
+class SeenAccounts:
+    """The last of each tenant."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, Seen] = {}
+
+    def note(self, tenant: str, account: Account, now: float) -> None:
+        """Remember one."""
+        self._seen[tenant] = Seen(account, now)
+
+    def by_now(
+        self, tenant: str, limits: Limits, now: float, within_s: float | None = None
+    ) -> Account | None:
+        """Return an account as it would be if nobody had touched it since; None if none was seen,
+        or only one that is older than so much."""
+        seen = self._seen.get(tenant)
+        if seen is None or (within_s is not None and now - seen.at > within_s):
+            return None
+        account = seen.account
+        return Account(
+            _level(account.requests, seen.at, limits.requests, now),
+            _level(account.tokens, seen.at, limits.tokens, now),
+            account.in_flight,
+            account.spent,
+            account.used_tokens,
+        )
+
+
+def _level(level: float, at: float, limit: float | None, now: float) -> float:
+    return 0.0 if limit is None else Bucket(level, at).level_at(limit, now)
+
+
+log = structlog.get_logger(__name__)
+
+LAST_WORDS_S: Final = 3 * SECONDS
+"""For telling what is left when this process ends."""
+NO_ID: Final = ""
+"""Of a question that takes nothing."""
+
+
+class RedisStore:
+    """All accounts of several servers. See `Store`.
+
+    Args:
+      config: where Redis is, and bounds.
+      observer: told of spend, and of how Redis is.
+      server: this process; no other one ever has the same name.
+
+    Attributes:
+      num_servers: that share the limits, this one included, when Redis last said.
+    """
+
+    def __init__(self, config: QuotaConfig, observer: SpendObserver, server: str) -> None:
+        self._config = config
+        self._observer = observer
+        self._server = server
+        self._calls: RedisCalls | None = None
+        self._failures = 0
+        self._failed_at = -math.inf
+        self.num_servers = config.servers
+        self._reserved: dict[str, Ask] = {}
+        self._local = LocalShare()
+        self._journal = Journal(config.max_batch)
+        self._seen = SeenAccounts()
+        self._has_changes = trio.Event()
+        self._broken = trio.Event()
+
+    @property
+    def is_well(self) -> bool:
+        """Whether Redis is asked."""
+        return self._calls is not None
+
+    @property
+    def num_reserved(self) -> int:
+        """Requests of this server that are not settled."""
+        return len(self._reserved) + len(self._local.held)
+
+    async def reserve(self, ask: Ask, limits: Limits) -> Verdict:
+        """Take what a request will probably use, or nothing."""
+        verdict = None
+        if self._calls is not None:
+            try:
+                verdict = await self._ask(self._calls, ask, limits)
+            finally:
+                if verdict is None:  # it may have been reserved all the same
+                    self._journal.void(ask.id)
+                    self._has_changes.set()
+        if verdict is None:
+            self._open_local(ask.tenant, limits)
+            return self._local.reserve(ask, _month(), trio.current_time())
+        if verdict.refused_by is None:
+            self._reserved[ask.id] = ask
+        return verdict
+
+    def settle(self, settlement: Settlement) -> None:
+        """Charge what it used instead."""
+        is_ours = self._reserved.pop(settlement.id, None) is not None
+        if is_ours:
+            self._local.left(settlement.tenant, _month())
+        if is_ours or (self._calls is not None and settlement.id not in self._local):
+            self._journal.settle(settlement)
+            self._has_changes.set()
+            return
+        self._open_local(settlement.tenant, settlement.limits)
+        self._local.settle(settlement, _month(), trio.current_time())
+
+    def last_seen(
+        self, tenant: str, limits: Limits, within_s: float | None = None
+    ) -> Account | None:
+        """Return an account as far as it is known here."""
+        now = trio.current_time()
+        if self._local.knows(tenant):
+            return self._local.account(tenant, _month(), now)
+        return self._seen.by_now(tenant, limits, now, within_s) if self.is_well else None
+
+    def enforced(self, limits: Limits) -> Limits:
+        """Return the limits, or this server's part of them while Redis is away."""
+        return limits if self.is_well else limits.shared_by(self.num_servers)
+
+    async def account(self, tenant: str, limits: Limits) -> Account:
+        """Return an account as it is, or as it was."""
+        if self._calls is not None:
+            verdict = await self._ask(self._calls, _look(tenant), limits)
+            if verdict is not None:
+                return verdict.account
+        now, count = trio.current_time(), 1 if self.is_well else self.num_servers
+        if self._local.knows(tenant):
+            return self._local.account(tenant, _month(), now)
+        # Nothing is opened: whoever looks at all tenants would open as many accounts.
+        seen = self._seen.by_now(tenant, limits, now)
+        seen = seen or Account(limits.requests or 0.0, limits.tokens or 0.0, 0, 0, 0)
+        return replace(seen, requests=seen.requests / count, tokens=seen.tokens / count)
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep in touch with Redis until cancelled. Started once it was tried."""
+        is_first = True
+
+        async def use(calls: RedisCalls) -> None:
+            await self._beat(calls, is_asking=True)
+            self._settle_up()
+            self._is_back(calls)
+            if is_first:
+                task_status.started()
+            await self._keep(calls)
+
+        while True:
+            self._broken = trio.Event()
+            try:
+                await with_calls(self._config, self._server, use)
+            except StoreGone as gone:
+                self._observer.call_failed(str(gone))
+                if is_first:
+                    self._is_away(str(gone))
+                    task_status.started()
+            is_first = False
+            await trio.sleep(self._config.probe_s)
+
+    async def _ask(self, calls: RedisCalls, ask: Ask, limits: Limits) -> Verdict | None:
+        """Return what Redis says, or None if it says nothing."""
+        began_at = trio.current_time()
+        try:
+            reply = await calls.call(
+                RESERVE,
+                *(ask.id, ask.tenant, ask.tokens, ask.cost),
+                *(-1 if limit is None else limit for limit in _all(limits)),
+                GRAIN,
+            )
+        except StoreGone as gone:
+            self._failed(gone, began_at)
+            return None
+        self._failures = 0
+        verdict = _verdict(reply)
+        self._seen.note(ask.tenant, verdict.account, trio.current_time())
+        return verdict
+
+    async def _keep(self, calls: RedisCalls) -> None:
+        """Tell what has changed, and that this server lives, until Redis fails or we end."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._tell, calls)
+                nursery.start_soon(self._beat_on, calls)
+                await self._broken.wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            if self._calls is not None:
+                with trio.move_on_after(LAST_WORDS_S, shield=True), suppress(StoreGone):
+                    if await self._send_all(calls) and not self._reserved:
+                        await calls.call(LEAVE)
+
+    async def _tell(self, calls: RedisCalls) -> None:
+        while True:
+            await self._has_changes.wait()
+            self._has_changes = trio.Event()
+            while not await self._send_all(calls):  # noqa: ASYNC110 (it asks somebody else)
+                await trio.sleep(self._config.probe_s)
+
+    async def _send_all(self, calls: RedisCalls) -> bool:
+        """Send what there is; return whether all of it was answered."""
+        while (batch := self._journal.next_batch()) is not None:
+            began_at = trio.current_time()
+            try:
+                reply = await calls.call(APPLY, batch.number, batch.changes)
+            except StoreGone as gone:
+                self._failed(gone, began_at)
+                return False
+            self._failures = 0
+            self._journal.answered()
+            spent = msgspec.json.decode(reply, type=dict[str, tuple[str, str]])
+            for tenant, (before, after) in spent.items():
+                self._observer.spent(tenant, int(before), int(after))
+        return True
+
+    async def _beat_on(self, calls: RedisCalls) -> None:
+        while True:
+            await trio.sleep(self._config.heartbeat_s)
+            began_at = trio.current_time()
+            try:
+                await self._beat(calls)
+            except StoreGone as gone:
+                self._failed(gone, began_at)
+            else:
+                self._settle_up()
+
+    async def _beat(self, calls: RedisCalls, *, is_asking: bool = False) -> None:
+        """Renew our lease, and end those of others.
+
+        Raises:
+          StoreGone: nobody knows whether that was done.
+        """
+        config = self._config
+        reply = await calls.call(BEAT, config.lease_s, config.max_batch, int(is_asking))
+        self.num_servers, refunded, held = int(reply[0]), int(reply[1]), reply[2]
+        if refunded:
+            log.warning("reservations_of_lost_server_given_back", count=refunded)
+        for ask_id in set(held) - set(self._reserved):
+            # Of a call that was given up; or it is settled, which Redis learns before this.
+            self._journal.void(ask_id)
+
+    def _settle_up(self) -> None:
+        """Tell what was taken here while Redis was not asked."""
+        for debt in self._local.debts(_month(), trio.current_time()):
+            self._journal.owe(debt)
+        for ask in self._local.held.values():
+            self._journal.adopt(ask, self._local.limits_of(ask.tenant))
+            self._reserved[ask.id] = ask
+        self._local.clear()
+        if self._journal:
+            self._has_changes.set()
+
+    def _failed(self, gone: StoreGone, began_at: float) -> None:
+        self._observer.call_failed(str(gone))
+        if began_at < self._failed_at:
+            return  # one standstill of Redis' fails many calls at once, and is one failure
+        self._failed_at = trio.current_time()
+        self._failures += 1
+        if self._failures >= self._config.max_failures and self._calls is not None:
+            self._is_away(str(gone))
+
+    def _is_away(self, reason: str) -> None:
+        self._calls = None
+        self._broken.set()
+        log.warning(
+            "limits_are_local",
+            store=shown_url(self._config.limits),
+            reason=reason,
+            part=f"1/{self.num_servers}",
+        )
+        self._observer.store_changed(is_shared=False)
+
+    def _is_back(self, calls: RedisCalls) -> None:
+        self._calls = calls
+        self._failures = 0
+        log.info(
+            "limits_are_shared", store=shown_url(self._config.limits), servers=self.num_servers
+        )
+        self._observer.store_changed(is_shared=True)
+
+    def _open_local(self, tenant: str, limits: Limits) -> None:
+        if self._local.knows(tenant):
+            self._local.renew(tenant, limits, self.num_servers)
+        else:
+            in_flight = sum(ask.tenant == tenant for ask in self._reserved.values())
+            now = trio.current_time()
+            seen = self._seen.by_now(tenant, limits, now)
+            part = self.num_servers
+            self._local.begin(tenant, limits, part, seen, in_flight, _month(), now)
+
+
+def _month() -> str:
+    return month_of(time_of_day())
+
+
+def _look(tenant: str) -> Ask:
+    return Ask(NO_ID, tenant, 0)
+
+
+def _all(limits: Limits) -> tuple[float | None, ...]:
+    return (limits.requests, limits.tokens, limits.concurrent, limits.budget)
+
+
+def _verdict(reply: Sequence[str]) -> Verdict:
+    refused, wait_s, requests, tokens, in_flight, spent, used = reply
+    account = Account(
+        float(requests), float(tokens), int(float(in_flight)), int(float(spent)), int(float(used))
+    )
+    return Verdict(account, Limit(refused) if refused else None, float(wait_s))

@@ -1,0 +1,260 @@
+"""The operator's file of tenants, and the task that notices when it has changed.
+
+Reads and waits; what the file means is decided elsewhere. A file counts as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import structlog
+import trio
+
+from triolet.api_keys import digest_of
+from triolet.errors import ConfigError, RequestError
+from triolet.tenants import ANONYMOUS, Tenants
+from triolet.tenants_form import read_tenants
+
+from ..text.threads import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Set
+
+    from triolet.config import TenantsConfig
+    from triolet.tenants import Prices, Tenant
+
+
+log = structlog.get_logger(__name__)
+
+
+class Stamp(NamedTuple):
+    """By what a file is known to have changed. All 0 for one that is not there."""
+
+    inode: int = 0
+    mtime_ns: int = 0
+    ctime_ns: int = 0  # who copies times along changes this one all the same
+    size: int = 0
+
+
+class TenantFile:
+    """One file.
+
+    Args:
+      path: of it.
+      config: bounds.
+    """
+
+    def __init__(self, path: str, config: TenantsConfig) -> None:
+        self._path = Path(path)
+        self._config = config
+        self._seen = Stamp()
+        self._taken = Stamp()
+
+    def read(self) -> Tenants:
+        """Return what it says now.
+
+        Raises:
+          ConfigError: it cannot be read, or something in it is wrong.
+        """
+        try:
+            with self._path.open("rb") as file:
+                # Of what is read, not of what may have come to this name meanwhile.
+                self._taken = self._seen = _stamp(os.fstat(file.fileno()))
+                content = file.read(self._config.max_bytes + 1)
+        except OSError as error:
+            raise ConfigError(f"the file of tenants cannot be read: {error}") from None
+        if len(content) > self._config.max_bytes:
+            raise ConfigError(
+                f"{self._path} is longer than the {self._config.max_bytes} bytes of a file of "
+                "tenants"
+            )
+        return read_tenants(content, str(self._path))
+
+    def has_settled(self) -> bool:
+        """Return whether it is another one than was read, and the same as at the last look."""
+        try:
+            stamp = _stamp(self._path.stat())
+        except OSError:
+            stamp = Stamp()
+        is_as_seen, self._seen = stamp == self._seen, stamp
+        return is_as_seen and stamp != self._taken
+
+    async def run(self, tenancy: Tenancy, dismiss: Callable[[Set[str]], None]) -> None:
+        """Let each change count.
+
+        Args:
+          tenancy: is told.
+          dismiss: ends what runs for tenants that may ask no more.
+        """
+        threads = trio.CapacityLimiter(1)
+        while True:
+            await trio.sleep(self._config.poll_s)
+            if not self.has_settled():
+                continue
+            self._taken = self._seen  # also of a file that cannot be opened: it is told once
+            try:
+                tenants = await in_thread(self.read, threads)
+            except ConfigError as error:
+                tenancy.refuse(str(error))
+                log.error("tenants_refused", reason=str(error))
+                continue
+            gone = tenancy.replace(tenants)
+            log.info("tenants_changed", tenants=len(tenants.by_name), gone=sorted(gone)[:100])
+            dismiss(gone)
+
+
+def _stamp(status: os.stat_result) -> Stamp:
+    return Stamp(status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
+
+
+MAX_KEY_CHARS: Final = 256
+NO_KEY: Final = "this server asks for an API key; send it as `Authorization: Bearer KEY`"
+WRONG_KEY: Final = (
+    "the API key that was sent is wrong, or has ended; ask the operator of this server for another"
+)
+
+_TENANT: Final[ContextVar[Tenant]] = ContextVar("tenant", default=ANONYMOUS)
+
+
+def current_tenant() -> Tenant:
+    """Return whose request the running task serves; ANONYMOUS where there are no tenants."""
+    return _TENANT.get()
+
+
+def enter_tenant(tenant: Tenant) -> None:
+    """Let the running task, and those that it starts, serve a tenant."""
+    _TENANT.set(tenant)
+
+
+@dataclass(frozen=True, slots=True)
+class TenancyReport:
+    """What became of the operator's file.
+
+    Attributes:
+      tenants: that there are, disabled ones included; 0 where there is no file.
+      num_taken: files taken, the first included.
+      num_refused: files that something was wrong with.
+      problem: why the newest file is not what counts; empty if it is.
+    """
+
+    tenants: int
+    num_taken: int
+    num_refused: int
+    problem: str
+
+
+class Tenancy:
+    """The tenants that count now.
+
+    Args:
+      tenants: of the operator's file; None where there is none, and everybody is let in.
+    """
+
+    def __init__(self, tenants: Tenants | None = None) -> None:
+        self._tenants = tenants
+        self._num_taken = 0 if tenants is None else 1
+        self._num_refused = 0
+        self._problem = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there are no tenants: whoever reaches the port is let in."""
+        return self._tenants is None
+
+    @property
+    def report(self) -> TenancyReport:
+        """What became of the operator's file."""
+        num_tenants = 0 if self._tenants is None else len(self._tenants.by_name)
+        return TenancyReport(num_tenants, self._num_taken, self._num_refused, self._problem)
+
+    def tenant_of(self, key: str | None, now: float) -> Tenant:
+        """Return whose key it is.
+
+        Args:
+          key: as it was sent.
+          now: in seconds since 1970.
+
+        Raises:
+          RequestError: 401, no key was sent, or a wrong one (one that has ended is a wrong one);
+            403, the tenant is disabled.
+        """
+        if self._tenants is None:
+            return ANONYMOUS
+        if not key:
+            raise _key_refused(NO_KEY)
+        if len(key) > MAX_KEY_CHARS:
+            raise _key_refused(WRONG_KEY)
+        digest = digest_of(key)
+        # The look-up compares digests, which tell nothing of how near a wrong key was.
+        entry = self._tenants.of_digest(digest)
+        found = digest if entry is not None else "0" * len(digest)
+        if not hmac.compare_digest(found, digest) or entry is None:
+            raise _key_refused(WRONG_KEY)
+        tenant, stored = entry
+        if stored.until is not None and now >= stored.until:
+            raise _key_refused(WRONG_KEY)
+        return _enabled(tenant)
+
+    def tenant_named(self, name: str) -> Tenant:
+        """Return a tenant, as it is now, whose request comes from within.
+
+        Raises:
+          RequestError: 401, there is none any more; 403, it is disabled.
+        """
+        if self._tenants is None:
+            return ANONYMOUS
+        tenant = self._tenants.by_name.get(name)
+        if tenant is None:
+            raise _key_refused(
+                f"there is no tenant {name} any more; ask the operator of this server"
+            )
+        return _enabled(tenant)
+
+    @property
+    def everybody(self) -> Collection[Tenant]:
+        """All tenants, disabled ones included; ANONYMOUS where there are none."""
+        return (ANONYMOUS,) if self._tenants is None else self._tenants.by_name.values()
+
+    def prices_of(self, *names: str) -> Prices:
+        """Return what a model's tokens cost now."""
+        return (self._tenants or NOBODY).prices_of(*names)
+
+    def replace(self, tenants: Tenants) -> frozenset[str]:
+        """Let other tenants count from now on; return the names of those that may ask no more."""
+        before = {} if self._tenants is None else self._tenants.by_name
+        self._tenants = tenants
+        self._num_taken += 1
+        self._problem = ""
+        after = tenants.by_name
+        return frozenset(
+            name
+            for name, tenant in before.items()
+            if not tenant.is_disabled and (name not in after or after[name].is_disabled)
+        )
+
+    def refuse(self, problem: str) -> None:
+        """Note that a newer file does not count, and why; the tenants stay as they were."""
+        self._num_refused += 1
+        self._problem = problem
+
+
+NOBODY: Final = Tenants((), {}, {})
+
+
+def _enabled(tenant: Tenant) -> Tenant:
+    if tenant.is_disabled:
+        raise RequestError(
+            f"the tenant {tenant.name} is disabled; ask whoever runs this server",
+            status=403,
+            code="permission_denied",
+        )
+    return tenant
+
+
+def _key_refused(message: str) -> RequestError:
+    return RequestError(message, status=401, code="invalid_api_key")

@@ -1,0 +1,1 @@
+"""Every fault in every phase of a request, against real processes."""

@@ -1,0 +1,257 @@
+"""One whole fleet of real processes, every link of it through the proxy.
+
+Two prefill and two decode workers, so that there is somewhere to go on, and one server. Knows how
+to start, restart, settle and audit them; knows nothing of cells.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import tempfile
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from loadtest.harness.processes import RoleProcess, get
+from transport.frames import WorkerHeartbeat
+from triolet.audit import FleetAudit
+from triolet.invariants import check_at_rest
+
+from .proxy import FrameProxy, Place
+from .rules import Fate, Rule, Way, with_fields
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from transport.frames import AnyFrame
+
+    from .rules import Link
+
+SERVER: Final = "server"
+PREFILLS: Final = ("p0", "p1")
+DECODES: Final = ("d0", "d1")
+WORKERS: Final = (*PREFILLS, *DECODES)
+SENDS_BYTES: Final = "p1"
+"""The prefill worker that shares no memory, so that there are bytes on the wire to be hurt, too."""
+
+START_DEADLINE_S = 240.0
+"""Five interpreters, four of which import torch: seconds on a machine with nothing else to do."""
+SETTLE_DEADLINE_S = 120.0
+"""A worker that was killed has to start again meanwhile."""
+POLL_S = 0.02
+
+STALL_TIMEOUT_S = 4.0
+"""The default of 10 s would make each cell with a silent client take that long. As there, longer
+than any process is stopped: a server's standstill is not its clients' silence."""
+MAX_NUM_SEQS = 4
+SERVER_OPTIONS = (
+    *("--stall-timeout", str(STALL_TIMEOUT_S)),
+    # Small, so that little has to stay unread until a row is paused.
+    *("--token-window", "16"),
+    *("--drain-timeout", "1"),
+    # Short questions go all the way, or there would be no phases to meet them in.
+    *("--max-local-tokens", "0"),
+)
+ENGINE_OPTIONS = (
+    *("--threads", "1"),
+    *("--max-num-seqs", str(MAX_NUM_SEQS)),
+    # Several steps for a long prompt, so that one can be held in the middle.
+    *("--max-num-batched-tokens", "128"),
+    # Whatever writes into a block that is free is found by the audit.
+    "--poison-freed-blocks",
+)
+PREFILL_OPTIONS = ("--kv-pool", "64MiB")
+DECODE_OPTIONS = ("--kv-pool", "11MiB")
+"""116 blocks of the demo model: two answers of full length, with 64 each, do not fit."""
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "RAYON_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+class FleetUnwellError(Exception):
+    """The fleet did not come back to rest."""
+
+
+class Fleet:
+    """Processes and proxy.
+
+    Args:
+      directory: private, for sockets.
+      logs: where each process's output goes.
+      nursery: for whatever reads and carries.
+
+    Attributes:
+      port: of the server.
+      proxy: between all of them.
+      processes: by name.
+    """
+
+    def __init__(self, directory: Path, logs: Path, nursery: trio.Nursery) -> None:
+        # Bound and never listening: nobody else gets the port, while the server is away either.
+        self._kept = socket.socket()
+        self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._kept.bind(("127.0.0.1", 0))
+        self.port: int = self._kept.getsockname()[1]
+        self._nursery = nursery
+        places = [
+            Place(name, kind, directory / f"{name}.{kind}", directory / f"{name}.{kind}.real")
+            for name in WORKERS
+            for kind in (("control", "kv") if name in DECODES else ("control",))
+        ]
+        self.proxy = FrameProxy(places)
+        self.processes = {
+            name: RoleProcess(name, command, os.environ | ENVIRONMENT, logs / f"{name}.log")
+            for name, command in _commands(directory, self.port).items()
+        }
+
+    @property
+    def server(self) -> RoleProcess:
+        """The one that clients see."""
+        return self.processes[SERVER]
+
+    async def start(self) -> None:
+        """Start everything and wait until requests are taken."""
+        await self._nursery.start(self.proxy.run)
+        await self.settle(START_DEADLINE_S)
+
+    async def stop(self) -> None:
+        """End every process."""
+        with trio.CancelScope(shield=True):
+            async with trio.open_nursery() as nursery:
+                for process in self.processes.values():
+                    nursery.start_soon(process.terminate)
+        self._kept.close()
+
+    def revive(self) -> None:
+        """Start again whatever was killed.
+
+        Raises:
+          FleetUnwellError: a process ended that nobody killed.
+        """
+        for process in self.processes.values():
+            if process.is_running:
+                continue
+            if process.fell_by_itself:
+                raise FleetUnwellError(f"{process.name} ended by itself: {process.last_words()}")
+            process.start(self._nursery)
+
+    async def settle(self, deadline_s: float = SETTLE_DEADLINE_S) -> None:
+        """Wait until everybody is there and takes work, every invariant holds, and nothing is left.
+
+        Raises:
+          FleetUnwellError: that did not come about; with what is wrong.
+        """
+        wrong = ["never looked"]
+        with trio.move_on_after(deadline_s):
+            while True:
+                self.revive()
+                try:
+                    wrong = await self._unrest()
+                except (OSError, trio.TooSlowError) as error:
+                    wrong = [f"the server does not answer: {error!r}"]
+                if not wrong:
+                    return
+                await trio.sleep(POLL_S)
+        raise FleetUnwellError("; ".join(wrong))
+
+    async def audit(self) -> FleetAudit:
+        """Return every process's account of itself.
+
+        Raises:
+          OSError: the server does not answer, or not with an audit.
+        """
+        status, body = await get(self.port, "/fleet/audit")
+        if status != 200:
+            raise ConnectionError(f"no audit: {body.decode()}")
+        return FleetAudit.from_json(body)
+
+    def new_page(self) -> None:
+        """Forget what was seen and logged."""
+        self.proxy.sightings.clear()
+        for process in self.processes.values():
+            process.lines.clear()
+
+    async def announce(self) -> None:
+        """Let the server hear now what the rules make of heartbeats, not half a second later."""
+        for name in WORKERS:
+            await self.proxy.repeat_heartbeats(name)
+
+    async def _unrest(self) -> list[str]:
+        """Return what is not yet as it is at rest: by the server's own words, and by the product's
+        judgement of an audit of every process."""
+        status, body = await get(self.port, "/health/ready")
+        if status != 200:
+            return [body.decode()]
+        audit = await self.audit()
+        wrong = [str(violation) for violation in check_at_rest(audit)]
+        if audit.server.connections != 1:
+            wrong.append(f"{audit.server.connections} connections, the auditor's included")
+        alive = {view.name for view in audit.workers if view.state == "alive"}
+        return wrong + [f"{name} is not alive" for name in WORKERS if name not in alive]
+
+
+@asynccontextmanager
+async def running_fleet(logs: Path) -> AsyncIterator[Fleet]:
+    """Run a fleet; end it, and everything that it left, at the end."""
+    await trio.Path(logs).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="faults-") as directory:
+        async with trio.open_nursery() as nursery:
+            fleet = Fleet(Path(directory), logs, nursery)
+            try:
+                await fleet.start()
+                yield fleet
+            finally:
+                await fleet.stop()
+                nursery.cancel_scope.cancel()
+
+
+def cordon(names: tuple[str, ...]) -> Rule:
+    """Return the rule that lets workers say that they take nothing new."""
+
+    def wants(link: Link, way: Way, frame: AnyFrame) -> bool:
+        return isinstance(frame, WorkerHeartbeat) and link.worker in names
+
+    return Rule(Fate.REWRITE, wants, rewrite=lambda frame: with_fields(frame, is_draining=True))
+
+
+def full(names: tuple[str, ...]) -> Rule:
+    """Return the rule that lets workers say that they have no room for another sequence."""
+
+    def wants(link: Link, way: Way, frame: AnyFrame) -> bool:
+        return isinstance(frame, WorkerHeartbeat) and link.worker in names
+
+    def without_credit(frame: AnyFrame) -> AnyFrame:
+        return with_fields(frame, row_credit=0, token_credit=0)
+
+    return Rule(Fate.REWRITE, wants, rewrite=without_credit)
+
+
+def _commands(directory: Path, port: int) -> dict[str, list[str]]:
+    triolet = str(Path(sys.executable).with_name("triolet"))
+    gated = [sys.executable, "-m", "tests.faults.worker"]
+    log = ("--log-level", "info")
+    server = [
+        *(triolet, SERVER, "--port", str(port), *SERVER_OPTIONS, *log),
+        *("--supervisor-pid", str(os.getpid())),
+    ]
+    commands = {SERVER: server}
+    for name in WORKERS:
+        role = "prefill" if name in PREFILLS else "decode"
+        server += [f"--{role}", f"ipc://{directory}/{name}.control"]
+        command = [*gated, role, "--name", name, *ENGINE_OPTIONS, *log]
+        command += ["--control", f"ipc://{directory}/{name}.control.real"]
+        if role == "decode":
+            command += ["--kv", f"ipc://{directory}/{name}.kv.real", *DECODE_OPTIONS]
+        else:
+            command += PREFILL_OPTIONS
+            if name == SENDS_BYTES:
+                command += ["--share-kv-memory", "off"]
+        commands[name] = command
+    return commands

@@ -1,0 +1,321 @@
+"""Hold points: bring two questions to a named phase of their life and keep them there.
+
+Almost all of it happens outside of the product: a frame that does not arrive holds whoever waits
+for it. Only the middle of a computation needs the gate before the device (worker.py). Each phase is
+observed, never waited for by time: frames that passed, log lines, counts.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from loadtest.harness.processes import FaultNotInjectedError, get_json, until
+from transport.frames import Ended, Prefill, Reserve, TokenCredit, Tokens
+
+from .client import Question
+from .fleet import DECODES, PREFILLS, WORKERS, cordon, full
+from .matches import hold_chunk, hold_last_tokens, hold_prefills
+from .rules import Fate, Sighting
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from triolet.ids import AttemptKey
+
+    from .client import Client
+    from .fleet import Fleet
+    from .rules import Rule
+
+REACH_DEADLINE_S: Final = 60.0
+QUIET_S: Final = 0.15
+"""Many round trips: credit that were to come would be here."""
+MIN_TOKENS: Final = 4
+"""That a client has when it is said to be decoding."""
+CHUNK: Final = 1
+"""The chunk that is kept: neither the first nor the last of a long prompt."""
+
+LONG_PROMPT: Final = "and another dragon " * 150 + "Tell me a story."
+SHORT_PROMPT: Final = "Tell me a story."
+
+
+class Phase(Enum):
+    """Where a request is when the fault comes."""
+
+    QUEUED = "QUEUED"
+    RESERVED = "RESERVED"
+    PREFILLING = "PREFILLING"
+    TRANSFER = "TRANSFER"
+    DECODING = "DECODING"
+    PAUSED = "PAUSED"
+    FINISHING = "FINISHING"
+
+
+QUESTIONS: Final[dict[Phase, Question]] = {
+    Phase.QUEUED: Question(SHORT_PROMPT, max_tokens=40, seed=11),
+    Phase.RESERVED: Question(SHORT_PROMPT, max_tokens=40, seed=12),
+    Phase.PREFILLING: Question(LONG_PROMPT, max_tokens=40, seed=13),
+    Phase.TRANSFER: Question(LONG_PROMPT, max_tokens=40, seed=14),
+    # Not held, so that it has to last until its fault comes.
+    Phase.DECODING: Question(SHORT_PROMPT, max_tokens=700, seed=15),
+    # With alternatives each token is a kilobyte and more, so that sockets fill soon.
+    Phase.PAUSED: Question(SHORT_PROMPT, max_tokens=250, seed=16, top_logprobs=20),
+    Phase.FINISHING: Question(SHORT_PROMPT, max_tokens=24, seed=17),
+}
+
+
+IN_SERVER_LOG: Final[dict[Phase, frozenset[str]]] = {
+    # What the server calls it, when a request ends there.
+    Phase.QUEUED: frozenset({"queued"}),
+    Phase.RESERVED: frozenset({"prefilling"}),
+    Phase.PREFILLING: frozenset({"prefilling"}),
+    # The first token may be faster than the last chunk.
+    Phase.TRANSFER: frozenset({"prefilling", "decoding"}),
+    Phase.DECODING: frozenset({"decoding"}),
+    Phase.PAUSED: frozenset({"decoding"}),
+    Phase.FINISHING: frozenset({"finishing"}),
+}
+
+
+@dataclass(eq=False)
+class Hold:
+    """Two questions that are kept in a phase.
+
+    Attributes:
+      clients: who asked.
+      keys: the attempts that began on workers, one per client; none while they are queued.
+      prefill: the prefill worker that has them, or would get them.
+      decode: the decode worker that has them, or would get them.
+      let_go: ends the hold.
+      came_back: processes that could not move while the fault lasted, and when they could again, by
+        the clock of logs.
+    """
+
+    clients: list[Client]
+    let_go: Callable[[], Awaitable[None]]
+    keys: list[AttemptKey] = field(default_factory=list)
+    prefill: str = PREFILLS[0]
+    decode: str = DECODES[0]
+    came_back: dict[str, float] = field(default_factory=dict)
+
+
+@asynccontextmanager
+async def held(
+    fleet: Fleet, phase: Phase, clients: list[Client], prefill: str = PREFILLS[0]
+) -> AsyncIterator[Hold]:
+    """Ask, and yield once every question is in the phase. All go to the same two workers."""
+    async with AsyncExitStack() as stack, trio.open_nursery() as readers:
+        for client in clients:
+            stack.callback(client.close)
+        idle = {*WORKERS} - {prefill, DECODES[0]}
+        with fleet.proxy.rule(cordon(tuple(idle))) as others:
+            await fleet.announce()
+            async with _HOLDS[phase](fleet, clients, readers) as hold:
+                hold.prefill = prefill
+                hold.keys = [frame.key for _, frame in fleet.proxy.seen(Reserve)]
+                _check_places(fleet, hold)
+                # From here on there is somewhere else to go.
+                fleet.proxy.lift(others)
+                await fleet.announce()
+                yield hold
+        readers.cancel_scope.cancel()
+
+
+def _check_places(fleet: Fleet, hold: Hold) -> None:
+    """Prove that what is done to the two workers is done to these questions, and in time."""
+    begun = [*fleet.proxy.seen(Reserve), *fleet.proxy.seen(Prefill)]
+    places = {sighting.link.worker for sighting, _ in begun} - {hold.prefill, hold.decode}
+    if places:
+        raise FaultNotInjectedError(f"questions went to {sorted(places)} as well")
+    if any(client.answer.is_done or client.answer.ends for client in hold.clients):
+        raise FaultNotInjectedError("an answer was over before its fault came")
+
+
+async def _ask(clients: list[Client], readers: trio.Nursery) -> None:
+    for client in clients:
+        await client.ask()
+        readers.start_soon(client.read)
+
+
+async def _reach(fleet: Fleet, count: int, wants: Callable[[Sighting], int]) -> None:
+    """Wait until sightings that are wanted add up to `count`."""
+    found = 0
+
+    def enough(sighting: Sighting) -> bool:
+        nonlocal found
+        found += wants(sighting)
+        return found >= count
+
+    with trio.fail_after(REACH_DEADLINE_S):
+        await fleet.proxy.sightings.wait_for(enough)
+
+
+@asynccontextmanager
+async def _queued(
+    fleet: Fleet, clients: list[Client], readers: trio.Nursery
+) -> AsyncIterator[Hold]:
+    """No worker has room, as a full fleet announces it."""
+    with fleet.proxy.rule(full(WORKERS)) as rule:
+        await fleet.announce()
+        await _ask(clients, readers)
+        with trio.fail_after(REACH_DEADLINE_S):
+
+            async def all_wait() -> bool:
+                return bool((await get_json(fleet.port, "/load"))["queued"] == len(clients))
+
+            await until(all_wait)
+
+        async def let_go() -> None:
+            fleet.proxy.lift(rule)
+            await fleet.announce()
+
+        yield Hold(clients, let_go)
+
+
+@asynccontextmanager
+async def _reserved(
+    fleet: Fleet, clients: list[Client], readers: trio.Nursery
+) -> AsyncIterator[Hold]:
+    with fleet.proxy.rule(hold_prefills()) as rule:
+        await _ask(clients, readers)
+        await _reach(fleet, len(clients), lambda s: isinstance(s.frame, Prefill))
+        yield Hold(clients, _releasing(fleet, rule))
+
+
+@asynccontextmanager
+async def _prefilling(
+    fleet: Fleet, clients: list[Client], readers: trio.Nursery
+) -> AsyncIterator[Hold]:
+    worker = fleet.processes[PREFILLS[0]]
+    worker.order("hold 1")
+    try:
+        await _ask(clients, readers)
+        await _reach(fleet, len(clients), lambda s: isinstance(s.frame, Prefill))
+        with trio.fail_after(REACH_DEADLINE_S):
+            await worker.wait_line(lambda line: line.event == "step_reached")
+
+        async def let_go() -> None:
+            worker.order("go")
+
+        yield Hold(clients, let_go)
+    finally:
+        worker.order("go")
+
+
+@asynccontextmanager
+async def _transferring(
+    fleet: Fleet, clients: list[Client], readers: trio.Nursery
+) -> AsyncIterator[Hold]:
+    with fleet.proxy.rule(hold_chunk(CHUNK)) as rule:
+        await _ask(clients, readers)
+        await _reach(fleet, len(clients), lambda s: s.fate is Fate.HOLD)
+        yield Hold(clients, _releasing(fleet, rule))
+
+
+@asynccontextmanager
+async def _decoding(
+    fleet: Fleet, clients: list[Client], readers: trio.Nursery
+) -> AsyncIterator[Hold]:
+    """Not held: the answer is long, and the fault follows its first tokens at once."""
+    await _ask(clients, readers)
+    with trio.fail_after(REACH_DEADLINE_S):
+        await until(lambda: all(len(c.answer.tokens) >= MIN_TOKENS for c in clients))
+    yield Hold(clients, _nothing)
+
+
+@asynccontextmanager
+async def _paused(
+    fleet: Fleet, clients: list[Client], readers: trio.Nursery
+) -> AsyncIterator[Hold]:
+    """Clients read nothing until every position that is allowed exists."""
+    for client in clients:
+        client.stop_reading()
+    await _ask(clients, readers)
+    with trio.fail_after(REACH_DEADLINE_S):
+
+        async def all_wait() -> bool:
+            return len(_waiting(fleet)) == len(clients) and await _is_quiet(fleet)
+
+        await until(all_wait)
+
+    async def let_go() -> None:
+        for client in clients:
+            client.go_on_reading()
+
+    yield Hold(clients, let_go)
+
+
+@asynccontextmanager
+async def _finishing(
+    fleet: Fleet, clients: list[Client], readers: trio.Nursery
+) -> AsyncIterator[Hold]:
+    rule = hold_last_tokens(QUESTIONS[Phase.FINISHING].max_tokens)
+    with fleet.proxy.rule(rule):
+        with fleet.proxy.rule(hold_prefills()) as together:
+            await _ask(clients, readers)
+            await _reach(fleet, len(clients), lambda s: isinstance(s.frame, Prefill))
+            # Side by side to the end: the frame that is kept is one in which both have a row, and
+            # what is kept of one that is far behind the other keeps it from ever getting there.
+            await fleet.proxy.release(together)
+        await _reach(
+            fleet,
+            len(clients),
+            lambda s: isinstance(s.frame, Ended) and s.link.worker in DECODES,
+        )
+
+        async def server_knows() -> bool:
+            views = (await fleet.audit()).workers
+            return not any(view.before for view in views if view.name in DECODES)
+
+        with trio.fail_after(REACH_DEADLINE_S):
+            await until(server_knows)
+        yield Hold(clients, _releasing(fleet, rule))
+
+
+def _waiting(fleet: Fleet) -> set[AttemptKey]:
+    """Return the attempts that have produced every token that they may."""
+    allowed: dict[AttemptKey, int] = {}
+    made: dict[AttemptKey, int] = {}
+    for sighting in fleet.proxy.sightings.entries:
+        match sighting.frame:
+            case Reserve() as frame:
+                allowed[frame.key] = frame.allowed
+            case TokenCredit(rows=credits):
+                allowed.update((row.key, row.allowed) for row in credits)
+            case Tokens(rows=rows):
+                made.update((row.key, row.position + 1) for row in rows)
+    return {key for key, count in made.items() if count == allowed.get(key)}
+
+
+async def _is_quiet(fleet: Fleet) -> bool:
+    """Return whether no token comes although one could: the sockets are full, not only a window."""
+    begin = len(fleet.proxy.sightings.entries)
+    await trio.sleep(QUIET_S)
+    later = fleet.proxy.sightings.entries[begin:]
+    return not any(isinstance(sighting.frame, Tokens | TokenCredit) for sighting in later)
+
+
+def _releasing(fleet: Fleet, rule: Rule) -> Callable[[], Awaitable[None]]:
+    async def let_go() -> None:
+        await fleet.proxy.release(rule)
+
+    return let_go
+
+
+async def _nothing() -> None:
+    await trio.lowlevel.checkpoint()
+
+
+_HOLDS = {
+    Phase.QUEUED: _queued,
+    Phase.RESERVED: _reserved,
+    Phase.PREFILLING: _prefilling,
+    Phase.TRANSFER: _transferring,
+    Phase.DECODING: _decoding,
+    Phase.PAUSED: _paused,
+    Phase.FINISHING: _finishing,
+}

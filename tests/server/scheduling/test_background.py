@@ -1,0 +1,64 @@
+"""For whom batches stand still, and for how long."""
+
+from __future__ import annotations
+
+import math
+
+from server.contract.embedding import EmbeddingRequest
+from server.scheduling.embedding_run import begin_embeddings
+from server.scheduling.stream import Stream
+from triolet.config import BACKGROUND_HOLD_S
+from triolet.pooling import VectorForm
+from triolet.service_class import Claim, ServiceClass
+
+from .fakes import make_request
+from .world import World
+
+
+def test_who_waits_by_its_own_limit_is_in_no_hurry() -> None:
+    world = World()
+    background = world.conductor.background
+    limited = Claim("limited", max_running=1)
+    assert (background.is_urgent(), background.hold_s()) == (False, 0.0)
+    reader = world.submit(make_request(1, claim=limited))
+    assert (background.is_urgent(), background.hold_s()) == (True, BACKGROUND_HOLD_S)
+    world.submit(make_request(2, claim=limited))
+    for _ in range(10):
+        world.deliver()
+        for worker in world.workers:
+            world.compute(worker)
+        if reader.sequence.relay.token_ids:
+            break
+    assert reader.sequence.relay.token_ids
+    assert len(world.conductor.queues[0]) == 1
+    assert not background.is_urgent()
+    world.submit(make_request(3, claim=Claim("other")))
+    assert background.is_urgent()
+    world.settle()
+    world.check_idle()
+
+
+def test_while_batches_are_paused_none_begins() -> None:
+    world = World()
+    line, background = world.conductor.queues[0], world.conductor.background
+    line.pause({ServiceClass.BATCH})
+    assert background.hold_s() == math.inf
+    line.pause(())
+    assert background.hold_s() == 0.0
+
+
+async def test_what_waits_in_a_paused_class_has_not_begun() -> None:
+    world = World()
+    claim = Claim(service_class=ServiceClass.BATCH)
+    for queue in world.conductor.queues:
+        queue.pause({ServiceClass.BATCH})
+    sequence = world.submit(make_request(1, claim=claim)).sequence
+    stream = Stream(sequence, lambda _: None, lambda *_: None, lambda _: None)
+    asked = EmbeddingRequest(bytes(16), (1, 2), VectorForm(), 600.0, claim=claim)
+    run = begin_embeddings(world.conductor, world.config, world.collect, [asked])
+    world.deliver()
+    assert (stream.has_begun, run.has_begun) == (False, False)
+    world.sweep(1.0)  # there is no brownout
+    world.settle()
+    assert (stream.has_begun, run.has_begun) == (True, True), "also when it is over"
+    world.check_idle()

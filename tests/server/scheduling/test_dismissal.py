@@ -1,0 +1,66 @@
+"""Whatever runs or waits for a tenant ends when it may ask no more; nobody else's does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from server.contract.embedding import EmbeddingRequest
+from triolet.pooling import VectorForm
+from triolet.service_class import Claim
+
+from .fakes import make_request
+from .stages import UNFINISHED, brought_to
+from .world import World
+
+if TYPE_CHECKING:
+    from server.scheduling.request import Phase
+
+
+@pytest.mark.parametrize("phase", UNFINISHED)
+def test_a_dismissed_tenants_sequences_end_in_every_phase(phase: Phase) -> None:
+    world = World()
+    reader = brought_to(world, phase)
+    world.conductor.dismiss({reader.sequence.request.claim.tenant}, world.now)
+    world.read(reader)
+    error = reader.failed.error
+    assert (error.status, error.code) == (403, "permission_denied")
+    world.settle()
+    assert world.conductor.num_in_flight == 0
+
+
+def test_others_go_on() -> None:
+    world = World()
+    readers = {
+        name: world.submit(make_request(n, max_tokens=8, claim=Claim(name)))
+        for n, name in enumerate(("alice", "bob"), 1)
+    }
+    world.conductor.dismiss({"alice", "nobody"}, world.now)
+    world.settle()
+    for reader in readers.values():
+        world.read(reader)
+    assert readers["alice"].failed.error.status == 403
+    assert len(readers["bob"].token_ids) == 8
+
+
+def test_inputs_of_a_dismissed_tenant_end_too() -> None:
+    world = World()
+    inputs = [
+        EmbeddingRequest(n.to_bytes(16, "big"), (1, 2, 3), VectorForm(), 600.0, claim=Claim(name))
+        for n, name in enumerate(("alice", "bob"), 1)
+    ]
+    embeddings = world.conductor.embeddings
+    running = [
+        running
+        for one in inputs
+        for running in embeddings.submit([one], lambda: None, world.now, is_draining=False)
+    ]
+    world.collect()
+    world.conductor.dismiss({"alice"}, world.now)
+    world.settle()
+    alice, bob = (one.result for one in running)
+    assert alice.error is not None
+    assert alice.error.status == 403
+    assert (bob.error, bob.vector is not None) == (None, True)
+    world.check_idle()

@@ -1,0 +1,234 @@
+"""Inputs that become vectors in the server: each has one end, whatever befalls its workers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from server.contract.embedding import EmbeddingRequest
+from server.contract.generation import CancelReason
+from server.scheduling import outcome
+from transport.frames import Embed, End, Ended, EndReason
+from triolet.config import EmbeddingLimits
+from triolet.errors import RequestError
+from triolet.pooling import VectorForm
+
+from .fakes import embedded, make_request, vector_of
+from .world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from server.scheduling.embeddings import Input
+
+ERROR = EndReason.ERROR
+
+
+def request(number: int, text: str = "Hallo", priority: int = 0) -> EmbeddingRequest:
+    return EmbeddingRequest(
+        number.to_bytes(16, "big"), tuple(text.encode()), VectorForm(), 600.0, priority
+    )
+
+
+def submit(world: World, requests: Sequence[EmbeddingRequest]) -> list[Input]:
+    inputs = world.conductor.embeddings.submit(
+        requests, lambda: None, world.now, is_draining=world.conductor.is_draining
+    )
+    world.collect()
+    return inputs
+
+
+def fail_all(world: World) -> None:
+    """Let the step of everything that is on the prefill worker raise."""
+    worker = world.worker(world.prefill)
+    keys, world.prefill.inputs = list(world.prefill.inputs), {}
+    for key in keys:
+        ended = Ended(*key, ERROR, 0, 1, "it raised", failed_step=1, failed_rows=len(keys))
+        world.down[worker].append(ended)
+
+
+def check_done(world: World, inputs: Sequence[Input]) -> None:
+    for one in inputs:
+        assert one.is_over
+        assert one.result.vector == vector_of(one.request.request_id)
+    world.check_idle()
+
+
+def test_each_input_gets_its_vector() -> None:
+    world = World(num_prefills=2)
+    inputs = submit(world, [request(n) for n in range(40)])
+    world.settle()
+    check_done(world, inputs)
+    assert world.conductor.accounting.ended["embedded"] == 40  # type: ignore[index]
+    assert {fake.steps for fake in world.prefills} == {1}
+
+
+def test_only_a_part_of_the_prompt_credit_is_under_way() -> None:
+    world = World()
+    inputs = submit(world, [request(n, "x" * 500) for n in range(20)])
+    world.deliver()
+    assert len(world.prefill.inputs) == 5
+    assert world.worker(world.prefill).waiting_tokens == 0
+    world.settle()
+    check_done(world, inputs)
+
+
+def test_one_that_is_larger_than_that_part_goes_alone() -> None:
+    world = World()
+    world.prefill.token_credit = 100
+    world.greet(world.worker(world.prefill))
+    inputs = submit(world, [request(n, "x" * 500) for n in range(3)])
+    world.deliver()
+    assert len(world.prefill.inputs) == 1
+    world.settle()
+    check_done(world, inputs)
+
+
+def test_a_single_input_overtakes_a_request_of_many() -> None:
+    world = World()
+    many = submit(world, [request(n, "x" * 500) for n in range(60)])
+    single = submit(world, [request(100, "x" * 500)])
+    background = submit(world, [request(200, "x" * 500, priority=9)])
+    order = []
+    while not all(one.is_over for one in (*many, *single, *background)):
+        world.deliver()
+        order += [key.request_id for key in world.prefill.inputs]
+        world.compute(world.worker(world.prefill))
+        world.deliver()
+    places = {int.from_bytes(request_id, "big"): at for at, request_id in enumerate(order)}
+    assert places[100] == 16
+    assert places[200] == 61
+    world.check_idle()
+
+
+def test_a_worker_that_dies_costs_another_attempt() -> None:
+    world = World()
+    inputs = submit(world, [request(n) for n in range(3)])
+    world.deliver()
+    worker = world.worker(world.prefill)
+    world.lose(worker)
+    assert not any(one.is_over for one in inputs)
+    world.greet(worker)
+    world.settle()
+    check_done(world, inputs)
+    assert {one.num_attempts for one in inputs} == {2}
+
+
+def test_an_input_that_makes_steps_fail_ends_and_takes_nobody_with_it() -> None:
+    world = World(num_prefills=1)
+    bad, *good = submit(world, [request(n) for n in range(6)])
+    for _ in range(40):
+        world.deliver()
+        if any(key.request_id == bad.request.request_id for key in world.prefill.inputs):
+            fail_all(world)
+        else:
+            world.compute(world.worker(world.prefill))
+    assert bad.result.error is not None
+    assert bad.result.error.code == "no_worker"
+    assert bad.num_faults == 3
+    assert max(one.num_faults for one in good) == 1
+    check_done(world, good)
+
+
+def test_a_vector_that_was_lost_is_asked_for_again() -> None:
+    world = World()
+    [one] = submit(world, [request(1)])
+    world.deliver()
+    worker = world.worker(world.prefill)
+    [key] = world.prefill.inputs
+    world.prefill.inputs.clear()
+    _, ended = embedded(key)
+    world.hear(worker, ended)
+    assert one.num_attempts == 2
+    world.settle()
+    check_done(world, [one])
+
+
+def test_what_comes_late_or_twice_changes_nothing() -> None:
+    world = World()
+    [one] = submit(world, [request(1)])
+    world.deliver()
+    worker = world.worker(world.prefill)
+    [key] = world.prefill.inputs
+    world.settle()
+    check_done(world, [one])
+    for frame in embedded(key):
+        world.hear(worker, frame)
+    world.check_idle()
+
+
+@pytest.mark.parametrize("is_sent", [False, True])
+def test_a_cancel_ends_it_here_and_there(is_sent: bool) -> None:
+    world = World(connect=is_sent)
+    if not is_sent:
+        world.sweep()
+    inputs = submit(world, [request(n) for n in range(2)])
+    world.deliver()
+    for one in inputs:
+        end = outcome.cancelled(CancelReason.CLIENT_GONE, world.config)
+        world.conductor.embeddings.cancel(one, end, world.now)
+    world.collect()
+    world.deliver()
+    sent = [type(frame) for frame in world.prefill.received]
+    assert sent == ([Embed, Embed, End, End] if is_sent else [])
+    assert all(one.result.error is not None for one in inputs)
+    world.check_idle()
+
+
+def test_a_drain_moves_it_to_another_worker() -> None:
+    world = World(num_prefills=2)
+    [one] = submit(world, [request(1)])
+    world.deliver()
+    leaving = next(fake for fake in world.prefills if fake.inputs)
+    leaving.is_draining = True
+    [key] = leaving.inputs
+    leaving.inputs.clear()
+    worker = world.worker(leaving)
+    world.hear(worker, leaving.heartbeat())
+    world.hear(worker, Ended(*key, EndReason.DRAIN, 0, 1))
+    assert one.num_faults == 0
+    world.settle()
+    check_done(world, [one])
+
+
+def test_a_deadline_and_the_servers_own_drain_end_it() -> None:
+    world = World()
+    late = submit(world, [EmbeddingRequest(bytes(16), (1,), VectorForm(), deadline_s=1.0)])
+    world.sweep(1.5)
+    assert late[0].result.error is not None
+    assert late[0].result.error.code == "deadline_exceeded"
+    rest = submit(world, [request(2)])
+    world.conductor.begin_drain(world.now)
+    with pytest.raises(RequestError, match="shutting down"):
+        submit(world, [request(3)])
+    world.sweep(world.config.drain_timeout_s + 1)
+    assert rest[0].result.error is not None
+    world.deliver()
+    world.check_idle()
+
+
+def test_too_many_or_too_long_is_refused_whole() -> None:
+    world = World(embedding=EmbeddingLimits(max_waiting_inputs=4))
+    world.prefill.token_credit = 4
+    world.greet(world.worker(world.prefill))
+    kept = submit(world, [request(n) for n in range(3)])
+    with pytest.raises(RequestError, match="wait already") as refusal:
+        submit(world, [request(10 + n) for n in range(3)])
+    assert refusal.value.is_crowded_out
+    with pytest.raises(RequestError, match="input 1 has 5000 tokens"):
+        submit(world, [request(20), request(21, "x" * 5000)])
+    world.settle()
+    check_done(world, kept)
+    assert world.conductor.accounting.rejected == {"overloaded": 3, "context_length_exceeded": 2}
+
+
+def test_without_a_prefill_worker_inputs_end_while_chats_go_on() -> None:
+    world = World(num_prefills=0)
+    world.sweep(world.config.worker_wait_s + 1)
+    with pytest.raises(RequestError, match="no prefill worker"):
+        submit(world, [request(1)])
+    reader = world.submit(make_request(2))
+    world.settle()
+    assert reader.finished
+    world.check_idle()

@@ -1,0 +1,393 @@
+"""Whose turn it is: beside a slow obvious queue, and what follows for tenants and classes."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import count
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.scheduling.fair_queue import FairQueue
+from server.scheduling.tenant_queue import Place
+from triolet.config import QueueConfig
+from triolet.errors import ConfigError
+from triolet.service_class import Claim, ServiceClass
+
+from .slow_queue import SlowQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+EXPECTED = 10
+CONFIG = QueueConfig(
+    expected_completion_tokens=EXPECTED, completion_memory=0.0, head_start_tokens=0
+)
+ORDERS = count(1)
+
+CLAIMS = [
+    Claim("a", weight=1.0),
+    Claim("a", weight=1.0, service_class=ServiceClass.CRITICAL),
+    Claim("b", weight=2.0, max_running=2),
+    Claim("b", weight=2.0, service_class=ServiceClass.BATCH, max_running=2),
+    Claim("c", weight=4.0, kv_share=0.25),
+    Claim("d", weight=0.5, service_class=ServiceClass.SHEDDABLE),
+]
+
+
+def place(
+    claim: Claim, prompt_tokens: int = 10, max_tokens: int = 10, own: int = 0, due: float = 9.0
+) -> Place:
+    return Place(claim, own, due, next(ORDERS), prompt_tokens, max_tokens)
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 2**32), steps=st.integers(1, 120), head_start=st.sampled_from((0, 60)))
+def test_it_is_the_slow_obvious_queue(seed: int, steps: int, head_start: int) -> None:
+    rng = random.Random(seed)
+    config = replace(CONFIG, min_class_share=0.0, head_start_tokens=head_start)
+    queue: FairQueue[int] = FairQueue(config)
+    slow = SlowQueue(EXPECTED)
+    for name in range(steps):
+        kind = rng.random()
+        running = [one.name for one in slow.all.values() if one.is_running]
+        waiting = [one.name for one in slow.all.values() if not one.is_running]
+        if kind < 0.4:
+            new = Place(
+                rng.choice(CLAIMS),
+                rng.choice((-1, 0, 0, 0, 1)),
+                float(rng.randrange(3)),
+                name,
+                rng.randrange(1, 40),
+                rng.randrange(1, 20),
+            )
+            assert_ahead(queue, slow, new)
+            queue.add(name, new)
+            slow.add(name, new)
+        elif kind < 0.65:
+            turn = queue.first()
+            if not head_start:  # which changes who goes, but never whether somebody does
+                assert ({turn} if turn is not None else set()) <= slow.turns(), (turn, slow)
+            assert (turn is None) == (not slow.turns()), slow
+            if turn is not None:
+                queue.take(turn)
+                slow.take(turn)
+        elif kind < 0.75 and running:
+            name = rng.choice(running)
+            queue.give_back(name)
+            slow.give_back(name)
+        elif kind < 0.95 and slow.all:
+            name = rng.choice(running or waiting)
+            queue.end(name, used := rng.randrange(30))
+            slow.end(name, used)
+        elif waiting:
+            # Who stands aside for others comes back to where it was.
+            queue.set_aside(rng.choice(waiting))
+            queue.restore()
+        else:
+            slow.kv_tokens = rng.randrange(200)
+            queue.note_pools(slow.kv_tokens, 0)
+        assert len(queue) == sum(not one.is_running for one in slow.all.values())
+        assert queue.num_running == sum(one.is_running for one in slow.all.values())
+    assert_nothing_is_left(queue, slow)
+
+
+def assert_ahead(queue: FairQueue[int], slow: SlowQueue, new: Place) -> None:
+    ahead = queue.tokens_ahead(new.claim, new.own, new.due)
+    all_of_class = sum(
+        one.place.prompt_tokens
+        for one in slow.all.values()
+        if not one.is_running and one.place.claim.service_class <= new.claim.service_class
+    )
+    assert slow.tokens_ahead(new) <= ahead <= all_of_class
+
+
+def assert_nothing_is_left(queue: FairQueue[int], slow: SlowQueue) -> None:
+    for name in list(slow.all):
+        queue.end(name, 0)
+    assert (len(queue), queue.num_running, queue.num_tenants) == (0, 0, 0)
+    for line in queue.lines:
+        assert (line.num_waiting, line.prompt_tokens, line.earned) == (0, 0, 0.0)
+        assert line.ready_tokens == 0
+        assert not line.is_waiting
+
+
+def served(
+    queue: FairQueue[int], sizes: Mapping[Claim, Iterator[tuple[int, int]]], num_turns: int
+) -> dict[Claim, int]:
+    """Keep everybody waiting, give turns, and return the tokens that each has used."""
+    names = count()
+    asked: dict[int, tuple[Claim, int, int]] = {}
+    used = dict.fromkeys(sizes, 0)
+
+    def come(claim: Claim) -> None:
+        prompt_tokens, completion_tokens = next(sizes[claim])
+        asked[name := next(names)] = (claim, prompt_tokens, completion_tokens)
+        queue.add(name, place(claim, prompt_tokens, max_tokens=1000))
+
+    for claim in sizes:
+        for _ in range(4):
+            come(claim)
+    running: list[int] = []
+    for _ in range(num_turns):
+        turn = queue.first()
+        assert turn is not None, "work is conserved: somebody waits, so somebody goes"
+        queue.take(turn)
+        running.append(turn)
+        if len(running) > 3:
+            over = running.pop(0)
+            claim, prompt_tokens, completion_tokens = asked[over]
+            used[claim] += prompt_tokens + completion_tokens
+            queue.end(over, completion_tokens)
+        come(asked[turn][0])
+    return used
+
+
+def drawn(rng: random.Random, most: int) -> Iterator[tuple[int, int]]:
+    while True:
+        yield rng.randint(1, most), rng.randint(1, 200)
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 2**32))
+def test_tenants_have_their_shares_by_weight_whatever_they_ask_for(seed: int) -> None:
+    rng = random.Random(seed)
+    weights = (1.0, 2.0, 4.0)
+    claims = [Claim(f"weighs {weight}", weight) for weight in weights]
+    sizes = {claim: drawn(rng, rng.choice((10, 100, 400))) for claim in claims}
+    used = served(FairQueue(QueueConfig()), sizes, 1500)
+    shares = [used[claim] / claim.weight for claim in claims]
+    # What runs is charged and not used yet, and each may be one request of the largest ahead.
+    assert max(shares) - min(shares) <= 5 * 600
+
+
+def test_weights_of_1_2_4_give_shares_within_5_percent_in_the_long_run() -> None:
+    rng = random.Random(7)
+    claims = [Claim(f"weighs {weight}", weight) for weight in (1.0, 2.0, 4.0)]
+    used = served(FairQueue(QueueConfig()), {c: drawn(rng, 300) for c in claims}, 4000)
+    total = sum(used.values())
+    for claim in claims:
+        assert used[claim] / total == pytest.approx(claim.weight / 7, rel=0.05)
+
+
+def test_equal_weights_are_even_by_jains_index() -> None:
+    rng = random.Random(8)
+    claims = [Claim(f"tenant {number}") for number in range(10)]
+    sizes = {claim: drawn(rng, 40 * (1 + at)) for at, claim in enumerate(claims)}
+    used = served(FairQueue(QueueConfig()), sizes, 4000).values()
+    assert sum(used) ** 2 / (len(used) * sum(one**2 for one in used)) >= 0.99
+
+
+@pytest.mark.parametrize(
+    "below", [ServiceClass.DEFAULT, ServiceClass.SHEDDABLE, ServiceClass.BATCH]
+)
+def test_a_lower_class_never_starves(below: ServiceClass) -> None:
+    rng = random.Random(9)
+    flood = Claim("flood", service_class=ServiceClass.CRITICAL)
+    low = Claim("low", service_class=below)
+    used = served(FairQueue(QueueConfig()), {flood: drawn(rng, 50), low: drawn(rng, 50)}, 3000)
+    share = used[low] / sum(used.values())
+    assert QueueConfig().min_class_share * 0.8 < share < QueueConfig().min_class_share * 1.3
+
+
+def test_three_lower_classes_have_what_they_are_promised_at_once() -> None:
+    rng = random.Random(10)
+    claims = [Claim("all", service_class=service_class) for service_class in ServiceClass]
+    used = served(FairQueue(QueueConfig()), {c: drawn(rng, 50) for c in claims}, 4000)
+    for claim in claims[1:]:
+        assert used[claim] > 0.8 * QueueConfig().min_class_share * used[claims[0]]
+    assert used[claims[0]] > 0.8 * sum(used.values())
+
+
+def test_who_idled_has_saved_nothing() -> None:
+    queue: FairQueue[str] = FairQueue(CONFIG)
+    busy, idle = Claim("busy"), Claim("idle")
+    for number in range(50):
+        queue.add(f"busy {number}", place(busy, 100))
+        queue.take(f"busy {number}")
+        queue.end(f"busy {number}", 10)
+    for number in range(20):
+        queue.add(f"now busy {number}", place(busy, 100))
+        queue.add(f"now idle {number}", place(idle, 100))
+    turns = []
+    for _ in range(20):
+        turn = queue.first()
+        assert turn is not None
+        queue.take(turn)
+        turns.append("busy" in turn)
+    assert 8 <= sum(turns) <= 12
+
+
+def test_who_comes_alone_in_the_midst_of_a_flood_is_next() -> None:
+    queue: FairQueue[str] = FairQueue(CONFIG)
+    for number in range(1000):
+        queue.add(f"flood {number}", place(Claim("flood")))
+        if number % 3 == 0:
+            queue.take(f"flood {number}")
+    quiet = Claim("quiet")
+    assert queue.tokens_ahead(quiet, 0, 9.0, 10, 10) <= 10
+    queue.add("quiet", place(quiet))
+    turns = []
+    while "quiet" not in turns:
+        turn = queue.first()
+        assert turn is not None
+        queue.take(turn)
+        turns.append(turn)
+    assert len(turns) <= 2
+
+
+def test_of_a_tenant_its_priority_then_who_is_due_then_who_came_first() -> None:
+    queue: FairQueue[str] = FairQueue(CONFIG)
+    claim = Claim("one")
+    for name, own, due in (
+        ("late", 0, 9.0),
+        ("soon", 0, 1.0),
+        ("later", 0, 9.0),
+        ("urgent", -1, 50.0),
+        ("patient", 3, 0.0),
+    ):
+        queue.add(name, place(claim, own=own, due=due))
+    turns = []
+    while (turn := queue.first()) is not None:
+        queue.take(turn)
+        turns.append(turn)
+    assert turns == ["urgent", "soon", "late", "later", "patient"]
+
+
+def test_a_tenant_with_all_that_it_may_have_is_skipped_until_it_gives_back() -> None:
+    queue: FairQueue[str] = FairQueue(CONFIG)
+    full, other = Claim("full", max_running=1), Claim("other")
+    for name in ("full 1", "full 2"):
+        queue.add(name, place(full))
+    queue.take("full 1")
+    assert queue.first() is None
+    queue.add("other", place(other))
+    assert queue.first() == "other"
+    queue.take("other")
+    assert queue.first() is None
+    queue.end("full 1", 5)
+    assert queue.first() == "full 2"
+
+
+def test_a_share_of_kv_is_kept_but_never_refuses_the_only_one() -> None:
+    queue: FairQueue[str] = FairQueue(CONFIG)
+    queue.note_pools(1000, 0)
+    claim = Claim("a", kv_share=0.1)
+    queue.add("large", place(claim, 500))
+    assert queue.first() == "large"
+    queue.take("large")
+    queue.add("small", place(claim, 1))
+    assert queue.first() is None
+    queue.note_pools(100_000, 0)
+    assert queue.first() == "small"
+
+
+def test_who_starts_again_keeps_its_place_and_pays_once() -> None:
+    queue: FairQueue[str] = FairQueue(CONFIG)
+    a, b = Claim("a"), Claim("b")
+    queue.add("a 1", place(a))
+    queue.take("a 1")
+    for number in range(2, 6):
+        queue.add(f"a {number}", place(a))
+        queue.add(f"b {number}", place(b))
+    queue.give_back("a 1")
+    assert queue.first() == "a 1"
+    queue.take("a 1")
+    turns = []
+    for _ in range(8):
+        turn = queue.first()
+        assert turn is not None
+        queue.take(turn)
+        turns.append(turn[0])
+    assert sorted(turns[:4]) == ["a", "a", "b", "b"] or turns[:3].count("b") == 2
+
+
+def test_a_paused_class_has_no_turn_and_holds_up_nobody() -> None:
+    queue: FairQueue[str] = FairQueue(CONFIG)
+    queue.add("batch", place(Claim("a", service_class=ServiceClass.BATCH)))
+    queue.add("default", place(Claim("a")))
+    queue.pause({ServiceClass.DEFAULT})
+    assert queue.first() == "batch"
+    queue.pause({ServiceClass.BATCH})
+    assert queue.first() == "default"
+    queue.take("default")
+    assert queue.first() is None
+    queue.pause(())
+    assert queue.first() == "batch"
+
+
+def test_without_fairness_rank_and_arrival_decide() -> None:
+    queue: FairQueue[str] = FairQueue(QueueConfig(fair=False))
+    batch, default = Claim("a", service_class=ServiceClass.BATCH), Claim("b", max_running=1)
+    queue.add("batch", place(batch))
+    for number in range(3):
+        queue.add(f"a {number}", place(Claim("a"), due=9.0 - number))
+        queue.add(f"b {number}", place(default, 1, due=9.0 - number))
+    turns = []
+    while (turn := queue.first()) is not None:
+        queue.take(turn)
+        turns.append(turn)
+    assert turns == ["a 0", "b 0", "a 1", "b 1", "a 2", "b 2", "batch"]
+
+
+def test_what_is_ahead_is_what_will_go_first() -> None:
+    rng = random.Random(11)
+    for _ in range(30):
+        queue: FairQueue[int] = FairQueue(CONFIG)
+        claims = [Claim(f"t{number}", rng.choice((1.0, 2.0))) for number in range(6)]
+        largest = 60
+        tokens = {}
+        for name in range(rng.randrange(10, 200)):
+            skewed = claims[min(int(rng.expovariate(1.0)), 5)]
+            tokens[name] = rng.randrange(1, largest)
+            queue.add(name, place(skewed, tokens[name], max_tokens=0))
+        newcomer = rng.choice(claims)
+        predicted = queue.tokens_ahead(newcomer, 0, 9.0)
+        queue.add(-1, place(newcomer, 5, max_tokens=0))
+        truth = 0
+        while (turn := queue.first()) != -1:
+            assert turn is not None
+            queue.take(turn)
+            truth += tokens[turn]
+        # One request of each tenant may be under way, and one group counts up to twice.
+        assert truth - len(claims) * largest <= predicted <= 2 * truth + len(claims) * largest
+
+
+def test_many_tenants_leave_nothing_behind() -> None:
+    queue: FairQueue[int] = FairQueue(CONFIG)
+    for name in range(5000):
+        queue.add(name, place(Claim(f"tenant {name}")))
+        queue.take(name)
+        queue.end(name, 3)
+    assert queue.num_tenants == 0
+    assert sum(len(line) for line in queue.lines) == 0
+
+
+def test_tenants_that_come_once_beside_others_are_forgotten() -> None:
+    queue: FairQueue[int] = FairQueue(CONFIG)
+    queue.add(-1, place(Claim("always")))
+    for name in range(1000):
+        queue.add(name, place(Claim(f"tenant {name}")))
+        for _ in range(2):
+            turn = queue.first()
+            assert turn is not None
+            queue.take(turn)
+            if turn < 0:
+                queue.end(turn, 10)
+                queue.add(turn, place(Claim("always")))
+            else:
+                queue.end(turn, 10)
+    assert queue.num_tenants <= 3
+    assert len(queue.lines[ServiceClass.DEFAULT]) <= 4
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"min_class_share": 1.5}, {"completion_memory": -0.1}, {"expected_completion_tokens": 0}],
+)
+def test_settings_are_checked(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        QueueConfig(**wrong)  # type: ignore[arg-type]

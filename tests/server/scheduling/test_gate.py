@@ -1,0 +1,346 @@
+"""What one request, one tenant or one sample may not do to what a server believes of its load."""
+
+from __future__ import annotations
+
+from itertools import count, pairwise
+
+import pytest
+
+from server.contract.embedding import EmbeddingRequest
+from server.scheduling.attempt import due_at
+from server.scheduling.fair_queue import FairQueue
+from server.scheduling.gate import Gate
+from server.scheduling.observer import SilentOverloadObserver
+from server.scheduling.overload import LEAST_SAMPLES, Guard, Level, Overload
+from server.scheduling.request import Ask, Phase
+from server.scheduling.wait_estimate import Capacity
+from triolet.config import (
+    AdmissionConfig,
+    BrownoutConfig,
+    GuardConfig,
+    OverloadConfig,
+    QueueConfig,
+    ServerConfig,
+    SloConfig,
+)
+from triolet.errors import RequestError
+from triolet.pooling import VectorForm
+from triolet.service_class import Claim, ServiceClass
+
+from .fakes import make_request
+from .test_fair_queue import place
+from .world import World
+
+TICK_S = 0.05
+D = ServiceClass.DEFAULT
+DEADLINE_S = 600.0
+
+
+class Scene:
+    """A gate before a line of strings, and workers that say how fast they are.
+
+    Args:
+      tokens_per_s: of prefill.
+      rows: of decode.
+    """
+
+    def __init__(self, tokens_per_s: float, rows: int = 16) -> None:
+        world = World()
+        world.prefill.prompt_tokens_per_s = tokens_per_s
+        for worker in world.workers:
+            world.greet(worker)
+        self.now = 0.0
+        self.line: FairQueue[str] = FairQueue(QueueConfig())
+        self.line.note_pools(10**6, rows)
+        self.gate = Gate(
+            ServerConfig("", "tiny", (), ()),
+            world.workers,
+            self.line,  # type: ignore[arg-type]
+            SilentOverloadObserver(),
+            self.now,
+        )
+        self._names = count()
+        self.sweep(TICK_S)
+
+    def wait(self, claim: Claim, prompt_tokens: int) -> str:
+        """Let somebody wait."""
+        name = f"{claim.tenant} {next(self._names)}"
+        self.line.add(name, place(claim, prompt_tokens))
+        return name
+
+    def sweep(self, seconds: float) -> None:
+        """Let time pass."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += TICK_S
+            self.gate.sweep(self.now, is_able=True)
+
+
+def overload(tokens_per_s: float, slo_s: float = 10.0, **changes: object) -> Overload:
+    """Return one of a fleet with 64 rows."""
+    config = OverloadConfig(SloConfig(slo_s, slo_s, slo_s), **changes)  # type: ignore[arg-type]
+    one = Overload(config, SilentOverloadObserver(), 0.0)
+    one.sweep(Capacity(64, tokens_per_s, tokens_per_s), lambda _: 0.0, 0.0)
+    return one
+
+
+def served(one: Overload, num_tokens: int, ttft_s: float, now: float) -> None:
+    """Let somebody have its first token and its end."""
+    ask = Ask(Claim(), num_tokens, DEADLINE_S)
+    forecast = one.judge(ask, 0.0, now)
+    one.took(ask, forecast, now)
+    one.dispatched(forecast, 0.0, has_waited=False, now=now)
+    one.first_token(forecast, ttft_s, ttft_s, now + ttft_s)
+    one.ended(forecast, 1.0)
+
+
+def test_nobody_is_refused_for_a_long_prompt_that_it_overtakes() -> None:
+    config = OverloadConfig(SloConfig(10.0, 10.0, 10.0))
+    one = Overload(config, SilentOverloadObserver(), 0.0, overtaken_s=1.0)
+    one.sweep(Capacity(64, 100.0, 100.0), lambda _: 0.0, 0.0)
+    long = Ask(Claim(), 5000, DEADLINE_S)
+    forecast = one.judge(long, 0.0, 0.0)
+    one.took(long, forecast, 0.0)
+    one.dispatched(forecast, 0.0, has_waited=False, now=0.0)
+    short = one.judge(Ask(Claim(), 100, DEADLINE_S), 0.0, 0.0)
+    assert short.ttft_s == pytest.approx(1.0)
+    with pytest.raises(RequestError, match="too late"):
+        one.judge(Ask(Claim(), 101, DEADLINE_S), 0.0, 0.0)  # as long as to wait for its turn
+    lower = Claim(service_class=ServiceClass.SHEDDABLE)
+    with pytest.raises(RequestError, match="too late"):
+        one.judge(Ask(lower, 100, DEADLINE_S), 0.0, 0.0)
+    one.first_token(forecast, 50.0, 50.0, 50.0)
+    one.judge(Ask(lower, 100, DEADLINE_S), 0.0, 50.0)
+
+
+@pytest.mark.parametrize("max_running", [1, None])
+def test_who_waits_by_its_own_limit_is_load_to_nobody(max_running: int | None) -> None:
+    scene = Scene(tokens_per_s=100.0)
+    limited = Claim("limited", max_running=max_running)
+    scene.line.take(scene.wait(limited, 100))
+    for _ in range(50):
+        scene.wait(limited, 100)
+    scene.sweep(5.0)
+    is_load = max_running is None
+    assert (scene.gate.overload.brownout.pressure > 0.5) == is_load
+    assert (scene.gate.overload.brownout.level > Level.NORMAL) == is_load
+
+
+def test_who_waited_by_its_own_limit_teaches_nothing_of_the_line() -> None:
+    one = overload(1000.0)
+    forecast = one.judge(Ask(Claim(max_running=1), 100, DEADLINE_S), 200.0, 1.0)
+    for _ in range(50):
+        one.expired(forecast, 9.0, is_limited=True)
+    assert one.prediction.bias[D] == 1.0
+    rate = one.prediction.rate(1.0)
+    one.dispatched(forecast, 9.0, has_waited=True, is_limited=True, now=1.0)
+    assert one.prediction.rate(1.0) == rate
+    one.prediction.advance(1.0, is_waiting=True)
+    one.dispatched(forecast, 9.0, has_waited=True, is_limited=True, now=1.0)
+    assert one.prediction.rate(1.0) != rate
+
+
+def test_the_pace_of_a_line_is_seen_while_it_leaves_rows_to_others() -> None:
+    scene = Scene(tokens_per_s=30_000.0)
+    both = Claim("one"), Claim("other")
+    for claim in both:
+        for _ in range(100):
+            scene.wait(claim, 100)
+    running = []
+    while (turn := scene.line.first()) is not None:
+        scene.line.take(turn)
+        running.append(turn)
+    assert scene.line.lines[D].is_waiting
+    for number in range(60):
+        scene.sweep(1.0)
+        scene.line.end(running.pop(0), 10)
+        turn = scene.line.first()
+        assert turn is not None
+        scene.line.take(turn)
+        running.append(turn)
+        scene.gate.overload.prediction.left(100, scene.now)
+        scene.wait(both[number % 2], 100)
+    rate = scene.gate.overload.prediction.rate(scene.now)
+    assert rate is not None
+    # What was guessed before still counts for a second or so of fifteen.
+    assert rate < 3000.0
+
+
+def test_rows_that_one_class_leaves_free_are_for_those_below_it() -> None:
+    line: FairQueue[str] = FairQueue(QueueConfig())
+    line.note_pools(10**6, 64)
+    line.add("seldom", place(Claim("seldom")))
+    line.take("seldom")
+    line.end("seldom", 5)
+    critical = Claim("critical", service_class=ServiceClass.CRITICAL)
+    for number in range(100):
+        line.add(f"critical {number}", place(critical))
+    num_running = 0
+    while (turn := line.first()) is not None:
+        line.take(turn)
+        num_running += 1
+    assert num_running < 64
+    line.add("seldom", place(Claim("seldom")))
+    assert line.first() == "seldom"
+    # Nobody who could go is passed by it, so it lets nobody pass.
+    assert not line.lets_pass("seldom")
+
+
+def test_a_request_of_many_prompts_is_taken_on_by_an_idle_fleet() -> None:
+    scene = Scene(tokens_per_s=300.0)
+    requests = [make_request(n, prompt="x" * 300, deadline_s=DEADLINE_S) for n in range(32)]
+    first, *others = scene.gate.judge(requests, scene.now)
+    assert first.first_token_by is not None
+    assert first.first_token_by < scene.now + 60.0
+    for other in others:
+        assert other.first_token_by == scene.now + DEADLINE_S
+        assert (other.line_s, other.ttft_s, other.slo_s) == (None, None, None)
+
+
+def test_the_guard_adds_up_what_comes_together() -> None:
+    scene = Scene(tokens_per_s=300.0)
+    guard = scene.gate.overload.guard
+    guard.limit_tokens = 1024.0
+    pair = [make_request(n, prompt="x" * 300) for n in (1, 2)]
+    scene.gate.judge(pair, scene.now)
+    scene.gate.judge([make_request(n, prompt="x" * 300) for n in range(9)], scene.now)
+    guard.took(D, 600)
+    scene.gate.judge(pair[:1], scene.now)
+    with pytest.raises(RequestError, match="600 prompt tokens wait"):
+        scene.gate.judge(pair, scene.now)
+
+
+def test_what_a_first_token_takes_by_itself_is_no_pressure() -> None:
+    one = overload(30_000.0, slo_s=0.05)
+    now = 0.0
+    while now < 60.0:
+        now += 0.2
+        served(one, 100, 0.03, now)
+        for tick in range(4):
+            one.sweep(one.prediction.capacity, lambda _: 0.0, now + tick * TICK_S)
+    assert one.brownout.level is Level.NORMAL
+    assert one.brownout.pressure == 0.0
+
+
+def test_who_is_taken_on_is_not_dropped_in_the_same_breath() -> None:
+    one = overload(1000.0, slo_s=2.0)
+    now = 0.0
+    for _ in range(100):  # prompts take more than twice what workers say of themselves
+        now += 1.0
+        served(one, 100, 0.25, now)
+    ask = Ask(Claim(), 100, DEADLINE_S)
+    forecast = one.judge(ask, 0.0, now)
+    one.took(ask, forecast, now)
+    one.dispatched(forecast, 0.0, has_waited=False, now=now)
+    long = one.judge(Ask(Claim(), 4000, DEADLINE_S), 0.0, now)
+    assert not one.is_hopeless(long, now)
+    assert one.is_hopeless(long, now + 3.0)
+
+
+def test_a_guard_that_refuses_is_felt_however_little_is_owed() -> None:
+    guard = Guard(GuardConfig(), SloConfig(), 0.0)
+    guard.limit_tokens = 1024.0
+    now = 0.0
+    for _ in range(100):
+        now += 0.2
+        guard.took(D, 600)
+        guard.admits(D, 600)
+        guard.came(0.1, now)
+        guard.gave(D, 600)
+    assert guard.limit_tokens > 1200.0
+
+
+def test_the_guard_has_room_for_who_asks_for_less_than_its_share() -> None:
+    guard = Guard(GuardConfig(), SloConfig(), 0.0)
+    guard.limit_tokens = 1024.0
+    guard.took(D, 1000)
+    assert not guard.admits(D, 100)
+    assert guard.admits(D, 100, is_modest=True)
+    guard.took(D, 1000)
+    assert not guard.admits(D, 100, is_modest=True)
+
+
+def test_what_batches_are_owed_is_no_measure_of_the_guard() -> None:
+    guard = Guard(GuardConfig(), SloConfig(), 0.0)
+    guard.took(ServiceClass.BATCH, 100_000)
+    guard.took(D, 4000)
+    for _ in range(LEAST_SAMPLES):
+        guard.came(2.0, 1.0)
+    assert guard.limit_tokens == pytest.approx(0.7 * 4000)
+
+
+def test_one_prompt_has_one_worker_and_is_not_late_for_that() -> None:
+    one = overload(400.0)
+    one.prediction.see(Capacity(64, 400.0, 100.0))
+    for number in range(200):
+        served(one, 5000, 50.0, 100.0 * number)
+    assert one.guard.limit_tokens is None
+
+
+def test_who_was_refused_unread_is_reckoned_with_like_the_usual_request() -> None:
+    one = overload(100.0)
+    for _ in range(100):
+        one.prediction.ended(1.0, 200)
+    waits = []
+    for key in (7, 8, 9):
+        with pytest.raises(RequestError) as refusal:
+            one.judge(Ask(Claim(), 1, DEADLINE_S, key, is_unread=True), 10_000.0, 1.0)
+        assert refusal.value.retry_after_s is not None
+        waits.append(refusal.value.retry_after_s)
+    jitter = (AdmissionConfig().retry_jitter_least + AdmissionConfig().retry_jitter_most) / 2
+    rate = one.prediction.class_rate(D, 1.0)
+    assert rate is not None
+    gap_s = jitter * 200.0 / rate / AdmissionConfig().return_rate_share
+    assert [b - a for a, b in pairwise(waits)] == pytest.approx([gap_s, gap_s], rel=0.02)
+
+
+def test_who_waits_in_vain_is_swept_when_its_first_token_is_too_late() -> None:
+    config = OverloadConfig(
+        SloConfig(2.0, 2.0, 2.0),
+        AdmissionConfig(),
+        BrownoutConfig(is_on=False),
+        GuardConfig(is_on=False),
+    )
+    world = World(overload=config)
+    claim = Claim("limited", max_running=1)
+    world.submit(make_request(1, claim=claim))
+    waiting = world.submit(make_request(2, claim=claim))
+    assert waiting.sequence.phase is Phase.QUEUED
+    assert due_at(waiting.sequence, world.config) <= world.now + 2.5
+    for _ in range(60):
+        world.sweep(TICK_S)
+    assert waiting.sequence.phase is Phase.FINISHED
+
+
+def test_brownout_pauses_inputs_of_batches_too() -> None:
+    world = World()
+    inputs = world.conductor.embeddings
+    world.prefill.token_credit = 0
+    world.greet(world.worker(world.prefill))
+    claim = Claim(service_class=ServiceClass.BATCH)
+    for number in range(2):
+        request = EmbeddingRequest(
+            number.to_bytes(16, "big"), (1, 2, 3), VectorForm(), 600.0, claim=claim
+        )
+        inputs.submit([request], lambda: None, world.now, is_draining=False)
+    [line] = (queue for queue in world.conductor.queues if queue is inputs.line)
+    assert line.first() is not None
+    world.conductor._attempts.gate.overload.brownout.level = Level.PAUSE_BATCH
+    world.sweep()
+    assert line.first() is None
+    assert len(line) == 1
+    world.conductor._attempts.gate.overload.brownout.level = Level.NORMAL
+    world.sweep()
+    assert line.first() is not None
+
+
+def test_who_waits_by_its_own_limit_holds_up_no_batch() -> None:
+    world = World(token_window=4)
+    claim = Claim("limited", max_running=1)
+    world.submit(make_request(1, max_tokens=100, claim=claim))
+    world.settle(read=False)
+    waiting = world.submit(make_request(2, claim=claim))
+    assert waiting.sequence.phase is Phase.QUEUED
+    assert not world.conductor.background.is_urgent()
+    world.submit(make_request(3))
+    assert world.conductor.background.is_urgent()

@@ -1,0 +1,118 @@
+"""Streams that are listened to instead of waited for: called once per frame, and no more after."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from server.contract.generation import Delta, Failed, Finished
+from server.scheduling import delivery
+from triolet.errors import LocalProtocolError
+from triolet.service_class import Claim
+
+from .fakes import completion_ids, make_request
+from .test_fleet import read_all, running
+
+if TYPE_CHECKING:
+    from trio.testing import MockClock
+
+    from server.contract.generation import Event
+
+
+async def test_who_listens_is_called_once_for_what_came_together(
+    autojump_clock: MockClock,
+) -> None:
+    async with running() as cluster:
+        streams = [cluster.fleet.submit(make_request(number)) for number in range(3)]
+        taken: list[list[Event]] = [[] for _ in streams]
+        calls = 0
+        over = trio.Event()
+
+        def take(number: int) -> None:
+            nonlocal calls
+            calls += 1
+            events = streams[number].take_now()
+            assert events, "nobody is called for nothing"
+            taken[number] += events
+            if all(t and isinstance(t[-1], Finished | Failed) for t in taken):
+                over.set()
+
+        for number, stream in enumerate(streams):
+            stream.listen(partial(take, number))
+            with pytest.raises(trio.BusyResourceError):
+                await stream.next_events()
+        await over.wait()
+        tokens = [
+            [i for event in events if isinstance(event, Delta) for i in event.token_ids]
+            for events in taken
+        ]
+        assert tokens == [completion_ids(0, len(of_one)) for of_one in tokens]
+        assert calls <= sum(map(len, tokens))
+        with pytest.raises(LocalProtocolError):
+            streams[0].take_now()
+
+
+async def test_who_stops_listening_is_called_no_more_and_may_wait_again(
+    autojump_clock: MockClock,
+) -> None:
+    async with running() as cluster:
+        stream = cluster.fleet.submit(make_request(max_tokens=40))
+        assert stream.take_now() == ()
+        token_ids: list[int] = []
+        heard = trio.Event()
+
+        def take_one() -> None:
+            for event in stream.take_now():
+                assert isinstance(event, Delta)
+                token_ids.extend(event.token_ids)
+            stream.listen(None)
+            heard.set()
+
+        stream.listen(take_one)
+        await heard.wait()
+        rest, _ = await read_all(stream)
+        assert token_ids + rest == completion_ids(0, 40)
+
+
+ROWS_OF_A_TURN = 16
+"""Fewer than in production: a fake worker has few rows."""
+
+
+async def test_a_neighbours_token_waits_for_one_turn_and_not_for_a_crowds_frame(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "ROWS_PER_TURN", ROWS_OF_A_TURN, raising=False)
+    crowd, neighbour = Claim(tenant="crowd"), Claim(tenant="neighbour")
+    async with running() as cluster:
+        cluster.decode.row_credit = 100
+        await trio.sleep(1.0)
+        streams = [
+            cluster.fleet.submit(make_request(number, max_tokens=40, claim=crowd))
+            for number in range(1, 61)
+        ]
+        late = cluster.fleet.submit(make_request(61, max_tokens=40, claim=neighbour))
+        held: list[int] = []
+        handed = 0
+        over = trio.Event()
+
+        def take(number: int) -> None:
+            nonlocal handed
+            for event in streams[number].take_now():
+                handed += len(event.token_ids) if isinstance(event, Delta) else 0
+
+        def take_late() -> None:
+            held.append(sum(len(s._sequence.relay.token_ids) for s in streams) - handed)
+            if any(isinstance(event, Finished) for event in late.take_now()):
+                over.set()
+
+        for number, stream in enumerate(streams):
+            stream.listen(partial(take, number))
+        late.listen(take_late)
+        await over.wait()
+        assert len(held) > 20
+        assert max(held) <= ROWS_OF_A_TURN
+        await trio.sleep(1.0)
+        assert handed == 60 * 40

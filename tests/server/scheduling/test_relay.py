@@ -1,0 +1,215 @@
+"""From token rows to what a reader sees."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+import weakref
+
+import pytest
+
+from server.contract.generation import Delta, FinishReason, GenerationRequest, TokenLogprob, Usage
+from server.contract.generation import Finished as FinishedEvent
+from server.scheduling.outbox import Outbox
+from server.scheduling.output import MAX_WEIGHT, Mailbox, Relay, RelayEnd, Scores, packed
+from tests.server.tiny_text import EOS_ID, PAD_ID
+from transport.frames import End, EndReason, TokenRow, TopToken
+from triolet.ids import AttemptKey
+from triolet.sampling import SamplingParams
+
+from .world import TEXT, World
+
+RID = b"r" * 16
+
+
+def relay_of(**changes: object) -> Relay:
+    settings: dict[str, object] = {
+        "request_id": RID,
+        "prompt_ids": (1,),
+        "sampling": SamplingParams(max_tokens=1000),
+        "deadline_s": 1.0,
+        **changes,
+    }
+    return Relay(GenerationRequest(**settings), TEXT)  # type: ignore[arg-type]
+
+
+def run(relay: Relay, ids: list[int]) -> tuple[str, list[int], RelayEnd | None]:
+    """Push ids; return text, ids and end."""
+    end = None
+    for position, token_id in enumerate(ids):
+        assert end is None
+        end = relay.push(TokenRow(RID, 0, position, token_id), now=1.0)
+    [event] = relay.mailbox.take(now=9.0)
+    assert isinstance(event, Delta)
+    return event.text, list(event.token_ids), end
+
+
+def test_deltas_of_many_tokens_are_merged() -> None:
+    assert run(relay_of(), list("aé日".encode())) == ("aé日", list("aé日".encode()), None)
+
+
+def test_the_end_token_is_hidden_and_flushes_what_was_held_back() -> None:
+    relay = relay_of(stop=("ab!",))
+    text, ids, end = run(relay, [*b"xab", EOS_ID])
+    assert (text, ids) == ("xab", [*b"xab", EOS_ID])
+    assert end == RelayEnd(FinishReason.STOP)
+
+
+def test_the_last_token_allowed_flushes_half_a_character() -> None:
+    relay = relay_of(sampling=SamplingParams(max_tokens=2))
+    assert run(relay, [0x61, 0xC3]) == ("a\ufffd", [0x61, 0xC3], RelayEnd(FinishReason.LENGTH))
+
+
+def test_a_stop_string_wins_over_the_last_token_allowed() -> None:
+    relay = relay_of(sampling=SamplingParams(max_tokens=3), stop=("c",))
+    assert run(relay, list(b"abc")) == ("ab", list(b"abc"), RelayEnd(FinishReason.STOP, "c"))
+
+
+def test_half_a_character_can_complete_a_stop_string() -> None:
+    relay = relay_of(sampling=SamplingParams(max_tokens=2), stop=("a\ufffd",))
+    text, _, end = run(relay, [0x61, 0xC3])
+    assert (text, end) == ("", RelayEnd(FinishReason.STOP, "a\ufffd"))
+
+
+def test_a_stop_token_is_hidden_unless_it_shall_be_included() -> None:
+    sampling = SamplingParams(max_tokens=9, stop_token_ids=(0x2E,))
+    assert run(relay_of(sampling=sampling), list(b"a.")) == (
+        "a",
+        list(b"a."),
+        RelayEnd(FinishReason.STOP, is_by_stop_token=True),
+    )
+    assert run(relay_of(sampling=sampling, include_stop=True), list(b"a."))[0] == "a."
+
+
+def test_before_min_tokens_nothing_ends() -> None:
+    sampling = SamplingParams(max_tokens=9, min_tokens=2, stop_token_ids=(0x2E,))
+    end = run(relay_of(sampling=sampling), list(b"..."))[2]
+    assert end == RelayEnd(FinishReason.STOP, is_by_stop_token=True)
+
+
+def test_an_end_token_of_the_model_s_is_its_own_whoever_names_it() -> None:
+    sampling = SamplingParams(max_tokens=9, stop_token_ids=(EOS_ID,))
+    assert run(relay_of(sampling=sampling), [0x61, EOS_ID])[2] == RelayEnd(FinishReason.STOP)
+
+
+def test_ignored_end_tokens_do_not_end() -> None:
+    sampling = SamplingParams(max_tokens=9, ignore_eos=True)
+    text, _, end = run(relay_of(sampling=sampling), [0x61, EOS_ID, 0x62])
+    assert (text, end) == ("ab", None)
+
+
+def test_special_tokens_are_shown_on_demand() -> None:
+    assert run(relay_of(), [PAD_ID])[0] == ""
+    assert run(relay_of(skip_special_tokens=False), [PAD_ID])[0] == "<|pad|>"
+
+
+def test_logprobs_come_with_text_and_bytes() -> None:
+    relay = relay_of(sampling=SamplingParams(max_tokens=9, logprobs=1))
+    top = (TopToken(0x61, -0.1), TopToken(0xC3, -2.0))
+    relay.push(TokenRow(RID, 0, 0, 0xC3, -2.0, top), now=0.0)
+    [event] = relay.mailbox.take(now=9.0)
+    assert isinstance(event, Delta)
+    assert event.logprobs == (
+        TokenLogprob(
+            0xC3,
+            "\ufffd",
+            b"\xc3",
+            -2.0,
+            ((0x61, "a", b"a", -0.1), (0xC3, "\ufffd", b"\xc3", -2.0)),
+        ),
+    )
+
+
+def test_logprobs_nobody_asked_for_are_not_shown() -> None:
+    relay = relay_of()
+    relay.push(TokenRow(RID, 0, 0, 0x61, -2.0), now=0.0)
+    [event] = relay.mailbox.take(now=9.0)
+    assert isinstance(event, Delta)
+    assert event.logprobs == ()
+
+
+def as_it_is(scores: Scores) -> TokenLogprob:
+    return TokenLogprob(scores.token_id, "", b"", scores.logprob)
+
+
+def test_a_mailbox_knows_how_long_its_oldest_event_waits() -> None:
+    mailbox = Mailbox(as_it_is)
+    assert mailbox.waiting_since is None
+    mailbox.put_text("a", (1,), (), now=5.0)
+    mailbox.put_text("", (2,), (), now=6.0)
+    assert mailbox.waiting_since == 5.0
+    assert mailbox.take(now=9.0) == [Delta("a", (1, 2))]
+    assert mailbox.waiting_since is None
+    assert mailbox.take(now=9.0) == []
+
+
+def test_heavy_events_are_taken_in_parts_and_nothing_is_lost() -> None:
+    """A client that takes the first part has 20 alternatives of each token to write for it."""
+    relay = relay_of(sampling=SamplingParams(max_tokens=64, logprobs=20))
+    alternatives = tuple(TopToken(0x61, -1.0 - i) for i in range(20))
+    for position in range(64):
+        relay.push(TokenRow(RID, 0, position, 0x61 + position % 26, -1.0, alternatives), now=1.0)
+    mailbox = relay.mailbox
+    terminal = FinishedEvent(FinishReason.LENGTH, Usage(1, 64))
+    mailbox.close(terminal, now=1.0)
+    texts, events = [], []
+    while mailbox.waiting_since is not None:
+        events = mailbox.take(now=5.0)
+        assert isinstance(events[0], Delta)
+        assert len(events[0].logprobs) == len(events[0].token_ids) <= MAX_WEIGHT // 21
+        texts.append(events[0].text)
+        assert mailbox.num_taken == sum(map(len, texts))
+        assert mailbox.waiting_since in (5.0, None), "who has taken something has not stalled"
+    assert "".join(texts) == "".join(chr(0x61 + position % 26) for position in range(64))
+    assert events[1:] == [terminal]
+    assert len(texts) == 6
+
+
+def test_a_relay_and_what_waits_in_it_hold_nobody_but_their_owner() -> None:
+    """Freed with the last who knows it: Python's collector, which finds circles, comes rarely."""
+    relay = relay_of(sampling=SamplingParams(max_tokens=9, logprobs=1))
+    relay.push(TokenRow(RID, 0, 0, 0x61, -0.5, (TopToken(0x61, -0.5),)), now=1.0)
+    seen = weakref.ref(relay)
+    gc.disable()
+    try:
+        del relay
+        assert seen() is None
+    finally:
+        gc.enable()
+
+
+def test_nothing_comes_behind_the_terminal_event() -> None:
+    mailbox = Mailbox(as_it_is)
+    terminal = FinishedEvent(FinishReason.STOP, Usage(1, 2))
+    mailbox.close(terminal, now=1.0)
+    with pytest.raises(AssertionError):
+        mailbox.put_text("a", (1,), (), now=2.0)
+    with pytest.raises(AssertionError):
+        mailbox.close(terminal, now=2.0)
+    assert mailbox.has_terminal
+    assert mailbox.take(now=9.0) == [terminal]
+    assert not mailbox.has_terminal
+
+
+def test_frames_for_a_worker_that_is_gone_are_not_kept() -> None:
+    world = World()
+    decode = world.worker(world.decode)
+    outbox = Outbox()
+    outbox.allow(decode, AttemptKey(RID, 0), 9, 1)
+    world.conductor.lost(decode, "test", world.now)
+    outbox.send(decode, End(RID, 0, EndReason.CANCEL))
+    assert outbox.drain_frames() == []
+    assert outbox.drain_credit() == []
+
+
+def test_scores_that_wait_take_little_memory() -> None:
+    alternatives = tuple(TopToken(200 + i, -1.0 - i) for i in range(20))
+    rows = [TokenRow(RID, 0, position, 200, -1.0, alternatives) for position in range(64)]
+    tracemalloc.start()
+    try:
+        waiting = [packed(row, -1.0) for row in rows]
+        num_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(waiting) == 64
+    assert num_bytes < 64 * 1024

@@ -1,0 +1,45 @@
+"""Rows that tenants leave to one another."""
+
+from __future__ import annotations
+
+from server.scheduling.fair_queue import FairQueue
+from triolet.service_class import Claim
+
+from .test_fair_queue import CONFIG, place
+
+
+def full_of(queue: FairQueue[str], claim: Claim, count: int) -> list[str]:
+    """Let somebody wait for far too much, and return those of it that may run."""
+    for number in range(count):
+        queue.add(f"{claim.tenant} {number}", place(claim))
+    turns = []
+    while (turn := queue.first()) is not None and turn.startswith(claim.tenant):
+        queue.take(turn)
+        turns.append(turn)
+    return turns
+
+
+def test_who_is_alone_has_every_row() -> None:
+    queue: FairQueue[str] = FairQueue(CONFIG)
+    queue.note_pools(10**6, 16)
+    assert len(full_of(queue, Claim("alone"), 16)) == 16
+
+
+def test_who_has_its_share_leaves_rows_for_others_that_come_now_and_then() -> None:
+    queue: FairQueue[str] = FairQueue(CONFIG)
+    queue.note_pools(10**6, 16)
+    queue.add("quiet", place(Claim("quiet")))
+    queue.take("quiet")
+    queue.end("quiet", 3)
+    turns = full_of(queue, Claim("loud"), 32)
+    assert len(turns) == 14
+    queue.add("quiet", place(Claim("quiet")))
+    assert queue.first() == "quiet"
+    queue.take("quiet")
+    queue.end("quiet", 3)
+    for turn in turns:
+        assert queue.first() is None
+        queue.end(turn, 3)
+        again = queue.first()
+        assert again is not None
+        queue.take(again)

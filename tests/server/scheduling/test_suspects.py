@@ -1,0 +1,137 @@
+"""Requests that may be what workers fail by: tried together, then apart, then not at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from server.scheduling.poison import Standing
+from server.scheduling.request import Phase
+from transport.frames import EndReason
+from triolet.errors import RequestError
+from triolet.ids import Role
+from triolet.sampling import Grammar, GrammarKind
+from triolet.service_class import Claim
+
+from .fakes import FakePrefill, completion_ids, make_request
+from .stages import fail_step
+from .world import World
+
+if TYPE_CHECKING:
+    from server.contract.generation import GenerationRequest
+
+
+def test_suspects_meet_again_and_probationers_do_not() -> None:
+    world = World(num_decodes=2)
+    first, other = world.decodes
+    world.worker(other).busy_until = world.now + 1e9
+    readers = [world.submit(make_request(number, max_tokens=60)) for number in (1, 2, 3)]
+    for _ in range(2):
+        world.deliver()
+        while world.compute(world.worker(world.prefill)):
+            world.deliver()
+        assert len(first.rows) == 3
+        world.lose(world.worker(first))
+        first = world.decode
+        world.greet(world.worker(first))
+    world.deliver()
+    assert all(reader.sequence.suspicion.is_on_probation for reader in readers)
+    assert [reader.sequence.phase for reader in readers][1:] == [Phase.QUEUED] * 2
+    newcomer = world.submit(make_request(4, prompt="neu"))
+    world.deliver()
+    assert newcomer.sequence.phase is Phase.PREFILLING, "others may pass"
+    world.settle()
+    for reader in readers:
+        assert reader.token_ids == completion_ids(0, 60)
+    world.check_idle()
+
+
+def all_decode(world: World) -> None:
+    """Let everything that was begun get its first token."""
+    world.deliver()
+    while world.compute(world.worker(world.prefill)):
+        world.deliver()
+
+
+@pytest.mark.parametrize("is_culprit_first", [True, False])
+def test_what_a_convict_did_is_held_against_nobody_else(is_culprit_first: bool) -> None:
+    world = World()
+    culprit, other = (
+        world.submit(make_request(number, prompt=f"{number}", max_tokens=60)) for number in (1, 2)
+    )
+    all_decode(world)
+    fail_step(world, world.decode)
+    neighbour = world.submit(make_request(3, prompt="neu", max_tokens=60))
+    all_decode(world)
+    fail_step(world, world.decode)
+    assert len(neighbour.sequence.faults) == 1
+    assert neighbour.sequence.suspicion.standing is Standing.SUSPECT
+    all_decode(world)
+    assert culprit.sequence.phase is neighbour.sequence.phase is Phase.DECODING
+    assert other.sequence.phase is Phase.QUEUED, "only one on probation at a time"
+    if not is_culprit_first:
+        world.decode.rows = dict(reversed(world.decode.rows.items()))
+    fail_step(world, world.decode)
+    world.read(culprit)
+    assert culprit.failed.error.code == "quarantined"
+    assert len(neighbour.sequence.faults) == 1
+    assert neighbour.sequence.suspicion.standing is Standing.SUSPECT
+    world.deliver()
+    [key] = [k for k in world.decode.rows if k.request_id == (3).to_bytes(16, "big")]
+    world.hear(world.worker(world.decode), world.decode.end(key, EndReason.ERROR))
+    assert neighbour.sequence.faults == [key], "what the convict did before is forgotten too"
+    world.settle()
+    for reader in (other, neighbour):
+        assert reader.token_ids == completion_ids(0, 60)
+    world.check_idle()
+
+
+def test_a_prompt_in_quarantine_ends_where_it_waits() -> None:
+    world = World(num_prefills=2)
+    world.decode.row_credit = 1
+    world.beat(world.worker(world.decode))
+    world.deliver()
+    culprit, twin = (world.submit(make_request(number, prompt="böse")) for number in (1, 2))
+    for fake in list(world.prefills):
+        assert isinstance(fake, FakePrefill)
+        world.deliver()
+        busy = next(w for w in world.workers if w.role is Role.PREFILL and w.shares)
+        world.lose(busy)
+        for key in list(world.decode.rows):
+            world.decode.end(key, EndReason.CANCEL)
+    world.greet(world.worker(world.prefill))
+    world.settle()
+    assert culprit.failed.error.code == "quarantined"
+    assert twin.failed.error.code == "quarantined"
+    assert twin.sequence.num_attempts == 0
+
+
+def test_a_grammar_that_held_a_worker_up_ends_its_request_and_is_refused_for_its_tenant() -> None:
+    world = World()
+    grammar = Grammar(GrammarKind.LARK, 'start: s\ns: s s | "a"')
+
+    def asked(number: int, tenant: str, prompt: str = "frage") -> GenerationRequest:
+        request = make_request(number, prompt=prompt, max_tokens=60, claim=Claim(tenant=tenant))
+        return replace(request, sampling=replace(request.sampling, grammar=grammar))
+
+    culprit = world.submit(asked(1, "a"))
+    waiting = world.submit(asked(4, "a", "noch eine"))
+    neighbour = world.submit(make_request(2, prompt="andere", max_tokens=60))
+    all_decode(world)
+    [key] = [k for k in world.decode.rows if k.request_id == (1).to_bytes(16, "big")]
+    world.hear(world.worker(world.decode), world.decode.end(key, EndReason.TOO_COSTLY))
+    world.read(culprit)
+    error = culprit.failed.error
+    assert (error.status, error.code) == (400, "grammar_too_costly")
+    assert world.conductor.recovery.num_quarantined == 1
+    with pytest.raises(RequestError) as caught:
+        world.submit(asked(3, "a"))
+    assert (caught.value.status, caught.value.code) == (400, "grammar_too_costly")
+    other = world.submit(asked(5, "b"))
+    world.settle()
+    for reader in (neighbour, other, waiting):
+        assert reader.token_ids == completion_ids(0, 60)
+    assert not neighbour.sequence.faults
+    world.check_idle()

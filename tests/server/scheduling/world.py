@@ -1,0 +1,265 @@
+"""A conductor and fake workers without a network: every frame waits in a queue until it is let
+through, so that a test (or hypothesis) decides what happens in which order."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from ops.simulation.charges import RecordingCharges
+from server.contract.generation import Delta, Failed, Finished
+from server.scheduling.observer import SilentObserver
+from server.scheduling.requests import Conductor
+from server.scheduling.workers import Worker
+from tests.server.tiny_text import tiny_text
+from transport.frames import AttemptRow, ServerHeartbeat
+from triolet.config import RecoveryConfig
+
+from .fakes import LINK, FakeDecode, FakePrefill, server_config
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from server.contract.generation import CancelReason, Event, GenerationRequest
+    from server.scheduling.request import Sequence
+    from transport.frames import AnyFrame
+
+TEXT = tiny_text()
+
+
+class Reader:
+    """The client of one sequence.
+
+    Attributes:
+      text: what it has read.
+      token_ids: with it.
+      terminals: the ends that it was given.
+    """
+
+    def __init__(self, sequence: Sequence) -> None:
+        self.sequence = sequence
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.terminals: list[Finished | Failed] = []
+
+    def take(self, events: list[Event]) -> None:
+        for event in events:
+            assert not self.terminals, "an event came after the terminal one"
+            match event:
+                case Delta():
+                    self.text += event.text
+                    self.token_ids += event.token_ids
+                case _:
+                    self.terminals.append(event)
+
+    @property
+    def finished(self) -> Finished:
+        """The good end, which must be there."""
+        [terminal] = self.terminals
+        assert isinstance(terminal, Finished), terminal
+        return terminal
+
+    @property
+    def failed(self) -> Failed:
+        """The bad end, which must be there."""
+        [terminal] = self.terminals
+        assert isinstance(terminal, Failed), terminal
+        return terminal
+
+
+class World:
+    """Everything there is, and its clock.
+
+    Args:
+      num_prefills: prefill workers.
+      num_decodes: decode workers.
+      connect: greet them all at once.
+      config: changes to the server's config.
+    """
+
+    def __init__(
+        self, num_prefills: int = 1, num_decodes: int = 1, *, connect: bool = True, **config: object
+    ) -> None:
+        self.now = 100.0
+        self.decodes = [FakeDecode(name=f"decode-{i}") for i in range(num_decodes)]
+        self.prefills = [FakePrefill(name=f"prefill-{i}") for i in range(num_prefills)]
+        self.of: dict[Worker, FakeDecode | FakePrefill] = {}
+        fakes: list[FakeDecode | FakePrefill] = [*self.prefills, *self.decodes]
+        for fake in fakes:
+            worker = Worker(fake.role, f"mem://{fake.name}", LINK, RecoveryConfig(), self.now)
+            self.of[worker] = fake
+        self.workers = tuple(self.of)
+        self.config = server_config(**config)
+        self.observer = SilentObserver()
+        self.wrongly_charged: list[str] = []
+        self.charges = RecordingCharges(self.wrongly_charged.append)
+        self.conductor = Conductor(
+            self.config, self.workers, TEXT, self.observer, self.now, self.charges
+        )
+        self.up: dict[Worker, deque[AnyFrame]] = {w: deque() for w in self.workers}
+        self.down: dict[Worker, deque[AnyFrame]] = {w: deque() for w in self.workers}
+        self.readers: list[Reader] = []
+        if connect:
+            for worker in self.workers:
+                self.greet(worker)
+
+    @property
+    def prefill(self) -> FakePrefill:
+        return self.prefills[0]
+
+    @property
+    def decode(self) -> FakeDecode:
+        return self.decodes[0]
+
+    def worker(self, fake: FakeDecode | FakePrefill) -> Worker:
+        """Return the server's view of a fake."""
+        return next(w for w, f in self.of.items() if f is fake)
+
+    def submit(self, request: GenerationRequest) -> Reader:
+        [reader] = self.submit_together([request])
+        return reader
+
+    def submit_together(self, requests: Iterable[GenerationRequest]) -> list[Reader]:
+        """Submit several requests, all of them or none."""
+        readers = [Reader(sequence) for sequence in self.conductor.submit(requests, self.now)]
+        self.readers += readers
+        self.collect()
+        return readers
+
+    def cancel(self, reader: Reader, reason: CancelReason) -> None:
+        """Let a client leave."""
+        self.conductor.cancel(reader.sequence, reason, self.now)
+        self.collect()
+
+    def hear(self, worker: Worker, frame: AnyFrame) -> None:
+        """Let the server hear something from a worker, past everything that is under way."""
+        self.conductor.received(worker, frame, self.now)
+        self.collect()
+
+    def read(self, reader: Reader) -> None:
+        """Let a client take what is there."""
+        mailbox = reader.sequence.relay.mailbox
+        if mailbox.waiting_since is not None:
+            reader.take(mailbox.take(now=9.0))
+            self.conductor.taken(reader.sequence)
+            self.collect()
+
+    def greet(self, worker: Worker) -> None:
+        """WELCOME and the first heartbeat, at once."""
+        fake = self.of[worker]
+        self.conductor.welcomed(worker, fake.welcome(), self.now)
+        self.conductor.received(worker, fake.heartbeat(), self.now)
+        self.collect()
+
+    def beat(self, worker: Worker) -> None:
+        """Heartbeats both ways."""
+        if worker.is_connected:
+            rows = tuple(AttemptRow(*key) for key in worker.live_keys)
+            self.up[worker].append(ServerHeartbeat(1, rows))
+        self.down[worker].append(self.of[worker].heartbeat())
+
+    def deliver_up(self, worker: Worker) -> bool:
+        """Let one frame through to a worker; return False if there is none."""
+        if not self.up[worker]:
+            return False
+        self.down[worker].extend(self.of[worker].take(self.up[worker].popleft()))
+        return True
+
+    def deliver_down(self, worker: Worker) -> bool:
+        """Let one frame through to the server; return False if there is none."""
+        if not self.down[worker]:
+            return False
+        self.conductor.received(worker, self.down[worker].popleft(), self.now)
+        self.collect()
+        return True
+
+    def compute(self, worker: Worker) -> bool:
+        """Let a worker do one step; return whether it had anything to do."""
+        fake = self.of[worker]
+        frames = fake.step() if isinstance(fake, FakeDecode) else fake.step(self.decodes)
+        self.down[worker].extend(frames)
+        return bool(frames)
+
+    def crash(self, worker: Worker) -> None:
+        """Kill a worker with everything under way to and from it; its next life is another peer."""
+        old = self.of[worker]
+        fresh: FakeDecode | FakePrefill
+        if isinstance(old, FakeDecode):
+            fresh = FakeDecode(name=old.name, epoch=old.epoch + 1, end_at=old.end_at)
+            self.decodes[self.decodes.index(old)] = fresh
+        else:
+            fresh = FakePrefill(name=old.name, epoch=old.epoch + 1, end_at=old.end_at)
+            self.prefills[self.prefills.index(old)] = fresh
+        self.of[worker] = fresh
+        self.up[worker].clear()
+        self.down[worker].clear()
+
+    def lose(self, worker: Worker, cause: str = "link_gone") -> None:
+        """Crash it, and let the server notice."""
+        self.crash(worker)
+        self.conductor.lost(worker, cause, self.now)
+        self.collect()
+
+    def sweep(self, seconds: float = 0.0) -> None:
+        """Let time pass while all workers stay in touch."""
+        self.now += seconds
+        for worker in self.workers:
+            worker.monitor.heard(self.now)
+        self.conductor.sweep(self.now)
+        self.collect()
+
+    def settle(self, *, read: bool = True, max_rounds: int = 10_000) -> None:
+        """Let everything run until nothing moves any more."""
+        for _ in range(max_rounds):
+            moved = False
+            for worker in self.workers:
+                while self.deliver_up(worker):
+                    moved = True
+                while self.deliver_down(worker):
+                    moved = True
+                moved |= self.compute(worker)
+            for reader in self.readers if read else []:
+                moved |= reader.sequence.relay.mailbox.waiting_since is not None
+                self.read(reader)
+            if not moved:
+                return
+        raise AssertionError("it never comes to rest")
+
+    def deliver(self) -> None:
+        """Let all frames through, without computing or reading."""
+        while any(self.deliver_up(w) or self.deliver_down(w) for w in self.workers):
+            pass
+
+    def check_idle(self) -> None:
+        """Assert that nothing is left of any request, here or on the workers."""
+        assert self.conductor.num_in_flight == 0
+        assert self.conductor.num_queued == 0
+        for queue in self.conductor.queues:
+            assert (len(queue), queue.num_running, queue.num_tenants) == (0, 0, 0)
+        for worker, fake in self.of.items():
+            assert not worker.shares
+            assert not worker.inputs
+            if isinstance(fake, FakeDecode):
+                assert fake.free_blocks == fake.num_blocks
+            else:
+                assert not fake.waiting
+                assert not fake.inputs
+        self.check_accounting()
+
+    def check_accounting(self) -> None:
+        """Assert that every request has or will have exactly one terminal event, and is charged
+        with it."""
+        self.conductor.accounting.check(self.conductor.num_in_flight)
+        live = (*self.conductor.book, *self.conductor.embeddings)
+        self.charges.check(one.request.request_id for one in live)
+        assert self.wrongly_charged == []
+        for reader in self.readers:
+            if reader.terminals:
+                charge = self.charges.of[reader.sequence.request.request_id]
+                assert charge.usage == reader.terminals[0].usage
+
+    def collect(self) -> None:
+        """Put what the conductor wants sent on its way."""
+        outbox = self.conductor.outbox
+        for worker, frame in outbox.drain_frames() + outbox.drain_credit():
+            self.up[worker].append(frame)

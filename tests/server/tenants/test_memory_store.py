@@ -1,0 +1,175 @@
+"""Spend that outlives a process, and is shared by the servers of a host."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from server.tenants.amounts import Ask, Limit, Limits, Settlement
+from server.tenants.memory_store import MemoryStore, Spend, SpendFile
+from triolet.config import QuotaConfig, shown_url
+from triolet.errors import ConfigError
+
+from .fakes import RecordingObserver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+LIMITS = Limits(budget=1000)
+MAY_2031 = 1_936_000_000.0
+
+
+class Host:
+    """A file, and stores with it one after the other or beside one another."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder / "new" / "spend.sqlite3")
+        self.day = MAY_2031
+        self.files: list[SpendFile] = []
+        self.observer = RecordingObserver()
+
+    def store(self, servers: int = 1) -> MemoryStore:
+        config = QuotaConfig(flush_s=0.001, servers=servers)
+        file = self.file()
+        return MemoryStore(config, self.observer, file, calendar=lambda: self.day)
+
+    def file(self) -> SpendFile:
+        self.files.append(SpendFile(self.path))
+        return self.files[-1]
+
+    async def spend(self, store: MemoryStore, cost: int) -> None:
+        await store.reserve(Ask("1", "t", 0, cost), LIMITS)
+        store.settle(Settlement("1", "t", LIMITS, 2 * cost, cost))
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    host = Host(tmp_path)
+    yield host
+    for file in host.files:
+        file.close()
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    with trio.fail_after(60):
+        while not is_so():  # noqa: ASYNC110 (a thread's doing sets no event)
+            await trio.sleep(0.001)
+
+
+async def run_once(host: Host, *costs: int) -> MemoryStore:
+    """A server's life, which ends before its first flush may have come."""
+    store = host.store()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        for cost in costs:
+            await host.spend(store, cost)
+        nursery.cancel_scope.cancel()
+    return store
+
+
+async def test_spend_survives_a_restart_exactly(host: Host) -> None:
+    await run_once(host, 300, 33)
+    store = await run_once(host, 7)
+    account = store.last_seen("t", LIMITS)
+    assert (account.spent, account.used_tokens) == (340, 680)
+    assert host.observer.spends == [("t", 0, 333), ("t", 333, 340)]
+
+
+async def test_servers_of_a_host_know_what_the_others_spent(host: Host) -> None:
+    a, b = host.store(2), host.store(2)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(a.run)
+        await nursery.start(b.run)
+        await host.spend(a, 600)
+        await host.spend(b, 500)
+        await until(
+            lambda: a.last_seen("t", LIMITS).spent == b.last_seen("t", LIMITS).spent == 1100
+        )
+        verdict = await a.reserve(Ask("2", "t", 0, 0), LIMITS)
+        assert verdict.refused_by is Limit.BUDGET
+        nursery.cancel_scope.cancel()
+    steps = sorted((before, after) for _, before, after in host.observer.spends)
+    assert steps in ([(0, 600), (600, 1100)], [(0, 500), (500, 1100)])
+
+
+async def test_a_new_month_begins_with_nothing_spent_and_the_old_one_stays(host: Host) -> None:
+    await run_once(host, 1000)
+    store = host.store()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        verdict = await store.reserve(Ask("1", "t", 0, 0), LIMITS)
+        assert verdict.refused_by is Limit.BUDGET
+        host.day += 31 * 86400
+        await host.spend(store, 5)
+        nursery.cancel_scope.cancel()
+    totals = host.file().add({}, "2031-05")
+    assert totals == {("2031-05", "t"): Spend(1000, 2000)}
+    assert store.last_seen("t", LIMITS).spent == 5
+
+
+async def test_what_cannot_be_written_now_is_written_later(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = host.store()
+    add, num_failures = SpendFile.add, 0
+
+    def fail_twice(self: SpendFile, spend: dict[tuple[str, str], Spend], month: str) -> object:
+        nonlocal num_failures
+        if spend and num_failures < 2:
+            num_failures += 1
+            raise sqlite3.OperationalError("disk full")
+        return add(self, spend, month)
+
+    monkeypatch.setattr(SpendFile, "add", fail_twice)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        await host.spend(store, 100)
+        await until(lambda: bool(host.observer.spends))
+        nursery.cancel_scope.cancel()
+    assert num_failures == 2
+    assert host.observer.spends == [("t", 0, 100)]
+
+
+async def test_parts_of_several_servers_add_up_to_the_limit() -> None:
+    limits = Limits(requests=10.0, tokens=100.0)
+    admitted = 0
+    for _ in range(5):
+        store = MemoryStore(QuotaConfig(servers=5), RecordingObserver(), clock=lambda: 0.0)
+        for number in range(10):
+            verdict = await store.reserve(Ask(f"{number}", "t", 1), limits)
+            admitted += verdict.refused_by is None
+    assert admitted == 10
+
+
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("this is no database, but long enough to be taken for one" * 99)
+    for path in (tmp_path / "text", tmp_path / "text" / "below"):
+        with pytest.raises(ConfigError, match="--spend-file"):
+            SpendFile(str(path))
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        *("redis:/h", "http://h", "redis://", "", "unix://"),
+        *("redis://h:abc", "redis://h:0", "redis://h:70000", "redis://h/x", "rediss://h/1/2"),
+    ],
+)
+def test_a_url_that_leads_nowhere_is_refused(limits: str) -> None:
+    with pytest.raises(ConfigError, match=r"allowed: memory, redis://"):
+        QuotaConfig(limits=limits)
+
+
+def test_a_password_is_not_shown() -> None:
+    url = "rediss://user:se%2Fcr@t@host:7/3?x=secret"
+    config = QuotaConfig(limits="redis://user:secret@host:7/3")
+    assert shown_url(url) == "rediss://host:7/3"
+    assert "secret" not in repr(config)
+    assert shown_url("unix://:secret@/run/redis.sock?db=1") == "unix:///run/redis.sock"
+    with pytest.raises(ConfigError) as refused:
+        QuotaConfig(limits="http://user:secret@host")
+    assert "secret" not in str(refused.value)

@@ -1,0 +1,279 @@
+"""Several servers with one Redis, which comes and goes, as they do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from server.tenants import redis_calls as scripts
+from server.tenants.amounts import Ask, Limits, Settlement
+from server.tenants.redis_calls import with_calls
+from server.tenants.redis_store import RedisStore
+
+from .redis_server import running_redis
+from .worlds import PATIENCE_S, RedisWorld, unhurried
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+    from pathlib import Path
+
+    from server.tenants.redis_calls import RedisCalls
+
+    from .redis_server import RedisServer
+
+pytestmark = pytest.mark.slow
+
+HOLDER = """
+import sys, trio
+from server.tenants.amounts import Ask, Limits
+from server.tenants.redis_store import RedisStore
+from tests.server.tenants.fakes import RecordingObserver
+from tests.server.tenants.worlds import unhurried
+
+async def main():
+    async with trio.open_nursery() as nursery:
+        store = RedisStore(unhurried(sys.argv[1], lease_s=1.0), RecordingObserver(), "victim")
+        await nursery.start(store.run)
+        for number in range(5):
+            await store.reserve(Ask(f"v{number}", "t", 10, 3), Limits(tokens=60.0, concurrent=9))
+        print("reserved", flush=True)
+
+trio.run(main)
+"""
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    with running_redis(tmp_path) as server:
+        yield server
+
+
+async def started(nursery: trio.Nursery, *worlds: RedisWorld) -> None:
+    for world in worlds:
+        await nursery.start(world.store.run)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    with trio.fail_after(PATIENCE_S):
+        while not is_so():  # noqa: ASYNC110 (Redis' doing sets no event)
+            await trio.sleep(0.005)
+
+
+async def admitted(world: RedisWorld, count: int, limits: Limits, name: str = "") -> list[str]:
+    ids = [f"{name}{number}" for number in range(count)]
+    verdicts = {one: await world.store.reserve(Ask(one, "t", 1), limits) for one in ids}
+    return [one for one, verdict in verdicts.items() if verdict.refused_by is None]
+
+
+async def test_two_servers_enforce_one_limit(redis: RedisServer, nursery: trio.Nursery) -> None:
+    a, b = RedisWorld(redis, "a"), RedisWorld(redis, "b")
+    await started(nursery, a, b)
+    limits, began_at, taken = Limits(tokens=200.0), trio.current_time(), []
+
+    async def ask(world: RedisWorld, name: str) -> None:
+        taken.extend(await admitted(world, 150, limits, name))
+
+    async with trio.open_nursery() as asking:
+        asking.start_soon(ask, a, "a")
+        asking.start_soon(ask, b, "b")
+    refilled = (trio.current_time() - began_at) * 200 / 60
+    assert 200 <= len(taken) <= 200 + refilled + 1
+    nursery.cancel_scope.cancel()
+
+
+async def test_one_server_is_told_of_each_crossing(
+    redis: RedisServer, nursery: trio.Nursery
+) -> None:
+    a, b = RedisWorld(redis, "a"), RedisWorld(redis, "b")
+    await started(nursery, a, b)
+    limits = Limits()
+    for number in range(40):
+        world = (a, b)[number % 2]
+        world.store.settle(Settlement(f"{number}", "t", limits, 1, 10))
+    await a.until("t", limits, lambda account: account.spent == 400)
+    await until(lambda: a.store.num_reserved == 0 and max_spent(a, b) == 400)
+    steps = sorted((before, after) for w in (a, b) for _, before, after in w.observer.spends)
+    assert [before for before, _ in steps] == [0, *(after for _, after in steps[:-1])]
+    nursery.cancel_scope.cancel()
+
+
+def max_spent(*worlds: RedisWorld) -> int:
+    return sum(after - before for w in worlds for _, before, after in w.observer.spends)
+
+
+async def test_reservations_of_a_killed_server_are_given_back_once(
+    redis: RedisServer, nursery: trio.Nursery
+) -> None:
+    victim = await trio.to_thread.run_sync(start_holder, redis.url)
+    try:
+        a, b = RedisWorld(redis, "a", lease_s=1.0), RedisWorld(redis, "b", lease_s=1.0)
+        await started(nursery, a, b)
+        limits = Limits(tokens=60.0, concurrent=9)
+        account = await a.store.account("t", limits)
+        assert account.in_flight == 5
+        os.kill(victim.pid, signal.SIGKILL)
+        account = await a.until("t", limits, lambda account: account.in_flight == 0)
+        assert account.tokens == pytest.approx(60.0)
+        await a.store.reserve(Ask("next", "t", 50), limits)
+        for _ in range(3):  # nobody gives it back again
+            await trio.sleep(0.06)
+        account = await b.store.account("t", limits)
+        assert account.in_flight == 1
+        assert account.tokens < 60.0
+        nursery.cancel_scope.cancel()
+    finally:
+        victim.kill()
+        victim.communicate()
+
+
+def start_holder(url: str) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, url], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.strip() == b"reserved":
+            return process
+    raise AssertionError("it has ended")
+
+
+async def test_without_redis_each_holds_its_part_and_afterwards_they_agree(
+    own_redis: RedisServer, nursery: trio.Nursery
+) -> None:
+    a, b = RedisWorld(own_redis, "a"), RedisWorld(own_redis, "b")
+    await started(nursery, a, b)
+    limits = Limits(tokens=8.0, concurrent=100)
+    await until(lambda: part_of(a) == part_of(b) == 0.5)
+    [before] = await admitted(a, 1, limits, "before")
+    await b.store.account("t", limits)
+    own_redis.stop()
+    # Heartbeats alone find out: nothing has to be asked.
+    await until(lambda: not (a.store.is_well or b.store.is_well))
+    began_at = trio.current_time()
+    during = [await admitted(w, 9, limits, n) for w, n in ((a, "da"), (b, "db"))]
+    refilled = (trio.current_time() - began_at) * 8 / 60
+    # Of the seven that were left each has half, and whatever is refilled.
+    assert [3 <= len(ids) <= 3.5 + refilled + 1 for ids in during] == [True, True]
+    assert (a.observer.is_shared, b.observer.is_shared) == (False, False)
+    assert a.store.enforced(limits) == limits.shared_by(2)
+    # What was reserved there is settled here, and what is reserved here is settled there.
+    a.store.settle(Settlement(before, "t", limits, 1, 100))
+    for one in during[0]:
+        a.store.settle(Settlement(one, "t", limits, 1, 10))
+    own_redis.start()
+    await until(lambda: a.store.is_well and b.store.is_well)
+    for one in during[1]:
+        b.store.settle(Settlement(one, "t", limits, 1, 10))
+    used = 1 + len(during[0]) + len(during[1])
+    account = await a.until("t", limits, lambda account: account.used_tokens == used)
+    assert (account.in_flight, account.spent) == (0, 100 + 10 * (used - 1))
+    assert account.tokens <= 8 - used + (trio.current_time() - began_at + 5) * 8 / 60 + 1
+    assert (a.observer.is_shared, b.observer.is_shared) == (True, True)
+    assert [w.store.num_reserved for w in (a, b)] == [0, 0]
+    nursery.cancel_scope.cancel()
+
+
+def part_of(world: RedisWorld) -> float:
+    assert isinstance(world.store, RedisStore)
+    return 1 / world.store.num_servers
+
+
+async def test_a_server_that_starts_without_redis_begins_alone(
+    own_redis: RedisServer, nursery: trio.Nursery
+) -> None:
+    own_redis.stop()
+    world = RedisWorld(own_redis)
+    await started(nursery, world)
+    limits = Limits(requests=2.0, budget=10**9)
+    assert not world.store.is_well
+    assert len(await admitted(world, 4, limits)) == 2
+    own_redis.start()
+    await until(lambda: world.store.is_well)
+    account = await world.until("t", limits, lambda account: account.in_flight == 2)
+    assert account.requests < 2.0
+    nursery.cancel_scope.cancel()
+
+
+async def test_who_ends_in_order_leaves_nothing_behind(
+    redis: RedisServer, nursery: trio.Nursery
+) -> None:
+    limits = Limits(tokens=100.0)
+    world = RedisWorld(redis)
+    async with trio.open_nursery() as own:
+        await started(own, world)
+        await world.store.reserve(Ask("1", "t", 10), limits)
+        world.store.settle(Settlement("1", "t", limits, 7, 3))
+        own.cancel_scope.cancel()  # at once: it was not told yet
+    other = RedisWorld(redis, "b")
+    await started(nursery, other)
+    account = await other.store.account("t", limits)
+    assert (account.in_flight, account.used_tokens, account.spent) == (0, 7, 3)
+    assert redis.command("ZCARD", f"{scripts.PREFIX}servers").startswith(b":1")
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_request_that_is_cancelled_while_it_asks_reserves_nothing(
+    redis: RedisServer, nursery: trio.Nursery
+) -> None:
+    world, limits = RedisWorld(redis), Limits(concurrent=5)
+    await started(nursery, world)
+    for number in range(5):
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as asking:
+                asking.start_soon(world.store.reserve, Ask(f"{number}", "t", 0), limits)
+                await trio.lowlevel.checkpoint()
+                await trio.lowlevel.checkpoint()
+                scope.cancel()
+    await world.until("t", limits, lambda account: account.in_flight == 0)
+    assert world.store.num_reserved == 0
+    nursery.cancel_scope.cancel()
+
+
+async def with_redis(redis: RedisServer, use: Callable[[RedisCalls], Awaitable[Any]]) -> Any:  # noqa: ANN401
+    found = []
+
+    async def keep(calls: RedisCalls) -> None:
+        found.append(await use(calls))
+
+    await with_calls(unhurried(redis.url), "s", keep)
+    return found[0]
+
+
+async def test_a_batch_that_is_sent_again_is_done_once_and_says_the_same(
+    redis: RedisServer,
+) -> None:
+    change = {"kind": "settle", "id": "1", "tenant": "t", "requests": 1, "tokens": 5, "cost": 7}
+    changes = json.dumps([change | {"request_limit": -1, "token_limit": 100}])
+
+    async def apply_twice(calls: RedisCalls) -> list[str]:
+        return [await calls.call(scripts.APPLY, 1, changes) for _ in range(2)]
+
+    assert await with_redis(redis, apply_twice) == ['{"t":["0","7"]}'] * 2
+
+
+async def test_months_in_redis_are_those_of_utc(redis: RedisServer) -> None:
+    days = [datetime(2023, 12, 30, tzinfo=UTC) + timedelta(n * 13.37) for n in range(200)]
+    redis_clock = "redis.call('TIME')"
+    assert redis_clock in scripts._HEAD
+    for day in days:
+        script = scripts._HEAD.replace(redis_clock, f"{{{int(day.timestamp())}, 0}}")
+        answer = redis.command("EVAL", script + "\nreturn month()", "0", "p", "s")
+        assert answer == b"$7\r\n%b\r\n" % day.strftime("%Y-%m").encode()
+
+
+async def test_a_wrong_password_is_a_redis_that_is_away(
+    redis: RedisServer, nursery: trio.Nursery
+) -> None:
+    world = RedisWorld(redis)
+    wrong = redis.url.replace("rd%2F1", "xx")
+    store = RedisStore(unhurried(wrong), world.observer, "a")
+    await nursery.start(store.run)
+    assert not store.is_well
+    assert "xx" not in "".join(world.observer.failures)
+    nursery.cancel_scope.cancel()

@@ -1,0 +1,197 @@
+"""Bounds and deadlines of the links between server and workers, each beside its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ..errors import ConfigError
+from ..units import MIB, MILLISECONDS, SECONDS
+
+
+class KvWire(StrEnum):
+    """What KV is on its way from prefill to decode.
+
+    `int8` rounds it, by a scale per token and head: about half of bfloat16's bytes. Logits are then
+    off by up to 3 % of their spread (root mean square), and the promises of exactness do not hold:
+    an answer may depend on what the caches held and where it was computed. Both sides must agree.
+    """
+
+    EXACT = "exact"
+    INT8 = "int8"
+
+
+class MemorySharing(StrEnum):
+    """Whether decode workers read KV where prefill has put it, instead of out of a socket.
+
+    `auto`: wherever decode finds prefill's memory, which says that both see one host and belong to
+    one user; everywhere else bytes travel. `on`: only there; whoever cannot is no peer. `off`:
+    bytes travel always. Either side's word counts.
+    """
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class WireConfig:
+    """Ways to ship that are chosen, not needed."""
+
+    share_memory: MemorySharing = MemorySharing.AUTO
+    """Two to three times as fast as a socket, for half the CPU, and decided anew for each pair:
+    what decode cannot open it is sent."""
+    layer_groups: int = 1
+    """Parts into which a prefill step's layers are divided: KV of the first ones leaves while the
+    others are computed. 1: whole blocks leave after the step, which hides all shipping but the last
+    step's where prompts are computed in chunks, as on a CPU. More pay where a step computes whole
+    prompts and links are slow against it."""
+    layer_group_min_tokens: int = 512
+    """Only chunks of a prompt with at least so many tokens in a step go by layer groups: below,
+    more and smaller frames cost more than they hide."""
+
+    plaintext: bool = False
+    """KV over tcp goes unencrypted, over connections without keys; CURVE moves 0.6 to 0.8 GB/s. For
+    a trusted network: each chunk has a MAC by a key of its attempt, so nothing forged enters a
+    pool, but KV can be read on its way. Both sides of a link must agree."""
+
+    def __post_init__(self) -> None:
+        for name in ("layer_groups", "layer_group_min_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; allowed: >= 1")
+
+
+MAX_LENDERS = 256
+"""Workers of one machine, far above what its cores can use: each looks at all others before each
+of its steps."""
+
+
+def require(is_allowed: bool, name: str, value: object, allowed: str) -> None:
+    """Raise a ConfigError that names field, value and remedy unless `is_allowed`."""
+    if not is_allowed:
+        raise ConfigError(f"{name} is {value!r}; allowed: {allowed}")
+
+
+@dataclass(frozen=True, slots=True)
+class LinkConfig:
+    """Deadlines and bounds of the protocol between processes (docs/protocol.md)."""
+
+    heartbeat_interval_s: float = 0.5 * SECONDS
+    """Both ways. Three fit into `peer_timeout_s`, so one lost or late frame is no death."""
+    load_report_interval_s: float = 20 * MILLISECONDS
+    """When leases end their worker sends its load in the turn after that, but not sooner than
+    this after its last heartbeat. A cancel is promised within 100 ms and takes 40 ms at p99: this
+    leaves time to see it. A thousand ends in one turn are one report."""
+    peer_timeout_s: float = 1.5 * SECONDS
+    """Silence after which a peer counts as dead."""
+    progress_timeout_s: float = 1.5 * SECONDS
+    """A peer that answers, has work and finishes no device step for this long is wedged, and counts
+    as dead. Raise it where one step of a large model takes longer."""
+    lease_ttl_s: float = 2.0 * SECONDS
+    """A lease that its server has not renewed for this long is released. Above `peer_timeout_s`, so
+    that the server gives up first."""
+    tombstone_s: float = 30.0 * SECONDS
+    """How long an ended attempt is remembered: longer than any frame can be under way."""
+    max_tombstones: int = 100_000
+    """About 15 MiB; at the bound the oldest is forgotten first."""
+    sweep_interval_s: float = 50 * MILLISECONDS
+    """How often expired leases, deadlines and stalled clients are looked for."""
+    hello_timeout_s: float = 5.0 * SECONDS
+    """A peer that connects and does not say HELLO within this time is forgotten."""
+    kv_chunk_bytes: int = 1 * MIB
+    """Payload per KV frame, rounded down to whole blocks (at least one): 1 MiB frames moved most
+    bytes per second on tcp and ipc."""
+    kv_window_bytes: int = 16 * MIB
+    """Bytes a sender may have under way to one decode worker: 16 chunks hide the round trip."""
+    kv_ring_bytes: int = 64 * MIB
+    """Host memory for KV that is computed but not yet acknowledged; full means prefill stops
+    taking work."""
+    kv_stall_s: float = 2.0 * SECONDS
+    """A transfer that gains no credit for this long has lost its receiver."""
+    kv_retry_s: float = 1.0 * SECONDS
+    """A chunk or manifest that is unanswered for this long is sent again: half of `kv_stall_s`, so
+    that one lost frame does not end a transfer. Far above a round trip, so that a slow receiver is
+    not sent everything twice."""
+    kv_idle_s: float = 60.0 * SECONDS
+    """A kv link that carried nothing for this long is closed; the next transfer dials again."""
+    max_chunk_resends: int = 2
+    """A chunk whose digest is wrong more often ends the attempt: the path is broken."""
+    max_peers: int = 1024
+    """Processes that one worker knows at once; at the bound a new HELLO is answered by GOODBYE."""
+    max_operators: int = 16
+    """Commands that watch one worker at once: people and supervisors, each for one drain."""
+    control_hwm: int = 10_000
+    """Frames per control pipe; a peer at this mark is busy and counts as failing. Frames are small
+    (a TOKENS frame of 256 rows is 12 KiB)."""
+    kv_hwm: int = 256
+    """Frames per KV pipe; the byte window is reached first, this is the second fence."""
+    dead_host_s: float = 3.0 * SECONDS
+    """A TCP connection whose other host answers nothing for so long is closed by the kernel, which
+    gives back what it holds. Who is dead the protocol's heartbeats have said before."""
+    farewell_s: float = 2.0 * SECONDS
+    """A worker that leaves waits this long for its servers to have heard it, which takes a busy
+    machine a while; one that does not answer finds out by silence, as with a worker that died.
+    Below what a supervisor waits before it kills."""
+    handshake_s: float = 5.0 * SECONDS
+    """A connection with a longer handshake is closed: a stranger cannot hold one for nothing.
+    The two round trips take milliseconds."""
+    redial_s: float = 2.0 * SECONDS
+    """A HELLO without an answer for this long is said again over a new connection: the old one may
+    lead nowhere, although its peer lives. Four heartbeats, so that a busy worker is not redialled;
+    doubled each time, up to `max_redial_s`."""
+    max_redial_s: float = 8.0 * SECONDS
+    """After its keys or workers have been mended a fleet is whole again within this time."""
+    linger_s: float = 200 * MILLISECONDS
+    """A closed link may still hand what was sent to the kernel for this long, so that last words
+    (ENDED, GOODBYE) arrive; a peer that reads nothing holds up the end of a process no longer."""
+    max_control_frame_bytes: int = 16 * MIB
+    """The largest control frame is a PREFILL of a 1M-token prompt: 4 MiB of ids and some."""
+    max_kv_frame_bytes: int = 64 * MIB
+    """One block of a very large model still fits."""
+    wire: WireConfig = field(default_factory=WireConfig)
+    """How KV travels."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.heartbeat_interval_s > 0, "heartbeat_interval_s", self.heartbeat_interval_s, "> 0"
+        )
+        require(
+            0 < self.load_report_interval_s <= self.heartbeat_interval_s,
+            "load_report_interval_s",
+            self.load_report_interval_s,
+            f"> 0 and <= heartbeat_interval_s ({self.heartbeat_interval_s})",
+        )
+        require(
+            self.peer_timeout_s > 2 * self.heartbeat_interval_s,
+            "peer_timeout_s",
+            self.peer_timeout_s,
+            f"> 2 x heartbeat_interval_s ({2 * self.heartbeat_interval_s})",
+        )
+        require(
+            0 < self.kv_retry_s < self.kv_stall_s,
+            "kv_retry_s",
+            self.kv_retry_s,
+            f"> 0 and < kv_stall_s ({self.kv_stall_s})",
+        )
+        require(
+            self.lease_ttl_s > self.peer_timeout_s,
+            "lease_ttl_s",
+            self.lease_ttl_s,
+            f"> peer_timeout_s ({self.peer_timeout_s})",
+        )
+        require(
+            0 < self.redial_s <= self.max_redial_s,
+            "redial_s",
+            self.redial_s,
+            f"> 0 and <= max_redial_s ({self.max_redial_s})",
+        )
+        require(self.handshake_s > 0, "handshake_s", self.handshake_s, "> 0")
+        require(self.dead_host_s >= 1.0, "dead_host_s", self.dead_host_s, ">= 1")
+        require(self.kv_chunk_bytes >= 1, "kv_chunk_bytes", self.kv_chunk_bytes, ">= 1")
+        require(self.kv_window_bytes >= 1, "kv_window_bytes", self.kv_window_bytes, ">= 1")
+        require(
+            self.kv_ring_bytes >= self.kv_chunk_bytes,
+            "kv_ring_bytes",
+            self.kv_ring_bytes,
+            f">= kv_chunk_bytes ({self.kv_chunk_bytes})",
+        )

@@ -1,0 +1,529 @@
+"""Settings of the server: what it serves, connections, streams, kept answers; with reasons."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import StrEnum
+from ipaddress import ip_network
+from typing import Final
+
+from ..errors import ConfigError
+from ..loopback import is_loopback
+from ..units import KIB, MIB, MILLISECONDS, SECONDS
+from .link import LinkConfig, require
+from .scheduling import (
+    EmbeddingLimits,
+    OverloadConfig,
+    QueueConfig,
+    QuotaConfig,
+    RecoveryConfig,
+    RoutingConfig,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SiblingConfig:
+    """One server among several that share a port.
+
+    The kernel gives each new connection to one of them; what is asked of all of them, such as the
+    metrics, the one that was asked puts together.
+    """
+
+    name: str
+    """Its own, unique among them."""
+    own_fd: int
+    """A bound Unix socket by which this very server is reached, as `listen_fd` held by whoever
+    started it."""
+    paths: tuple[tuple[str, str], ...]
+    """Name and path of the own socket of each, this one among them."""
+    ask_timeout_s: float = 3.0 * SECONDS
+    """For an answer of another one, which comes from memory, or is an audit: above
+    `audit_timeout_s`. One that is being restarted is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarConfig:
+    """Bounds on grammars that clients send, checked before a request is queued."""
+
+    max_bytes: int = 16 * KIB
+    """Of one schema, expression or grammar: what people write is far smaller."""
+    max_depth: int = 32
+    """Of nested brackets: compilers recurse."""
+    cpu_s: float = 50 * MILLISECONDS
+    """For compiling, in a process that is ended then, whatever it does. Real schemas take 1 to
+    5 ms; in a worker a grammar is compiled beside running streams. Where these have every core,
+    it gets a part of one, and takes as much longer by the clock."""
+    walk_tokens: int = 32
+    """Tokens of each walk through a compiled grammar: an ambiguous one passes every bound at its
+    first token and exceeds them at some tenth one. What a walk does not reach, a worker bounds."""
+    walk_cpu_s: float = 20 * MILLISECONDS
+    """For all walks through one grammar; they stop there without a verdict. 0.1 ms per mask with a
+    small vocabulary: a real schema's walks end before."""
+    walk_mask_cpu_s: float = 30 * MILLISECONDS
+    """For one mask of a walk; one that takes longer is too costly. Real ones take up to 6 ms with
+    a vocabulary of 65,000 tokens (an object of 200 optional properties)."""
+    memory_bytes: int = 512 * MIB
+    """That compiling may take on top of what the process has."""
+    wait_s: float = 5.0 * SECONDS
+    """For a turn and for the result: grammars are compiled one at a time. Beyond it the request is
+    refused as overload, and a process that does not answer is ended."""
+    max_waiting: int = 1024
+    """Grammars that may wait for their turn, of all tenants: full lines of sixteen of them."""
+    max_waiting_each: int = 64
+    """Of one tenant, or of one client address where there are no tenants: at 5 ms each a third of a
+    second, and the costliest that there are 3 s. The next one gets a 429. Requests of one tenant
+    that bring the same grammar at once are one."""
+    max_remembered: int = 1024
+    """Verdicts that are kept: clients send the same grammar again and again."""
+
+    @property
+    def turns(self) -> TurnsConfig:
+        """Bounds of the lines."""
+        return TurnsConfig(self.max_waiting, self.max_waiting_each)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnsConfig:
+    """Lines for the threads that parse, render and tokenise: one line for each tenant, or for each
+    client address where there are no tenants (server/text/threads.py)."""
+
+    max_waiting: int = 4096
+    """Jobs that wait in all lines: as many as there may be connections."""
+    max_waiting_each: int = 1024
+    """Jobs of one tenant or address that wait: as many requests as one class may have queued. The
+    next one gets a 429, and jobs of others do not notice."""
+    recent_s: float = 10.0 * SECONDS
+    """So long after the last job of any other key a key leaves one thread free: a running job
+    cannot be interrupted, and the largest conversations take 0.1 s. With one key alone all threads
+    are used."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_waiting", "max_waiting_each"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; allowed: >= 1")
+        if self.recent_s < 0:
+            raise ConfigError(f"recent_s is {self.recent_s}; allowed: >= 0")
+
+
+@dataclass(frozen=True, slots=True)
+class DoorConfig:
+    """What is decided on a request before its body is read (server/api/door.py)."""
+
+    max_body_bytes: int = 256 * MIB
+    """Of all bodies that are being received, or wait to be parsed and tokenised: a sixteenth of a
+    machine with 4 GiB. Beyond it a large body gets a 503 before it is read."""
+    max_body_bytes_each: int = 64 * MIB
+    """Of one tenant, or of one address where there are no tenants: four bodies of the largest size,
+    and a quarter of `max_body_bytes`, so that four have to come together to fill it. Beyond it a
+    large body gets a 429 before it is read."""
+    small_body_bytes: int = 64 * KIB
+    """Bodies up to here are counted and never refused, so that large ones keep no ordinary question
+    out. As many as there may be connections hold 256 MiB."""
+    body_retry_s: float = 1.0 * SECONDS
+    """When to come again with a body for which there is no room: most arrive within a second."""
+    refusals_per_s: float = 20.0
+    """Requests of one tenant or address that are refused at the door at once, and in each second.
+    More of them wait for their answer: a client that comes again the moment it is refused would
+    take the event loop's time from others, at a millisecond a refusal."""
+    max_refusal_wait_s: float = 2.0 * SECONDS
+    """The longest that a refusal waits. Clients that heed `retry-after` wait that long anyway."""
+    refusals_logged_per_s: float = 10.0
+    """Log lines about refused requests, at once and in each second, by the application and by the
+    edge each: enough to see what a misconfigured client does, and 20 MB in an hour of attack."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_body_bytes", "max_body_bytes_each", "small_body_bytes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; allowed: >= 1")
+        for name in ("body_retry_s", "refusals_per_s", "refusals_logged_per_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; allowed: > 0")
+        if self.max_refusal_wait_s < 0:
+            raise ConfigError(f"max_refusal_wait_s is {self.max_refusal_wait_s}; allowed: >= 0")
+
+
+@dataclass(frozen=True, slots=True)
+class TenantsConfig:
+    """The file of tenants."""
+
+    file: str | None = None
+    """None where there are no tenants: then whoever reaches the port is let in."""
+    poll_s: float = 1.0 * SECONDS
+    """How often somebody looks whether it has changed; a change counts when it has stood for one
+    more look, because an editor may be halfway through it. So a key is shut out within 2 s."""
+    max_bytes: int = 8 * MIB
+    """Of the file: some 20 times what the largest number of tenants takes. Parsing it takes
+    seconds of a thread."""
+    quotas: QuotaConfig = field(default_factory=QuotaConfig)
+    """Who keeps the account of what they use."""
+
+
+BACKGROUND_WINDOW: Final = 4
+"""Tokens that a line may run ahead: so soon it stands still when an interactive request comes."""
+
+
+BACKGROUND_HOLD_S: Final = 0.5 * SECONDS
+"""For which it stands still at most: it holds a row and blocks, which may be what the interactive
+request waits for. Under a flood a line so goes on by a window in each of these, and one that has
+not begun joins the queue after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchConfig:
+    """Files and batches."""
+
+    directory: str | None = None
+    """Where the database is; None for none: files and batches are then not served. Off by default,
+    because what outlives a process shall be where its operator wants it."""
+    max_total_bytes: int = 1024 * MIB
+    """Of all files, results included. Beyond it nothing more is taken; a batch under way ends its
+    lines with errors."""
+    max_files: int = 1000
+    """That are kept at once."""
+    max_open_batches: int = 100
+    """That have not ended."""
+    owner_share: float = 0.25
+    """Of each of the three: the most that one tenant may have, so that none of a few shuts all
+    others out. Without tenants there is nobody to share with."""
+    max_lines: int = 50_000
+    """Of one batch: as many as the API's own."""
+    concurrency: int = 4
+    """Lines at once. More would fill rows that interactive requests want, and a line that is held
+    back holds its blocks."""
+    lease_s: float = 5.0 * SECONDS
+    """Of several servers one runs batches; when nothing is heard of it for this long, another
+    does. It says so every third of that: whoever stands still for longer computes lines again."""
+    poll_s: float = 0.5 * SECONDS
+    """How often somebody looks for work where nothing happens."""
+    max_line_attempts: int = 8
+    """For answers that say "later" (503, 504). A fleet that restarts takes seconds."""
+    limited_retry_s: float = 60.0 * SECONDS
+    """When lines of a tenant are tried again that has met a limit of which nobody knows when it
+    will not be met any more, such as its budget."""
+    paused_s: float = 5.0 * SECONDS
+    """For which a line that has not begun stays in the queue while batches are paused. It holds
+    part of its tenant's limits there, of which the tenant's own requests may be in want; a
+    brownout that ends sooner costs it nothing."""
+    retry_s: float = 1.0 * SECONDS
+    """Before the second attempt; doubled for each further one."""
+    min_free_bytes: int = 64 * MIB
+    """On the disk with the database: below it no line begins. The lines under way and the renewals
+    of the lease have room to be written then, and other writers of that disk some time."""
+    max_held_retry_s: float = 5.0 * SECONDS
+    """How often at least it is tried to write an answer that the database has refused, from
+    `retry_s` on. Until then it is held in memory, with the place of its line, so that never more
+    than `concurrency` are."""
+
+    def most_of(self, owner: str, most: int) -> int:
+        """Return what one owner may have of a bound."""
+        return max(1, int(most * self.owner_share)) if owner else most
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1:
+            raise ConfigError(f"batch concurrency is {self.concurrency}; allowed: >= 1")
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeConfig:
+    """Bounds of what a client may come back to."""
+
+    ttl_s: float = 600 * SECONDS
+    """How long a finished answer is kept: longer than the official clients go on retrying."""
+    grace_s: float = 30 * SECONDS
+    """How long an answer goes on that nobody reads: a client that changes networks or restarts is
+    back by then. It holds a row and KV meanwhile, so not for longer."""
+    away_grace_s: float = 5 * SECONDS
+    """The same where the client closed the connection because it goes away (1001), as browsers do:
+    a page that is loaded again is back within a second, and a closed tab should hold nothing."""
+    buffer_bytes: int = 1 * MIB
+    """Of one answer. Beyond, its beginning is forgotten, as far as somebody has read it: 4,000
+    chunks of a token each."""
+    ahead_bytes: int = 64 * KIB
+    """How far an answer runs ahead of whoever reads it fastest; then the tokens wait where they do
+    for every client, and so does their credit."""
+    max_live: int = 64
+    """Answers under way at once; the next is refused with 503."""
+    owner_share: float = 0.25
+    """Of these: the most that one tenant may have."""
+    max_kept: int = 4096
+    """Answers in all; beyond it the oldest finished one of the tenant with the most gives way."""
+    max_kept_bytes: int = 64 * MIB
+    """Of all finished ones together; beyond it the oldest of the tenant with the most bytes."""
+    sweep_s: float = 1 * SECONDS
+    """How often it is looked whether a time is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseCacheConfig:
+    """Bounds of the response cache."""
+
+    max_bytes: int = 0
+    """Of all answers of one server, tenants' shares of it as in their prefix caches; 0 keeps none,
+    because an operator has to want that answers stay in memory after their clients have gone."""
+    ttl_s: float = 300 * SECONDS
+    """An answer is the same for ever; this is how long somebody's words may be found in memory."""
+    max_answer_bytes: int = 256 * KIB
+    """A longer one is not kept: some 7,000 tokens that come one by one, or 400 with 20
+    alternatives each. Nor is one of more than an eighth of all."""
+
+    @property
+    def most_answer_bytes(self) -> int:
+        """Bytes of the largest answer that is kept."""
+        return min(self.max_answer_bytes, self.max_bytes // 8)
+
+
+class ReasoningParser(StrEnum):
+    """How a model writes its reasoning."""
+
+    AUTO = "auto"  # as the tokenizer's markers say
+    NONE = "none"  # all is text
+    QWEN3 = "qwen3"  # <think>…</think>, opened by the prompt or by the completion's first token
+    DEEPSEEK_R1 = "deepseek_r1"  # the same; a completion begins within it, whatever the prompt says
+    HARMONY = "harmony"  # channels of gpt-oss
+
+
+class ToolParser(StrEnum):
+    """How a model writes calls of tools."""
+
+    AUTO = "auto"  # as its chat template says, or its tokens
+    HERMES = "hermes"  # JSON between <tool_call> tags: Hermes, Qwen and many others
+    LLAMA = "llama"  # bare JSON: Llama 3
+    MISTRAL = "mistral"  # JSON behind [TOOL_CALLS]
+    QWEN3_CODER = "qwen3_coder"  # tags for each parameter
+    PYTHONIC = "pythonic"  # [f(a=1)]: Llama 3.2 and 4
+    HARMONY = "harmony"  # messages on channels: gpt-oss
+    GRANITE = "granite"  # a JSON list behind <|tool_call|>
+    PHI = "phi"  # the same with a closing token: Phi-4-mini
+
+
+DAY_S = 86_400.0 * SECONDS
+
+
+def _require_network(network: str) -> None:
+    try:
+        ip_network(network)
+    except ValueError as error:
+        allowed = "networks such as 10.0.0.0/8 or fd00::/8, separated by commas"
+        raise ConfigError(
+            f"trusted_proxies holds {network!r}: {error}; allowed: {allowed}"
+        ) from None
+
+
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@A-Z]+")
+
+
+_DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}
+
+
+ANY_ORIGIN: Final = "*"
+"""Stands for the pages of every origin."""
+
+
+def _require_origin(origin: str) -> None:
+    scheme, _, place = origin.partition("://")
+    is_usual = not place.endswith(_DEFAULT_PORTS.get(scheme, "/"))
+    require(
+        origin == ANY_ORIGIN or (_ORIGIN.fullmatch(origin) is not None and is_usual),
+        "allow_origins holds a value that",
+        origin,
+        "* or SCHEME://HOST[:PORT] as browsers send it: lower case, no path, no default port",
+    )
+
+
+ANY_MODEL: Final = "*"
+"""An alias that stands for every name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The front process."""
+
+    model_dir: str
+    model_name: str
+    prefill_addresses: tuple[str, ...]
+    decode_addresses: tuple[str, ...]
+    model_aliases: tuple[str, ...] = ()
+    """Other names that requests may use for the model; ANY_MODEL accepts every name. Tools with a
+    fixed name work unchanged then."""
+    strict_requests: bool = False
+    """Whether a parameter that is not known is refused. Otherwise it is ignored and named in the
+    answer's `x-triolet-ignored`: clients of other servers send their extensions."""
+    tool_parser: ToolParser = ToolParser.AUTO
+    """How calls of tools are told from text. Told by the model's chat template unless it is named,
+    for a template that says nothing of calls, or names tokens of another family."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    link: LinkConfig = field(default_factory=LinkConfig)
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
+    routing: RoutingConfig = field(default_factory=RoutingConfig)
+    overload: OverloadConfig = field(default_factory=OverloadConfig)
+    queue: QueueConfig = field(default_factory=QueueConfig)
+    turns: TurnsConfig = field(default_factory=TurnsConfig)
+    door: DoorConfig = field(default_factory=DoorConfig)
+    resume: ResumeConfig = field(default_factory=ResumeConfig)
+    response_cache: ResponseCacheConfig = field(default_factory=ResponseCacheConfig)
+    embedding: EmbeddingLimits = field(default_factory=EmbeddingLimits)
+    batches: BatchConfig = field(default_factory=BatchConfig)
+    grammar: GrammarConfig = field(default_factory=GrammarConfig)
+    curve_dir: str | None = None
+    token_window: int = 64
+    """Tokens a stream may run ahead of what its client has read (back-pressure, window 2)."""
+    stall_timeout_s: float = 10.0 * SECONDS
+    """A client that reads nothing for this long while tokens wait loses its stream."""
+    keep_alive_s: float = 10.0 * SECONDS
+    """SSE comment interval, from the moment a request is queued; below every proxy's idle limit."""
+    default_deadline_s: float = 600.0 * SECONDS
+    """A request that names no deadline ends here: nothing may live for ever."""
+    max_queued_requests: int = 1024
+    """Requests of a class and those above it that wait for a worker: a flood of lower classes fills
+    none of it. Where it is full, a tenant still has a place while it has less than its part by
+    weight. About 8 KiB each plus their prompt."""
+    worker_wait_s: float = 30.0 * SECONDS
+    """How long requests are kept while no worker of a role is there: a restart with loading of the
+    model. Beyond, they are refused with 503."""
+    max_attempts: int = 3
+    """One try and two retries that get a request nowhere. Whoever gets 16 tokens on between two
+    faults begins to count anew: the death of a worker shall cost a pause, not an answer."""
+    max_connections: int = 4096
+    """Client connections; where all are busy the next gets a 503 and is closed. Below the usual fd
+    limit of 8192."""
+    max_connections_per_address: int | None = None
+    """Of one client address, of IPv6 one /64; None for half of `max_connections`. So no address
+    holds all places, and a load test from one machine has two thousand. Beyond it an address's own
+    idle connections give way. Peers in `trusted_proxies` are counted in the total only."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Networks (CIDR) of proxies that may name the client that they ask for, by PROXY protocol v2,
+    `Forwarded` or `X-Forwarded-For`. None by default: any client could claim any address."""
+    allow_origins: tuple[str, ...] = ()
+    """Origins whose pages may use the API from a browser (CORS); ANY_ORIGIN is every one. None by
+    default: without keys any page that the user opens could ask. The chat page needs none."""
+    preflight_max_age_s: int = 7200
+    """How long a browser may keep the answer to a preflight; the longest that Chromium takes. What
+    it permits is checked with every request all the same."""
+    requests_per_turn: int = 2
+    """Requests that begin in one turn of the event loop; the others wait for the next turns. One
+    that is read and refused at once costs up to 5 ms, and a probe of liveness takes ten turns: so
+    it is answered within 100 ms in any crowd. A refused small request costs less processor time
+    than without the bound (1.41 ms for 1.66, 40 connections)."""
+    listen_backlog: int = 1024
+    """Connections the kernel holds during a burst; hypercorn's default of 100 drops some."""
+    max_body_bytes: int = 16 * MIB
+    max_header_bytes: int = 16 * 1024
+    max_header_fields: int = 64
+    header_timeout_s: float = 10.0 * SECONDS
+    """Request line and headers must be in by then."""
+    body_timeout_s: float = 60.0 * SECONDS
+    body_grace_s: float = 10.0 * SECONDS
+    """A body may take this long whatever its size; beyond, `body_min_bytes_per_s` counts."""
+    body_min_bytes_per_s: float = 1024.0
+    """No honest client on any network is slower; what is slower holds a connection for nothing."""
+    send_buffer_bytes: int = 128 * KIB
+    """What the kernel may hold for one client that does not read: with the token window it bounds
+    how far an answer runs ahead of its reader."""
+    allow_remote_clients: bool = False
+    """Without tenants whoever reaches the port may use it. Binding to anything but loopback has to
+    be meant."""
+    tenants: TenantsConfig = field(default_factory=TenantsConfig)
+    max_choices: int = 8
+    """`n`: answers to one prompt."""
+    max_prompts: int = 32
+    """Prompts in one request for completions; with `max_choices` at most 256 sequences."""
+    reasoning_parser: ReasoningParser = ReasoningParser.AUTO
+    """How the model's reasoning is told from its answer. Found by the tokenizer's markers unless it
+    is named: `none` shows all as text."""
+    metrics_compat: str = "vllm"
+    """Whose names the metrics also go by, so that existing dashboards work; `none` for nobody's."""
+    idle_connection_s: float = 75.0 * SECONDS
+    """Keep-alive; longer than the 60 s idle time of common load balancers, so that they close
+    first and no request meets a closing socket."""
+    tcp_user_timeout_s: float = 11.0 * SECONDS
+    """The kernel drops a peer that acknowledges nothing, or leaves its window shut, for this long,
+    but not before `stall_timeout_s` has ended its streams, by whose clock it is known why."""
+    tokenize_threads: int = 2
+    tokenize_timeout_s: float = 10.0 * SECONDS
+    """Template and tokenizer run in threads: this bounds how long a request waits for them."""
+    ws_ping_s: float = 15.0 * SECONDS
+    ws_pong_timeout_s: float = 30.0 * SECONDS
+    ws_max_message_bytes: int = 1 * MIB
+    ws_max_messages_per_s: float = 50.0
+    """A chat sends one message a turn; more is a flood."""
+    ws_max_frames_per_s: float = 500.0
+    """Fragments and pings count too: a message in one-byte pieces costs more than its size."""
+    ws_max_streams: int = 8
+    """Answers at once on one WebSocket."""
+    ws_max_queued: int = 32
+    """Questions that wait on one WebSocket behind the answers under way."""
+    ws_outbox_bytes: int = 64 * KIB
+    """Frames that wait for a WebSocket's writer; at the bound the answers wait, and with them the
+    tokens' credit. Bytes, because a token with 20 alternatives takes 2 KiB; at half of what the
+    kernel holds, a client that reads is never kept waiting by it."""
+    recent_s: float = 30.0 * SECONDS
+    """Over which `/fleet/status` tells rates and latencies: a dashboard that was just opened shows
+    them at once."""
+    sample_s: float = 2.0 * SECONDS
+    """How often the counters are kept for that: sixteen copies of two histograms."""
+    audit_timeout_s: float = 1.0 * SECONDS
+    """An audit waits for its workers this long. A live one answers between two frames; below
+    `peer_timeout_s`, so that a worker which is listed as silent is not simply dead."""
+    max_audits: int = 8
+    """Audits at once; each asks every worker."""
+    drain_timeout_s: float = 30.0 * SECONDS
+    """After SIGTERM running streams may finish for this long, then each gets a terminal event."""
+    listen_fd: int | None = None
+    """A bound socket that whoever started this process holds too: it outlives the process, so that
+    a successor can accept on it before this one has ended."""
+    siblings: SiblingConfig | None = None
+    """Other servers on the same port; None where this is the only one."""
+    handover_s: float = 1.0 * SECONDS
+    """After a successor has taken over the port, requests on connections that are open already are
+    still answered for this long: a client in full swing learns with its next answer that it should
+    connect anew."""
+    spare_addresses: tuple[str, ...] = ()
+    """Those of the workers' addresses where usually nobody is: a worker is there only while another
+    one is replaced."""
+    exit_grace_s: float = 5.0 * SECONDS
+    """After the drain the process leaves within this time, whatever a socket does."""
+
+    @property
+    def address_connections(self) -> int:
+        """Connections that one client address may have."""
+        return self.max_connections_per_address or max(1, self.max_connections // 2)
+
+    def serves(self, name: str) -> bool:
+        """Return whether requests may call the model by this name."""
+        return name in (self.model_name, *self.model_aliases) or ANY_MODEL in self.model_aliases
+
+    def __post_init__(self) -> None:
+        require(self.token_window >= 1, "token_window", self.token_window, ">= 1")
+        require(self.requests_per_turn >= 1, "requests_per_turn", self.requests_per_turn, ">= 1")
+        require(self.stall_timeout_s > 0, "stall_timeout_s", self.stall_timeout_s, "> 0")
+        require(
+            0 <= self.drain_timeout_s <= DAY_S,
+            "drain_timeout_s",
+            self.drain_timeout_s,
+            f">= 0 and <= {DAY_S:.0f}, a day: the timer that ends the process takes no infinity",
+        )
+        sample_s, most = self.sample_s, f"> 0 and <= recent_s ({self.recent_s})"
+        require(0 < sample_s <= self.recent_s, "sample_s", sample_s, most)
+        per_address = self.max_connections_per_address
+        require(
+            per_address is None or per_address >= 1,
+            "max_connections_per_address",
+            per_address,
+            ">= 1",
+        )
+        for network in self.trusted_proxies:
+            _require_network(network)
+        for origin in self.allow_origins:
+            _require_origin(origin)
+        max_age_s = self.preflight_max_age_s
+        require(max_age_s >= 0, "preflight_max_age_s", max_age_s, ">= 0")
+        compat = self.metrics_compat
+        require(compat in {"vllm", "none"}, "metrics_compat", compat, "vllm, none")
+        if not (self.allow_remote_clients or self.tenants.file or is_loopback(self.host)):
+            raise ConfigError(
+                f"host is {self.host!r}, which other machines can reach, and whoever does "
+                "could use this server: give --tenants FILE, or bind 127.0.0.1 (and put a proxy "
+                "with authentication in front), or give --allow-remote-clients"
+            )

@@ -1,0 +1,325 @@
+"""Settings of the workers: engine, device, KV pool, speculation, each beside its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from ..errors import ConfigError
+from ..units import MIB, MILLISECONDS, SECONDS
+from .link import MAX_LENDERS, KvWire, LinkConfig, require
+
+
+@dataclass(frozen=True, slots=True)
+class GpuConfig:
+    """How a worker uses its GPU."""
+
+    cuda_graphs: bool = True
+    """Capture decode steps once for each size of batch and replay them; `triton` and `flash` only.
+    Off, every kernel is launched by itself: slower, and easier to look into."""
+    fixed_batch: bool = False
+    """Pad every decode step to `max_num_seqs` rows. Matrix products choose their kernel by the
+    number of rows, so that a token's last bits may depend on how many others are in the step; with
+    one number they cannot. Costs what the padding costs."""
+    pinned_bytes: int = 32 * MIB
+    """Host memory through which KV enters the pool: two windows (`kv_window_bytes`) of chunks whose
+    copies may be under way. What leaves goes straight into a prefill worker's ring."""
+
+    def __post_init__(self) -> None:
+        if self.pinned_bytes < 1:
+            raise ConfigError(f"pinned_bytes is {self.pinned_bytes!r}; allowed: >= 1")
+
+
+NO_GUESSES: Final = "off"
+
+
+LOOKUP: Final = "lookup"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationConfig:
+    """Where decode gets guesses of coming tokens from, and how many it makes.
+
+    A guess is computed in the same step as the token before it, and kept if it is the token that
+    would have been chosen anyway. So answers are the same with and without; only speed differs.
+    """
+
+    source: str = NO_GUESSES
+    """`off`; `lookup`, what followed the last tokens where they occurred before; or the directory
+    of a draft model with the same vocabulary. Off by default: guesses that fail cost time."""
+    max_guesses: int = 8
+    """Of one sequence in one step, which then takes up to a fifth longer. A sequence is given so
+    many only while all of them hold."""
+    max_step_tokens: int = 16
+    """Rows and guesses of a step together, or rows and further tokens of replays, guesses or not.
+    On a CPU a step of 8 rows took 1.0 to 1.2 times as long as one of a single row, 16 rows 1.2 to 2
+    times, 32 rows 2.8 to 3.7 times: up to here it is bound by reading weights. A step with as many
+    sequences carries no guesses."""
+    min_ngram: int = 2
+    """Lookup: so many last tokens must have occurred before. One alone occurs everywhere."""
+    max_ngram: int = 8
+    """Lookup: of several places, that with the longest common past is taken; a longer one than
+    this says no more."""
+    max_lookback_tokens: int = 16_384
+    """Lookup: older tokens are not looked at, so that a search takes a tenth of a millisecond at
+    most where nothing is found."""
+    min_acceptance: float = 0.2
+    """Share of the guesses of a sequence, as a moving average, below which guessing does not pay
+    for it."""
+    pause_rows: int = 16
+    """How many rows a sequence then goes without guesses, before it tries a single one again."""
+    max_pause_rows: int = 256
+    """The pause doubles with each trial that fails, up to this."""
+    draft_pool_bytes: int = 128 * MIB
+    """KV pool of the draft model, whose tokens are a fraction of the model's. A sequence that does
+    not fit goes without guesses."""
+    draft_chunk_tokens: int = 64
+    """Prompt tokens that the draft model computes before one step: everybody's next token waits
+    for them."""
+
+    def __post_init__(self) -> None:
+        for name, value, least, most in (
+            ("max_guesses", self.max_guesses, 1, 64),
+            ("max_step_tokens", self.max_step_tokens, 2, 4096),
+            ("min_ngram", self.min_ngram, 1, self.max_ngram),
+            ("pause_rows", self.pause_rows, 1, self.max_pause_rows),
+            ("draft_chunk_tokens", self.draft_chunk_tokens, 1, 65_536),
+        ):
+            if not least <= value <= most:
+                raise ConfigError(f"{name} is {value}; allowed: {least}…{most}")
+
+    @property
+    def draft_dir(self) -> str | None:
+        """The directory of the draft model, if that is where guesses come from."""
+        return None if self.source in (NO_GUESSES, LOOKUP) else self.source
+
+
+OFF: Final = SpeculationConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class LendingConfig:
+    """One worker among several that have shared out the cores of a machine evenly.
+
+    Who has nothing to compute leaves its cores to the others, for a step at a time.
+    """
+
+    path: str
+    """A file in which they tell one another by locks, so that nothing is left of who died."""
+    place: int
+    """Its own, from 0."""
+    places: int
+    """How many there are."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.place < self.places <= MAX_LENDERS:
+            raise ConfigError(
+                f"lending is place {self.place} of {self.places}; allowed: 0 to one less than "
+                f"their number, which is at most {MAX_LENDERS}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingConfig:
+    """Dynamic batching of inputs on a prefill worker."""
+
+    max_batch_tokens: int = 4096
+    """Tokens of one batch; a step's own budget counts too. 1 computes inputs one by one."""
+    max_wait_s: float = 3 * MILLISECONDS
+    """How long an idle worker waits for company for an input: concurrent clients' next requests
+    come within about so much after the answers to their last. A full batch waits for nobody."""
+
+    def __post_init__(self) -> None:
+        if self.max_batch_tokens < 1:
+            raise ConfigError(f"max_batch_tokens is {self.max_batch_tokens}; allowed: >= 1")
+        if not 0 <= self.max_wait_s <= 1.0:
+            raise ConfigError(f"embedding max_wait_s is {self.max_wait_s}; allowed: 0…1")
+
+
+@dataclass(frozen=True, slots=True)
+class MaskConfig:
+    """Bounds on what a worker spends to follow grammars. Times are of the processor, so that a busy
+    machine ends no completion; only `*_wait_s` are by the clock."""
+
+    compile_cpu_s: float = 200 * MILLISECONDS
+    """For compiling one grammar: four times what the check before the queue allows, for a worker
+    may have a slower core. Beyond it the grammar is too costly."""
+    step_wait_share: float = 0.5
+    """A step waits for masks that are still missing for at most this share of its own computing:
+    rows without a grammar have gaps of at most 1.5 steps. A row with a late mask computes its
+    token again with the next step."""
+    least_wait_s: float = 2 * MILLISECONDS
+    """The same, at least: a mask takes some 0.1 ms, but its thread has to wake."""
+    alone_wait_s: float = 20 * MILLISECONDS
+    """The same, for a step of one sequence alone or of slow ones: only what comes meanwhile, a
+    cancel or a new prompt, waits for it."""
+    launched_wait_s: float = 10 * MILLISECONDS
+    """The same for steps that are launched and not timed: about a step of a GPU."""
+    slow_mask_cpu_s: float = 2 * MILLISECONDS
+    """A sequence with a mask that took longer has its next ones computed in the slow thread, where
+    it delays its like alone, and steps with other rows do not wait for it at all."""
+    slow_niceness: int = 5
+    """Of the slow thread: that of the device's (`EngineConfig.niceness`). No more, for it holds the
+    interpreter's lock at times, and the device waits for the thread that holds that."""
+    straggler_niceness: int = 10
+    """Of a thread that only ends a mask of an ended sequence."""
+    mask_cpu_s: float = 100 * MILLISECONDS
+    """For one mask; beyond it the sequence ends, without waiting for the mask. The library's bounds
+    are looked at between two rows of a parse, and one row may take long."""
+    burst_cpu_s: float = 500 * MILLISECONDS
+    """For all masks of a sequence, on top of `token_cpu_s` per token."""
+    token_cpu_s: float = 4 * MILLISECONDS
+    """For all masks of a sequence, per token of its completion; real ones take 0.1 ms, and 3 ms in
+    the worst place of the widest objects."""
+    replay_cpu_s: float = 10 * MILLISECONDS
+    """Of one turn in which tokens that the client has already are followed; the rest comes in the
+    sequence's next turns, so that others get theirs between."""
+    max_stragglers: int = 4
+    """Threads that may be left to end masks of ended sequences: a mask cannot be broken
+    off. With so many, a thread that hangs is not replaced before one of them ends."""
+
+
+MAX_NUM_SEQS: Final = 4096
+"""A step's tokens travel in one frame per server, which has at most this many rows."""
+
+
+MAX_AUDIT_LEASES: Final = 4096
+"""Leases that a worker lists when it is audited, the oldest first: a megabyte, and a leaked one is
+always among them. It says how many there are in all."""
+
+
+class Dtype(StrEnum):
+    """What weights, activations and KV are computed and stored in."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class WeightFormat(StrEnum):
+    """What weights are kept in."""
+
+    DTYPE = "dtype"
+    INT8 = "int8"
+
+
+AUTO_BACKEND: Final = "auto"
+"""The name of no backend, but of whichever is best here."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What a worker computes with."""
+
+    dtype: Dtype | None = None
+    """None takes float32 on a CPU, where it is exact and costs memory alone, and on a GPU the
+    checkpoint's own, because products in float32 do without tensor cores; float16 becomes
+    bfloat16. Quantised weights (of a GGUF file) are computed in bfloat16 anywhere: what they lost
+    exceeds its rounding, and it halves the memory that decode waits for."""
+    weights: WeightFormat = WeightFormat.DTYPE
+    """`int8`: rounded when they are loaded, each output by a scale of its own: half of bfloat16's
+    memory, which decode of few sequences waits for. Logits are then off by up to 6 % of their
+    spread (root mean square; bfloat16 alone: 2 %). Only `native` computes it."""
+    backend: str = AUTO_BACKEND
+    """What computes: `native` kernels on a CPU, `sdpa` (torch) anywhere, `triton` on NVIDIA,
+    `flash` on NVIDIA with flash-attn. `auto` is `native` where its kernels were built and fit
+    machine and model, else `sdpa`."""
+    device: str = "cpu"
+    block_size: int = 16
+    """Tokens per KV block. 16 wastes 8 tokens per sequence on average; `flash` needs 256."""
+    kv_pool_bytes: int = 512 * MIB
+    """The pool of one worker; the number of blocks follows from the model."""
+    max_num_seqs: int = 64
+    """Rows of a decode step; more rows gain little once the step is bound by compute."""
+    target_step_s: float = 50 * MILLISECONDS
+    """How long a prefill step should take: a cancel (which may take 100 ms in all), a short prompt
+    and the progress that a heartbeat shows wait for it. Each worker times itself at its start, and
+    its budget of tokens follows what its steps take from then on."""
+    max_num_batched_tokens: int = 512
+    """Prompt tokens per prefill step: the bound on how long a short prompt waits for a long one."""
+    prompt_chunk_tokens: int = 64
+    """Prompt tokens in a decode step beside running streams, where decode computes prompts itself:
+    what they may wait for. Fewer hardly shorten the step, for the weights are read all the same."""
+    max_model_len: int | None = None
+    """Context length; None takes the model's own."""
+    threads: int | None = None
+    """CPU threads of the device thread's kernels; None divides the cores among local workers."""
+    niceness: int = 5
+    """Of the device's threads on the CPU: whoever moves bytes (a cancel, a heartbeat, a token) goes
+    before whoever computes where both want the same core, which is a few per cent of the time."""
+    prefix_cache: bool = True
+    """Keep the KV of finished blocks in memory that nobody leases, for prompts that begin alike. It
+    gives way before anybody is refused or preempted, so it costs nothing."""
+    kv_wire: KvWire = KvWire.EXACT
+    """`int8` halves what travels, for slow links, and costs exactness."""
+    host_cache_bytes: int = 0
+    """Host memory of each worker for KV that gave way: a hit copies it back into the pool. None by
+    default, because on a CPU the pool itself lies in host memory: raise `kv_pool_bytes` there."""
+    max_waiting_steps: int = 2
+    """Calls that may wait for the device thread behind the running one: one step ahead keeps it
+    busy, and whatever is decided later is decided better."""
+    gpu: GpuConfig = field(default_factory=GpuConfig)
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+    masks: MaskConfig = field(default_factory=MaskConfig)
+    poison_freed_blocks: bool = False
+    """Fill freed blocks with NaN, and let an audit look whether they stay so: how tests find a
+    write by somebody who is not the owner, and a read beyond a sequence. Costs a write per freed
+    block, and an audit reads the whole pool."""
+    close_timeout_s: float = 5.0 * SECONDS
+    """How long leaving waits for the running step; longer than any step but a wedged one."""
+
+    @property
+    def chosen_dtype(self) -> Dtype:
+        """`dtype`, or float32 where none was chosen."""
+        return self.dtype or Dtype.FLOAT32
+
+    def __post_init__(self) -> None:
+        require(self.block_size >= 1, "block_size", self.block_size, ">= 1")
+        require(
+            1 <= self.max_num_seqs <= MAX_NUM_SEQS,
+            "max_num_seqs",
+            self.max_num_seqs,
+            f"1…{MAX_NUM_SEQS}",
+        )
+        require(
+            self.max_num_batched_tokens >= self.block_size,
+            "max_num_batched_tokens",
+            self.max_num_batched_tokens,
+            f">= block_size ({self.block_size})",
+        )
+        require(
+            self.prompt_chunk_tokens >= 1, "prompt_chunk_tokens", self.prompt_chunk_tokens, ">= 1"
+        )
+        require(self.target_step_s > 0, "target_step_s", self.target_step_s, "> 0")
+        require(self.threads is None or self.threads >= 1, "threads", self.threads, ">= 1")
+        require(0 <= self.niceness <= 19, "niceness", self.niceness, "0…19")
+        require(self.host_cache_bytes >= 0, "host_cache_bytes", self.host_cache_bytes, ">= 0")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """One prefill or decode process."""
+
+    name: str
+    model_dir: str
+    control_address: str
+    """Where servers reach this worker: `ipc://…` or `tcp://host:port`."""
+    kv_address: str | None = None
+    """Decode only: where prefill workers reach it."""
+    advertised_kv_address: str | None = None
+    """Decode only: what it tells them instead, where they see another address than the one that can
+    be bound here: behind NAT, or in a container with published ports."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    link: LinkConfig = field(default_factory=LinkConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    lending: LendingConfig | None = None
+    """With whom it shares cores that have nothing to compute; None for nobody."""
+    curve_dir: str | None = None
+    """Key directory; required for any tcp address."""
+    max_waiting_tokens: int = 32_768
+    """Prefill only: prompt tokens that may wait inside the worker. So few that fairness, deadlines
+    and cancellation act in the server; this much keeps the device busy for a round trip."""
+    step_timeout_s: float = 60.0 * SECONDS
+    """A device step longer than this is a wedged device: the worker exits and is restarted."""
+    drain_timeout_s: float = 30.0 * SECONDS
+    """After SIGTERM running sequences may finish for this long; the server's own bound."""
