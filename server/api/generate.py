@@ -1,4 +1,4 @@
-"""From what a client calls its part of the prefix cache to what workers call it."""
+"""From a checked request to the generations of its choices, and from these to its answer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 from quart import Response, request
@@ -19,12 +19,12 @@ from ..tenants.tenancy import current_tenant
 from .body import check_model, deadline_s, live_request, shown_request_id
 from .claims import own_claim, renew_tenant, tier_field
 from .live import own_shortcut
-from .openai.chunks import ChunkStream, Envelope, RunningUsage, total_usage
+from .openai.chunks import Envelope, RunningUsage, total_usage
 from .overload import capped, own_ask_key
 from .quota import reserved
 from .resuming import join_whole, kept_answer, own_key, read_whole, resumable_stream
 from .sampling import cache_ask, check_token_ids, of_choice, sampling_params
-from .stream import Choices, EventStreamBody, WholeScript, collect
+from .stream import EventStreamBody, WholeAnswer, collect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,14 +35,15 @@ if TYPE_CHECKING:
     from triolet.sampling import Grammar
     from triolet.tenants import Plan as TenantPlan
 
-    from ..contract.generation import Generation, TextWatch
+    from ..contract.generation import TextWatch
+    from ..contract.output_stream import OutputStream
     from ..text.reasoning import ReasoningPlan, Thinking
     from ..text.tool_calls import ToolForm
     from .live import LiveRequest
-    from .openai.chunks import ChunkWriter
+    from .openai.chunks import ChunkStream
     from .ports import Services
     from .schemas import GenerationFields
-    from .stream import Answer, StreamForm
+    from .stream import Answer, Serializer
 
 
 SALT_BYTES: Final = 16
@@ -152,14 +153,6 @@ STREAM_HEADERS = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",
 }
-
-
-class Holder(Protocol):
-    """What generations end with."""
-
-    def hold(self, generation: Generation, /) -> None:
-        """Take one."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,27 +296,15 @@ def _markers(plan: Plan, services: Services) -> dict[int, str]:
 
 def submit_all(
     requests: Sequence[GenerationRequest], services: Services, live: LiveRequest
-) -> Choices:
+) -> OutputStream:
     """Begin what was asked for; it ends with `live`.
 
     Raises:
       RequestError: one of them was refused, and nothing was begun.
     """
-    return submit_for(live, requests, services)
-
-
-def submit_for(
-    holder: Holder, requests: Sequence[GenerationRequest], services: Services
-) -> Choices:
-    """Begin what was asked for; it ends with `holder`.
-
-    Raises:
-      RequestError: one of them was refused, and nothing was begun.
-    """
-    generations = services.fleet.submit_together(requests)
-    for generation in generations:
-        holder.hold(generation)
-    return Choices(generations)
+    stream = services.fleet.submit(*requests)
+    live.hold(stream)
+    return stream
 
 
 def own_requests(
@@ -354,7 +335,7 @@ async def stream_response(
     plan: Plan,
     services: Services,
     fields_of_chunk: dict[str, Any],
-    form: Callable[[Envelope], ChunkWriter],
+    chunks: Callable[[Envelope], ChunkStream],
 ) -> Response:
     """Begin a plan and return the stream of its answer."""
     options = plan.fields.stream_options
@@ -366,15 +347,16 @@ async def stream_response(
         fields_of_chunk | tier_field(plan.fields.service_tier, requests[0].claim),
         with_usage=options is not None and bool(options.include_usage),
         with_token_ids=bool(plan.fields.return_token_ids),
+        count=plan.count,
+        per_prompt=plan.per_prompt,
         running=running,
     )
-    stream = ChunkStream(form(envelope), count=plan.count, per_prompt=plan.per_prompt)
-    return await begin_stream(requests, stream, plan.fields, services)
+    return await begin_stream(requests, chunks(envelope), plan.fields, services)
 
 
 async def begin_stream(
     requests: Sequence[GenerationRequest],
-    form: StreamForm,
+    serializer: Serializer,
     fields: BaseModel,
     services: Services,
 ) -> Response:
@@ -382,7 +364,7 @@ async def begin_stream(
 
     Args:
       requests: what is to be generated.
-      form: of the endpoint.
+      serializer: of the endpoint.
       fields: what the client sent, by which its retries are known.
       services: what it works with.
     """
@@ -390,21 +372,21 @@ async def begin_stream(
     key = own_key()
     if key is None:
         with await reserved(requests, services):
-            choices = submit_all(requests, services, live)
-        return event_stream(choices, form, services)
-    submit = partial(submit_for, requests=requests, services=services)
+            stream = submit_all(requests, services, live)
+        return event_stream(stream, serializer, services)
+    submit = partial(services.fleet.submit, *requests)
     found = kept_answer(key, fields, services)
     with await reserved(() if found else requests, services):
-        response = resumable_stream(key, fields, form, submit, live, services, found)
+        response = resumable_stream(key, fields, serializer, submit, live, services, found)
     response.headers.update(STREAM_HEADERS)
     return response
 
 
-def event_stream(choices: Choices, form: StreamForm, services: Services) -> Response:
+def event_stream(stream: OutputStream, serializer: Serializer, services: Services) -> Response:
     """Return the stream of what was begun, in the form of an endpoint."""
     body = EventStreamBody(
-        choices,
-        form,
+        stream,
+        serializer,
         own_shortcut(request.scope),
         keep_alive_s=services.config.keep_alive_s,
     )
@@ -450,14 +432,14 @@ async def begin_whole(
     key = own_key()
     if key is None:
         with await reserved(requests, services):
-            choices = submit_all(requests, services, live)
-        answers = await collect(choices, len(requests))
+            stream = submit_all(requests, services, live)
+        answers = await collect(stream, len(requests))
         return Response(document(answers), content_type="application/json")
-    script = WholeScript(len(requests), document)
-    submit = partial(submit_for, requests=requests, services=services)
+    whole = WholeAnswer(len(requests), document)
+    submit = partial(services.fleet.submit, *requests)
     found = kept_answer(key, fields, services)
     with await reserved(() if found else requests, services):
-        reader, is_new = join_whole(key, fields, script, submit, live, services, found)
+        reader, is_new = join_whole(key, fields, whole, submit, live, services, found)
     return await read_whole(reader, is_new=is_new)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 import trio
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
     from triolet.config import ResumeConfig
 
-    from ..contract.generation import Event, Generation
-    from .stream import Choices
+    from ..contract.generation import Event, Events
+    from ..contract.output_stream import OutputStream
+    from .stream import Serializer
 
 
 class Transcript:
@@ -78,32 +79,16 @@ class Transcript:
 log = structlog.get_logger(__name__)
 
 
-class Script(Protocol):
-    """What an answer looks like, frame by frame. Pure."""
-
-    def begin(self) -> list[bytes]:
-        """Return what comes before all else."""
-        ...
-
-    def write(self, index: int, event: Event, *, is_stopped: bool) -> list[bytes]:
-        """Return what an event of a choice looks like; of a Failed, the end of the answer."""
-        ...
-
-    def end(self) -> list[bytes]:
-        """Return what follows the good ends of all choices."""
-        ...
-
-
 class ResumableAnswer:
     """One answer.
 
     Args:
-      script: what it looks like.
+      serializer: of the endpoint.
       fingerprint: of what was asked for.
       config: bounds.
 
     Attributes:
-      script: as above.
+      serializer: as above.
       fingerprint: as above.
       transcript: what has been said so far.
       failure: what went wrong, once something has.
@@ -112,8 +97,8 @@ class ResumableAnswer:
       ended_at: when it ended; None while it runs.
     """
 
-    def __init__(self, script: Script, fingerprint: bytes, config: ResumeConfig) -> None:
-        self.script = script
+    def __init__(self, serializer: Serializer, fingerprint: bytes, config: ResumeConfig) -> None:
+        self.serializer = serializer
         self.fingerprint = fingerprint
         self.transcript = Transcript()
         self.failure: RequestError | None = None
@@ -121,21 +106,16 @@ class ResumableAnswer:
         self.grace_s = config.grace_s
         self.ended_at: float | None = None
         self._config = config
-        self._generations: list[Generation] = []
-        self._choices: Choices | None = None
+        self._stream: OutputStream | None = None
         self._readers: set[ResumingReader] = set()
         self._left_at = 0
-        self._is_listening = self._is_stopped = self._is_given_up = False
+        self._is_listening = self._is_given_up = False
         self._changed = trio.Event()
 
-    def hold(self, generation: Generation) -> None:
-        """Take a generation, which ends when this answer is given up."""
-        self._generations.append(generation)
-
-    def start(self, choices: Choices) -> None:
-        """Write down what comes of what was begun."""
-        self._choices = choices
-        self._say(self.script.begin())
+    def start(self, stream: OutputStream) -> None:
+        """Write down what comes of a stream, which ends when this answer is given up."""
+        self._stream = stream
+        self._say(self.serializer.begin())
         self.go_on()
 
     def read_from(self, position: int) -> ResumingReader:
@@ -163,14 +143,14 @@ class ResumableAnswer:
 
     def stop(self) -> None:
         """End it, as its client wishes. Idempotent."""
-        self._is_stopped = True
+        self.serializer.is_stopped = True
         self.give_up(CancelReason.STOPPED)
 
     def give_up(self, reason: CancelReason) -> None:
         """End whatever still runs of it. Idempotent."""
         self._is_given_up = True
-        for generation in self._generations:
-            generation.cancel(reason)
+        if self._stream is not None:
+            self._stream.cancel(reason)
         self.go_on()
 
     async def wait_changed(self) -> None:
@@ -180,21 +160,20 @@ class ResumableAnswer:
     def go_on(self) -> None:
         """Listen, unless it is over or too far ahead of its readers."""
         shall_listen = self.ended_at is None and not self._is_ahead()
-        if self._choices is not None and shall_listen is not self._is_listening:
+        if self._stream is not None and shall_listen is not self._is_listening:
             self._is_listening = shall_listen
-            self._choices.listen(self._take if shall_listen else None)
+            self._stream.listen(self._take if shall_listen else None)
 
-    def _take(self) -> None:
+    def _take(self, events: Events) -> None:
         """Write down what has come."""
-        assert self._choices is not None
+        assert self._stream is not None
         try:
-            for index, events in self._choices.take_now():
-                for event in events:
-                    self._write(index, event)
-            if self.ended_at is None and self._choices.are_over:
-                self._end(self.script.end())
+            for index, event in events:
+                self._write(index, event)
+            if self.ended_at is None and self._stream.is_over:
+                self._end(self.serializer.end())
         except Exception as error:
-            # Whoever calls serves all streams, and must not suffer from one.
+            # The caller serves all streams.
             log.exception("answer_failed", exc_info=error)
             self.failure = server_error()
             self._end([])
@@ -204,7 +183,7 @@ class ResumableAnswer:
     def _write(self, index: int, event: Event) -> None:
         if self.ended_at is not None:
             return
-        frames = self.script.write(index, event, is_stopped=self._is_stopped)
+        frames = self.serializer.event(index, event)
         if isinstance(event, Failed):
             # One error ends the whole answer.
             self.failure = event.error
@@ -367,7 +346,7 @@ class KeptAnswers:
         self,
         name: Name,
         answer: ResumableAnswer,
-        submit: Callable[[ResumableAnswer], Choices],
+        submit: Callable[[], OutputStream],
     ) -> None:
         """Begin an answer and keep it, in the place of one of that name.
 
@@ -387,7 +366,7 @@ class KeptAnswers:
                 param="idempotency-key",
                 retry_after_s=1.0,
             )
-        answer.start(submit(answer))
+        answer.start(submit())
         self._answers.pop(name, None)
         self._answers[name] = answer
         self._make_room()

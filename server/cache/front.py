@@ -1,7 +1,7 @@
-"""What an answer is called: a digest of everything that it is a function of, and of whose it is.
+"""The fleet with a cache of answers in front of it.
 
-Knows requests; knows no bounds and no time. Two requests have one name if and only if they are of
-one tenant and salt, go to one model, and their answers cannot differ.
+An answer's name is a digest. Two requests have one name if and only if they are of one tenant and
+salt, go to one model, and their answers cannot differ.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from triolet.fair_lru import Keeper
 
 from ..contract.charges import NO_CHARGES
 from ..contract.generation import CacheOutcome, FinishReason
+from ..contract.output_stream import OutputStream
 from .replay import Recording, Replay, Script
 from .store import ResponseStore
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from ..contract.charges import Charges
     from ..contract.embedding import EmbeddingRequest, EmbeddingRun
     from ..contract.fleet import DoorkeeperPort, FleetPort, FleetView
-    from ..contract.generation import Generation, GenerationRequest
+    from ..contract.generation import GenerationRequest
     from .store import Kept
 
 
@@ -99,20 +100,15 @@ class CachingFleet:
         """The fleet's: what is kept is found by a prompt, and these have none yet."""
         return self._fleet.doorkeeper
 
-    def submit(self, request: GenerationRequest) -> Generation:
-        """Begin a generation, or give an answer again; RequestError if it is refused."""
-        [generation] = self.submit_together([request])
-        return generation
-
-    def submit_together(self, requests: Sequence[GenerationRequest]) -> Sequence[Generation]:
-        """Begin several generations, all of them or none; or give all of them again.
+    def submit(self, *requests: GenerationRequest) -> OutputStream:
+        """Begin the choices of one answer, all of them or none; or give all of them again.
 
         Raises:
           RequestError: one was refused.
         """
         ask = requests[0].cache
         if ask is None:
-            return self._fleet.submit_together(requests)
+            return self._fleet.submit(*requests)
         fingerprint = self._fingerprint() if ask.is_reproducible else ""
         names = [name_of(request, fingerprint) for request in requests] if fingerprint else []
         if names and ask.may_find and (found := self._find(names)):
@@ -121,19 +117,21 @@ class CachingFleet:
             ask.outcome = CacheOutcome.HIT
             ask.age_s = trio.current_time() - min(kept.since for kept in found)
             self.outcomes[ask.outcome] += 1
-            return [
+            replays = [
                 Replay(request, msgspec.msgpack.decode(kept.answer, type=Script))
                 for request, kept in zip(requests, found, strict=True)
             ]
-        generations = self._fleet.submit_together(requests)
+            return OutputStream(replays)
+        stream = self._fleet.submit(*requests)
         ask.outcome = CacheOutcome.MISS if names else CacheOutcome.BYPASS
         self.outcomes[ask.outcome] += 1
-        if not names:
-            return generations
-        return [
-            Recording(generation, self._max_bytes, partial(self._keep, name))
-            for generation, name in zip(generations, names, strict=True)
-        ]
+        if names:
+            recordings = [
+                Recording(generation.request, self._max_bytes, partial(self._keep, name))
+                for generation, name in zip(stream.generations, names, strict=True)
+            ]
+            stream.tap = lambda index, event: recordings[index].note(event)
+        return stream
 
     def embed(self, requests: Sequence[EmbeddingRequest]) -> EmbeddingRun:
         """Begin to make vectors; they are not kept."""

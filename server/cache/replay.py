@@ -1,7 +1,4 @@
-"""Generations that write down what they are read, and others that are read from that.
-
-Knows events and Trio's loop; does not know what is worth keeping, nor where it is kept.
-"""
+"""Answers that are written down while they are read, and generations that say them again."""
 
 from __future__ import annotations
 
@@ -10,16 +7,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-import trio
 
-from triolet.errors import LocalProtocolError, RequestError
+from triolet.errors import RequestError
 
 from ..contract.generation import Delta, Failed, Finished, FinishReason, TokenLogprob, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..contract.generation import CancelReason, Event, Generation, GenerationRequest
+    from ..contract.generation import CancelReason, Event, GenerationRequest
 
 EVENTS_AT_ONCE: Final = 16
 """Of a replay. A client that reads slowly holds what was taken, as text and in copies."""
@@ -52,71 +48,44 @@ class Script(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Recording:
-    """A generation that is written down as it is read.
+    """Writes down what is taken of one generation.
 
     Args:
-      inner: the generation.
-      max_bytes: about as much is written down; more is read all the same, and forgotten.
-      on_finished: told of the request as it ran and of the whole, if it had its good end.
+      request: as it runs.
+      max_bytes: about as much is written down; of a longer answer nothing is kept.
+      on_finished: called with the request and the whole answer, if it had its good end.
     """
 
     def __init__(
         self,
-        inner: Generation,
+        request: GenerationRequest,
         max_bytes: int,
         on_finished: Callable[[GenerationRequest, Script], None],
     ) -> None:
-        self._inner = inner
+        self._request = request
         self._room = max_bytes
         self._deltas: list[Delta] = []
         self._on_finished = on_finished
 
-    @property
-    def request(self) -> GenerationRequest:
-        """What was asked for."""
-        return self._inner.request
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether a worker was ever asked to compute it."""
-        return self._inner.has_begun
-
-    async def next_events(self) -> Sequence[Event]:
-        """Wait for events, then return all there are."""
-        return self._noted(await self._inner.next_events())
-
-    def take_now(self) -> Sequence[Event]:
-        """Return all events there are."""
-        return self._noted(self._inner.take_now())
-
-    def listen(self, on_events: Callable[[], None] | None) -> None:
-        """Have this called whenever there is something to take; None to stop."""
-        self._inner.listen(on_events)
-
-    def cancel(self, reason: CancelReason) -> None:
-        """End it now. Idempotent."""
-        self._inner.cancel(reason)
-
-    def _noted(self, events: Sequence[Event]) -> Sequence[Event]:
-        for event in events:
-            match event:
-                case Delta() if self._room > 0:
-                    self._deltas.append(event)
-                    self._room -= size_of(event)
-                case Finished() if self._room > 0:
-                    script = Script(
-                        tuple(self._deltas),
-                        event.reason,
-                        event.usage,
-                        event.stop_string,
-                        event.fingerprint,
-                        event.is_by_stop_token,
-                    )
-                    self._deltas = []
-                    self._on_finished(self.request, script)
-                case _:
-                    self._deltas = []
-        return events
+    def note(self, event: Event) -> None:
+        """Write down one event."""
+        match event:
+            case Delta() if self._room > 0:
+                self._deltas.append(event)
+                self._room -= size_of(event)
+            case Finished() if self._room > 0:
+                script = Script(
+                    tuple(self._deltas),
+                    event.reason,
+                    event.usage,
+                    event.stop_string,
+                    event.fingerprint,
+                    event.is_by_stop_token,
+                )
+                self._deltas = []
+                self._on_finished(self._request, script)
+            case _:
+                self._deltas = []
 
 
 class Replay:
@@ -140,7 +109,6 @@ class Replay:
             script.is_by_stop_token,
         )
         self._events: deque[Event] = deque((*script.deltas, end))
-        self._on_events: Callable[[], None] | None = None
 
     @property
     def request(self) -> GenerationRequest:
@@ -152,30 +120,19 @@ class Replay:
         """Whether a worker was ever asked to compute it: nobody is."""
         return False
 
-    async def next_events(self) -> Sequence[Event]:
-        """Return the next events.
+    @property
+    def has_events(self) -> bool:
+        """Whether something is left of it."""
+        return bool(self._events)
 
-        Raises:
-          LocalProtocolError: the terminal event was returned before.
-        """
-        await trio.lowlevel.checkpoint()
-        return self.take_now()
+    def bind(self, on_filled: Callable[[], None]) -> None:
+        """Have this called: all of it is here."""
+        on_filled()
 
     def take_now(self) -> Sequence[Event]:
-        """Return the next events.
-
-        Raises:
-          LocalProtocolError: the terminal event was returned before.
-        """
-        if not self._events:
-            raise LocalProtocolError("the terminal event of this stream was returned before")
+        """Return the next events."""
         count = min(EVENTS_AT_ONCE, len(self._events))
         return [self._events.popleft() for _ in range(count)]
-
-    def listen(self, on_events: Callable[[], None] | None) -> None:
-        """Have this called while there is something to take; None to stop."""
-        self._on_events = on_events
-        self._call_soon()
 
     def cancel(self, reason: CancelReason) -> None:
         """End it now. Idempotent; nothing after a terminal event."""
@@ -183,17 +140,6 @@ class Replay:
             error = RequestError(f"it was ended: {reason}", status=499, code="cancelled")
             self._events.clear()
             self._events.append(Failed(error, self._usage))
-            self._call_soon()
-
-    def _call_soon(self) -> None:
-        """Call the listener in a turn of its own, as is promised to it."""
-        if self._on_events is not None and self._events:
-            trio.lowlevel.current_trio_token().run_sync_soon(self._call, idempotent=True)
-
-    def _call(self) -> None:
-        if self._on_events is not None and self._events:
-            self._on_events()
-            self._call_soon()
 
 
 def size_of(delta: Delta) -> int:

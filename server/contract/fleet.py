@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from triolet.service_class import Claim
 
     from .embedding import EmbeddingRequest, EmbeddingRun
-    from .generation import Generation, GenerationRequest
+    from .generation import GenerationRequest
+    from .output_stream import OutputStream
 
 
 class WorkerView(Protocol):
@@ -185,16 +186,12 @@ class FleetPort(Protocol):
         """Whom to ask before anything is spent on a request."""
         ...
 
-    def submit_together(self, requests: Sequence[GenerationRequest]) -> Sequence[Generation]:
-        """Begin several generations, all of them or none.
+    def submit(self, *requests: GenerationRequest) -> OutputStream:
+        """Begin the choices of one answer, all of them or none.
 
         Raises:
           RequestError: one was refused.
         """
-        ...
-
-    def submit(self, request: GenerationRequest) -> Generation:
-        """Begin a generation; RequestError if it is refused."""
         ...
 
     def embed(self, requests: Sequence[EmbeddingRequest]) -> EmbeddingRun:

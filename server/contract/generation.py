@@ -1,4 +1,4 @@
-"""One generation as the outside surface sees it: what is asked for, and what comes back.
+"""One generation as the API sees it: what is asked for, and the events that come back.
 
 The contract between server/api (which writes answers) and server/scheduling (which gets tokens).
 """
@@ -206,11 +206,12 @@ class Failed:
 
 
 Event: TypeAlias = Delta | Finished | Failed
+Events: TypeAlias = list[tuple[int, Event]]
+"""Events of several choices, each with the index of its choice."""
 
 
 class Generation(Protocol):
-    """A running request. Whoever reads it owns nothing: dropping it without `cancel` is found by
-    the stall bound, and nothing of a worker's hangs on the reader."""
+    """One choice of a running request, as its stream reads it."""
 
     @property
     def request(self) -> GenerationRequest:
@@ -222,31 +223,27 @@ class Generation(Protocol):
         """Whether a worker was ever asked to compute it."""
         ...
 
-    async def next_events(self) -> Sequence[Event]:
-        """Wait for events, then return all there are (adjacent deltas already merged into one).
+    @property
+    def has_events(self) -> bool:
+        """Whether events are here."""
+        ...
 
-        Taking them is what gives the worker credit to go on. The last of the whole stream is a
-        Finished or a Failed; after it has been returned, calling again is an error of the caller.
-        Cancellation-safe: events that were not returned stay.
-        """
+    def bind(self, on_filled: Callable[[], None]) -> None:
+        """Have this called when events are here where there were none. It neither waits nor
+        raises."""
         ...
 
     def take_now(self) -> Sequence[Event]:
-        """Return what `next_events` would, without waiting; nothing if there is nothing."""
-        ...
+        """Return the events that are here, adjacent deltas merged into one; of many a part.
 
-    def listen(self, on_events: Callable[[], None] | None) -> None:
-        """Have this called whenever events are there to be taken; None to stop.
-
-        It is called soon after they came, once for all that came together, by a task that serves
-        every stream: it must neither wait nor raise. While somebody listens nobody else may wait.
+        Taking them is what gives the worker credit to go on. The last event is a Finished or a
+        Failed.
         """
         ...
 
     def cancel(self, reason: CancelReason) -> None:
         """End it now, from anywhere, without waiting. Idempotent; nothing after a terminal event.
 
-        Blocks are freed by END frames that the peer tasks send; a reader still waiting gets a
-        Failed.
+        The peer tasks send the END frames that free its blocks; its reader gets a Failed.
         """
         ...

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from transport.frames import AnyFrame, TokenRow
     from transport.link import Connection
 
+    from ..contract.generation import CancelReason, Event, GenerationRequest
+    from ..contract.output_stream import OutputStream
+    from .request import Sequence as RunningSequence
     from .requests import Conductor
-    from .stream import Stream
     from .workers import Worker
 
 STREAMS_PER_CHECKPOINT: Final = 128
@@ -34,6 +36,56 @@ STREAMS_PER_CHECKPOINT: Final = 128
 ROWS_PER_TURN: Final = 32
 """Tokens that are taken before others may run, where several tenants have streams: half a
 millisecond with the writes that follow. With 16 the turns themselves cost more than the tokens."""
+
+
+class SequenceOutput:
+    """A Generation (server/contract/generation.py): the reading end of one sequence.
+
+    Args:
+      sequence: what it reads.
+      on_taken: called when events were taken.
+      on_cancel: called when it shall end.
+    """
+
+    def __init__(
+        self,
+        sequence: RunningSequence,
+        on_taken: Callable[[RunningSequence], None],
+        on_cancel: Callable[[RunningSequence, CancelReason], None],
+    ) -> None:
+        self.sequence = sequence
+        self._mailbox = sequence.relay.mailbox
+        self._on_taken = on_taken
+        self._on_cancel = on_cancel
+
+    @property
+    def request(self) -> GenerationRequest:
+        """What was asked for."""
+        return self.sequence.request
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a worker was ever asked to compute it."""
+        return self.sequence.is_begun
+
+    @property
+    def has_events(self) -> bool:
+        """Whether events are here."""
+        return self._mailbox.waiting_since is not None
+
+    def bind(self, on_filled: Callable[[], None]) -> None:
+        """Have this called when events are here where there were none."""
+        self._mailbox.bind(on_filled)
+
+    def take_now(self) -> Sequence[Event]:
+        """Return all events that are here, or as many as are light enough."""
+        events = self._mailbox.take(trio.current_time())
+        self._on_taken(self.sequence)
+        return events
+
+    def cancel(self, reason: CancelReason) -> None:
+        """End it now. Idempotent."""
+        self._on_cancel(self.sequence, reason)
 
 
 class RowLine:
@@ -80,7 +132,7 @@ class Intake:
 
     Args:
       conductor: says how many tenants there are, and the tenant of a row.
-      handout: hands out what frames bring.
+      delivery: hands out what frames bring.
       take: acts upon one frame.
       flush: sends what follows.
     """
@@ -88,12 +140,12 @@ class Intake:
     def __init__(
         self,
         conductor: Conductor,
-        handout: Handout,
+        delivery: Delivery,
         take: Callable[[Worker, AnyFrame, float], None],
         flush: Callable[[], None],
     ) -> None:
         self._conductor = conductor
-        self._handout = handout
+        self._delivery = delivery
         self._take = take
         self._flush = flush
         self._line = RowLine()
@@ -164,49 +216,49 @@ class Intake:
     def _take_now(self, frames: Iterable[tuple[Worker, AnyFrame]]) -> None:
         now = trio.current_time()
         self._conductor.wake(now)
-        self._handout.collect()
+        self._delivery.collect()
         try:
             for worker, frame in frames:
                 self._take(worker, frame, now)
             self._flush()
         finally:
-            self._handout.hand_out_collected()
+            self._delivery.deliver_collected()
 
 
-class Handout:
+class Delivery:
     """Streams whose listeners are to be called, of each tenant the longest due first. Each is here
     at most once, so there are never more than there are streams."""
 
     def __init__(self) -> None:
-        self._due: dict[str, deque[Stream]] = {}  # of tenants of whom some are; whose turn is first
+        self._due: dict[str, deque[OutputStream]] = {}  # by tenant; the next turn is the first's
         self._has_due = trio.Event()
         self._is_collecting = False
 
-    def add(self, stream: Stream) -> None:
+    def add(self, stream: OutputStream) -> None:
         """Take note of a stream that has something for its listener."""
-        self._due.setdefault(stream.request.claim.tenant, deque()).append(stream)
+        self._due.setdefault(stream.tenant, deque()).append(stream)
         if not self._is_collecting:
             self._has_due.set()
 
     def collect(self) -> None:
-        """Leave what comes from now on to `hand_out_collected`."""
+        """Leave what comes from now on to `deliver_collected`."""
         self._is_collecting = True
 
-    def hand_out_collected(self) -> None:
+    def deliver_collected(self) -> None:
         """Hand out what has come since `collect`, without a turn of another task; beyond what one
         turn may hand out, the rest follows as usual."""
         self._is_collecting = False
         if self._due and not self._has_due.is_set():
-            self._hand_out()
+            self._deliver()
 
     async def run(self) -> None:
         """Call listeners until cancelled."""
         while True:
             await self._has_due.wait()
             self._has_due = trio.Event()
-            self._hand_out()
+            self._deliver()
 
-    def _hand_out(self) -> None:
+    def _deliver(self) -> None:
         num_left = min(sum(map(len, self._due.values())), STREAMS_PER_CHECKPOINT)
         while num_left > 0:
             tenant = next(iter(self._due))
@@ -216,7 +268,7 @@ class Handout:
                 self._due[tenant] = of_tenant
                 for _ in range(min(num_left, len(of_tenant))):
                     num_left -= 1
-                    of_tenant.popleft().hand_out()
+                    of_tenant.popleft().deliver()
                 if not of_tenant:
                     del self._due[tenant]
                 continue
@@ -224,6 +276,6 @@ class Handout:
             stream = of_tenant.popleft()
             if of_tenant:
                 self._due[tenant] = of_tenant
-            stream.hand_out()
+            stream.deliver()
         if self._due:
             self._has_due.set()

@@ -1,17 +1,19 @@
-"""The chunks of a stream as bytes. Pure: knows the schema and Server-Sent Events, no socket.
+"""The chunks of a stream as Server-Sent Events.
 
 Most chunks of a stream differ in their text only, so everything around it is encoded once.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from ...contract.generation import Delta, Failed, Finished
+from ...contract.generation import Delta, Finished
 from ..errors import error_body
 from ..logprobs import chat_logprobs, completion_logprobs
+from ..stream import Serializer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,14 +23,13 @@ if TYPE_CHECKING:
     from ...contract.generation import Event, Usage
 
 DONE: Final = b"data: [DONE]\n\n"
-KEEP_ALIVE: Final = b": keep-alive\n\n"
 
 _encode = msgspec.json.Encoder().encode
 
 
-def error_event(error: RequestError) -> bytes:
+def error_events(error: RequestError) -> list[bytes]:
     """Return the end of a stream that failed: the error, then DONE."""
-    return b"data: " + error_body(error) + b"\n\n" + DONE
+    return [b"data: " + error_body(error) + b"\n\n", DONE]
 
 
 def total_usage(usages: Sequence[Usage], per_prompt: int) -> dict[str, Any]:
@@ -86,6 +87,8 @@ class Envelope:
 
     Args:
       head: the fields that all chunks share: id, object, created, model.
+      count: number of choices.
+      per_prompt: choices that share one prompt.
       with_usage: whether the client asked for usage; all chunks but its own then carry null.
       with_token_ids: whether each chunk lists its tokens.
       running: counts that every chunk carries (`continuous_usage_stats`); None for none.
@@ -97,8 +100,12 @@ class Envelope:
         *,
         with_usage: bool,
         with_token_ids: bool,
+        count: int = 1,
+        per_prompt: int = 1,
         running: RunningUsage | None = None,
     ) -> None:
+        self.count = count
+        self.per_prompt = per_prompt
         self.with_usage = with_usage
         self.with_token_ids = with_token_ids
         self.running = running
@@ -126,64 +133,86 @@ class Envelope:
         """Return the chunk that carries the usage and no choice."""
         return b'%b,"choices":[],"usage":%b}\n\n' % (self._head, _encode(usage))
 
-    def is_worth_a_chunk(self, delta: Delta) -> bool:
-        """Whether there is anything to show; part of a character is not."""
-        return bool(delta.text or delta.logprobs or (self.with_token_ids and delta.token_ids))
-
     def token_ids(self, ids: Sequence[int]) -> bytes:
         """Return the field that lists tokens, if it was asked for."""
         return b',"token_ids":' + _encode(list(ids)) if self.with_token_ids else b""
 
 
-class ChunkWriter(Protocol):
-    """The form of one endpoint's chunks."""
+class ChunkStream(Serializer):
+    """Chunks of chat or plain completions.
 
-    @property
-    def envelope(self) -> Envelope:
-        """What surrounds its choices."""
-        ...
-
-    def first(self, index: int) -> bytes:
-        """Return what comes before a choice's text; may be empty."""
-        ...
-
-    def delta(self, index: int, delta: Delta) -> bytes:
-        """Return the chunk of new text."""
-        ...
-
-    def finish(self, index: int, end: Finished) -> bytes:
-        """Return the one chunk with a finish_reason."""
-        ...
-
-
-class ChatChunks:
-    """Chunks of chat completions."""
+    Args:
+      envelope: what surrounds every choice.
+    """
 
     def __init__(self, envelope: Envelope) -> None:
         self.envelope = envelope
+        self._usages: list[Usage | None] = [None] * envelope.count
+
+    @abstractmethod
+    def first(self, index: int) -> bytes:
+        """Return what comes before a choice's text; may be empty."""
+
+    @abstractmethod
+    def delta(self, index: int, delta: Delta) -> list[bytes]:
+        """Return the chunks of new text."""
+
+    @abstractmethod
+    def finish(self, index: int, end: Finished) -> list[bytes]:
+        """Return the last chunks of a choice, of which one has a finish_reason."""
+
+    def begin(self) -> list[bytes]:
+        """Return the first chunk of every choice."""
+        return [chunk for index in range(len(self._usages)) if (chunk := self.first(index))]
+
+    def event(self, index: int, event: Event) -> list[bytes]:
+        """Return an event's chunks."""
+        envelope = self.envelope
+        if envelope.running is not None:
+            envelope.running.take(index, event)
+        if isinstance(event, Delta):
+            # A delta without anything to show is part of a character.
+            is_shown = event.text or event.logprobs or (envelope.with_token_ids and event.token_ids)
+            return self.delta(index, event) if is_shown else []
+        if isinstance(event, Finished):
+            self._usages[index] = event.usage
+            return self.finish(index, event)
+        return error_events(event.error)
+
+    def end(self) -> list[bytes]:
+        """Return the usage, if it was asked for, and DONE."""
+        if not self.envelope.with_usage:
+            return [DONE]
+        usages = [usage for usage in self._usages if usage is not None]
+        return [self.envelope.usage(total_usage(usages, self.envelope.per_prompt)), DONE]
+
+
+class ChatChunks(ChunkStream):
+    """Chunks of chat completions."""
 
     def first(self, index: int) -> bytes:
         """Return the chunk that says who speaks."""
         return self.envelope.chunk(index, b'"delta":{"role":"assistant","content":""}')
 
-    def delta(self, index: int, delta: Delta) -> bytes:
+    def delta(self, index: int, delta: Delta) -> list[bytes]:
         """Return the chunk of new text."""
         logprobs = b"null"
         if delta.logprobs:
             logprobs = b'{"content":%b,"refusal":null}' % _encode(chat_logprobs(delta.logprobs))
-        return self.envelope.chunk(
-            index,
-            b'"delta":{"content":%b}' % _encode(delta.text),
-            logprobs=logprobs,
-            more=self.envelope.token_ids(delta.token_ids),
-        )
+        envelope = self.envelope
+        more = envelope.token_ids(delta.token_ids) if envelope.with_token_ids else b""
+        return [
+            envelope.chunk(
+                index, b'"delta":{"content":%b}' % _encode(delta.text), logprobs=logprobs, more=more
+            )
+        ]
 
-    def finish(self, index: int, end: Finished) -> bytes:
+    def finish(self, index: int, end: Finished) -> list[bytes]:
         """Return the one chunk with a finish_reason."""
-        return self.envelope.chunk(index, b'"delta":{}', reason=_encode(end.reason))
+        return [self.envelope.chunk(index, b'"delta":{}', reason=_encode(end.reason))]
 
 
-class CompletionChunks:
+class CompletionChunks(ChunkStream):
     """Chunks of plain completions.
 
     Args:
@@ -192,7 +221,7 @@ class CompletionChunks:
     """
 
     def __init__(self, envelope: Envelope, echoes: Sequence[str]) -> None:
-        self.envelope = envelope
+        super().__init__(envelope)
         self._echoes = echoes
         self._shown_chars = [len(text) for text in echoes]
 
@@ -201,62 +230,19 @@ class CompletionChunks:
         echo = self._echoes[index]
         return self.envelope.chunk(index, b'"text":' + _encode(echo)) if echo else b""
 
-    def delta(self, index: int, delta: Delta) -> bytes:
+    def delta(self, index: int, delta: Delta) -> list[bytes]:
         """Return the chunk of new text."""
         logprobs = b"null"
         if delta.logprobs:
             offset = self._shown_chars[index]
             logprobs = _encode(completion_logprobs(delta.logprobs, offset))
         self._shown_chars[index] += len(delta.text)
-        return self.envelope.chunk(
-            index,
-            b'"text":' + _encode(delta.text),
-            logprobs=logprobs,
-            more=self.envelope.token_ids(delta.token_ids),
-        )
+        envelope = self.envelope
+        more = envelope.token_ids(delta.token_ids) if envelope.with_token_ids else b""
+        return [
+            envelope.chunk(index, b'"text":' + _encode(delta.text), logprobs=logprobs, more=more)
+        ]
 
-    def finish(self, index: int, end: Finished) -> bytes:
+    def finish(self, index: int, end: Finished) -> list[bytes]:
         """Return the one chunk with a finish_reason."""
-        return self.envelope.chunk(index, b'"text":""', reason=_encode(end.reason))
-
-
-class ChunkStream:
-    """The stream of chat or plain completions (see StreamForm).
-
-    Args:
-      writer: the form of the chunks.
-      count: number of choices.
-      per_prompt: choices that share one prompt.
-    """
-
-    keep_alive = KEEP_ALIVE
-
-    def __init__(self, writer: ChunkWriter, *, count: int, per_prompt: int) -> None:
-        self._writer = writer
-        self._per_prompt = per_prompt
-        self._usages: list[Usage | None] = [None] * count
-
-    def begin(self) -> bytes:
-        """Return the first chunk of every choice."""
-        return b"".join(self._writer.first(index) for index in range(len(self._usages)))
-
-    def write(self, index: int, event: Event) -> bytes:
-        """Return an event's chunk."""
-        if (running := self._writer.envelope.running) is not None:
-            running.take(index, event)
-        match event:
-            case Delta():
-                is_shown = self._writer.envelope.is_worth_a_chunk(event)
-                return self._writer.delta(index, event) if is_shown else b""
-            case Finished():
-                self._usages[index] = event.usage
-                return self._writer.finish(index, event)
-            case Failed():
-                return error_event(event.error)
-
-    def end(self) -> bytes:
-        """Return the usage, if it was asked for, and DONE."""
-        if not self._writer.envelope.with_usage:
-            return DONE
-        usages = [usage for usage in self._usages if usage is not None]
-        return self._writer.envelope.usage(total_usage(usages, self._per_prompt)) + DONE
+        return [self.envelope.chunk(index, b'"text":""', reason=_encode(end.reason))]

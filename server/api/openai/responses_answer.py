@@ -8,6 +8,7 @@ of an event is its `sequence_number`.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from triolet.ids import new_request_id
@@ -16,17 +17,17 @@ from ...contract.generation import CancelReason
 from ...tenants.tenancy import current_tenant
 from ..claims import renew_tenant
 from ..errors import echo, http_error, params_called
-from ..generate import generation_requests, submit_for
+from ..generate import generation_requests, submit_all
 from ..live import LiveRequest
 from ..quota import enter_answer, reserved
 from ..resume import Name, ResumableAnswer
 from ..resuming import KEY, LAST_EVENT_ID
-from ..stream import listen_until
 from .responses_events import ResponseDocument, ResponseEvents, message_frame
 from .responses_plan import answer_of, plan_response, turns_of
 
 if TYPE_CHECKING:
-    from ...contract.generation import Event, Generation, GenerationRequest
+    from ...contract.generation import Events, GenerationRequest
+    from ...contract.output_stream import OutputStream
     from ..conversations import Conversations, Turns
     from ..door import BodyHold
     from ..generate import Plan
@@ -49,35 +50,22 @@ def own_name(response_id: str) -> Name:
     return Name(tenant, f"responses {tenant}".encode(), response_id)
 
 
-class ResponseScript:
-    """The events of a response, one by one.
+class SocketEvents(ResponseEvents):
+    """The events of a response on a WebSocket, which later ones may continue.
 
     Args:
-      events: writes them.
       document: the response.
+      stream_id: its lane; None for none.
       turns: of the conversation, up to the question.
     """
 
-    def __init__(self, events: ResponseEvents, document: ResponseDocument, turns: Turns) -> None:
-        self._events = events
-        self._document = document
+    def __init__(self, document: ResponseDocument, stream_id: str | None, turns: Turns) -> None:
+        super().__init__(document, message_frame, stream_id)
         self._turns = turns
-
-    def begin(self) -> list[bytes]:
-        """Return what comes before the text."""
-        return self._events.begin()
-
-    def write(self, index: int, event: Event, *, is_stopped: bool) -> list[bytes]:
-        """Return what something that happened looks like."""
-        return self._events.write(event, is_cancelled=is_stopped)
-
-    def end(self) -> list[bytes]:
-        """Return nothing: the terminal event was the end."""
-        return []
 
     def remember(self, response_id: str, conversations: Conversations) -> None:
         """Let a connection go on with the conversation, if the response has come to a good end."""
-        if not self._events.have_failed:
+        if not self.have_failed:
             answer = answer_of(self._document.items)
             conversations.remember(response_id, (*self._turns, *answer))
 
@@ -151,9 +139,9 @@ class ResumedAnswer:
             reader = self._services.kept.join(self._answer, self._position)
             live.hold(reader)
             await relay_frames(reader, outbox)
-        script = self._answer.script
-        if isinstance(script, ResponseScript):
-            script.remember(self.id, self._conversations)
+        events = self._answer.serializer
+        if isinstance(events, SocketEvents):
+            events.remember(self.id, self._conversations)
 
 
 RESUMABLE: Final = "resumable"
@@ -192,7 +180,8 @@ class ResponseAnswer:
         self._conversations = conversations
         self._client_request_id = client_request_id
         self._departure = departure
-        self._generation: Generation | None = None
+        self._stream: OutputStream | None = None
+        self._events: SocketEvents | None = None
         self._resumable: ResumableAnswer | None = None
         self._is_cancelled = False
 
@@ -204,8 +193,9 @@ class ResponseAnswer:
     def cancel(self) -> None:
         """End it, as the client wishes. Idempotent."""
         self._is_cancelled = True
-        if self._generation is not None:
-            self._generation.cancel(CancelReason.STOPPED)
+        if self._stream is not None and self._events is not None:
+            self._events.is_stopped = True
+            self._stream.cancel(CancelReason.STOPPED)
         if self._resumable is not None:
             self._resumable.stop()
 
@@ -230,61 +220,59 @@ class ResponseAnswer:
                 plan.tool_form,
                 plan.thinking,
             )
-            events = ResponseEvents(document, message_frame, self.stream_id)
-            script = ResponseScript(events, document, (*earlier, *turns_of(self._create.input)))
+            turns = (*earlier, *turns_of(self._create.input))
+            events = SocketEvents(document, self.stream_id, turns)
             if self._create.resumable:
-                await self._run_resumable(script, request, live, outbox)
-                return
-            with await reserved([request], self._services):
-                self._generation = self._services.fleet.submit(request)
-                live.hold(self._generation)
-            if self._is_cancelled:
-                self._generation.cancel(CancelReason.STOPPED)
-            for frame in events.begin():
-                await outbox.put(frame)
-            while not events.are_over:
-                for frame in await self._next_frames(events, self._generation, outbox):
-                    await outbox.put(frame)
-        script.remember(self.id, self._conversations)
+                await self._run_resumable(events, request, live, outbox)
+            else:
+                await self._run_bound(events, request, live, outbox)
+        events.remember(self.id, self._conversations)
 
-    async def _next_frames(
-        self, events: ResponseEvents, generation: Generation, outbox: WsOutbox
-    ) -> list[bytes]:
-        """Send what can be sent at once, until something cannot, and return that."""
-        unsent: list[bytes] = []
+    async def _run_bound(
+        self, events: SocketEvents, request: GenerationRequest, live: LiveRequest, outbox: WsOutbox
+    ) -> None:
+        """Send what is generated, which ends with this connection."""
+        with await reserved([request], self._services):
+            stream = submit_all([request], self._services, live)
+        self._events, self._stream = events, stream
+        if self._is_cancelled:
+            self.cancel()
 
-        def is_blocked() -> bool:
-            for event in generation.take_now():
-                for frame in events.write(event, is_cancelled=self._is_cancelled):
+        def write(arrived: Events) -> list[bytes] | None:
+            unsent: list[bytes] = []
+            for index, event in arrived:
+                for frame in events.event(index, event):
                     if unsent or not outbox.try_send(frame):
                         unsent.append(frame)
-            return bool(unsent) or events.are_over
+            return unsent or None
 
-        await listen_until(generation.listen, is_blocked)
-        return unsent
+        for frame in events.begin():
+            await outbox.put(frame)
+        while not stream.is_over:
+            for frame in await stream.pump(write) or ():
+                await outbox.put(frame)
 
     async def _run_resumable(
         self,
-        script: ResponseScript,
+        events: SocketEvents,
         request: GenerationRequest,
         live: LiveRequest,
         outbox: WsOutbox,
     ) -> None:
         """The same, but what is generated stays when this connection goes."""
         kept, config = self._services.kept, self._services.config.resume
-        answer = self._resumable = ResumableAnswer(script, b"", config)
+        answer = self._resumable = ResumableAnswer(events, b"", config)
         with await reserved([request], self._services), params_called({KEY: RESUMABLE}):
             kept.begin(
                 own_name(self.id),
                 answer,
-                lambda holder: submit_for(holder, [request], self._services),
+                partial(self._services.fleet.submit, request),
             )
         if self._is_cancelled:
             answer.stop()
         reader = kept.join(answer, 0)
         live.hold(reader)
         await relay_frames(reader, outbox)
-        script.remember(self.id, self._conversations)
 
     def _earlier(self) -> Turns:
         if self._create.previous_response_id is None:

@@ -72,8 +72,8 @@ def _call(piece: CallBegins) -> dict[str, Any]:
     return {"id": new_call_id(), "type": "function", "function": function}
 
 
-class ToolChunks:
-    """Chunks of chat completions in which the model may reason and call tools (see ChunkWriter).
+class ToolChunks(ChatChunks):
+    """Chunks of chat completions in which the model may reason and call tools.
 
     Args:
       envelope: what surrounds them.
@@ -84,17 +84,12 @@ class ToolChunks:
     def __init__(
         self, envelope: Envelope, form: ToolForm | None, thinking: Thinking | None = None
     ) -> None:
-        self.envelope = envelope
-        self._plain = ChatChunks(envelope)
+        super().__init__(envelope)
         self._form = form
         self._thinking = thinking
         self._readers: dict[int, PieceReader] = {}
 
-    def first(self, index: int) -> bytes:
-        """Return the chunk that says who speaks."""
-        return self._plain.first(index)
-
-    def delta(self, index: int, delta: Delta) -> bytes:
+    def delta(self, index: int, delta: Delta) -> list[bytes]:
         """Return the chunks of new text; those of its tokens go with the first."""
         contents = _contents(self._reader(index).push(delta.text))
         more = self.envelope.token_ids(delta.token_ids)
@@ -114,9 +109,9 @@ class ToolChunks:
                     more=more if is_first else b"",
                 )
             )
-        return b"".join(chunks)
+        return chunks
 
-    def finish(self, index: int, end: Finished) -> bytes:
+    def finish(self, index: int, end: Finished) -> list[bytes]:
         """Return what was held back, and the one chunk with a finish_reason."""
         reader = self._reader(index)
         left = [
@@ -124,7 +119,7 @@ class ToolChunks:
             for content in _contents(reader.finish(is_cut=end.is_cut))
         ]
         shown = _encode(reason_of(end, reader.num_calls))
-        return b"".join([*left, self.envelope.chunk(index, b'"delta":{}', reason=shown)])
+        return [*left, self.envelope.chunk(index, b'"delta":{}', reason=shown)]
 
     def _reader(self, index: int) -> PieceReader:
         if index not in self._readers:

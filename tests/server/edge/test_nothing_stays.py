@@ -14,7 +14,8 @@ from trio.testing import wait_all_tasks_blocked
 from server.api.body import INLINE_BYTES
 from server.api.live import LiveRequest
 from server.api.openai.responses_socket import ResponsesSession
-from server.api.stream import Choices, EventStreamBody
+from server.api.stream import EventStreamBody
+from server.contract.output_stream import OutputStream
 from server.edge.http import CuredH11Protocol, CuredHTTPStream
 from server.edge.tcp import CuredTCPServer
 from server.edge.websocket import CuredWSStream
@@ -44,7 +45,7 @@ HELD = (
     CuredWSStream,
     LiveRequest,
     EventStreamBody,
-    Choices,
+    OutputStream,
     ResponsesSession,
     FakeGeneration,
     RequestError,

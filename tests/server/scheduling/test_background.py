@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from server.contract.embedding import EmbeddingRequest
+from server.scheduling.delivery import SequenceOutput
 from server.scheduling.embedding_run import begin_embeddings
-from server.scheduling.stream import Stream
 from triolet.config import BACKGROUND_HOLD_S
 from triolet.pooling import VectorForm
 from triolet.service_class import Claim, ServiceClass
@@ -53,7 +53,7 @@ async def test_what_waits_in_a_paused_class_has_not_begun() -> None:
     for queue in world.conductor.queues:
         queue.pause({ServiceClass.BATCH})
     sequence = world.submit(make_request(1, claim=claim)).sequence
-    stream = Stream(sequence, lambda _: None, lambda *_: None, lambda _: None)
+    stream = SequenceOutput(sequence, lambda _: None, lambda *_: None)
     asked = EmbeddingRequest(bytes(16), (1, 2), VectorForm(), 600.0, claim=claim)
     run = begin_embeddings(world.conductor, world.config, world.collect, [asked])
     world.deliver()
