@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from server.contract.charges import Charges
     from server.scheduling.observer import FleetObserver
     from server.scheduling.output import RelayText
-    from worker.shell import Shell
+    from worker.worker_loop import WorkerLoop
 
 MODEL: Final = "modelled"
 BLOCK_SIZE: Final = 16
@@ -138,7 +138,9 @@ class VirtualFleet:
         with trio.fail_after(60 * SECONDS):
             await self.fleet.wait_ready()
 
-    async def _serve(self, role: Role, name: str, *, task_status: trio.TaskStatus[Shell]) -> None:
+    async def _serve(
+        self, role: Role, name: str, *, task_status: trio.TaskStatus[WorkerLoop]
+    ) -> None:
         shape = self._shape
         engine_config = EngineConfig(block_size=BLOCK_SIZE, max_num_seqs=shape.max_num_seqs)
         config = WorkerConfig(

@@ -80,8 +80,10 @@ class Checker:
             leased = worker.engine.ledger.leased_blocks
             if leased:
                 self._report(f"{worker} still leases {leased} blocks")
-            if worker.core.roster.attempts:
-                self._report(f"{worker} still has {list(map(str, worker.core.roster.attempts))}")
+            if worker.core.attempt_table.attempts:
+                self._report(
+                    f"{worker} still has {list(map(str, worker.core.attempt_table.attempts))}"
+                )
             if isinstance(worker.core, PrefillCore) and worker.core.shipper.ring_bytes:
                 self._report(f"{worker} still holds {worker.core.shipper.ring_bytes} bytes of KV")
         for server in self._world.servers:
@@ -154,14 +156,14 @@ class Checker:
                 continue
             core = worker.core
             try:
-                core.roster.check_agreement()
+                core.attempt_table.check_agreement()
                 worker.engine.prefix_cache.check_invariants()
                 if isinstance(core, PrefillCore):
                     core.shipper.check_invariants()
             except AssertionError as error:
                 self._report(f"{worker}: {error}")
             worker.engine.check_poison()
-            for key in core.roster.attempts:
+            for key in core.attempt_table.attempts:
                 if key in wanted:
                     continue
                 name = (worker.name, worker.lives, key)
@@ -188,6 +190,6 @@ class Checker:
 
 
 def _is_idle(worker: WorkerProcess) -> bool:
-    if worker.engine is None or not worker.core.roster.is_empty:
+    if worker.engine is None or not worker.core.attempt_table.is_empty:
         return False
     return not (isinstance(worker.core, PrefillCore) and worker.core.shipper.ring_bytes)

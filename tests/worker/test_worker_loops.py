@@ -22,8 +22,8 @@ from transport.memory_network import MemoryConnection, MemoryNetwork
 from triolet.errors import ConfigError
 from triolet.ids import Role
 from triolet.sampling import SamplingParams
-from worker.reception import SHUT_DOWN
-from worker.shell import EXIT_DEVICE_LOST, EXIT_WEDGED
+from worker.server_sessions import SHUT_DOWN
+from worker.worker_loop import EXIT_DEVICE_LOST, EXIT_WEDGED
 
 from .fake_engine import FakeEngine, completion
 from .fleet import (
@@ -290,7 +290,7 @@ async def test_a_worker_that_leaves_waits_until_it_was_heard(
 ) -> None:
     async with open_fleet() as fleet:
         link = fleet.client.links[role]
-        fleet.shells[role].drain(20.0)
+        fleet.loops[role].drain(20.0)
         await fleet.client.wait_until(lambda: link.goodbyes)
         await trio.sleep(LINK.farewell_s / 2)
         fleet.client.greet(role)
@@ -309,7 +309,7 @@ async def test_a_drain_is_told_to_servers_at_once(autojump_clock: MockClock) -> 
         answer = await fleet.client.start(PROMPT, params(30), allowed=2)
         await fleet.client.wait_until(lambda: len(answer.tokens) == 2)
         await trio.sleep(0.1)
-        fleet.shells[Role.DECODE].drain(1.0)
+        fleet.loops[Role.DECODE].drain(1.0)
         await trio.testing.wait_all_tasks_blocked()
         assert fleet.client.links[Role.DECODE].beats[-1].is_draining
         await fleet.client.finish(answer)
@@ -320,7 +320,7 @@ async def test_a_drain_ends_what_does_not_finish_in_time(autojump_clock: MockClo
         answer = await fleet.client.start(PROMPT, params(30), allowed=2)
         await fleet.client.wait_until(lambda: len(answer.tokens) == 2)
         began_at = trio.current_time()
-        fleet.shells[Role.DECODE].drain(3.0)
+        fleet.loops[Role.DECODE].drain(3.0)
         await fleet.client.wait_until(lambda: answer.ended[Role.DECODE])
         assert answer.ended[Role.DECODE][0].reason is EndReason.DRAIN
         assert 3.0 <= trio.current_time() - began_at < 3.2
@@ -338,7 +338,7 @@ async def test_a_device_that_never_returns_ends_the_process(autojump_clock: Mock
 
     with pytest.RaisesGroup(Left, flatten_subgroups=True):
         async with open_fleet() as fleet:
-            fleet.shells[Role.PREFILL].exit_process = leave
+            fleet.loops[Role.PREFILL].exit_process = leave
             fleet.devices[Role.PREFILL].is_hanging = True
             await fleet.client.start(PROMPT, params())
             await trio.sleep(fleet.configs[Role.PREFILL].step_timeout_s - 0.1)
@@ -362,7 +362,7 @@ async def test_a_failed_step_that_loses_the_device_ends_the_process(
 
     with pytest.RaisesGroup(Left, flatten_subgroups=True):
         async with open_fleet() as fleet:
-            fleet.shells[role].exit_process = leave
+            fleet.loops[role].exit_process = leave
             fleet.engines[role].fail_next_step = True
             fleet.engines[role].is_device_lost = True
             await fleet.client.start(PROMPT, params())
@@ -399,7 +399,7 @@ async def test_a_restarted_decode_worker_is_another_one(autojump_clock: MockCloc
     async with open_fleet() as fleet:
         first = await fleet.client.start(PROMPT, params())
         await fleet.client.finish(first)
-        fleet.shells[Role.DECODE].drain(0.0)
+        fleet.loops[Role.DECODE].drain(0.0)
         await fleet.client.wait_until(lambda: fleet.client.links[Role.DECODE].goodbyes)
         # This client says nothing to a farewell, so the worker stays for as long as it waits.
         await trio.sleep(fleet.configs[Role.DECODE].link.farewell_s + 0.1)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .outbox import Outbox
 
 
-class LastWords:
+class Tombstones:
     """How attempts ended, for a while.
 
     Args:
@@ -63,7 +63,7 @@ log = structlog.get_logger()
 
 
 class Member(Protocol):
-    """What the roster must know of an attempt."""
+    """What the attempt table must know of an attempt."""
 
     @property
     def key(self) -> AttemptKey:
@@ -108,7 +108,7 @@ class _Departure(NamedTuple, Generic[A]):
     failed: FailedStep
 
 
-class Roster(Generic[A]):
+class AttemptTable(Generic[A]):
     """All attempts that hold a lease here.
 
     Args:
@@ -140,7 +140,7 @@ class Roster(Generic[A]):
         self._ledger = ledger
         self._outbox = outbox
         self._on_end = on_end
-        self._last_words = LastWords(link)
+        self._tombstones = Tombstones(link)
         self._in_step: frozenset[AttemptKey] = frozenset()
         self._leaving: list[_Departure[A]] = []
 
@@ -189,7 +189,7 @@ class Roster(Generic[A]):
         """Say again how an attempt ended, or that there is none."""
         if any(departure.attempt.key == key for departure in self._leaving):
             return  # its last words come when the step returns
-        ended = self._last_words.find(key)
+        ended = self._tombstones.find(key)
         if ended is None:
             ended = Ended(*key, EndReason.UNKNOWN, num_tokens=0, freed_blocks=0)
         self._outbox.to_server(server.identity(), ended)
@@ -204,7 +204,7 @@ class Roster(Generic[A]):
         self.end_older(key, now)
         self.leases.release(key, now)
         ended = Ended(*key, reason, num_tokens=0, freed_blocks=0, message=message[:MAX_TEXT])
-        self._last_words.say(ended, now)
+        self._tombstones.say(ended, now)
         self.repeat_last_words(server, key)
 
     def end(
@@ -244,7 +244,7 @@ class Roster(Generic[A]):
         """End what its server no longer wants and what ran out of time."""
         for key, reason in self.leases.expired(now):
             self.end(key, reason, now)
-        self._last_words.sweep(now)
+        self._tombstones.sweep(now)
 
     def begin_step(self, keys: Iterable[AttemptKey]) -> None:
         """Note that the device works on the blocks of these."""
@@ -280,7 +280,7 @@ class Roster(Generic[A]):
         ended = Ended(
             *attempt.key, reason, attempt.num_output_tokens, freed_blocks, message, *failed
         )
-        self._last_words.say(ended, now)
+        self._tombstones.say(ended, now)
         self._outbox.to_server(attempt.server.identity(), ended)
         log.info(
             "attempt_ended",

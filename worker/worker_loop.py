@@ -1,4 +1,4 @@
-"""What the shell asks of a core: take frames in, plan steps, say what to send."""
+"""The loop around a core: frames in, steps, frames out; and what it asks of a core."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from .engine_port import EnginePort
     from .outbox import Outbox
-    from .reception import Reception
+    from .server_sessions import ServerSessions
 
 
 class Stepper(Protocol):
@@ -63,7 +63,7 @@ class WorkerCore(Protocol):
         ...
 
     @property
-    def reception(self) -> Reception[Any]:
+    def server_sessions(self) -> ServerSessions[Any]:
         """What servers see."""
         ...
 
@@ -73,7 +73,7 @@ class WorkerCore(Protocol):
         ...
 
     def wake(self, now: float) -> None:
-        """Called before frames are handed in, and whenever a task of the shell comes round."""
+        """Called before frames are handed in, and whenever a task of the loop comes round."""
         ...
 
     def on_control(self, sender: bytes, frame: AnyFrame, now: float) -> None:
@@ -126,7 +126,7 @@ def read_process() -> ProcessFacts:
     return process_facts(trio.lowlevel.current_statistics().tasks_living)
 
 
-class Shell:
+class WorkerLoop:
     """One worker's tasks.
 
     Args:
@@ -169,7 +169,9 @@ class Shell:
         self._drained = trio.Event()
         self._step_began_at: float | None = None
 
-    async def run(self, *, task_status: trio.TaskStatus[Shell] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(
+        self, *, task_status: trio.TaskStatus[WorkerLoop] = trio.TASK_STATUS_IGNORED
+    ) -> None:
         """Serve until drained. Starts with itself, so that whoever started it can drain it."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._receive)
@@ -182,7 +184,7 @@ class Shell:
 
     def drain(self, deadline_s: float) -> None:
         """Take nothing new; `run` returns when everything is over or ended."""
-        self._core.reception.drain(trio.current_time(), deadline_s)
+        self._core.server_sessions.drain(trio.current_time(), deadline_s)
         self.settle(trio.current_time())
 
     def settle(self, now: float) -> None:
@@ -199,7 +201,7 @@ class Shell:
         self._say(now)  # a first token waits for no KV
         self._flush_kv(now)
         self._say(now)
-        if self._core.reception.has_news:
+        if self._core.server_sessions.has_news:
             self._news.set()
 
     def _say(self, now: float) -> None:
@@ -210,7 +212,7 @@ class Shell:
                 try:
                     self._control.send_nowait(send.to, send.frame)
                 except (PeerGone, PeerBusy):
-                    self._core.reception.on_server_gone(send.to, now)
+                    self._core.server_sessions.on_server_gone(send.to, now)
 
     async def _receive(self) -> None:
         while True:
@@ -300,14 +302,14 @@ class Shell:
         while True:
             self._news = trio.Event()
             self._core.wake(trio.current_time())
-            self._core.reception.beat()
+            self._core.server_sessions.beat()
             self.settle(trio.current_time())
             await trio.sleep(link.load_report_interval_s)
             with trio.move_on_after(link.heartbeat_interval_s - link.load_report_interval_s):
                 await self._news.wait()
 
     async def _sweep(self) -> None:
-        while not self._core.reception.is_drained:
+        while not self._core.server_sessions.is_drained:
             await trio.sleep(self._config.link.sweep_interval_s)
             now = trio.current_time()
             self._core.wake(now)
@@ -324,7 +326,7 @@ class Shell:
         a connection has received and not yet read is lost with its end."""
         link = self._config.link
         with trio.move_on_after(link.farewell_s):
-            while not self._core.reception.is_heard:  # noqa: ASYNC110 (it knows no events)
+            while not self._core.server_sessions.is_heard:  # noqa: ASYNC110 (it knows no events)
                 await trio.sleep(link.sweep_interval_s)
 
     def _watch_step(self, now: float) -> None:

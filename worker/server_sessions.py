@@ -27,8 +27,8 @@ from transport.lease import Standing
 from transport.liveness import SelfFence
 from triolet.ids import Role
 
+from .attempt_table import Member
 from .counters import Drop
-from .roster import Member
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from triolet.errors import TrioletError
     from triolet.ids import AttemptKey, PeerId
 
+    from .attempt_table import AttemptTable
     from .counters import Counters
     from .identity import Identity
     from .outbox import Outbox
-    from .roster import Roster
 
 
 class _Known(NamedTuple):
@@ -150,13 +150,13 @@ SHUT_DOWN: Final = "this worker has shut down"
 A = TypeVar("A", bound=Member)
 
 
-class Reception(Generic[A]):
+class ServerSessions(Generic[A]):
     """The side of a worker that servers see.
 
     Args:
       identity: who answers.
       link: lifetimes.
-      roster: who holds a lease.
+      attempt_table: who holds a lease.
       outbox: takes the answers.
       counters: of what came.
       describe: how things stand, with the credit of one server.
@@ -173,7 +173,7 @@ class Reception(Generic[A]):
         self,
         identity: Identity,
         link: LinkConfig,
-        roster: Roster[A],
+        attempt_table: AttemptTable[A],
         outbox: Outbox,
         counters: Counters,
         describe: Callable[[PeerId], WorkerHeartbeat],
@@ -197,7 +197,7 @@ class Reception(Generic[A]):
         )
         self.is_draining = False
         self._identity = identity
-        self._roster = roster
+        self._attempt_table = attempt_table
         self._outbox = outbox
         self._counters = counters
         self._describe = describe
@@ -210,12 +210,12 @@ class Reception(Generic[A]):
     @property
     def has_news(self) -> bool:
         """Whether leases have ended, and their blocks gone back, since the last heartbeat."""
-        return self._roster.ended.total() != self._num_reported
+        return self._attempt_table.ended.total() != self._num_reported
 
     @property
     def is_drained(self) -> bool:
         """Whether the worker may leave."""
-        return self.is_draining and self._roster.is_empty
+        return self.is_draining and self._attempt_table.is_empty
 
     @property
     def is_heard(self) -> bool:
@@ -231,7 +231,7 @@ class Reception(Generic[A]):
         absence_s = self._fence.absence_s
         if absence_s:
             log.warning("stood_still", seconds=round(absence_s, 3))
-            self._roster.leases.excuse(absence_s)
+            self._attempt_table.leases.excuse(absence_s)
             self.servers.excuse(absence_s)
         return absence_s
 
@@ -259,7 +259,7 @@ class Reception(Generic[A]):
             return None
         match frame:
             case ServerHeartbeat(live=live):
-                self._roster.renew(server, (row.key for row in live), now)
+                self._attempt_table.renew(server, (row.key for row in live), now)
             case End(reason=reason):
                 self._end(server, frame.key, reason, now)
             case Drain(deadline_s=deadline_s):
@@ -280,21 +280,21 @@ class Reception(Generic[A]):
         if server is not None:
             tell = log.info if has_said_so else log.warning
             tell("server_gone", server=str(server))
-            for key in self._roster.leases.owned_by(server):
-                self._roster.end(key, EndReason.LEASE_EXPIRED, now)
+            for key in self._attempt_table.leases.owned_by(server):
+                self._attempt_table.end(key, EndReason.LEASE_EXPIRED, now)
 
     def reject(self, server: PeerId, frame: AnyFrame, error: TrioletError, now: float) -> None:
         """Answer a frame that cannot be acted upon."""
         log.warning("frame_rejected", server=str(server), error=str(error))
         self._counters.drop(Drop.REJECTED)
         if isinstance(frame, AttemptFrame):
-            attempt = self._roster.attempts.get(frame.key)
+            attempt = self._attempt_table.attempts.get(frame.key)
             if attempt is None or attempt.server == server:
-                self._roster.turn_away(server, frame.key, EndReason.ERROR, now, str(error))
+                self._attempt_table.turn_away(server, frame.key, EndReason.ERROR, now, str(error))
 
     def beat(self) -> None:
         """Tell every server and operator how things stand."""
-        self._num_reported = self._roster.ended.total()
+        self._num_reported = self._attempt_table.ended.total()
         for sender, peer in (*self.servers.known(), *self.operators.known()):
             self._outbox.to_server(sender, self._describe(peer))
 
@@ -310,16 +310,16 @@ class Reception(Generic[A]):
 
     def sweep(self, now: float) -> None:
         """End what is over: expired leases, deadlines, silent servers, the drain."""
-        self._roster.end_expired(now)
+        self._attempt_table.end_expired(now)
         self.servers.forget_silent(now)
         self.operators.forget_silent(now)
         if self._drain_deadline is not None and now >= self._drain_deadline:
-            self._roster.end_all(EndReason.DRAIN, now)
+            self._attempt_table.end_all(EndReason.DRAIN, now)
 
     def begin_new_life(self, now: float) -> None:
         """Drop everything: whoever gave us work has taken it elsewhere by now."""
         log.warning("fenced", epoch=self._identity.me.epoch)
-        self._roster.end_all(EndReason.LEASE_EXPIRED, now)
+        self._attempt_table.end_all(EndReason.LEASE_EXPIRED, now)
         reason = "this worker stood still for longer than its leases: say HELLO again"
         self.servers.dismiss(reason)
         self.operators.dismiss(reason)
@@ -339,8 +339,8 @@ class Reception(Generic[A]):
         elif self.servers.greet(sender, hello, now):
             log.info("server_greeted", server=str(peer))
             # Who greets again has given this worker up, and everything that it had here.
-            for key in self._roster.leases.owned_by(peer):
-                self._roster.end(key, EndReason.LEASE_EXPIRED, now)
+            for key in self._attempt_table.leases.owned_by(peer):
+                self._attempt_table.end(key, EndReason.LEASE_EXPIRED, now)
             # At once, so that it may dispatch without waiting for the next heartbeat.
             self._outbox.to_server(sender, self._describe(peer))
 
@@ -358,14 +358,14 @@ class Reception(Generic[A]):
         self._outbox.to_server(sender, Audited(serial, self._account(now)))
 
     def _end(self, server: PeerId, key: AttemptKey, reason: EndReason, now: float) -> None:
-        attempt = self._roster.attempts.get(key)
+        attempt = self._attempt_table.attempts.get(key)
         if attempt is None:
-            if self._roster.leases.standing(key) is Standing.ENDED:
-                self._roster.repeat_last_words(server, key)
+            if self._attempt_table.leases.standing(key) is Standing.ENDED:
+                self._attempt_table.repeat_last_words(server, key)
             else:
                 # It overtook the frame that begins the attempt, which will find it ended.
-                self._roster.turn_away(server, key, reason, now)
+                self._attempt_table.turn_away(server, key, reason, now)
         elif attempt.server == server:
-            self._roster.end(key, reason, now)
+            self._attempt_table.end(key, reason, now)
         else:
             self._counters.drop(Drop.FOREIGN)
