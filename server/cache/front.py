@@ -50,7 +50,7 @@ def name_of(request: GenerationRequest, fingerprint: str) -> bytes:
         sampling = replace(sampling, seed=0)
     asked = msgspec.msgpack.encode(
         (
-            request.claim.tenant,
+            request.scheduling.tenant,
             request.cache_salt,
             fingerprint,
             sampling,
@@ -173,6 +173,6 @@ class CachingFleet:
         # Whoever lets less be computed than was asked for changes the request, or its end.
         if not is_whole or name_of(request, script.fingerprint) != name:
             return
-        keeper = Keeper(request.claim.tenant.encode(), request.claim.cache_share)
+        keeper = Keeper(request.scheduling.tenant.encode(), request.scheduling.cache_share)
         answer = msgspec.msgpack.encode(script)
         self.store.keep(name, answer, keeper, trio.current_time())

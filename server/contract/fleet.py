@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from transport.frames import Capacity, Load
     from triolet.audit import FleetAudit
     from triolet.ids import Role
-    from triolet.service_class import Claim
+    from triolet.service_class import Scheduling
 
     from .embedding import EmbeddingRequest, EmbeddingRun
     from .generation import Generation, GenerationRequest
@@ -167,12 +167,12 @@ class DoorkeeperPort(Protocol):
         ...
 
     def refuse_early(
-        self, claim: Claim, request_id: bytes, key: int, deadline_s: float, now: float
+        self, scheduling: Scheduling, request_id: bytes, key: int, deadline_s: float, now: float
     ) -> None:
         """Raise the RequestError, 503, for what is refused whatever its prompt is."""
         ...
 
-    def max_tokens(self, claim: Claim, prompt_tokens: int) -> int | None:
+    def max_tokens(self, scheduling: Scheduling, prompt_tokens: int) -> int | None:
         """Return how many tokens an answer may have at the moment; None for no cap."""
         ...
 

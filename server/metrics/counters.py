@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
 
-    from triolet.service_class import Claim, ServiceClass
+    from triolet.service_class import Scheduling, ServiceClass
 
     from ..api.door import BodyRoom
     from ..cache.front import CachingFleet
@@ -393,19 +393,19 @@ class TenantMetrics:
         """Read this whenever the metrics are."""
         self._registry.register(_FileCollector(report))
 
-    def ended(self, claim: Claim, outcome: str, usage: Usage) -> None:
+    def ended(self, scheduling: Scheduling, outcome: str, usage: Usage) -> None:
         """A sequence ended, or was refused."""
-        if not claim.tenant:
+        if not scheduling.tenant:
             return
-        service_class = claim.service_class.name.lower()
-        self._requests.labels(claim.tenant, service_class, outcome).inc()
+        service_class = scheduling.service_class.name.lower()
+        self._requests.labels(scheduling.tenant, service_class, outcome).inc()
         for kind, count in (
             ("prompt", usage.prompt_tokens),
             ("cached", usage.cached_tokens),
             ("completion", usage.completion_tokens),
         ):
             if count:
-                self._tokens.labels(claim.tenant, service_class, kind).inc(count)
+                self._tokens.labels(scheduling.tenant, service_class, kind).inc(count)
 
 
 class _FileCollector:

@@ -70,7 +70,7 @@ async def create_message(services: Services) -> Response:
         services.config.model_name,
         fields.max_tokens,
         plan.tool_form,
-        message_tier(fields.service_tier, request.claim),
+        message_tier(fields.service_tier, request.scheduling),
         plan.thinking,
     )
     if fields.stream:

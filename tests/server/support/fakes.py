@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from server.text.reasoning import Reasoner
     from server.text.tool_calls import ToolForm
     from triolet.sampling import Grammar
-    from triolet.service_class import Claim
+    from triolet.service_class import Scheduling
 
 MAX_MODEL_LEN = 4096
 CAPACITY = Capacity(
@@ -188,13 +188,13 @@ class FakeDoorkeeper:
         self.keys: list[int] = []
 
     def refuse_early(
-        self, claim: Claim, request_id: bytes, key: int, deadline_s: float, now: float
+        self, scheduling: Scheduling, request_id: bytes, key: int, deadline_s: float, now: float
     ) -> None:
         self.keys.append(key)
         if self.refuse_with is not None:
             raise self.refuse_with
 
-    def max_tokens(self, claim: Claim, prompt_tokens: int) -> int | None:
+    def max_tokens(self, scheduling: Scheduling, prompt_tokens: int) -> int | None:
         return self.cap
 
 
