@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..ports import Services
 
 
-STATIC_DIR: Final = Path(__file__).parents[1] / "static"
+STATIC_DIR: Final = Path(__file__).parents[2] / "static"
 TYPES: Final = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
