@@ -20,7 +20,7 @@ import trio
 
 from server.api.claims import current_scheduling
 from server.api.live import DEPARTURE_KEY, Departure
-from server.api.ports import Services
+from server.api.services import Services
 from server.app import build_app
 from server.contract.generation import GenerationRequest
 from server.jobs.runner import receiving

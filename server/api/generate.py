@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from ..text.tool_calls import ToolForm
     from .live import LiveRequest
     from .openai.chunks import ChunkWriter
-    from .ports import Services
     from .schemas import GenerationFields
+    from .services import Services
     from .stream import Answer, StreamForm
 
 

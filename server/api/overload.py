@@ -17,8 +17,8 @@ from .resuming import own_key
 if TYPE_CHECKING:
     from triolet.service_class import Scheduling
 
-    from .ports import Services
     from .schemas import GenerationFields
+    from .services import Services
 
 LEVEL_HEADER: Final = "x-triolet-brownout"
 """On answers that are shorter than their clients asked for: the level of brownout."""

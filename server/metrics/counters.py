@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from triolet.service_class import Scheduling, ServiceClass
 
-    from ..api.door import BodyRoom
     from ..cache.front import CachingFleet
     from ..tenants.quotas import Quotas
     from ..tenants.tenancy import TenancyReport
@@ -36,11 +35,17 @@ class DoorCollector(Collector):
 
     def __init__(self) -> None:
         self._lines: Mapping[str, Turns[Any]] = {}
-        self._bodies: BodyRoom | None = None
+        self._held_bytes: Callable[[], int] = lambda: 0
+        self._refused_bodies: Mapping[Any, int] = {}
 
-    def watch(self, lines: Mapping[str, Turns[Any]], bodies: BodyRoom) -> None:
+    def watch(
+        self,
+        lines: Mapping[str, Turns[Any]],
+        held_bytes: Callable[[], int],
+        refused_bodies: Mapping[Any, int],
+    ) -> None:
         """Show these from now on."""
-        self._lines, self._bodies = lines, bodies
+        self._lines, self._held_bytes, self._refused_bodies = lines, held_bytes, refused_bodies
 
     def collect(self) -> Iterable[Metric]:
         """Yield one family after the other."""
@@ -59,10 +64,9 @@ class DoorCollector(Collector):
         bodies = CounterMetricFamily(
             "triolet_body_refusals", "Bodies for which there was no room", labels=("reason",)
         )
-        if self._bodies is not None:
-            held.add_metric((), self._bodies.held_bytes)
-            for what, count in self._bodies.refused.items():
-                bodies.add_metric((what,), count)
+        held.add_metric((), self._held_bytes())
+        for what, count in self._refused_bodies.items():
+            bodies.add_metric((what,), count)
         yield from (jobs, refusals, held, bodies)
 
 
@@ -148,9 +152,14 @@ class HttpMetrics:
         """Answers are given again from now on."""
         self._response_cache.watch(cache)
 
-    def watch_door(self, lines: Mapping[str, Turns[Any]], bodies: BodyRoom) -> None:
-        """Show lines, by name, and bytes of bodies from now on."""
-        self._door.watch(lines, bodies)
+    def watch_door(
+        self,
+        lines: Mapping[str, Turns[Any]],
+        held_bytes: Callable[[], int],
+        refused_bodies: Mapping[Any, int],
+    ) -> None:
+        """Show lines, by name, bytes of bodies, and refused bodies by reason from now on."""
+        self._door.watch(lines, held_bytes, refused_bodies)
 
 
 log = structlog.get_logger()

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from triolet.service_class import Scheduling, ServiceClass
 
-    from ..contract.fleet import FleetView
     from ..contract.generation import Usage
+    from ..scheduling.status import FleetStatus
 
 log = structlog.get_logger(__name__)
 
@@ -155,7 +155,7 @@ class Metrics:
 
     def watch(
         self,
-        status: Callable[[], FleetView],
+        status: Callable[[], FleetStatus],
         connections: Callable[[], int],
         writes: Callable[[], Mapping[str, int]] = dict,
         turned_away: Callable[[], Mapping[str, int]] = dict,

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from quart import Response
 
     from ..generate import Plan
-    from ..ports import Services
+    from ..services import Services
     from ..stream import Answer
     from .schema import OfferedTool, PromptFields, ToolUse
 

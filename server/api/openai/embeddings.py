@@ -29,8 +29,8 @@ from ..schemas import MAX_INT, Prompt, StrictModel, read_prompts
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..ports import Services
     from ..schemas import Prompt
+    from ..services import Services
 
 
 class EmbeddingFields(StrictModel):
