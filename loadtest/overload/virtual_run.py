@@ -19,7 +19,7 @@ from triolet.errors import RequestError
 from triolet.ids import Role
 from triolet.invariants import check_at_rest
 from triolet.sampling import SamplingParams
-from triolet.service_class import Claim
+from triolet.service_class import Scheduling
 from triolet.units import SECONDS
 
 from .arrivals import Arrival
@@ -68,13 +68,13 @@ class VirtualLoad:
 
     Attributes:
       arrivals: in order.
-      claims: of tenants with a weight or a share; others have the default's.
+      schedulings: of tenants with a weight or a share; others have the default's.
       do_return: whoever is refused comes once more, after exactly the time that it was told.
       seed: decides prompts and the order of tasks.
     """
 
     arrivals: Sequence[Arrival]
-    claims: Mapping[str, Claim] = field(default_factory=dict)
+    schedulings: Mapping[str, Scheduling] = field(default_factory=dict)
     do_return: bool = False
     seed: int = 0
 
@@ -139,14 +139,14 @@ class _Drive:
 
     def _request(self, arrival: Arrival) -> GenerationRequest:
         numbers = self._numbers
-        claim = self._load.claims.get(arrival.tenant, Claim(arrival.tenant))
+        scheduling = self._load.schedulings.get(arrival.tenant, Scheduling(arrival.tenant))
         request_id = numbers.randbytes(16)
         return GenerationRequest(
             request_id=request_id,
             prompt_ids=tuple(numbers.choices(range(1, VOCABULARY), k=arrival.prompt_tokens)),
             sampling=SamplingParams(max_tokens=arrival.output_tokens, seed=1, ignore_eos=True),
             deadline_s=arrival.deadline_s,
-            claim=replace(claim, service_class=arrival.service_class),
+            scheduling=replace(scheduling, service_class=arrival.service_class),
             key=int.from_bytes(request_id[:KEY_BYTES], "big"),
         )
 
@@ -182,7 +182,7 @@ def _begin(fleet: Fleet, request: GenerationRequest) -> Stream:
       RequestError: refused, here or there.
     """
     fleet.doorkeeper.refuse_early(
-        request.claim,
+        request.scheduling,
         request.request_id,
         request.key,
         request.deadline_s,

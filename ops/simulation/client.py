@@ -20,7 +20,7 @@ from server.contract.generation import (
 )
 from triolet.config import SloConfig
 from triolet.errors import RequestError
-from triolet.service_class import DEFAULT_CLAIM, Claim
+from triolet.service_class import DEFAULT_SCHEDULING, Scheduling
 from triolet.units import SECONDS
 
 from .engine import EOS_ID, reference
@@ -50,7 +50,7 @@ class Wish:
       number: names it.
       prompt_ids: its prompt, unlike everybody else's but its origin's.
       sampling: how many tokens, which seed.
-      claim: whose it is, and of which class.
+      scheduling: whose it is, and of which class.
       origin: number of the wish for another completion of this prompt; None for none.
       stop: stop strings.
       priority: lower is more important.
@@ -70,7 +70,7 @@ class Wish:
     stalls_at: int | None = None
     stalls_s: float = 0.0
     origin: int | None = None
-    claim: Claim = DEFAULT_CLAIM
+    scheduling: Scheduling = DEFAULT_SCHEDULING
 
     @property
     def chosen_by(self) -> tuple[tuple[int, ...], int]:
@@ -150,7 +150,7 @@ class Client:
                 stop=self.wish.stop,
                 priority=self.wish.priority,
                 origin_id=self._origin_id,
-                claim=self.wish.claim,
+                scheduling=self.wish.scheduling,
             )
             try:
                 stream = fleet.submit(request)
@@ -231,7 +231,7 @@ class Client:
     def _is_late(self) -> bool:
         """Return whether its first token may be past what its class is promised: what of that is
         left depends on how slow the workers are found to be."""
-        slo_s = SLO.of(self.wish.claim.service_class)
+        slo_s = SLO.of(self.wish.scheduling.service_class)
         waited_s = trio.current_time() - self._asked_at
         return slo_s is not None and not self.token_ids and waited_s >= slo_s / 2
 

@@ -50,7 +50,7 @@ class InputClient(Client):
             ids = [self._draw_request_id() for _ in self._inputs]
             requests = [
                 EmbeddingRequest(
-                    request_id, input_ids, VectorForm(), DEADLINE_S, claim=self.wish.claim
+                    request_id, input_ids, VectorForm(), DEADLINE_S, scheduling=self.wish.scheduling
                 )
                 for request_id, input_ids in zip(ids, self._inputs, strict=True)
             ]

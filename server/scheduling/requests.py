@@ -196,7 +196,7 @@ class Conductor:
             forecasts = gate.judge(requests, now)
         except RequestError as error:
             for request in requests:
-                self.book.reject(request.claim, error)
+                self.book.reject(request.scheduling, error)
             raise
         sequences = []
         for request, forecast in zip(requests, forecasts, strict=True):
@@ -363,4 +363,4 @@ class Conductor:
         role = missing_role(self._workers, roles, self._config.worker_wait_s, now)
         if role is not None:
             raise outcome.no_worker_left(role).error
-        refuse_full(self._attempts.line, request.claim, num_together, self._config)
+        refuse_full(self._attempts.line, request.scheduling, num_together, self._config)

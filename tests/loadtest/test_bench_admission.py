@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from server.contract.generation import GenerationRequest
     from server.tenants.quotas import Quotas
     from tests.server.support.fakes import FakeGeneration
-    from triolet.service_class import Claim
+    from triolet.service_class import Scheduling
 
 OTHERS, REQUESTS = 150, 24
 
@@ -93,7 +93,7 @@ class Choosy(FakeFleet):
         return super().submit(request)
 
     def answer(self, generation: FakeGeneration) -> None:
-        if generation.request.claim.tenant != FLOOD:
+        if generation.request.scheduling.tenant != FLOOD:
             answer_hello(generation)
 
 
@@ -103,9 +103,9 @@ class LargeText(FakeText):
 
 class ChoosyDoorkeeper(FakeDoorkeeper):
     def refuse_early(
-        self, claim: Claim, request_id: bytes, key: int, deadline_s: float, now: float
+        self, scheduling: Scheduling, request_id: bytes, key: int, deadline_s: float, now: float
     ) -> None:
-        if claim.tenant == TENANTS[OVERLOADED]:
+        if scheduling.tenant == TENANTS[OVERLOADED]:
             raise overloaded("too much", 1.0)
 
 

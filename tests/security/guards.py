@@ -212,7 +212,7 @@ MUTANTS: Final = (
     Mutant("A21", "engine/prefix_cache.py", "node = self._top.children.get(salt)",
            "node = next(iter(self._top.children.values()), None)",
            "engine/test_prefix_cache.py::test_salts_share_nothing"),
-    Mutant("A21", "server/cache/front.py", "            request.claim.tenant,\n", "",
+    Mutant("A21", "server/cache/front.py", "            request.scheduling.tenant,\n", "",
            "server/test_response_store.py::test_whatever_may_change_an_answer_changes_its_name"),
     Mutant("A22", "engine/prefix_cache.py",
            "return (tokens[start : start + size] for start in",
