@@ -38,7 +38,7 @@ from .edge.listen import Edge, base_url, open_listening_socket, open_own_socket
 from .jobs.runner import BatchRunner
 from .jobs.storage import Storage
 from .metrics.metrics import Metrics
-from .scheduling.links import Fleet
+from .scheduling.links import Links
 from .tenants.opening import opened_quotas
 from .tenants.tenancy import Tenancy, TenantFile
 from .text.grammars import Grammars
@@ -113,7 +113,7 @@ async def serve(
             siblings = Siblings(config.siblings) if config.siblings else None
             grammars = _grammars(config, text, metrics)
             quotas = sockets.enter_context(_quotas(config, metrics, tenancy))
-            fleet = Fleet(config, text, network, metrics, _own_name(siblings), charges=quotas)
+            fleet = Links(config, text, network, metrics, _own_name(siblings), charges=quotas)
             services = Services(
                 config,
                 fleet,
@@ -149,7 +149,7 @@ async def serve(
 
 def _show(
     metrics: Metrics,
-    fleet: Fleet,
+    fleet: Links,
     edge: Edge,
     services: Services,
     texts: Turns[Any],
@@ -163,7 +163,7 @@ def _show(
 
 
 async def _drain(
-    fleet: Fleet,
+    fleet: Links,
     siblings: Siblings | None,
     edge: Edge,
     config: ServerConfig,
@@ -235,7 +235,7 @@ async def _run_beside(
     services: Services,
     app: QuartTrio,
     storage: Storage | None,
-    fleet: Fleet,
+    fleet: Links,
     tenant_file: TenantFile | None,
 ) -> None:
     """Do what no client waits for: batches, and looking for other tenants."""
@@ -247,7 +247,7 @@ async def _run_beside(
             nursery.start_soon(tenant_file.run, services.tenancy, fleet.dismiss)
 
 
-async def _run_batches(services: Services, app: QuartTrio, storage: Storage, fleet: Fleet) -> None:
+async def _run_batches(services: Services, app: QuartTrio, storage: Storage, fleet: Links) -> None:
     """Run batches until this process is about to leave; a successor goes on with them."""
     config, on_line = services.config, services.metrics.http.batch_line
     runner = BatchRunner(storage, config.batches, app, config.host, fleet.hold_s, on_line)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
 
     from ..metrics.metrics import Metrics
-    from ..scheduling.links import Fleet
+    from ..scheduling.links import Links
     from ..tenants.quotas import Quotas
     from ..text.grammars import Grammars
     from ..text.tokenizer import TextModel
@@ -34,7 +34,7 @@ class Services:
     """What routes work with."""
 
     config: ServerConfig
-    fleet: Fleet | CachingFleet
+    fleet: Links | CachingFleet
     text: TextModel
     metrics: Metrics
     grammars: Grammars

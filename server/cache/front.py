@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..contract.embedding import EmbeddingRequest, EmbeddingRun
     from ..contract.generation import Generation, GenerationRequest
     from ..scheduling.gate import Doorkeeper
-    from ..scheduling.links import Fleet
+    from ..scheduling.links import Links
     from ..scheduling.status import FleetStatus
     from .store import Kept
 
@@ -88,7 +88,7 @@ class CachingFleet:
     """
 
     def __init__(
-        self, fleet: Fleet, config: ResponseCacheConfig, charges: Charges = NO_CHARGES
+        self, fleet: Links, config: ResponseCacheConfig, charges: Charges = NO_CHARGES
     ) -> None:
         self.store = ResponseStore(config)
         self.outcomes: Counter[CacheOutcome] = Counter(dict.fromkeys(CacheOutcome, 0))

@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from ..contract.generation import GenerationRequest
     from .fair_queue import FairQueue
     from .observer import OverloadObserver
-    from .request import Forecast
-    from .request import Sequence as RunningSequence
-    from .request_table import RequestBook
+    from .request import Forecast, Request
+    from .request_table import RequestTable
     from .status import OverloadStatus
     from .workers import Worker
 
@@ -61,7 +60,7 @@ class Gate:
         self,
         config: ServerConfig,
         workers: tuple[Worker, ...],
-        line: FairQueue[RunningSequence],
+        line: FairQueue[Request],
         observer: OverloadObserver,
         now: float,
     ) -> None:
@@ -121,12 +120,12 @@ class Gate:
         such a prompt."""
         return is_modest(self._line, scheduling, [(prompt_tokens, math.inf)])
 
-    def took(self, sequence: RunningSequence, forecast: Forecast, now: float) -> None:
+    def took(self, sequence: Request, forecast: Forecast, now: float) -> None:
         """Note a request that was taken on."""
         sequence.forecast = forecast
         self.overload.took(_ask(sequence.request), forecast, now)
 
-    def too_late(self, sequence: RunningSequence, now: float) -> outcome.End | None:
+    def too_late(self, sequence: Request, now: float) -> outcome.End | None:
         """Return the end of a sequence that waits in vain: on which nothing was spent, and whose
         first token cannot come in time any more."""
         forecast = sequence.forecast
@@ -143,7 +142,7 @@ class Gate:
             error = crowded_out(text, max(forecast.slo_s / 2, 1.0))
         return outcome.End(error, Outcome.EXPIRED, EndReason.DEADLINE)
 
-    def begun(self, sequence: RunningSequence, now: float) -> None:
+    def begun(self, sequence: Request, now: float) -> None:
         """Note that an attempt begins."""
         forecast = sequence.forecast
         if forecast is None or sequence.num_attempts:
@@ -157,14 +156,14 @@ class Gate:
             now=now,
         )
 
-    def first_token(self, sequence: RunningSequence, now: float) -> None:
+    def first_token(self, sequence: Request, now: float) -> None:
         """Note a sequence's first token."""
         forecast, times = sequence.forecast, sequence.times
         if forecast is not None and times.dispatched_at is not None:
             ttft_s, resided_s = now - times.submitted_at, now - times.dispatched_at
             self.overload.first_token(forecast, ttft_s, resided_s, now)
 
-    def ended(self, sequence: RunningSequence, now: float, *, is_well: bool) -> None:
+    def ended(self, sequence: Request, now: float, *, is_well: bool) -> None:
         """Note that a sequence ends."""
         forecast, dispatched_at = sequence.forecast, sequence.times.dispatched_at
         if forecast is not None:
@@ -201,7 +200,7 @@ def _ask(request: GenerationRequest) -> Ask:
     return Ask(request.scheduling, num_tokens, request.deadline_s, key, _draw(request.request_id))
 
 
-def _is_limited(sequence: RunningSequence) -> bool:
+def _is_limited(sequence: Request) -> bool:
     """Return whether one may wait by a limit of its tenant's, which says nothing of the line."""
     scheduling = sequence.request.scheduling
     return scheduling.max_running is not None or scheduling.kv_share < 1
@@ -232,7 +231,7 @@ class Doorkeeper:
       book: counts.
     """
 
-    def __init__(self, gate: Gate, book: RequestBook) -> None:
+    def __init__(self, gate: Gate, book: RequestTable) -> None:
         self._gate = gate
         self._book = book
 
