@@ -37,7 +37,6 @@ MAX_FOLDER_FILES = 25
 # Folders above the cap today, with their size: they may shrink, never grow.
 LARGE_FOLDERS = {
     "loadtest/bench": 56,
-    "ops": 49,
     "ops/simulation": 26,
     "server/scheduling": 37,
 }
@@ -73,12 +72,12 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 ENTRY_POINTS = {
     # The command `triolet`, once it knows that `ops` is Triolet's own.
     ("triolet/launch/entry.py", "ops"),
-    ("ops/cli.py", "prefill"),
-    ("ops/cli.py", "decode"),
-    ("ops/cli.py", "server"),
+    ("ops/cli/commands.py", "prefill"),
+    ("ops/cli/commands.py", "decode"),
+    ("ops/cli/commands.py", "server"),
     # The check of a model before a start, which loads no torch.
     ("ops/model_directory.py", "engine"),
-    ("ops/check_places.py", "engine"),
+    ("ops/cli/check_places.py", "engine"),
 }
 
 HOMES: dict[str, tuple[str, ...]] = {
@@ -337,9 +336,9 @@ SANS_IO = (
     "engine/block_ledger.py",
     "engine/pace.py",
     "engine/philox.py",
-    "ops/plan.py",
-    "ops/restart_policy.py",
-    "ops/rolling.py",
+    "ops/supervisor/plan.py",
+    "ops/supervisor/restart_policy.py",
+    "ops/supervisor/rolling.py",
     "server/contract/generation.py",
     "server/cache/store.py",
     *(
@@ -360,8 +359,8 @@ def test_files_that_decide_do_no_io(name: str) -> None:
 @pytest.mark.slow
 def test_deciding_loads_neither_torch_nor_trio_nor_zmq() -> None:
     cores = (
-        "decode.core, prefill.core, server.scheduling.requests, ops.plan, ops.restart_policy, "
-        "engine.preflight.check"
+        "decode.core, prefill.core, server.scheduling.requests, ops.supervisor.plan, "
+        "ops.supervisor.restart_policy, engine.preflight.check"
     )
     loaded = "[m for m in ('torch', 'trio', 'zmq') if m in sys.modules]"
     script = f"import sys, {cores}; print({loaded})"
@@ -390,7 +389,7 @@ def test_every_channel_and_queue_has_a_bound() -> None:
 
 
 CONFIGS = sorted((ROOT / "triolet" / "config").glob("*.py"))
-SHOWS_DEFAULTS = "ops/options.py"
+SHOWS_DEFAULTS = "ops/cli/options.py"
 
 
 def is_reader(node: ast.AST) -> bool:

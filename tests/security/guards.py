@@ -277,7 +277,7 @@ MUTANTS: Final = (
            f"{_PRIVATE}::test_whatever_a_process_makes_after_its_start_is_private"),
     Mutant("A37", "ops/role_process.py", "    keep_private()\n", "",
            f"{_PRIVATE}::test_a_role_started_by_itself_makes_private_files"),
-    Mutant("A37", "ops/cli.py", "    keep_private()\n", "",
+    Mutant("A37", "ops/cli/commands.py", "    keep_private()\n", "",
            "end_to_end/test_stored_things.py::test_no_file_of_a_fleet_is_for_others"),
     Mutant("A37", "triolet/private_files.py", "path.chmod(mode & ~_OTHERS)", "pass",
            f"{_PRIVATE}::test_wide_files_of_an_earlier_release_are_tightened_with_their_content"),

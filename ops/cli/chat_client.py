@@ -12,9 +12,9 @@ import httpx2
 
 from triolet.config import require
 
-from .api_key import key_headers, key_remedy
-from .exit_codes import CommandFailed
-from .plain_text import one_line
+from ..api_key import key_headers, key_remedy
+from ..exit_codes import CommandFailed
+from ..plain_text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

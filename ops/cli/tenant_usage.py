@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from .api_key import key_headers, key_remedy
-from .exit_codes import EXIT_FAILED, CommandFailed
-from .plain_text import one_line
+from ..api_key import key_headers, key_remedy
+from ..exit_codes import EXIT_FAILED, CommandFailed
+from ..plain_text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,6 +11,7 @@ import os
 import sys
 from dataclasses import replace
 from enum import StrEnum
+from pathlib import Path  # noqa: TC003 (typer reads annotations)
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -27,8 +28,9 @@ from triolet.config import (
 from triolet.errors import ConfigError
 from triolet.private_files import keep_private
 
-from .exit_codes import EXIT_BAD_INPUT, EXIT_FAILED, CommandFailed
-from .key_commands import keys_app
+from ..exit_codes import EXIT_BAD_INPUT, EXIT_FAILED, CommandFailed
+from ..plain_text import as_typed, one_line
+from ..supervisor.placement import Pinning
 from .option_groups import with_groups
 from .options import (
     DEFAULT_HOST,
@@ -57,14 +59,13 @@ from .options import (
     speculation_options,
 )
 from .overload_options import overload_options
-from .placement import Pinning
-from .plain_text import as_typed, one_line
 from .tenant_commands import tenant_app
 from .tenant_options import require_tenants
 from .worker_options import worker_config
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
 
 EXIT_INTERRUPTED = 130
 """128 + SIGINT, as shells count."""
@@ -87,6 +88,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
+keys_app = typer.Typer(help="Keys for tcp links between processes.", no_args_is_help=True)
 app.add_typer(keys_app, name="keys")
 app.add_typer(tenant_app, name="tenant")
 
@@ -174,9 +176,9 @@ def serve(
     log_level: LogLevelOption = None,
 ) -> None:
     """Serve a model on this machine: a server, prefill and decode workers, kept alive."""
-    from .logs import configure_logs, default_level
-    from .model_directory import check_start, with_model_name
-    from .models.choose import ready_model
+    from ..logs import configure_logs, default_level
+    from ..model_directory import check_start, with_model_name
+    from ..models.choose import ready_model
 
     level = log_level or default_level()
     keep_private()
@@ -184,8 +186,8 @@ def serve(
     checked = check_start(ready_model(model), engine, speculation)
     require_tenants(server.tenants)
 
-    from .plan import FleetPlan
-    from .serve import serve as serve_fleet
+    from ..supervisor.plan import FleetPlan
+    from ..supervisor.serve import serve as serve_fleet
 
     serve_fleet(
         FleetPlan(
@@ -230,8 +232,8 @@ def server(
     supervisor_pid: SupervisorPidOption = None,
 ) -> None:
     """Run one server for workers that run elsewhere."""
-    from .model_directory import find_model, with_model_name
-    from .role_process import run_role
+    from ..model_directory import find_model, with_model_name
+    from ..role_process import run_role
 
     own = read_siblings(siblings)
 
@@ -283,8 +285,7 @@ def prefill(
     name = name or f"prefill-{os.getpid()}"
     shared = read_lending(lending)
 
-    from .lifeline import leave
-    from .role_process import run_role
+    from ..role_process import leave, run_role
 
     def run() -> None:
         compute = replace(engine, gpu=gpu)
@@ -327,8 +328,7 @@ def decode(
     name = name or f"decode-{os.getpid()}"
     shared = read_lending(lending)
 
-    from .lifeline import leave
-    from .role_process import run_role
+    from ..role_process import leave, run_role
 
     def run() -> None:
         compute = replace(engine, gpu=gpu)
@@ -358,7 +358,7 @@ def drain(
     curve: CurveOption = None,
 ) -> None:
     """Let a worker finish or move what it runs, and leave; wait until it has."""
-    from .drain import run_drain
+    from .fleet_commands import run_drain
 
     run_drain(target, deadline, curve, port)
 
@@ -366,7 +366,7 @@ def drain(
 @app.command()
 def restart(role: RolesOption = None, port: FleetPortOption = None) -> None:
     """Restart the processes of `triolet serve` one after another, while it serves."""
-    from .restart import run_restart
+    from .fleet_commands import run_restart
 
     run_restart(role or (), port)
 
@@ -436,5 +436,11 @@ def version() -> None:
     typer.echo(f"triolet {installed('triolet')}")
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+@keys_app.command("make")
+def make_keys(directory: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
+    """Write a new key pair, and folders for the keys of other processes."""
+    from transport.zmq_curve import make_keys as make
+
+    public = make(directory)
+    typer.echo(f"{directory}: new keys; others let this process in by its public key:")
+    typer.echo(public.decode())

@@ -21,16 +21,16 @@ import trio
 from triolet.config import SupervisorConfig
 from triolet.errors import ConfigError
 
-from .exit_codes import EXIT_FAILED, CommandFailed
+from ..exit_codes import EXIT_FAILED, CommandFailed
+from ..ports import base_url, bind_door, bind_ports
+from ..private_directory import parent_directory, private_directory
+from ..running_fleets import SUPERVISOR_SOCKET, Note, write_note
 from .json_view import JsonView
 from .placement import VISIBLE_GPUS, Pinning, gpu_names
 from .plan import Door, door_path, plan_processes
-from .ports import base_url, bind_door, bind_ports
-from .private_directory import parent_directory, private_directory
 from .readiness import Readiness
 from .restart_policy import GiveUp
 from .rolling import ORDER
-from .running_fleets import SUPERVISOR_SOCKET, Note, write_note
 from .slot import RestartFailed
 from .supervisor import Supervisor, stop_on_signals
 from .supervisor_socket import Finished, Refused, StepBegan, answer_commands

@@ -16,7 +16,7 @@ import trio
 
 from triolet.ids import Role  # noqa: TC001 (msgspec reads the annotations)
 
-from .exit_codes import CommandFailed
+from ..exit_codes import CommandFailed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable

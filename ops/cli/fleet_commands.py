@@ -1,12 +1,9 @@
-"""`triolet drain`: ask one worker to take nothing new and to leave, and wait until it has.
-
-Knows the control protocol as far as an operator needs it: HELLO, DRAIN, what heartbeats say of the
-work that is left, GOODBYE.
-"""
+"""`triolet drain` and `triolet restart`: what is asked of a fleet that runs."""
 
 from __future__ import annotations
 
-from contextlib import closing
+import time
+from contextlib import aclosing, closing
 from typing import TYPE_CHECKING
 
 import trio
@@ -20,16 +17,19 @@ from triolet.config import LinkConfig
 from triolet.errors import ConfigError
 from triolet.ids import PeerId, Role, new_epoch
 
-from .exit_codes import CommandFailed
-from .plan import SERVER_NAME, control_address
-from .running_fleets import find_fleet, running_fleets
+from ..exit_codes import CommandFailed
+from ..running_fleets import find_fleet, running_fleets
+from ..supervisor.plan import SERVER_NAME, control_address
+from ..supervisor.rolling import ORDER
+from ..supervisor.supervisor_socket import Finished, Refused, RestartRequest, StepBegan, ask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from transport.frames import AnyFrame, Load
     from transport.link import Connection, Network
+
 
 LEAVE_MARGIN_S = 10.0
 """Beyond the deadline: for the running step, last words, and a machine that is busy."""
@@ -170,3 +170,32 @@ def what_is_left(load: Load) -> str:
     """Return the work of a worker in words."""
     left = load.running + load.paused + load.waiting
     return f"{left} sequence{'' if left == 1 else 's'} left"
+
+
+def run_restart(roles: Sequence[str], port: int | None) -> None:
+    """Restart every process of some roles and show each step.
+
+    Raises:
+      ConfigError: there is no such role, or several fleets run and no port says which is meant.
+      CommandFailed: none runs, or the restart was not done to its end.
+    """
+    for role in roles:
+        if role not in ORDER:
+            raise ConfigError(f"--role is {role!r}; allowed: {', '.join(sorted(ORDER))}")
+    fleet = find_fleet(port)
+    request = RestartRequest(tuple(Role(role) for role in roles))
+    trio.run(_show, fleet.supervisor_socket, request)
+
+
+async def _show(path: Path, request: RestartRequest) -> None:
+    began = time.monotonic()
+    async with aclosing(ask(path, request)) as answers:
+        async for answer in answers:
+            took_s = time.monotonic() - began
+            match answer:
+                case StepBegan(text):
+                    typer.echo(f"{took_s:6.1f} s  {text}")
+                case Finished():
+                    typer.echo(f"{took_s:6.1f} s  done: every process is a new one")
+                case Refused(message):
+                    raise CommandFailed(message)

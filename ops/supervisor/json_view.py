@@ -14,8 +14,8 @@ import structlog
 
 from triolet.status import Progress, ServerReady, WorkerReady
 
-from .logs import never_waiting
-from .model_directory import shown_path
+from ..logs import never_waiting
+from ..model_directory import shown_path
 from .restart_policy import GiveUp, Restart
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from triolet.config import EngineConfig
 
+from ..private_directory import parent_directory
 from .arguments import engine_arguments
 from .check_machine import (
     check_cpu,
@@ -27,7 +28,6 @@ from .check_machine import (
 from .check_places import check_links, check_model, check_port
 from .finding import Finding, Status
 from .options import DEFAULT_HOST, DEFAULT_PORT
-from .private_directory import parent_directory
 
 if TYPE_CHECKING:
     from pathlib import Path

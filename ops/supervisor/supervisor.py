@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .process_spec import ProcessSpec
     from .restart_policy import GiveUp
     from .rolling import Step
-    from .watcher import Watcher
+    from .view import Watcher
 
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C, the polite request, and a terminal that was closed: all mean a clean shutdown."""

@@ -18,14 +18,14 @@ from triolet.config import (
 from triolet.errors import ConfigError
 from triolet.ids import Role
 
-from .arguments import (
+from ..cli.arguments import (
     engine_arguments,
     gpu_arguments,
     lending_arguments,
     link_arguments,
     speculation_arguments,
 )
-from .overload_options import front_arguments
+from ..cli.overload_options import front_arguments
 from .placement import GPU, VISIBLE_GPUS, Pinning, own_cores, own_gpus, placed
 from .process_spec import ProcessSpec
 

@@ -1,10 +1,12 @@
-"""Who is told what happens to the processes of a fleet. Knows only what is told."""
+"""What is told of a fleet's processes, and to what."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from triolet.status import Report
 
     from .restart_policy import Ending, Verdict
@@ -22,3 +24,20 @@ class Watcher(Protocol):
         ...
 
     def stopping(self) -> None: ...
+
+
+class View(Watcher, Protocol):
+    """A Watcher that is open while the fleet runs and also shows that requests are taken."""
+
+    def __enter__(self) -> View: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+    def serving(self, url: str) -> None:
+        """Show that requests are taken at this base address."""
+        ...

@@ -41,8 +41,8 @@ from triolet.config import (
 )
 from triolet.errors import ConfigError
 
-from .placement import Pinning
-from .quantities import parse_size, show_size
+from ..quantities import parse_size, show_size
+from ..supervisor.placement import Pinning
 from .tenant_options import (
     LimitsOption,
     LimitsTimeoutOption,

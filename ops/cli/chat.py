@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 from rich.text import Text
 
+from ..exit_codes import CommandFailed
+from ..plain_text import printable
 from .chat_client import AnswerFailed, AnswerTimes, ChatClient, Message, Thought
-from .exit_codes import CommandFailed
-from .plain_text import printable
 from .word_wrap import WordWrap
 
 if TYPE_CHECKING:

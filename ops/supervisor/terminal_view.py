@@ -19,9 +19,9 @@ from rich.text import Text
 from triolet.status import Progress as ProgressReport
 from triolet.status import ServerReady, WorkerReady
 
-from .model_directory import shown_path
-from .plain_text import printable
-from .quantities import show_count, show_size
+from ..model_directory import shown_path
+from ..plain_text import printable
+from ..quantities import show_count, show_size
 from .restart_policy import GiveUp, Restart
 
 if TYPE_CHECKING:

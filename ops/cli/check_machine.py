@@ -14,8 +14,8 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ..quantities import show_size
 from .finding import Finding, Status
-from .quantities import show_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,7 @@ import trio
 
 from triolet.status import Failed, Progress, ServerReady, WorkerReady, parse_report
 
-from .logs import never_waiting
+from ..logs import never_waiting
 from .restart_policy import Ending
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from triolet.config import SupervisorConfig
     from triolet.status import Report
 
-    from .log_stream import LogStream
+    from ..log_stream import LogStream
     from .process_spec import ProcessSpec
 
 

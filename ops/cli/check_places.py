@@ -13,13 +13,13 @@ from transport.zmq_network import ZmqNetwork
 from triolet.config import LinkConfig
 from triolet.errors import ConfigError, TrioletError
 
-from .api_key import key_headers
+from ..api_key import key_headers
+from ..model_directory import check_start, shown_path
+from ..plain_text import as_typed, one_line
+from ..ports import base_url, claim_port
+from ..private_directory import private_directory
+from ..quantities import show_size
 from .finding import Finding, Status
-from .model_directory import check_start, shown_path
-from .plain_text import as_typed, one_line
-from .ports import base_url, claim_port
-from .private_directory import private_directory
-from .quantities import show_size
 
 if TYPE_CHECKING:
     from pathlib import Path

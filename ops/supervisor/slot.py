@@ -17,8 +17,8 @@ import trio
 from triolet.errors import TrioletError
 from triolet.status import SUCCESSOR_SIGNAL, ServerReady, WorkerReady
 
+from ..exit_codes import EXIT_FAILED
 from .child import Child
-from .exit_codes import EXIT_FAILED
 from .restart_policy import GiveUp, RestartPolicy
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from .process_spec import ProcessSpec
     from .restart_policy import Ending
-    from .watcher import Watcher
+    from .view import Watcher
 
 
 class RestartFailed(TrioletError):

@@ -27,7 +27,7 @@ def worker_config(
     Raises:
       ConfigError: it cannot be served so.
     """
-    from .model_directory import check_start  # loads what only a role needs
+    from ..model_directory import check_start  # loads what only a role needs
 
     return WorkerConfig(
         name=name,

@@ -11,7 +11,7 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from .exit_codes import EXIT_BAD_INPUT, EXIT_FAILED
+from ..exit_codes import EXIT_BAD_INPUT, EXIT_FAILED
 
 if TYPE_CHECKING:
     from triolet.config import SupervisorConfig

@@ -20,10 +20,10 @@ from triolet.audit import FleetAudit
 from triolet.config import require
 from triolet.invariants import check_invariants
 
-from .api_key import key_headers, key_remedy
-from .exit_codes import EXIT_BAD_INPUT, EXIT_FAILED, CommandFailed
-from .plain_text import one_line
-from .quantities import show_size
+from ..api_key import key_headers, key_remedy
+from ..exit_codes import EXIT_BAD_INPUT, EXIT_FAILED, CommandFailed
+from ..plain_text import one_line
+from ..quantities import show_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
