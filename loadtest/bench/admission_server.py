@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from server.api.claims import own_claim
+from server.api.claims import current_scheduling
 from server.api.live import DEPARTURE_KEY, Departure
-from server.api.ports import Services
+from server.api.services import Services
 from server.app import build_app
 from server.contract.generation import GenerationRequest
 from server.jobs.runner import receiving
@@ -55,7 +55,7 @@ from ..overload.virtual_fleet import FleetShape, Front, virtual_fleet
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from server.scheduling.links import Fleet
+    from server.scheduling.links import Links
 
 MODEL: Final = "demo"
 PATH: Final = "/v1/completions"
@@ -180,7 +180,7 @@ class RunningServer:
 
     form: Form
     services: Services
-    fleet: Fleet
+    fleet: Links
     app: Callable[..., Awaitable[None]]
     statuses: list[int] = field(default_factory=list)
 
@@ -201,7 +201,7 @@ class RunningServer:
             tuple(self._prompt()),
             SamplingParams(max_tokens=MAX_TOKENS, temperature=0, ignore_eos=True),
             LONG_S,
-            claim=own_claim(tier),
+            scheduling=current_scheduling(tier),
             key=self._numbers.getrandbits(60),
         )
         asked = Asked(request.request_id, PROMPT_TOKENS, MAX_TOKENS)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from worker.engine_port import EnginePort
-    from worker.shell import Device
+    from worker.worker_loop import Device
 
 CONTROL: Final = "memory:control"
 SERVE: Final[dict[Role, Callable[..., Awaitable[Any]]]] = {

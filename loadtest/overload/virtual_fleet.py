@@ -19,7 +19,7 @@ from ops.simulation.faults import CALM
 from ops.simulation.hosts import Host
 from ops.simulation.text import NumberText
 from server.contract.charges import NO_CHARGES
-from server.scheduling.links import Fleet
+from server.scheduling.links import Links
 from transport.memory_network import MemoryNetwork
 from transport.memory_pipe import Conditions
 from triolet.config import EngineConfig, LinkConfig, ServerConfig, WorkerConfig
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from server.contract.charges import Charges
     from server.scheduling.observer import FleetObserver
     from server.scheduling.output import RelayText
-    from worker.shell import Shell
+    from worker.worker_loop import WorkerLoop
 
 MODEL: Final = "modelled"
 BLOCK_SIZE: Final = 16
@@ -119,7 +119,7 @@ class VirtualFleet:
             link=self._link,
         )
         text, observer, charges = front or Front(NumberText())
-        self.fleet = Fleet(
+        self.fleet = Links(
             config,
             text,
             self._network,
@@ -138,7 +138,9 @@ class VirtualFleet:
         with trio.fail_after(60 * SECONDS):
             await self.fleet.wait_ready()
 
-    async def _serve(self, role: Role, name: str, *, task_status: trio.TaskStatus[Shell]) -> None:
+    async def _serve(
+        self, role: Role, name: str, *, task_status: trio.TaskStatus[WorkerLoop]
+    ) -> None:
         shape = self._shape
         engine_config = EngineConfig(block_size=BLOCK_SIZE, max_num_seqs=shape.max_num_seqs)
         config = WorkerConfig(

@@ -19,7 +19,7 @@ from triolet.errors import RequestError
 from triolet.ids import Role
 from triolet.invariants import check_at_rest
 from triolet.sampling import SamplingParams
-from triolet.service_class import Claim
+from triolet.service_class import Scheduling
 from triolet.units import SECONDS
 
 from .arrivals import Arrival
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from server.contract.output_stream import OutputStream
-    from server.scheduling.links import Fleet
+    from server.scheduling.links import Links
     from triolet.audit import FleetAudit
 
     from .arrivals import Sizes
@@ -68,13 +68,13 @@ class VirtualLoad:
 
     Attributes:
       arrivals: in order.
-      claims: of tenants with a weight or a share; others have the default's.
+      schedulings: of tenants with a weight or a share; others have the default's.
       do_return: whoever is refused comes once more, after exactly the time that it was told.
       seed: decides prompts and the order of tasks.
     """
 
     arrivals: Sequence[Arrival]
-    claims: Mapping[str, Claim] = field(default_factory=dict)
+    schedulings: Mapping[str, Scheduling] = field(default_factory=dict)
     do_return: bool = False
     seed: int = 0
 
@@ -110,7 +110,7 @@ class _Drive:
             running.fleet.check_accounting()
         return Course(outcomes, prompt_tokens(audit), tuple(map(str, check_at_rest(audit))))
 
-    def _come(self, fleet: Fleet, outcome: Outcome, nursery: trio.Nursery) -> None:
+    def _come(self, fleet: Links, outcome: Outcome, nursery: trio.Nursery) -> None:
         request = self._request(outcome.arrival)
         try:
             stream = _begin(fleet, request)
@@ -121,11 +121,11 @@ class _Drive:
         else:
             nursery.start_soon(self._read, stream, outcome)
 
-    async def ask(self, fleet: Fleet, arrival: Arrival) -> None:
+    async def ask(self, fleet: Links, arrival: Arrival) -> None:
         """Ask for something that is not refused, and read it to its end."""
         await self._read(fleet.submit(self._request(arrival)), Outcome(arrival))
 
-    async def _return(self, fleet: Fleet, request: GenerationRequest, first: Outcome) -> None:
+    async def _return(self, fleet: Links, request: GenerationRequest, first: Outcome) -> None:
         assert first.retry_after_s is not None
         await trio.sleep(first.retry_after_s)
         at_s = trio.current_time() - self._began_at
@@ -139,14 +139,14 @@ class _Drive:
 
     def _request(self, arrival: Arrival) -> GenerationRequest:
         numbers = self._numbers
-        claim = self._load.claims.get(arrival.tenant, Claim(arrival.tenant))
+        scheduling = self._load.schedulings.get(arrival.tenant, Scheduling(arrival.tenant))
         request_id = numbers.randbytes(16)
         return GenerationRequest(
             request_id=request_id,
             prompt_ids=tuple(numbers.choices(range(1, VOCABULARY), k=arrival.prompt_tokens)),
             sampling=SamplingParams(max_tokens=arrival.output_tokens, seed=1, ignore_eos=True),
             deadline_s=arrival.deadline_s,
-            claim=replace(claim, service_class=arrival.service_class),
+            scheduling=replace(scheduling, service_class=arrival.service_class),
             key=int.from_bytes(request_id[:KEY_BYTES], "big"),
         )
 
@@ -173,14 +173,14 @@ class _Drive:
         return trio.current_time() - self._began_at - outcome.arrival.at_s
 
 
-def _begin(fleet: Fleet, request: GenerationRequest) -> OutputStream:
+def _begin(fleet: Links, request: GenerationRequest) -> OutputStream:
     """Ask as the surface does: at the door, before the prompt is looked at, and then with it.
 
     Raises:
       RequestError: refused, here or there.
     """
     fleet.doorkeeper.refuse_early(
-        request.claim,
+        request.scheduling,
         request.request_id,
         request.key,
         request.deadline_s,
@@ -222,7 +222,7 @@ class _ClosedLoop:
             counted = sum(at >= from_s for at in self._ended_at)
         return counted / (0.75 * self._seconds)
 
-    async def _client(self, fleet: Fleet, number: int) -> None:
+    async def _client(self, fleet: Links, number: int) -> None:
         numbers = random.Random(f"client {number}")
         while True:
             prompt, output = self._sizes.draw(numbers)

@@ -18,10 +18,10 @@ from server.contract.generation import (
     FinishReason,
     GenerationRequest,
 )
-from server.scheduling.delivery import SequenceOutput
+from server.scheduling.delivery import RequestOutput
 from triolet.config import SloConfig
 from triolet.errors import RequestError
-from triolet.service_class import DEFAULT_CLAIM, Claim
+from triolet.service_class import DEFAULT_SCHEDULING, Scheduling
 from triolet.units import SECONDS
 
 from .engine import EOS_ID, reference
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from server.contract.generation import Event
     from server.contract.output_stream import OutputStream
-    from server.scheduling.links import Fleet
+    from server.scheduling.links import Links
     from triolet.sampling import SamplingParams
 
 SLO: Final = SloConfig()
@@ -51,7 +51,7 @@ class Wish:
       number: names it.
       prompt_ids: its prompt, unlike everybody else's but its origin's.
       sampling: how many tokens, which seed.
-      claim: whose it is, and of which class.
+      scheduling: whose it is, and of which class.
       origin: number of the wish for another completion of this prompt; None for none.
       stop: stop strings.
       priority: lower is more important.
@@ -71,7 +71,7 @@ class Wish:
     stalls_at: int | None = None
     stalls_s: float = 0.0
     origin: int | None = None
-    claim: Claim = DEFAULT_CLAIM
+    scheduling: Scheduling = DEFAULT_SCHEDULING
 
     @property
     def chosen_by(self) -> tuple[tuple[int, ...], int]:
@@ -123,7 +123,7 @@ class Client:
     def __str__(self) -> str:
         return f"client {self.wish.number} ({self.request_id.hex()[:8]})"
 
-    async def run(self, fleet: Fleet) -> None:
+    async def run(self, fleet: Links) -> None:
         """Ask until accepted, then read to the end. Part of its server: dies with it."""
         try:
             stream = await self._submit(fleet)
@@ -139,7 +139,7 @@ class Client:
                 self.ending = "reset"
             self.is_over.set()
 
-    async def _submit(self, fleet: Fleet) -> OutputStream | None:
+    async def _submit(self, fleet: Links) -> OutputStream | None:
         """Return what was accepted; None if the prompt is one that workers died of."""
         while True:
             request_id = self._draw_request_id()
@@ -151,7 +151,7 @@ class Client:
                 stop=self.wish.stop,
                 priority=self.wish.priority,
                 origin_id=self._origin_id,
-                claim=self.wish.claim,
+                scheduling=self.wish.scheduling,
             )
             try:
                 stream = fleet.submit(request)
@@ -186,8 +186,8 @@ class Client:
         if self.ending is None:
             self.left_at = trio.current_time()
             (output,) = stream.generations
-            assert isinstance(output, SequenceOutput)
-            self.left_in = output.sequence.phase.name.lower()
+            assert isinstance(output, RequestOutput)
+            self.left_in = output.running.phase.name.lower()
             stream.cancel(CancelReason.CLIENT_GONE)
 
     async def _read(self, stream: OutputStream) -> None:
@@ -234,7 +234,7 @@ class Client:
     def _is_late(self) -> bool:
         """Return whether its first token may be past what its class is promised: what of that is
         left depends on how slow the workers are found to be."""
-        slo_s = SLO.of(self.wish.claim.service_class)
+        slo_s = SLO.of(self.wish.scheduling.service_class)
         waited_s = trio.current_time() - self._asked_at
         return slo_s is not None and not self.token_ids and waited_s >= slo_s / 2
 

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pydantic import BaseModel
+    from services import Services
 
     from ..contract.output_stream import OutputStream
     from .live import LiveRequest
-    from .ports import Services
     from .resume import ResumingReader
     from .stream import Serializer
 

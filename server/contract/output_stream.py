@@ -61,7 +61,7 @@ class OutputStream:
     @property
     def tenant(self) -> str:
         """The tenant of the request."""
-        return self.generations[0].request.claim.tenant
+        return self.generations[0].request.scheduling.tenant
 
     @property
     def has_begun(self) -> bool:

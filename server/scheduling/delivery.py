@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from ..contract.generation import CancelReason, Event, GenerationRequest
     from ..contract.output_stream import OutputStream
-    from .request import Sequence as RunningSequence
-    from .requests import Conductor
+    from .request import Request
+    from .requests import Requests
     from .workers import Worker
 
 STREAMS_PER_CHECKPOINT: Final = 128
@@ -38,35 +38,35 @@ ROWS_PER_TURN: Final = 32
 millisecond with the writes that follow. With 16 the turns themselves cost more than the tokens."""
 
 
-class SequenceOutput:
-    """A Generation (server/contract/generation.py): the reading end of one sequence.
+class RequestOutput:
+    """A Generation (server/contract/generation.py): the reading end of one request.
 
     Args:
-      sequence: what it reads.
+      running: what it reads.
       on_taken: called when events were taken.
       on_cancel: called when it shall end.
     """
 
     def __init__(
         self,
-        sequence: RunningSequence,
-        on_taken: Callable[[RunningSequence], None],
-        on_cancel: Callable[[RunningSequence, CancelReason], None],
+        running: Request,
+        on_taken: Callable[[Request], None],
+        on_cancel: Callable[[Request, CancelReason], None],
     ) -> None:
-        self.sequence = sequence
-        self._mailbox = sequence.relay.mailbox
+        self.running = running
+        self._mailbox = running.relay.mailbox
         self._on_taken = on_taken
         self._on_cancel = on_cancel
 
     @property
     def request(self) -> GenerationRequest:
         """What was asked for."""
-        return self.sequence.request
+        return self.running.request
 
     @property
     def has_begun(self) -> bool:
         """Whether a worker was ever asked to compute it."""
-        return self.sequence.is_begun
+        return self.running.is_begun
 
     @property
     def has_events(self) -> bool:
@@ -80,12 +80,12 @@ class SequenceOutput:
     def take_now(self) -> Sequence[Event]:
         """Return all events that are here, or as many as are light enough."""
         events = self._mailbox.take(trio.current_time())
-        self._on_taken(self.sequence)
+        self._on_taken(self.running)
         return events
 
     def cancel(self, reason: CancelReason) -> None:
         """End it now. Idempotent."""
-        self._on_cancel(self.sequence, reason)
+        self._on_cancel(self.running, reason)
 
 
 class RowLine:
@@ -131,7 +131,7 @@ class Intake:
     """Takes the frames of all workers, each worker's in their order.
 
     Args:
-      conductor: says how many tenants there are, and the tenant of a row.
+      requests: says how many tenants there are, and the tenant of a row.
       delivery: hands out what frames bring.
       take: acts upon one frame.
       flush: sends what follows.
@@ -139,12 +139,12 @@ class Intake:
 
     def __init__(
         self,
-        conductor: Conductor,
+        requests: Requests,
         delivery: Delivery,
         take: Callable[[Worker, AnyFrame, float], None],
         flush: Callable[[], None],
     ) -> None:
-        self._conductor = conductor
+        self._requests = requests
         self._delivery = delivery
         self._take = take
         self._flush = flush
@@ -176,7 +176,7 @@ class Intake:
     def _without_turns(self, frames: deque[AnyFrame]) -> list[AnyFrame]:
         """Take out the first frames up to one with rows that need turns."""
         small: list[AnyFrame] = []
-        has_neighbours = self._conductor.book.num_tenants > 1
+        has_neighbours = self._requests.table.num_tenants > 1
         while frames:
             frame = frames[0]
             if has_neighbours and isinstance(frame, Tokens) and len(frame.rows) > ROWS_PER_TURN:
@@ -185,10 +185,10 @@ class Intake:
         return small
 
     async def _take_by_turns(self, worker: Worker, rows: Sequence[TokenRow]) -> None:
-        book = self._conductor.book
+        table = self._requests.table
         by_tenant: dict[str, list[TokenRow]] = {}
         for row in rows:
-            by_tenant.setdefault(book.tenant_of(row), []).append(row)
+            by_tenant.setdefault(table.tenant_of(row), []).append(row)
         # What a tenant with few rows has is handed out before those with many are put in order.
         large: dict[str, list[TokenRow]] = {}
         for tenant, own in by_tenant.items():
@@ -199,7 +199,7 @@ class Intake:
         self._give_turn()
         for tenant, own in large.items():
             # Choices of one request side by side, so that one write carries what they have.
-            own.sort(key=book.origin_of)
+            own.sort(key=table.origin_of)
             self._line.add(tenant, worker, own)
         self._has_rows.set()
         while self._line.has(worker):
@@ -215,7 +215,7 @@ class Intake:
 
     def _take_now(self, frames: Iterable[tuple[Worker, AnyFrame]]) -> None:
         now = trio.current_time()
-        self._conductor.wake(now)
+        self._requests.wake(now)
         self._delivery.collect()
         try:
             for worker, frame in frames:

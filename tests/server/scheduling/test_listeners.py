@@ -10,7 +10,7 @@ import trio
 
 from server.contract.generation import Delta, Failed, Finished
 from server.scheduling import delivery
-from triolet.service_class import Claim
+from triolet.service_class import Scheduling
 
 from .fakes import completion_ids, make_request
 from .test_fleet import read_all, running
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trio.testing import MockClock
 
     from server.contract.generation import Event, Events
-    from server.scheduling.delivery import SequenceOutput
+    from server.scheduling.delivery import RequestOutput
 
 
 async def test_who_listens_is_called_once_for_what_came_together(
@@ -83,15 +83,15 @@ async def test_a_neighbours_token_waits_for_one_turn_and_not_for_a_crowds_frame(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery, "ROWS_PER_TURN", ROWS_OF_A_TURN, raising=False)
-    crowd, neighbour = Claim(tenant="crowd"), Claim(tenant="neighbour")
+    crowd, neighbour = Scheduling(tenant="crowd"), Scheduling(tenant="neighbour")
     async with running() as cluster:
         cluster.decode.row_credit = 100
         await trio.sleep(1.0)
         streams = [
-            cluster.fleet.submit(make_request(number, max_tokens=40, claim=crowd))
+            cluster.fleet.submit(make_request(number, max_tokens=40, scheduling=crowd))
             for number in range(1, 61)
         ]
-        late = cluster.fleet.submit(make_request(61, max_tokens=40, claim=neighbour))
+        late = cluster.fleet.submit(make_request(61, max_tokens=40, scheduling=neighbour))
         held: list[int] = []
         handed = 0
         over = trio.Event()
@@ -102,8 +102,8 @@ async def test_a_neighbours_token_waits_for_one_turn_and_not_for_a_crowds_frame(
                 handed += len(event.token_ids) if isinstance(event, Delta) else 0
 
         def take_late(events: Events) -> None:
-            outputs = [cast("SequenceOutput", stream.generations[0]) for stream in streams]
-            held.append(sum(len(one.sequence.relay.token_ids) for one in outputs) - handed)
+            outputs = [cast("RequestOutput", stream.generations[0]) for stream in streams]
+            held.append(sum(len(one.running.relay.token_ids) for one in outputs) - handed)
             if any(isinstance(event, Finished) for _, event in events):
                 over.set()
 
