@@ -23,7 +23,6 @@ from .api.anthropic.form import message_error
 from .api.anthropic.messages import MESSAGES, count_message_tokens, create_message
 from .api.body import live_request, shown_request_id
 from .api.errors import CODES, error_body, error_headers, http_error
-from .api.live import OWNER_KEY
 from .api.ollama import chat as ollama_chat
 from .api.ollama import chat as ollama_embed
 from .api.ollama import models as ollama_models
@@ -59,8 +58,9 @@ from .api.operations.probes import (
 )
 from .api.operations.usage import FLEET_USAGE, OWN_USAGE, fleet_usage, own_usage, server_usage
 from .api.origins import page_headers
-from .api.passing_on import by_owner, is_passed_on
+from .api.peers import by_owner, is_passed_on
 from .api.quota import rate_headers
+from .api.request_scope import OWNER_KEY
 from .document.openapi import PATH as OPENAPI
 from .document.openapi import ServedDocument
 from .edge.quart import CuredHTTPConnection, CuredQuart

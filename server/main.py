@@ -30,8 +30,8 @@ from triolet.process import return_large_blocks
 from triolet.status import SUCCESSOR_SIGNAL, ServerReady, report
 from triolet.units import MIB
 
-from .api.live import Lifecycle
 from .api.peers import Siblings
+from .api.request_scope import Lifecycle
 from .api.services import Services
 from .app import build_app
 from .edge.listen import Edge, base_url, open_listening_socket, open_own_socket

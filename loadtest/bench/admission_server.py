@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from server.api.claims import current_scheduling
-from server.api.live import DEPARTURE_KEY, Departure
+from server.api.request_scope import DEPARTURE_KEY, Departure
 from server.api.services import Services
 from server.app import build_app
 from server.contract.generation import GenerationRequest

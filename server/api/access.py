@@ -21,10 +21,10 @@ from ..tenants.tenancy import current_tenant, enter_tenant
 from ..text.threads import current_line, enter_line
 from .claims import enter_batch
 from .errors import http_error
-from .live import OWNER_KEY, SCOPE_KEY, own_peer
 from .origins import check_host, check_origin, preflight_headers, shown_origin
-from .passing_on import is_passed_on, owner_elsewhere
+from .peers import is_passed_on, owner_elsewhere
 from .quota import enter_request
+from .request_scope import OWNER_KEY, SCOPE_KEY, own_peer
 from .resuming import has_answer
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from triolet.tenants import Tenant
 
-    from .live import Entry
+    from .request_scope import Entry
     from .services import Services
 
 

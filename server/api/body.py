@@ -19,7 +19,7 @@ from ..tenants.tenancy import current_tenant
 from ..text.threads import in_thread
 from .errors import echo, http_error, too_large
 from .json_body import parse_object
-from .live import SCOPE_KEY, WITHIN_KEY, LiveRequest
+from .request_scope import SCOPE_KEY, WITHIN_KEY, LiveRequest
 from .schemas import EXTENSIONS, OTHER_EXTENSION, read_request, take_unknown
 
 if TYPE_CHECKING:

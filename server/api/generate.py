@@ -18,10 +18,10 @@ from ..contract.generation import GenerationRequest
 from ..tenants.tenancy import current_tenant
 from .body import check_model, deadline_s, live_request, shown_request_id
 from .claims import current_scheduling, renew_tenant, tier_field
-from .live import own_shortcut
 from .openai.chunks import Envelope, RunningUsage, total_usage
 from .overload import capped, own_ask_key
 from .quota import reserved
+from .request_scope import own_shortcut
 from .resuming import join_whole, kept_answer, own_key, read_whole, resumable_stream
 from .sampling import cache_ask, check_token_ids, of_choice, sampling_params
 from .stream import EventStreamBody, WholeAnswer, collect
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from ..contract.output_stream import OutputStream
     from ..text.reasoning import ReasoningPlan, Thinking
     from ..text.tool_calls import ToolForm
-    from .live import LiveRequest
     from .openai.chunks import ChunkStream
+    from .request_scope import LiveRequest
     from .schemas import GenerationFields
     from .stream import Answer, Serializer
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ..contract.generation import GenerationRequest
     from ..tenants.quotas import NoReservation, Quotas, Reservation
-    from .live import Entry, LiveRequest
+    from .request_scope import Entry, LiveRequest
     from .services import Services
 
 _ENTRY: Final[ContextVar[Entry | None]] = ContextVar("entry", default=None)

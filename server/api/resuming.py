@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from services import Services
 
     from ..contract.output_stream import OutputStream
-    from .live import LiveRequest
+    from .request_scope import LiveRequest
     from .resume import ResumingReader
     from .stream import Serializer
 

@@ -12,8 +12,8 @@ from ..text.model_card import ModelCard
 from ..text.model_files import EmbeddingModel, PageWords, SamplingDefaults
 from ..text.threads import FairLimiter
 from .door import BodyRoom, RefusalLog, RefusalPace
-from .live import Lifecycle
 from .operations.fleet_status import RecentFigures
+from .request_scope import Lifecycle
 from .resume import KeptAnswers
 
 if TYPE_CHECKING:

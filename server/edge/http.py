@@ -1,9 +1,8 @@
-"""What of a request's head is refused before any parser sees it.
+"""One HTTP/1.1 connection: what of a request's head is refused, when it begins, and its answer.
 
-Knows bytes and limits. h11 parses and is lenient where two parsers may disagree: a bare line feed,
-a folded line, Content-Length beside Transfer-Encoding, a target in absolute form. A proxy in front
-that reads such a head differently sees other requests than we do (request smuggling), so none of it
-passes. Never interprets what it lets through, knows no socket and no clock.
+h11 is lenient where two parsers may disagree: a bare line feed, a folded line, Content-Length
+beside Transfer-Encoding, a target in absolute form. A proxy in front that reads such a head
+differently sees other requests than this server does (request smuggling), so none of it passes.
 """
 
 from __future__ import annotations
@@ -22,10 +21,9 @@ from hypercorn.protocol.http_stream import HTTPStream
 from triolet.errors import RequestError
 
 from ..api.errors import http_error, too_large
-from ..api.live import CONTINUE_KEY, DEPARTURE_KEY, PEER_KEY, SHORTCUT_KEY, Departure
+from ..api.request_scope import CONTINUE_KEY, DEPARTURE_KEY, PEER_KEY, SHORTCUT_KEY, Departure
 from .client_address import PROXY_SIGNATURE
-from .refusal import refusal
-from .request_turns import PROBES
+from .connection_table import refusal
 from .websocket import AppInbox, CuredWSStream
 
 if TYPE_CHECKING:
@@ -41,9 +39,47 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
 
     from ..api.door import RefusalLog
-    from ..api.live import Peer
+    from ..api.request_scope import Peer
     from .client_address import TrustedProxies
-    from .request_turns import RequestTurns
+
+
+PROBES: Final = (b"GET /health/live ", b"GET /ping ")
+"""What an orchestrator asks; it ends a process that answers too late."""
+
+
+class RequestTurns:
+    """Lets requests begin, so many in a turn.
+
+    Args:
+      per_turn: requests that begin in one turn at most.
+    """
+
+    def __init__(self, per_turn: int) -> None:
+        self._per_turn = self._left = per_turn
+        self._waiting = trio.lowlevel.ParkingLot()
+        self._is_counting = False
+
+    async def wait(self) -> None:
+        """Return when a request may go on: at once, or in a later turn."""
+        if self._left and not self._waiting:
+            self._left -= 1
+            self._count_turn()
+        else:
+            self._count_turn()
+            await self._waiting.park()
+
+    def _count_turn(self) -> None:
+        """Have a new turn noticed; its callbacks run once in each."""
+        if not self._is_counting:
+            self._is_counting = True
+            trio.lowlevel.current_trio_token().run_sync_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._is_counting = False
+        woken = self._waiting.unpark(count=self._per_turn)
+        self._left = self._per_turn - len(woken)
+        if woken:
+            self._count_turn()
 
 
 _END = b"\r\n\r\n"

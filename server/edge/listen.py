@@ -17,11 +17,10 @@ from hypercorn.trio.worker_context import WorkerContext
 from triolet.errors import ConfigError
 
 from ..api.door import RefusalLog
-from ..api.live import UNIX_PEER
+from ..api.request_scope import UNIX_PEER
 from .client_address import TrustedProxies, counted_address
-from .connection_table import ConnectionTable, Refused
-from .refusal import REFUSALS, refusal_bytes
-from .request_turns import RequestTurns
+from .connection_table import REFUSALS, ConnectionTable, Refused, refusal_bytes
+from .http import RequestTurns
 from .tcp import Arrival, CuredTCPServer, WriteCounts
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ import trio
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection
 
-from ..api.live import CONTINUE_KEY, DEPARTURE_KEY, SCOPE_KEY, LiveRequest
+from ..api.request_scope import CONTINUE_KEY, DEPARTURE_KEY, SCOPE_KEY, LiveRequest
 
 if TYPE_CHECKING:
     from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ASGISendEvent
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from quart.wrappers import Request
     from quart.wrappers.base import BaseRequestWebsocket
 
-    from ..api.live import Entry
+    from ..api.request_scope import Entry
 
 LAST_SEND_TIMEOUT_S = 5.0
 

@@ -22,11 +22,11 @@ from hypercorn.utils import parse_socket_addr
 from triolet.errors import RequestError
 
 from ..api.errors import http_error
-from ..api.live import Peer
+from ..api.request_scope import Peer
 from ..contract.generation import CancelReason
 from .client_address import Preamble, counted_address
+from .connection_table import REFUSALS
 from .http import CuredH11Protocol
-from .refusal import REFUSALS
 
 if TYPE_CHECKING:
     from hypercorn.config import Config
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ..api.door import RefusalLog
     from .client_address import TrustedProxies
     from .connection_table import ConnectionTable, Place
-    from .request_turns import RequestTurns
+    from .http import RequestTurns
 
 
 ENOUGH_BYTES: Final = 64 * 1024

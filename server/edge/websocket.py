@@ -19,7 +19,7 @@ from wsproto.frame_protocol import CloseReason
 from ..api.door import TokenBucket
 from ..api.errors import http_error
 from ..contract.generation import CancelReason
-from .refusal import refusal
+from .connection_table import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from triolet.config import ServerConfig
 
-    from ..api.live import Departure
+    from ..api.request_scope import Departure
 
 
 class AppInbox:

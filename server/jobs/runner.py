@@ -17,7 +17,7 @@ import trio
 from triolet.errors import RequestError
 from triolet.units import MILLISECONDS
 
-from ..api.live import DEPARTURE_KEY, OWNER_KEY, SCOPE_KEY, WITHIN_KEY, Departure
+from ..api.request_scope import DEPARTURE_KEY, OWNER_KEY, SCOPE_KEY, WITHIN_KEY, Departure
 from .batches import line_id
 from .lines import answer_line, error_line
 from .storage import time_of_day
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from triolet.config import BatchConfig
 
-    from ..api.live import LiveRequest
+    from ..api.request_scope import LiveRequest
     from .records import WaitingLine
     from .storage import Storage
 

@@ -117,7 +117,7 @@ MUTANTS: Final = (
            _HEADS),
     Mutant("A11", _HEAD_GUARD, 'if version not in {b"1.0", b"1.1"}:', "if not version:",
            f"{_HTTP}::test_http_2_is_not_spoken"),
-    Mutant("A11", "server/api/live.py", "running.cancel(self._departure.reason)", "pass",
+    Mutant("A11", "server/api/request_scope.py", "running.cancel(self._departure.reason)", "pass",
            f"{_HTTP}::test_hundreds_of_dropped_streams_leave_nothing"),
     Mutant("A12", _HEAD_GUARD, "if _BARE.search(head):", "if not head and _BARE:", _HEADS),
     Mutant("A12", _HEAD_GUARD, "if name in _ONCE and name in values:", "if name in ():", _HEADS),
@@ -346,7 +346,7 @@ MUTANTS: Final = (
            'if asked.method == "POST" and asked.endpoint not in UNMETERED:',
            "if not services:",
            f"{_DOOR}::test_who_has_no_request_left_is_refused_before_its_body_is_sent"),
-    Mutant("A32", "server/api/live.py", "self.ticket.has_cost = True", "pass",
+    Mutant("A32", "server/api/request_scope.py", "self.ticket.has_cost = True", "pass",
            f"{_DOOR}::"
            "test_what_is_refused_after_work_is_a_request_and_what_the_server_fails_is_none"),
     Mutant("A32", "server/text/threads.py",

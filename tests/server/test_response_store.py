@@ -12,8 +12,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.cache.front import name_of
-from server.cache.replay import EVENTS_AT_ONCE, Recording, Replay, Script, size_of
+from server.cache.front import EVENTS_AT_ONCE, Recording, Replay, Script, name_of, size_of
 from server.cache.store import ENTRY_BYTES, ResponseStore
 from server.contract.generation import (
     CancelReason,

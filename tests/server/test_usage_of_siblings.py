@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from server.api.passing_on import PASSED_ON
-from server.api.peers import Siblings
+from server.api.peers import PASSED_ON, Siblings
 from server.contract.generation import Usage
 from server.tenants.opening import UncountedQuotas, opened_quotas
 from server.tenants.quotas import Asked

@@ -17,11 +17,11 @@ from ..constraints import read_grammar
 from ..errors import echo, params_called
 from ..fields import NamedSchema, ResponseFormat
 from ..generate import Plan, check_fields, json_response, own_requests, submit_all
-from ..live import own_shortcut
 from ..openai.chat import plan_chat
 from ..openai.embeddings import EmbeddingFields, embed, numbers_of
 from ..overload import refuse_early
 from ..quota import reserved
+from ..request_scope import own_shortcut
 from ..schemas import ChatRequest, CompletionRequest, Message, TemplateSwitches, take_unknown
 from ..stream import EventStreamBody, collect
 from ..tool_schema import CalledFunction, ToolCall

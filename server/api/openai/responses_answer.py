@@ -1,15 +1,17 @@
-"""Answers of a WebSocket that go on when it is cut: how they are written down and gone on with.
+"""Answers on a WebSocket: their events, the outbox that orders them, and answers that are resumed.
 
-Opt-in: `response.create` with `resumable`. Whoever knows the id of such a response may ask for it
-on another connection with `response.resume`, from behind the last event that it has. The position
-of an event is its `sequence_number`.
+With `resumable`, an answer outlives its connection: `response.resume` on another one continues
+behind the last event received. The position of an event is its `sequence_number`.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
+
+import trio
 
 from triolet.ids import new_request_id
 
@@ -18,24 +20,93 @@ from ...tenants.tenancy import current_tenant
 from ..claims import renew_tenant
 from ..errors import echo, http_error, params_called
 from ..generate import generation_requests, submit_all
-from ..live import LiveRequest
 from ..quota import enter_answer, reserved
+from ..request_scope import LiveRequest
 from ..resume import Name, ResumableAnswer
 from ..resuming import KEY, LAST_EVENT_ID
 from .responses_events import ResponseDocument, ResponseEvents, message_frame
 from .responses_plan import answer_of, plan_response, turns_of
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from ...contract.generation import Events, GenerationRequest
     from ...contract.output_stream import OutputStream
     from ..conversations import Conversations, Turns
     from ..door import BodyHold
     from ..generate import Plan
-    from ..live import Departure
+    from ..request_scope import Departure
     from ..resume import ResumingReader
     from ..services import Services
+    from ..stream import Shortcut
     from .responses_schema import ResponseCreate, ResponseResume
-    from .ws_outbox import WsOutbox
+
+
+class WsOutbox:
+    """The outgoing side of one WebSocket.
+
+    Args:
+      max_bytes: what may wait before others have to.
+      shortcut: of the connection.
+    """
+
+    def __init__(self, max_bytes: int, shortcut: Shortcut) -> None:
+        self._max_bytes = max_bytes
+        self._shortcut = shortcut
+        self._messages: deque[bytes] = deque()
+        self._num_bytes = 0
+        self._is_writing = self._is_closed = False
+        self._changed = trio.Event()
+
+    def try_send(self, message: bytes) -> bool:
+        """Send at once, if nothing waits and that needs no waiting; return whether it was done."""
+        is_idle = not (self._messages or self._is_writing or self._is_closed)
+        return is_idle and self._shortcut.try_send(message)
+
+    def put_nowait(self, message: bytes) -> bool:
+        """Add a message if there is room; return whether there was."""
+        if self._is_closed or self._num_bytes >= self._max_bytes:
+            return False
+        self._messages.append(message)
+        self._num_bytes += len(message)
+        self._change()
+        return True
+
+    async def put(self, message: bytes) -> None:
+        """Add a message as soon as there is room.
+
+        Raises:
+          trio.ClosedResourceError: nothing more is taken.
+        """
+        await trio.lowlevel.checkpoint()
+        while not self.put_nowait(message):
+            if self._is_closed:
+                raise trio.ClosedResourceError
+            await self._changed.wait()
+
+    def close(self) -> None:
+        """Take nothing more; what is here is still written."""
+        self._is_closed = True
+        self._change()
+
+    async def write(self, send: Callable[[str], Awaitable[None]]) -> None:
+        """Write what comes until `close`, and then what is left."""
+        while self._messages or not self._is_closed:
+            if not self._messages:
+                await self._changed.wait()
+                continue
+            message = self._messages.popleft()
+            self._is_writing = True
+            try:
+                await send(message.decode())
+            finally:
+                self._is_writing = False
+            self._num_bytes -= len(message)
+            self._change()
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
 
 
 POSITION: Final = "sequence_number"

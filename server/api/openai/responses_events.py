@@ -20,7 +20,7 @@ from ..errors import error_object
 from ..logprobs import chat_logprobs
 from ..pieces import reader_of
 from ..stream import Serializer
-from .tool_chunks import new_call_id
+from .chunks import new_call_id
 
 if TYPE_CHECKING:
     from triolet.config import ServerConfig

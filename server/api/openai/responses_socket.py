@@ -27,13 +27,12 @@ from ..conversations import Conversations
 from ..door import TokenBucket
 from ..errors import echo, http_error, unsupported
 from ..json_body import parse_object
-from ..live import DEPARTURE_KEY, own_shortcut
 from ..quota import rate_headers
+from ..request_scope import DEPARTURE_KEY, own_shortcut
 from ..schemas import read_request
-from .responses_answer import ResponseAnswer, ResumedAnswer
+from .responses_answer import ResponseAnswer, ResumedAnswer, WsOutbox
 from .responses_events import error_frame, notice_frame
 from .responses_schema import LANE, ResponseCancel, ResponseCreate, ResponseResume
-from .ws_outbox import WsOutbox
 
 if TYPE_CHECKING:
     from quart.wrappers import Websocket

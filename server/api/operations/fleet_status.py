@@ -21,7 +21,7 @@ from triolet.loopback import is_loopback
 
 from ..errors import http_error
 from ..generate import json_response
-from ..live import UNIX_PEER, own_peer
+from ..request_scope import UNIX_PEER, own_peer
 from .probes import VERSION
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from server.api.openai.ws_outbox import WsOutbox
+from server.api.openai.responses_answer import WsOutbox
 from server.api.stream import NoShortcut
 
 

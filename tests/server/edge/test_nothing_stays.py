@@ -12,8 +12,8 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from server.api.body import INLINE_BYTES
-from server.api.live import LiveRequest
 from server.api.openai.responses_socket import ResponsesSession
+from server.api.request_scope import LiveRequest
 from server.api.stream import EventStreamBody
 from server.contract.output_stream import OutputStream
 from server.edge.http import CuredH11Protocol, CuredHTTPStream

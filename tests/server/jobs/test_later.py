@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from server.api.live import DEPARTURE_KEY, OWNER_KEY, SCOPE_KEY, LiveRequest
+from server.api.request_scope import DEPARTURE_KEY, OWNER_KEY, SCOPE_KEY, LiveRequest
 from server.contract.generation import CancelReason
 from server.jobs.records import BatchState
 from server.jobs.runner import BatchRunner

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from server.api.live import OWNER_KEY
+from server.api.request_scope import OWNER_KEY
 from server.jobs.records import OPEN, BatchRecord, BatchState
 from server.jobs.runner import BatchRunner
 from server.jobs.storage import Storage, time_of_day
