@@ -22,7 +22,7 @@ from ..text.threads import current_line, enter_line
 from .claims import enter_batch
 from .errors import http_error
 from .origins import check_host, check_origin, preflight_headers, shown_origin
-from .peers import is_passed_on, owner_elsewhere
+from .peers import is_proxied, owner_elsewhere
 from .quota import enter_request
 from .request_scope import OWNER_KEY, SCOPE_KEY, own_peer
 from .resuming import has_answer
@@ -168,8 +168,7 @@ async def check_request(services: Services) -> Response | None:
         enter_tenant(services.tenancy.tenant_named(owner))
         enter_line(f"batches of {owner}")
     elif preflight is None and (
-        is_passed_on()
-        or (asked.endpoint not in OPEN_ENDPOINTS and not own_peer(asked.scope).is_unix)
+        is_proxied() or (asked.endpoint not in OPEN_ENDPOINTS and not own_peer(asked.scope).is_unix)
     ):
         tenant = check_key(services, headers)
         _note_key(services, asked.scope)

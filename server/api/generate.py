@@ -16,7 +16,7 @@ from triolet.ids import new_request_id
 
 from ..contract.generation import GenerationRequest
 from ..tenants.tenancy import current_tenant
-from .body import check_model, deadline_s, live_request, shown_request_id
+from .body import check_model, current_scope, deadline_s, shown_request_id
 from .claims import current_scheduling, renew_tenant, tier_field
 from .openai.chunks import Envelope, RunningUsage, total_usage
 from .overload import capped, own_ask_key
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pydantic import BaseModel
-    from services import Services
 
     from triolet.errors import RequestError
     from triolet.sampling import Grammar
@@ -41,8 +40,9 @@ if TYPE_CHECKING:
     from ..text.reasoning import ReasoningPlan, Thinking
     from ..text.tool_calls import ToolForm
     from .openai.chunks import ChunkStream
-    from .request_scope import LiveRequest
+    from .request_scope import RequestScope
     from .schemas import GenerationFields
+    from .services import Services
     from .stream import Answer, Serializer
 
 
@@ -215,7 +215,7 @@ def check_fields(fields: GenerationFields, services: Services) -> None:
     Raises:
       RequestError: 400, 404, or 503 while the process shuts down.
     """
-    if services.lifecycle.is_draining:
+    if services.state.is_draining:
         raise draining()
     check_model(fields.model, services.config)
     current_scheduling(fields.service_tier)
@@ -295,7 +295,7 @@ def _markers(plan: Plan, services: Services) -> dict[int, str]:
 
 
 def submit_all(
-    requests: Sequence[GenerationRequest], services: Services, live: LiveRequest
+    requests: Sequence[GenerationRequest], services: Services, live: RequestScope
 ) -> OutputStream:
     """Begin what was asked for; it ends with `live`.
 
@@ -317,14 +317,14 @@ def own_requests(
         within_s=deadline_s(services.config, is_streamed=is_streamed),
         client_request_id=shown_request_id(),
     )
-    live_request().cache = requests[0].cache
+    current_scope().cache = requests[0].cache
     return requests
 
 
 def head(kind: str, prefix: str, services: Services) -> dict[str, Any]:
     """Return the fields that begin an answer and each chunk of a stream."""
     return {
-        "id": f"{prefix}-{live_request().request_id.hex()}",
+        "id": f"{prefix}-{current_scope().request_id.hex()}",
         "object": kind,
         "created": int(time.time()),
         "model": services.config.model_name,
@@ -368,7 +368,7 @@ async def begin_stream(
       fields: what the client sent, by which its retries are known.
       services: what it works with.
     """
-    live = live_request()
+    live = current_scope()
     key = own_key()
     if key is None:
         with await reserved(requests, services):
@@ -428,7 +428,7 @@ async def begin_whole(
       fields: what the client sent, by which its retries are known.
       services: what it works with.
     """
-    live = live_request()
+    live = current_scope()
     key = own_key()
     if key is None:
         with await reserved(requests, services):

@@ -17,7 +17,7 @@ from quart import Response, request
 
 from triolet.errors import draining, overloaded
 
-from .body import live_request, read_body, shown_request_id
+from .body import current_scope, read_body, shown_request_id
 from .request_scope import own_peer
 from .resuming import own_key
 from .stream import StreamBody
@@ -37,11 +37,11 @@ _R = TypeVar("_R")
 READ_BYTES: Final = 65_536
 
 
-class SiblingAnswer:
+class PeerAnswer:
     """An answer that is being read. Its request holds it: the connection ends with that.
 
     Args:
-      stream: to the sibling.
+      stream: to the peer.
       patience_s: how long it may say nothing at all.
       on_end: told once that it is over, or given up.
 
@@ -54,7 +54,7 @@ class SiblingAnswer:
         self,
         stream: trio.SocketStream,
         patience_s: float,
-        on_end: Callable[[SiblingAnswer], None],
+        on_end: Callable[[PeerAnswer], None],
     ) -> None:
         self._stream = stream
         self._on_end = on_end
@@ -65,7 +65,7 @@ class SiblingAnswer:
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything may have been spent on it: the sibling does not say."""
+        """Whether anything may have been spent on it: the peer does not say."""
         return True
 
     async def ask(self, target: str, headers: Sequence[tuple[str, str]], body: bytes) -> None:
@@ -100,7 +100,7 @@ class SiblingAnswer:
                 return bytes(event.data)
 
     def cancel(self, reason: CancelReason) -> None:
-        """Hang up, for which the sibling needs no reason. Idempotent."""
+        """Hang up, for which the peer needs no reason. Idempotent."""
         del reason
         self._stream.socket.close()
         self._on_end(self)
@@ -124,7 +124,7 @@ MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
 """Metrics of a server with a thousand workers take 2 MiB."""
 
 
-class Siblings:
+class Peers:
     """All servers on this port but this one.
 
     Args:
@@ -135,7 +135,7 @@ class Siblings:
         self.own_name = config.name
         self._paths = {name: path for name, path in config.paths if name != config.name}
         self._ask_timeout_s = config.ask_timeout_s
-        self._answers: set[SiblingAnswer] = set()
+        self._answers: set[PeerAnswer] = set()
         self._ended = trio.Event()
 
     def owner_of(self, key: str) -> str | None:
@@ -147,14 +147,14 @@ class Siblings:
         owner = max(names, key=lambda name: blake2b(f"{name}\0{key}".encode()).digest())
         return None if owner == self.own_name else owner
 
-    async def reach(self, name: str, patience_s: float) -> SiblingAnswer:
+    async def connect(self, name: str, patience_s: float) -> PeerAnswer:
         """Open a connection to one of the others, which may say nothing for so long.
 
         Raises:
           OSError: nobody is there, or too many wait already.
         """
         stream = await trio.open_unix_socket(self._paths[name])
-        answer = SiblingAnswer(stream, patience_s, self._end)
+        answer = PeerAnswer(stream, patience_s, self._end)
         self._answers.add(answer)
         return answer
 
@@ -164,7 +164,7 @@ class Siblings:
             while self._answers:
                 await self._ended.wait()
 
-    def _end(self, answer: SiblingAnswer) -> None:
+    def _end(self, answer: PeerAnswer) -> None:
         self._answers.discard(answer)
         self._ended.set()
         self._ended = trio.Event()
@@ -213,7 +213,7 @@ async def _get(path: str, target: str) -> bytes | None:
     return None
 
 
-PASSED_ON: Final = "x-triolet-passed-on"
+PROXIED: Final = "x-triolet-passed-on"
 """Names the owner. Who is named so owns the key, whatever it would say itself: nothing is passed on
 twice. A client that says so only keeps its own retries apart."""
 _TAKEN: Final = (
@@ -236,63 +236,63 @@ _RETRY_S: Final = 1.0
 _NO_ANSWER: Final = (OSError, trio.BrokenResourceError, h11.RemoteProtocolError)
 
 
-def is_passed_on() -> bool:
-    """Return whether a sibling got this request and passed it on."""
-    return PASSED_ON in request.headers and own_peer(request.scope).is_unix
+def is_proxied() -> bool:
+    """Return whether a peer got this request and passed it on."""
+    return PROXIED in request.headers and own_peer(request.scope).is_unix
 
 
-def by_owner(
+def proxy_to_owner(
     view: Callable[[Services], Awaitable[Response]],
 ) -> Callable[[Services], Awaitable[Response]]:
     """Return a view that lets the owner of a request's key answer it."""
 
     async def answer(services: Services) -> Response:
         owner = owner_elsewhere(services)
-        return await (view(services) if owner is None else _pass_on(owner, services))
+        return await (view(services) if owner is None else _proxy(owner, services))
 
     return answer
 
 
 def owner_elsewhere(services: Services) -> str | None:
-    """Return the sibling that owns the key of the current request; None if it is answered here.
+    """Return the peer that owns the key of the current request; None if it is answered here.
 
     Raises:
       RequestError: 400, the key is none.
     """
-    siblings = services.siblings
-    key = None if siblings is None else own_key()
-    if siblings is None or key is None or request.headers.get(PASSED_ON) == siblings.own_name:
+    peers = services.peers
+    key = None if peers is None else own_key()
+    if peers is None or key is None or request.headers.get(PROXIED) == peers.own_name:
         return None
-    return siblings.owner_of(key)
+    return peers.owner_of(key)
 
 
-async def _pass_on(owner: str, services: Services) -> Response:
+async def _proxy(owner: str, services: Services) -> Response:
     """Return the owner's answer.
 
     Raises:
       RequestError: 503, it does not answer, or this process is to leave.
     """
-    assert services.siblings is not None
-    if services.lifecycle.is_draining:
+    assert services.peers is not None
+    if services.state.is_draining:
         raise draining()
     body = await read_body(services.config)
     headers = [(name, request.headers[name]) for name in _TAKEN if name in request.headers]
-    headers += [(PASSED_ON, owner), ("x-request-id", shown_request_id())]
+    headers += [(PROXIED, owner), ("x-request-id", shown_request_id())]
     if request.scope["client"] is not None:
         headers.append(("x-forwarded-for", request.scope["client"][0]))
     # Nothing that it does may take longer, and it says so itself when the time is over.
     patience_s = services.config.default_deadline_s + services.config.keep_alive_s
     services.metrics.http.resumption("passed_on")
     try:
-        answer = await services.siblings.reach(owner, patience_s)
-        live_request().hold(answer)
+        answer = await services.peers.connect(owner, patience_s)
+        current_scope().hold(answer)
         await answer.ask(request.path, headers, body)
-        live_request().entry.queue()  # it is under way there now
+        current_scope().entry.queue()  # it is under way there now
         del body
         shown = {k: v for k, v in answer.headers.items() if k not in _OF_CONNECTION}
         if shown.get("content-type", "").startswith("text/event-stream"):
-            return Response(PassedOnBody(answer), answer.status, headers=shown)
-        whole = b"".join([data async for data in PassedOnBody(answer)])
+            return Response(ProxiedBody(answer), answer.status, headers=shown)
+        whole = b"".join([data async for data in ProxiedBody(answer)])
     except _NO_ANSWER as error:
         log.warning("sibling_silent", server=owner, reason=str(error))
         message = "the server that keeps the answers of this idempotency key does not answer"
@@ -300,14 +300,14 @@ async def _pass_on(owner: str, services: Services) -> Response:
     return Response(whole, answer.status, headers=shown)
 
 
-class PassedOnBody(StreamBody):
-    """Gives back what a sibling says as it comes. If that breaks off, so does this.
+class ProxiedBody(StreamBody):
+    """Gives back what a peer says as it comes. If that breaks off, so does this.
 
     Args:
       answer: held by its request.
     """
 
-    def __init__(self, answer: SiblingAnswer) -> None:
+    def __init__(self, answer: PeerAnswer) -> None:
         self._answer = answer
 
     async def __anext__(self) -> bytes:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .stream import Shortcut
 
 SCOPE_KEY: Final = "triolet.live"
-"""Where a request's scope holds its LiveRequest."""
+"""Where a request's scope holds its RequestScope."""
 
 
 DEPARTURE_KEY: Final = "triolet.departure"
@@ -225,7 +225,7 @@ class Running(Protocol):
         ...
 
 
-class LiveRequest:
+class RequestScope:
     """One request and what it began. On exit that ends, however it exits.
 
     Args:
@@ -262,7 +262,7 @@ class LiveRequest:
         """Whether anything may have been spent on it by workers."""
         return any(running.has_begun for running in self._running)
 
-    def __enter__(self) -> LiveRequest:
+    def __enter__(self) -> RequestScope:
         return self
 
     def __exit__(
@@ -276,7 +276,7 @@ class LiveRequest:
             running.cancel(self._departure.reason)
 
 
-class Lifecycle:
+class ServerState:
     """Whether this process takes requests, and what is told to those who are connected.
 
     Attributes:

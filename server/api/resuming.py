@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pydantic import BaseModel
-    from services import Services
 
     from ..contract.output_stream import OutputStream
-    from .request_scope import LiveRequest
+    from .request_scope import RequestScope
     from .resume import ResumingReader
+    from .services import Services
     from .stream import Serializer
 
 KEY: Final = "idempotency-key"
@@ -81,7 +81,7 @@ def resumable_stream(
     fields: BaseModel,
     serializer: Serializer,
     submit: Callable[[], OutputStream],
-    live: LiveRequest,
+    live: RequestScope,
     services: Services,
     found: ResumableAnswer | None,
 ) -> Response:
@@ -109,7 +109,7 @@ def join_whole(
     fields: BaseModel,
     serializer: Serializer,
     submit: Callable[[], OutputStream],
-    live: LiveRequest,
+    live: RequestScope,
     services: Services,
     found: ResumableAnswer | None,
 ) -> tuple[ResumingReader, bool]:

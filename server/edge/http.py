@@ -24,7 +24,7 @@ from ..api.errors import http_error, too_large
 from ..api.request_scope import CONTINUE_KEY, DEPARTURE_KEY, PEER_KEY, SHORTCUT_KEY, Departure
 from .client_address import PROXY_SIGNATURE
 from .connection_table import refusal
-from .websocket import AppInbox, CuredWSStream
+from .websocket import AppInbox, PatchedWSStream
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -190,7 +190,7 @@ MAX_HELD_BYTES: Final = 64 * 1024
 """Of following requests, while an answer is under way; beyond, the connection is cut."""
 
 
-class CuredHTTPStream(HTTPStream):
+class PatchedHTTPStream(HTTPStream):
     """One request and its answer.
 
     Attributes:
@@ -220,7 +220,7 @@ class CuredHTTPStream(HTTPStream):
         await super().app_send(message)
 
 
-class CuredH11Protocol(H11Protocol):
+class PatchedH11Protocol(H11Protocol):
     """One HTTP/1.1 connection, which may become a WebSocket.
 
     Attributes:
@@ -308,7 +308,7 @@ class CuredH11Protocol(H11Protocol):
         if self._is_chunked:
             in_body = self.connection.our_state is h11.SEND_BODY
             return in_body and self._try_write(b"%x\r\n%b\r\n" % (len(data), data))
-        if isinstance(self.stream, CuredWSStream):
+        if isinstance(self.stream, PatchedWSStream):
             frame = self.stream.text_frame(data)
             return frame is not None and self._try_write(frame)
         return False
@@ -415,7 +415,7 @@ class CuredH11Protocol(H11Protocol):
         is_websocket = (
             upgrades and names.get(b"upgrade", b"").lower() == b"websocket"
         ) and request.method == b"GET"
-        kind = CuredWSStream if is_websocket else CuredHTTPStream
+        kind = PatchedWSStream if is_websocket else PatchedHTTPStream
         self._is_chunked = False
         self.stream = kind(
             self.app,
@@ -429,9 +429,9 @@ class CuredH11Protocol(H11Protocol):
             STREAM_ID,
         )
         self.stream.inbox = AppInbox()
-        if isinstance(self.stream, CuredHTTPStream):
+        if isinstance(self.stream, PatchedHTTPStream):
             self.stream.send_chunk = self.send_chunk
-        if isinstance(self.stream, CuredWSStream):
+        if isinstance(self.stream, PatchedWSStream):
             self.stream.bounds = self._bounds
             self.stream.departure = self.departure
             self.connection = H11WSConnection(cast("h11.Connection", self.connection))

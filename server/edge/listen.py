@@ -21,7 +21,7 @@ from ..api.request_scope import UNIX_PEER
 from .client_address import TrustedProxies, counted_address
 from .connection_table import REFUSALS, ConnectionTable, Refused, refusal_bytes
 from .http import RequestTurns
-from .tcp import Arrival, CuredTCPServer, WriteCounts
+from .tcp import Arrival, PatchedTCPServer, WriteCounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -242,7 +242,7 @@ class Edge:
             return
         try:
             arrival = Arrival(host, place, self.places, self._proxies, self._refusals)
-            await CuredTCPServer(
+            await PatchedTCPServer(
                 self._app,
                 self._config,
                 self._bounds,

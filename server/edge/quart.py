@@ -26,7 +26,7 @@ import trio
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection
 
-from ..api.request_scope import CONTINUE_KEY, DEPARTURE_KEY, SCOPE_KEY, LiveRequest
+from ..api.request_scope import CONTINUE_KEY, DEPARTURE_KEY, SCOPE_KEY, RequestScope
 
 if TYPE_CHECKING:
     from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ASGISendEvent
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 LAST_SEND_TIMEOUT_S = 5.0
 
 
-class CuredHTTPConnection(TrioASGIHTTPConnection):
+class PatchedHTTPConnection(TrioASGIHTTPConnection):
     """One request and its answer."""
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         """Run the request; whatever ends it, the generations it began end with it."""
         state = self.scope["state"]
-        with LiveRequest(state[DEPARTURE_KEY], self.scope["headers"]) as live:
+        with RequestScope(state[DEPARTURE_KEY], self.scope["headers"]) as live:
             state[SCOPE_KEY] = live
             await super().__call__(receive, send)
 
@@ -84,7 +84,7 @@ class CuredHTTPConnection(TrioASGIHTTPConnection):
         await super()._send_response(send_last_in_peace, response)
 
 
-class CuredQuart(QuartTrio):
+class PatchedQuart(QuartTrio):
     """The application's frame: routes and errors."""
 
     def raise_routing_exception(self, request: BaseRequestWebsocket) -> NoReturn:

@@ -26,7 +26,7 @@ from ..api.request_scope import Peer
 from ..contract.generation import CancelReason
 from .client_address import Preamble, counted_address
 from .connection_table import REFUSALS
-from .http import CuredH11Protocol
+from .http import PatchedH11Protocol
 
 if TYPE_CHECKING:
     from hypercorn.config import Config
@@ -54,7 +54,7 @@ took longer than it should, because nothing ran here meanwhile, no more counts t
 taken."""
 
 
-class Patience:
+class WriteDeadline:
     """With one client, for one write.
 
     Args:
@@ -149,10 +149,10 @@ SENDS_PER_CHECKPOINT: Final = 16
 RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
-class CuredTCPServer(TCPServer):
+class PatchedTCPServer(TCPServer):
     """Serves one accepted connection until it ends."""
 
-    protocol: CuredH11Protocol  # type: ignore[assignment]
+    protocol: PatchedH11Protocol  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class CuredTCPServer(TCPServer):
             )
             async with TaskGroup() as task_group:
                 self._task_group = task_group
-                self.protocol = CuredH11Protocol(
+                self.protocol = PatchedH11Protocol(
                     self.app,
                     self.config,
                     self._bounds,
@@ -388,21 +388,21 @@ class CuredTCPServer(TCPServer):
             raise trio.BrokenResourceError from error
 
     async def _send_rest(self, view: memoryview) -> None:
-        patience = Patience(self._cut_after_s)
+        deadline = WriteDeadline(self._cut_after_s)
         while view:
             sent = self._send_now(view[:ENOUGH_BYTES])
             if sent:
                 view = view[sent:]
-                patience.took(sent)
+                deadline.took(sent)
                 continue
-            if patience.is_over:
+            if deadline.is_over:
                 await self._cut()
             began_at = trio.current_time()
             # Shielded, because half a frame would garble everything behind it.
             with trio.CancelScope(shield=True) as scope:
-                scope.deadline = began_at + patience.wait_s
+                scope.deadline = began_at + deadline.wait_s
                 await trio.lowlevel.wait_writable(self.stream.socket)
-            patience.waited(trio.current_time() - began_at)
+            deadline.waited(trio.current_time() - began_at)
 
     async def _cut(self) -> NoReturn:
         log.info("client_stopped_reading", peer=self.protocol.client)

@@ -69,7 +69,7 @@ class AppInbox:
             scope.cancel()
 
 
-class CuredWSStream(WSStream):
+class PatchedWSStream(WSStream):
     """The WebSocket side of one connection.
 
     Attributes:

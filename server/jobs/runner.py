@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from triolet.config import BatchConfig
 
-    from ..api.request_scope import LiveRequest
+    from ..api.request_scope import RequestScope
     from .records import WaitingLine
     from .storage import Storage
 
@@ -125,9 +125,9 @@ class InnerRequest:
         return self._answer(sent)
 
     @property
-    def _live(self) -> LiveRequest | None:
+    def _live(self) -> RequestScope | None:
         """What the application holds of it, since it was asked."""
-        return cast("LiveRequest | None", self._state.get(SCOPE_KEY))
+        return cast("RequestScope | None", self._state.get(SCOPE_KEY))
 
     def _answer(self, sent: list[dict[str, Any]]) -> InnerAnswer:
         """Return what the application's messages say."""

@@ -12,7 +12,7 @@ from quart import Response, request
 
 from triolet.errors import invalid_request
 
-from ..body import JSON_ONLY, live_request, note_ignored, read_fields
+from ..body import JSON_ONLY, current_scope, note_ignored, read_fields
 from ..constraints import read_grammar
 from ..errors import echo, params_called
 from ..fields import NamedSchema, ResponseFormat
@@ -144,7 +144,7 @@ async def _answer(
     plan = replace(plan, default_max_tokens=_most_tokens(fields.options, plan))
     is_streamed = fields.stream is not False
     requests = own_requests(plan, services, is_streamed=is_streamed)
-    live = live_request()
+    live = current_scope()
     with await reserved(requests, services):
         choices = submit_all(requests, services, live)
     clock = Clock(live.began_at, trio.current_time(), trio.current_time)
@@ -295,7 +295,7 @@ async def embed_inputs(services: Services) -> Response:
         for vector in vectors.found:
             lists.append(msgspec.Raw(msgspec.json.encode(numbers_of(vector))))
             await trio.lowlevel.checkpoint()
-    took_s = trio.current_time() - live_request().began_at
+    took_s = trio.current_time() - current_scope().began_at
     return json_response(
         {
             "model": services.config.model_name,

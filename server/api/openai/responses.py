@@ -14,7 +14,7 @@ import msgspec
 from triolet.errors import invalid_request
 
 from ...contract.generation import Delta
-from ..body import live_request, read_fields
+from ..body import current_scope, read_fields
 from ..generate import begin_stream, begin_whole, json_response, own_requests
 from .responses_events import (
     ResponseDocument,
@@ -42,7 +42,7 @@ async def create_response(services: Services) -> Response:
     if fields.stream_options is not None and not fields.stream:
         raise invalid_request("is for streams only; set stream to true", "stream_options")
     plan = await plan_response(fields, (), services)
-    live = live_request()
+    live = current_scope()
     (request,) = (
         replace(one, request_id=live.request_id)
         for one in own_requests(plan, services, is_streamed=bool(fields.stream))

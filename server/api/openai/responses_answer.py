@@ -21,7 +21,7 @@ from ..claims import renew_tenant
 from ..errors import echo, http_error, params_called
 from ..generate import generation_requests, submit_all
 from ..quota import enter_answer, reserved
-from ..request_scope import LiveRequest
+from ..request_scope import RequestScope
 from ..resume import Name, ResumableAnswer
 from ..resuming import KEY, LAST_EVENT_ID
 from .responses_events import ResponseDocument, ResponseEvents, message_frame
@@ -206,7 +206,7 @@ class ResumedAnswer:
         Raises:
           RequestError: 400 or 410, that position is not there.
         """
-        with LiveRequest(self._departure) as live, params_called({LAST_EVENT_ID: POSITION}):
+        with RequestScope(self._departure) as live, params_called({LAST_EVENT_ID: POSITION}):
             reader = self._services.kept.join(self._answer, self._position)
             live.hold(reader)
             await relay_frames(reader, outbox)
@@ -276,7 +276,7 @@ class ResponseAnswer:
         Raises:
           RequestError: nothing was begun.
         """
-        with LiveRequest(self._departure) as live:
+        with RequestScope(self._departure) as live:
             live.entry.hold = self.hold
             renew_tenant(self._services.tenancy)
             enter_answer(self._services, live)
@@ -300,7 +300,7 @@ class ResponseAnswer:
         events.remember(self.id, self._conversations)
 
     async def _run_bound(
-        self, events: SocketEvents, request: GenerationRequest, live: LiveRequest, outbox: WsOutbox
+        self, events: SocketEvents, request: GenerationRequest, live: RequestScope, outbox: WsOutbox
     ) -> None:
         """Send what is generated, which ends with this connection."""
         with await reserved([request], self._services):
@@ -327,7 +327,7 @@ class ResponseAnswer:
         self,
         events: SocketEvents,
         request: GenerationRequest,
-        live: LiveRequest,
+        live: RequestScope,
         outbox: WsOutbox,
     ) -> None:
         """The same, but what is generated stays when this connection goes."""

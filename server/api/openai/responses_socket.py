@@ -160,7 +160,7 @@ class ResponsesSession:
         return False
 
     def _create(self, create: ResponseCreate, hold: BodyHold, nursery: trio.Nursery) -> None:
-        if self._services.lifecycle.is_draining:
+        if self._services.state.is_draining:
             raise draining()
         self._check_bound()
         answer = ResponseAnswer(
@@ -243,9 +243,9 @@ class ResponsesSession:
         everything.cancel()
 
     async def _close_when_drained(self) -> None:
-        await self._services.lifecycle.leaving.wait()
+        await self._services.state.leaving.wait()
         await self._outbox.put(notice_frame(self._services.config.drain_timeout_s))
-        await self._services.lifecycle.draining.wait()
+        await self._services.state.draining.wait()
         while self._lanes:
             self._lane_ended = trio.Event()
             await self._lane_ended.wait()

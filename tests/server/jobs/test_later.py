@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from server.api.request_scope import DEPARTURE_KEY, OWNER_KEY, SCOPE_KEY, LiveRequest
+from server.api.request_scope import DEPARTURE_KEY, OWNER_KEY, SCOPE_KEY, RequestScope
 from server.contract.generation import CancelReason
 from server.jobs.records import BatchState
 from server.jobs.runner import BatchRunner
@@ -53,7 +53,7 @@ class CrowdedApp:
     ) -> None:
         """Answer."""
         state = scope["state"]
-        live = state[SCOPE_KEY] = LiveRequest(state[DEPARTURE_KEY])
+        live = state[SCOPE_KEY] = RequestScope(state[DEPARTURE_KEY])
         await receive()
         is_refused = self._is_refused(state[OWNER_KEY], self.num_refused)
         self.num_refused += is_refused
@@ -144,7 +144,7 @@ async def test_what_has_not_begun_is_taken_back_while_batches_are_paused(tmp_pat
         nonlocal is_paused
         await receive()
         state = scope["state"]
-        with LiveRequest(state[DEPARTURE_KEY]) as live:
+        with RequestScope(state[DEPARTURE_KEY]) as live:
             state[SCOPE_KEY] = live
             # One of the first two is computed when the pause comes, the other one waits.
             thing = HeldThing(has_begun=len(things) != 1)
