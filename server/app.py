@@ -60,7 +60,7 @@ from .api.operations.usage import FLEET_USAGE, OWN_USAGE, fleet_usage, own_usage
 from .api.origins import page_headers
 from .api.peers import is_proxied, proxy_to_owner
 from .api.quota import rate_headers
-from .api.request_scope import OWNER_KEY
+from .api.request_scope import scope_of
 from .document.openapi import PATH as OPENAPI
 from .document.openapi import ServedDocument
 from .edge.quart import PatchedHTTPConnection, PatchedQuart
@@ -266,7 +266,7 @@ async def _on_error(services: Services, error: Exception) -> Response:
 def _note_refusal(services: Services, error: RequestError, request_id: str | None) -> None:
     """Log who was refused what; a line of a batch tells its batch."""
     asked = request if has_request_context() else websocket
-    if OWNER_KEY in asked.scope["state"]:
+    if scope_of(asked.scope).owner is not None:
         return
     services.refusal_log.tell(
         error,

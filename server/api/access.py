@@ -24,7 +24,7 @@ from .errors import http_error
 from .origins import check_host, check_origin, preflight_headers, shown_origin
 from .peers import is_proxied, owner_elsewhere
 from .quota import enter_request
-from .request_scope import OWNER_KEY, SCOPE_KEY, own_peer
+from .request_scope import scope_of
 from .resuming import has_answer
 
 if TYPE_CHECKING:
@@ -161,14 +161,15 @@ async def check_request(services: Services) -> Response | None:
     headers = asked.headers
     _check_host(services, headers.get("host"))
     preflight = _answer_preflight(services, asked)
-    owner = asked.scope["state"].get(OWNER_KEY)
+    scope = scope_of(asked.scope)
+    owner = scope.owner
     if owner is not None:
         # From within: nothing that a client sends gets there.
         enter_batch()
         enter_tenant(services.tenancy.tenant_named(owner))
         enter_line(f"batches of {owner}")
     elif preflight is None and (
-        is_proxied() or (asked.endpoint not in OPEN_ENDPOINTS and not own_peer(asked.scope).is_unix)
+        is_proxied() or (asked.endpoint not in OPEN_ENDPOINTS and not scope.connection.is_unix)
     ):
         tenant = check_key(services, headers)
         _note_key(services, asked.scope)
@@ -225,7 +226,7 @@ def check_key(services: Services, headers: Headers, subprotocols: Iterable[str] 
 def _note_key(services: Services, scope: object) -> None:
     """Note that a connection is of a tenant; where there are no keys there is none."""
     if not services.tenancy.is_open:
-        own_peer(scope).on_key()
+        scope_of(scope).connection.on_key()
 
 
 def _check_host(services: Services, host: str | None) -> None:
@@ -243,9 +244,8 @@ async def let_in(services: Services, asked: Request) -> None:
       RequestError: 429, its tenant has nothing left or as much under way as it may; 429 or 503,
         there is no room for its body.
     """
-    state, key = asked.scope["state"], current_line()
-    entry: Entry = state[SCOPE_KEY].entry
-    is_inner = OWNER_KEY in state
+    scope, key = scope_of(asked.scope), current_line()
+    entry, is_inner = scope.entry, scope.owner is not None
     enter_request(entry)
     try:
         if asked.method == "POST" and asked.endpoint not in UNMETERED:

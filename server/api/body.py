@@ -6,7 +6,7 @@ Knows Quart's request; knows no endpoint.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import trio
 from quart import request
@@ -19,7 +19,7 @@ from ..tenants.tenancy import current_tenant
 from ..text.threads import in_thread
 from .errors import echo, http_error, too_large
 from .json_body import parse_object
-from .request_scope import SCOPE_KEY, WITHIN_KEY, RequestScope
+from .request_scope import RequestScope, scope_of
 from .schemas import EXTENSIONS, OTHER_EXTENSION, read_request, take_unknown
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ INLINE_OBJECTS: Final = 256
 
 
 def current_scope() -> RequestScope:
-    """Return what holds the current request's generations."""
-    return cast("RequestScope", request.scope["state"][SCOPE_KEY])
+    """Return the scope of the current request."""
+    return scope_of(request.scope)
 
 
 def own_request_id(headers: Headers) -> str:
@@ -71,7 +71,7 @@ def deadline_s(config: ServerConfig, *, is_streamed: bool = True) -> float:
     nobody is there any more afterwards; a stream is kept alive. A line of a batch has as long as
     its batch.
     """
-    within_s: float | None = request.scope["state"].get(WITHIN_KEY)
+    within_s = current_scope().within_s
     if within_s is not None:
         return within_s
     headers = request.headers

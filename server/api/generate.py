@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
-from quart import Response, request
+from quart import Response
 
 from triolet.errors import draining, invalid_request
 from triolet.ids import new_request_id
@@ -21,7 +21,6 @@ from .claims import current_scheduling, renew_tenant, tier_field
 from .openai.chunks import Envelope, RunningUsage, total_usage
 from .overload import capped, own_ask_key
 from .quota import reserved
-from .request_scope import own_shortcut
 from .resuming import join_whole, kept_answer, own_key, read_whole, resumable_stream
 from .sampling import cache_ask, check_token_ids, of_choice, sampling_params
 from .stream import EventStreamBody, WholeAnswer, collect
@@ -387,7 +386,7 @@ def event_stream(stream: OutputStream, serializer: Serializer, services: Service
     body = EventStreamBody(
         stream,
         serializer,
-        own_shortcut(request.scope),
+        current_scope().connection,
         keep_alive_s=services.config.keep_alive_s,
     )
     return Response(body, headers=STREAM_HEADERS)

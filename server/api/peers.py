@@ -18,7 +18,6 @@ from quart import Response, request
 from triolet.errors import draining, overloaded
 
 from .body import current_scope, read_body, shown_request_id
-from .request_scope import own_peer
 from .resuming import own_key
 from .stream import StreamBody
 
@@ -238,7 +237,7 @@ _NO_ANSWER: Final = (OSError, trio.BrokenResourceError, h11.RemoteProtocolError)
 
 def is_proxied() -> bool:
     """Return whether a peer got this request and passed it on."""
-    return PROXIED in request.headers and own_peer(request.scope).is_unix
+    return PROXIED in request.headers and current_scope().connection.is_unix
 
 
 def proxy_to_owner(

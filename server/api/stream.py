@@ -2,14 +2,14 @@
 
 A task's turn, the application's send and the protocol's machinery cost several times what the write
 itself does. So a piece of an answer is written straight into the kernel where that needs no waiting
-(`Shortcut`), and goes the usual way where it fails.
+(`ClientConnection.try_send`), and goes the usual way where it fails.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import trio
 from quart.wrappers.response import ResponseBody
@@ -22,31 +22,11 @@ if TYPE_CHECKING:
 
     from ..contract.generation import Event, Events, TokenLogprob
     from ..contract.output_stream import OutputStream
+    from .request_scope import ClientConnection
 
 
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 """A comment of Server-Sent Events."""
-
-
-class Shortcut(Protocol):
-    """A connection, between two pieces of an answer. Neither waits nor raises."""
-
-    def try_send(self, data: bytes) -> bool:
-        """Send a piece of the body of a response, or one text message of a WebSocket, in UTF-8.
-
-        Returns:
-          False if nothing was done: there is no room, something else is being written, or this is
-          no moment for it. Then it has to go the usual way, which waits.
-        """
-        ...
-
-
-class NoShortcut:
-    """The connection of an application that something else serves."""
-
-    def try_send(self, data: bytes) -> bool:
-        """Take nothing."""
-        return False
 
 
 class StreamBody(ResponseBody):
@@ -176,7 +156,7 @@ class EventStreamBody(StreamBody):
     Args:
       stream: what to read.
       serializer: of the endpoint.
-      shortcut: of the connection.
+      connection: of the client.
       keep_alive_s: silence after which something is sent that says nothing, which also finds out
         whether the client is still there.
     """
@@ -185,13 +165,13 @@ class EventStreamBody(StreamBody):
         self,
         stream: OutputStream,
         serializer: Serializer,
-        shortcut: Shortcut,
+        connection: ClientConnection,
         *,
         keep_alive_s: float,
     ) -> None:
         self._stream = stream
         self._serializer = serializer
-        self._shortcut = shortcut
+        self._connection = connection
         self._keep_alive_s = keep_alive_s
         self._opening = b"".join(serializer.begin())
         self._is_over = False
@@ -237,7 +217,7 @@ class EventStreamBody(StreamBody):
             return written
         if not written:
             return None
-        if self._shortcut.try_send(written):
+        if self._connection.try_send(written):
             self._shown_at = trio.current_time()
             return None
         return written

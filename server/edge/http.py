@@ -21,7 +21,7 @@ from hypercorn.protocol.http_stream import HTTPStream
 from triolet.errors import RequestError
 
 from ..api.errors import http_error, too_large
-from ..api.request_scope import CONTINUE_KEY, DEPARTURE_KEY, PEER_KEY, SHORTCUT_KEY, Departure
+from ..api.request_scope import SCOPE_KEY, RequestScope
 from .client_address import PROXY_SIGNATURE
 from .connection_table import refusal
 from .websocket import AppInbox, PatchedWSStream
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
 
     from ..api.door import RefusalLog
-    from ..api.request_scope import Peer
+    from ..api.request_scope import ClientConnection
     from .client_address import TrustedProxies
 
 
@@ -224,7 +224,7 @@ class PatchedH11Protocol(H11Protocol):
     """One HTTP/1.1 connection, which may become a WebSocket.
 
     Attributes:
-      departure: how its client went, for what runs for it.
+      remote: the connection as its requests see it.
     """
 
     def __init__(
@@ -235,7 +235,7 @@ class PatchedH11Protocol(H11Protocol):
         context: WorkerContext,
         task_group: TaskGroup,
         addresses: tuple[tuple[str, int] | None, tuple[str, int] | None],
-        peer: Peer,
+        remote: ClientConnection,
         proxies: TrustedProxies,
         refusals: RefusalLog,
         send: Callable[[Event], Awaitable[None]],
@@ -243,25 +243,19 @@ class PatchedH11Protocol(H11Protocol):
         turns: RequestTurns,
     ) -> None:
         client, server = addresses
-        self.departure = Departure()
-        state = {
-            DEPARTURE_KEY: self.departure,
-            SHORTCUT_KEY: self,
-            CONTINUE_KEY: self.ask_for_body,
-            PEER_KEY: peer,
-        }
         super().__init__(
-            app, config, context, task_group, state, False, client, server, send  # type: ignore[arg-type]
+            app, config, context, task_group, {}, False, client, server, send  # type: ignore[arg-type]
         )  # fmt: skip
+        remote.try_send, remote.ask_for_body = self.try_send, self.ask_for_body
+        self.remote = remote
         self._bounds = bounds
         self._guard = HeadGuard(
             bounds.max_header_bytes, bounds.max_header_fields, bounds.max_body_bytes
         )
         self._held = bytearray()
-        self._peer = peer
         self._proxies = proxies
         self._refusals = refusals
-        self._speaks_for_others = peer.is_unix or proxies.trusts(peer.host)
+        self._speaks_for_others = remote.is_unix or proxies.trusts(remote.host)
         self._try_write = try_write
         self._turns = turns
         self._is_in_turn = False
@@ -284,7 +278,7 @@ class PatchedH11Protocol(H11Protocol):
 
     def speak_for(self, host: str) -> None:
         """Take in for which client a proxy has opened this connection."""
-        self._peer.is_forwarding = True
+        self.remote.is_forwarding = True
         self.client = (host, UNKNOWN_PORT)
         self._speaks_for_others = self._proxies.trusts(host)
 
@@ -304,7 +298,7 @@ class PatchedH11Protocol(H11Protocol):
                 await self.send(Closed())
 
     def try_send(self, data: bytes) -> bool:
-        """See Shortcut."""
+        """See ClientConnection."""
         if self._is_chunked:
             in_body = self.connection.our_state is h11.SEND_BODY
             return in_body and self._try_write(b"%x\r\n%b\r\n" % (len(data), data))
@@ -433,7 +427,7 @@ class PatchedH11Protocol(H11Protocol):
             self.stream.send_chunk = self.send_chunk
         if isinstance(self.stream, PatchedWSStream):
             self.stream.bounds = self._bounds
-            self.stream.departure = self.departure
+            self.stream.remote = self.remote
             self.connection = H11WSConnection(cast("h11.Connection", self.connection))
         await self.stream.handle(
             Request(
@@ -442,7 +436,7 @@ class PatchedH11Protocol(H11Protocol):
                 http_version=request.http_version.decode(),
                 method=request.method.decode("ascii"),
                 raw_path=request.target,
-                state=self.connection_state,
+                state={SCOPE_KEY: RequestScope(self.remote, request.headers)},  # type: ignore[arg-type]
             )
         )
         self.keep_alive_requests += 1

@@ -26,7 +26,7 @@ import trio
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection
 
-from ..api.request_scope import CONTINUE_KEY, DEPARTURE_KEY, SCOPE_KEY, RequestScope
+from ..api.request_scope import scope_of
 
 if TYPE_CHECKING:
     from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ASGISendEvent
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from quart.wrappers import Request
     from quart.wrappers.base import BaseRequestWebsocket
 
-    from ..api.request_scope import Entry
 
 LAST_SEND_TIMEOUT_S = 5.0
 
@@ -44,23 +43,21 @@ class PatchedHTTPConnection(TrioASGIHTTPConnection):
     """One request and its answer."""
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        """Run the request; whatever ends it, the generations it began end with it."""
-        state = self.scope["state"]
-        with RequestScope(state[DEPARTURE_KEY], self.scope["headers"]) as live:
-            state[SCOPE_KEY] = live
+        """Run the request; whatever ends it, what it began ends with it."""
+        with scope_of(self.scope):
             await super().__call__(receive, send)
 
     async def handle_messages(  # type: ignore[override]
         self, nursery: trio.Nursery, request: Request, receive: ASGIReceiveCallable
     ) -> None:
         """Take the body in as far as the door lets it, and note when the client leaves."""
-        state = self.scope["state"]
-        entry: Entry = state[SCOPE_KEY].entry
+        scope = scope_of(self.scope)
+        entry = scope.entry
         is_small = entry.expected_bytes <= self.app.config["SMALL_BODY_BYTES"]
         if entry.waits_for_leave or not is_small:
             await entry.wait_decided()
-            if not entry.is_turned_away and CONTINUE_KEY in state:
-                await state[CONTINUE_KEY]()
+            if not entry.is_turned_away:
+                await scope.connection.ask_for_body()
         while (message := await receive())["type"] == "http.request":
             data, is_last = message.get("body", b""), not message.get("more_body", False)
             is_kept = entry.receive(len(data)) and not entry.is_turned_away

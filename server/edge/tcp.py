@@ -22,7 +22,7 @@ from hypercorn.utils import parse_socket_addr
 from triolet.errors import RequestError
 
 from ..api.errors import http_error
-from ..api.request_scope import Peer
+from ..api.request_scope import ClientConnection
 from ..contract.generation import CancelReason
 from .client_address import Preamble, counted_address
 from .connection_table import REFUSALS
@@ -128,15 +128,15 @@ class Arrival:
     proxies: TrustedProxies
     refusals: RefusalLog
 
-    def peer(self) -> Peer:
-        """Return the other end as the application sees it."""
-        peer, place = Peer(self.host), self.place
+    def remote(self) -> ClientConnection:
+        """Return the connection as its requests see it."""
+        remote, place = ClientConnection(self.host), self.place
 
         def note_key() -> None:
             place.has_shown_key = True
 
-        peer.on_key = note_key
-        return peer
+        remote.on_key = note_key
+        return remote
 
 
 CUT_AFTER_STALL_S: Final = 0.5
@@ -195,7 +195,7 @@ class PatchedTCPServer(TCPServer):
                     self.context,
                     task_group,
                     addresses,
-                    self._arrival.peer(),
+                    self._arrival.remote(),
                     self._arrival.proxies,
                     self._arrival.refusals,
                     self.protocol_send,
@@ -217,7 +217,7 @@ class PatchedTCPServer(TCPServer):
         """Part what holds one another, so that all of it is freed at once: Python's collector comes
         by after thousands of connections."""
         if hasattr(self, "protocol"):  # it may have broken before
-            self.protocol.connection_state.clear()
+            self.protocol.remote.let_go()
             del self.protocol
 
     async def protocol_send(self, event: Event) -> None:
@@ -375,7 +375,7 @@ class PatchedTCPServer(TCPServer):
         """Note if it was the kernel that lost patience with a client that takes nothing."""
         cause = error.__cause__
         if isinstance(cause, OSError) and cause.errno == errno.ETIMEDOUT:
-            self.protocol.departure.reason = CancelReason.STALLED
+            self.protocol.remote.disconnect_reason = CancelReason.STALLED
 
     def _send_now(self, data: bytes | memoryview) -> int:
         # Not part of trio's interface: its socket only has a send that may wait.
@@ -406,7 +406,7 @@ class PatchedTCPServer(TCPServer):
 
     async def _cut(self) -> NoReturn:
         log.info("client_stopped_reading", peer=self.protocol.client)
-        self.protocol.departure.reason = CancelReason.STALLED
+        self.protocol.remote.disconnect_reason = CancelReason.STALLED
         self.stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
         await trio.aclose_forcefully(self.stream)
         raise trio.BrokenResourceError

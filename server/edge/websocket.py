@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from triolet.config import ServerConfig
 
-    from ..api.request_scope import Departure
+    from ..api.request_scope import ClientConnection
 
 
 class AppInbox:
@@ -75,12 +75,12 @@ class PatchedWSStream(WSStream):
     Attributes:
       bounds: set by the protocol before the first event.
       inbox: as well.
-      departure: as well.
+      remote: as well.
     """
 
     bounds: ServerConfig
     inbox: AppInbox
-    departure: Departure
+    remote: ClientConnection
     _frames: TokenBucket
     _heard_at: float
     _is_over: trio.Event
@@ -165,7 +165,7 @@ class PatchedWSStream(WSStream):
         """Say that the client left, before it is answered: the answer stands behind everything
         that the client has not read, perhaps for ever."""
         if code == CloseReason.GOING_AWAY:
-            self.departure.reason = CancelReason.WENT_AWAY
+            self.remote.disconnect_reason = CancelReason.WENT_AWAY
         put, self.app_put = self.app_put, None
         if put is not None:
             await put({"type": "websocket.disconnect", "code": code})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import trio
-from quart import Response, request
+from quart import Response
 
 from triolet.errors import invalid_request
 
@@ -21,7 +21,6 @@ from ..openai.chat import plan_chat
 from ..openai.embeddings import EmbeddingFields, embed, numbers_of
 from ..overload import refuse_early
 from ..quota import reserved
-from ..request_scope import own_shortcut
 from ..schemas import ChatRequest, CompletionRequest, Message, TemplateSwitches, take_unknown
 from ..stream import EventStreamBody, collect
 from ..tool_schema import CalledFunction, ToolCall
@@ -156,7 +155,7 @@ async def _answer(
     body = EventStreamBody(
         choices,
         LineStream(form, reader, clock),
-        own_shortcut(request.scope),
+        live.connection,
         keep_alive_s=services.config.keep_alive_s,
     )
     return Response(body, headers=LINE_HEADERS)

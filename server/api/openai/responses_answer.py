@@ -35,10 +35,9 @@ if TYPE_CHECKING:
     from ..conversations import Conversations, Turns
     from ..door import BodyHold
     from ..generate import Plan
-    from ..request_scope import Departure
+    from ..request_scope import ClientConnection
     from ..resume import ResumingReader
     from ..services import Services
-    from ..stream import Shortcut
     from .responses_schema import ResponseCreate, ResponseResume
 
 
@@ -47,12 +46,12 @@ class WsOutbox:
 
     Args:
       max_bytes: what may wait before others have to.
-      shortcut: of the connection.
+      connection: of the client.
     """
 
-    def __init__(self, max_bytes: int, shortcut: Shortcut) -> None:
+    def __init__(self, max_bytes: int, connection: ClientConnection) -> None:
         self._max_bytes = max_bytes
-        self._shortcut = shortcut
+        self._connection = connection
         self._messages: deque[bytes] = deque()
         self._num_bytes = 0
         self._is_writing = self._is_closed = False
@@ -61,7 +60,7 @@ class WsOutbox:
     def try_send(self, message: bytes) -> bool:
         """Send at once, if nothing waits and that needs no waiting; return whether it was done."""
         is_idle = not (self._messages or self._is_writing or self._is_closed)
-        return is_idle and self._shortcut.try_send(message)
+        return is_idle and self._connection.try_send(message)
 
     def put_nowait(self, message: bytes) -> bool:
         """Add a message if there is room; return whether there was."""
@@ -165,7 +164,7 @@ class ResumedAnswer:
       resume: which, and from where.
       services: where it is kept.
       conversations: of this connection.
-      departure: of this connection.
+      connection: of the client.
 
     Attributes:
       id: by which the client knows it.
@@ -179,13 +178,13 @@ class ResumedAnswer:
         resume: ResponseResume,
         services: Services,
         conversations: Conversations,
-        departure: Departure,
+        connection: ClientConnection,
     ) -> None:
         self.id = resume.response_id
         self.stream_id = resume.stream_id
         self._services = services
         self._conversations = conversations
-        self._departure = departure
+        self._connection = connection
         answer = services.kept.find(own_name(resume.response_id))
         if answer is None:
             raise http_error(
@@ -206,7 +205,7 @@ class ResumedAnswer:
         Raises:
           RequestError: 400 or 410, that position is not there.
         """
-        with RequestScope(self._departure) as live, params_called({LAST_EVENT_ID: POSITION}):
+        with RequestScope(self._connection) as live, params_called({LAST_EVENT_ID: POSITION}):
             reader = self._services.kept.join(self._answer, self._position)
             live.hold(reader)
             await relay_frames(reader, outbox)
@@ -226,7 +225,7 @@ class ResponseAnswer:
       services: what it works with.
       conversations: what it may continue, and where it is remembered.
       client_request_id: what the client called the connection.
-      departure: of the connection.
+      connection: of the client.
       hold: of the room that its message takes, until it is queued.
 
     Attributes:
@@ -240,7 +239,7 @@ class ResponseAnswer:
         services: Services,
         conversations: Conversations,
         client_request_id: str,
-        departure: Departure,
+        connection: ClientConnection,
         hold: BodyHold,
     ) -> None:
         self._request_id = new_request_id()
@@ -250,7 +249,7 @@ class ResponseAnswer:
         self._services = services
         self._conversations = conversations
         self._client_request_id = client_request_id
-        self._departure = departure
+        self._connection = connection
         self._stream: OutputStream | None = None
         self._events: SocketEvents | None = None
         self._resumable: ResumableAnswer | None = None
@@ -276,7 +275,7 @@ class ResponseAnswer:
         Raises:
           RequestError: nothing was begun.
         """
-        with RequestScope(self._departure) as live:
+        with RequestScope(self._connection) as live:
             live.entry.hold = self.hold
             renew_tenant(self._services.tenancy)
             enter_answer(self._services, live)

@@ -19,9 +19,10 @@ from triolet.audit import FleetAudit
 from triolet.invariants import check_invariants
 from triolet.loopback import is_loopback
 
+from ..body import current_scope
 from ..errors import http_error
 from ..generate import json_response
-from ..request_scope import UNIX_PEER, own_peer
+from ..request_scope import UNIX_PEER
 from .probes import VERSION
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def check_is_from_here(services: Services) -> None:
     if not services.tenancy.is_open:
         return
     header_names = {name.lower() for name in request.headers.keys()}  # noqa: SIM118 (multi-dict)
-    peer = own_peer(request.scope)
+    peer = current_scope().connection
     if not is_from_here(peer.host, header_names, is_forwarding=peer.is_forwarding):
         raise http_error(403, "this is for the machine that the server runs on; ask from there")
 
