@@ -91,7 +91,7 @@ def release_times(cuts: Iterable[CutRequest], lines: Iterable[str]) -> Mapping[s
     return times
 
 
-def table_of(times: Mapping[str, Sequence[float]]) -> Table:
+def release_table(times: Mapping[str, Sequence[float]]) -> Table:
     """Return times as a table in milliseconds, one row per phase and one for all."""
     table = Table(title="closed socket to freed KV blocks, ms")
     for heading in ("phase", "requests", *(f"p{p}" if p < 100 else "max" for p in PERCENTILES)):

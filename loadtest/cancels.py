@@ -26,10 +26,10 @@ from urllib.parse import urlsplit
 import trio
 from rich.console import Console
 
-from . import flatness
 from .campaign.processes import FleetLog
-from .cancel_report import KvBlocks, blocks_of, percentile, release_times, table_of
+from .cancel_report import KvBlocks, blocks_of, percentile, release_table, release_times
 from .cut_clients import CONNECT_DEADLINE_S, Cut, Pace, cut_many
+from .flatness import costs_table, growth
 from .raw_requests import chat_request
 from .server_process import ServerDidNotStartError, running_server
 from .stray_tokens import StrayTokens, stray_tokens
@@ -84,7 +84,7 @@ class Outcome:
     @property
     def wrongs(self) -> list[str]:
         """Everything for which the run does not count as passed."""
-        wrongs = [*self.violations, *self.stray.wrongs, *flatness.growth(self.stages[1:])]
+        wrongs = [*self.violations, *self.stray.wrongs, *growth(self.stages[1:])]
         if not self.blocks.is_all_free:
             wrongs.append(f"blocks are still held: {self.blocks}")
         if not self.answers:
@@ -162,7 +162,7 @@ def settled_costs(log: FleetLog, before: Mapping[str, Cost] | None) -> Mapping[s
     give_up = time.monotonic() + SETTLE_S
     while time.monotonic() < give_up:
         costs = log.costs()
-        if before is not None and not flatness.growth([("before", before), ("now", costs)]):
+        if before is not None and not growth([("before", before), ("now", costs)]):
             return costs
         time.sleep(COSTS_POLL_S)
     return log.costs()
@@ -223,8 +223,8 @@ def main(arguments: Sequence[str]) -> int:
         console.print(f"error: {error}", style="red", soft_wrap=True, markup=False)
         return 2
     lines = log.path.read_text(encoding="utf-8", errors="replace").splitlines()
-    console.print(table_of(release_times(outcome.cuts, lines)))
-    console.print(flatness.table_of(outcome.stages))
+    console.print(release_table(release_times(outcome.cuts, lines)))
+    console.print(costs_table(outcome.stages))
     stray = outcome.stray
     if stray.under_way:
         shown = [percentile(stray.under_way, percent) for percent in (50, 99, 100)]

@@ -40,7 +40,7 @@ def growth(stages: Sequence[tuple[str, Mapping[str, Cost]]]) -> list[str]:
     return wrongs
 
 
-def table_of(stages: Sequence[tuple[str, Mapping[str, Cost]]]) -> Table:
+def costs_table(stages: Sequence[tuple[str, Mapping[str, Cost]]]) -> Table:
     """Return one row per process, one column per stage."""
     table = Table(title="memory in MiB · open files · threads")
     table.add_column("process")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 START_DEADLINE_S = 120.0
 """Loading a large checkpoint takes a while; the demo model takes seconds."""
 STOP_DEADLINE_S = 30.0
-POLL_S = 0.1
+READY_POLL_S = 0.1
 
 
 class ServerDidNotStartError(Exception):
@@ -72,7 +72,7 @@ def wait_ready(process: subprocess.Popen[bytes], url: str, log: Path, deadline_s
         elif time.monotonic() > give_up_s:
             what = f"the server was not ready within {deadline_s:.0f} s"
         else:
-            time.sleep(POLL_S)
+            time.sleep(READY_POLL_S)
             continue
         last_lines = log.read_text(errors="replace").splitlines()[-15:]
         raise ServerDidNotStartError("\n".join([f"{what}; its log {log} ends:", *last_lines]))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from .admission_stopwatch import Lap
 
-GAP_S: Final = 0.25
+VIRTUAL_GAP_S: Final = 0.25
 """Of virtual time between two requests: longer than a fleet with nothing else to do takes for one,
 so that where nobody else waits none of these wait for one another either."""
 REAL_GAP_S: Final = 10 * MILLISECONDS
@@ -63,7 +63,7 @@ class Course:
     @property
     def gap_s(self) -> float:
         """Between two requests."""
-        return REAL_GAP_S if self.form.is_real else GAP_S
+        return REAL_GAP_S if self.form.is_real else VIRTUAL_GAP_S
 
 
 @dataclass(slots=True)

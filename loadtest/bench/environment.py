@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ENVIRONMENTS: Final = Path(__file__).parents[2] / "build" / "bench" / "peers"
-INSTALL_TIMEOUT_S: Final = 600.0
+STEP_TIMEOUT_S: Final = 600.0
 _PIP: Final = ("-m", "pip", "--disable-pip-version-check", "--quiet")
 
 
@@ -35,7 +35,7 @@ def install(
     packages: Sequence[str],
     *,
     unwanted: Sequence[str] = (),
-    timeout_s: float = INSTALL_TIMEOUT_S,
+    timeout_s: float = STEP_TIMEOUT_S,
 ) -> str | None:
     """Make an environment unless it is complete already.
 

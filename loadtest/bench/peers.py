@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Self
 
-from . import environment
 from .engines import ROOT
+from .environment import python_of, why_not
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -48,12 +48,12 @@ class Peer:
         """The interpreter."""
         if self.environment is None:
             return Path(sys.executable)
-        return environment.python_of(self.environment)
+        return python_of(self.environment)
 
     def why_not(self) -> str | None:
         """Return why it cannot run here, or None if it can."""
         if self.environment is not None:
-            return environment.why_not(self.environment)
+            return why_not(self.environment)
         return None if find_spec(self.package) else f"{self.package} is not installed"
 
 

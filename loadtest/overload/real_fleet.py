@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SERVER: Final = "server"
 START_DEADLINE_S: Final = 240.0
 """Three interpreters, two of which import torch: seconds on a machine with nothing else to do."""
-POLL_S: Final = 0.1
+START_POLL_S: Final = 0.1
 ENVIRONMENT: Final = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -103,7 +103,7 @@ class RealFleet:
                     status = 0
                 if status == 200:
                     return
-                await trio.sleep(POLL_S)
+                await trio.sleep(START_POLL_S)
         raise FleetDidNotStartError(f"not ready within {START_DEADLINE_S:.0f} s")
 
     async def stop(self) -> None:
