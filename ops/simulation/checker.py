@@ -16,7 +16,7 @@ from triolet.errors import LocalProtocolError
 from triolet.invariants import check_at_rest, check_invariants
 from triolet.units import SECONDS
 
-from .input_client import EMBEDDED
+from .client import EMBEDDED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

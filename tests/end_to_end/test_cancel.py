@@ -8,16 +8,16 @@ import pytest
 import trio
 
 from loadtest import cancels
-from loadtest.campaign.processes import FleetLog
-from loadtest.cancel_report import (
+from loadtest.campaign.misbehaving import Cut, cut_many
+from loadtest.cancels import (
     FINISHED_FIRST,
     blocks_of,
     percentile,
     release_table,
     release_times,
+    stray_tokens,
 )
-from loadtest.cut_clients import Cut, cut_many
-from loadtest.stray_tokens import stray_tokens
+from loadtest.harness.servers import FleetLog
 
 from .conftest import PATIENT
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from loadtest.campaign.processes import Cost
-from loadtest.cut_clients import EARLY_S, MAX_WAIT_S, Pace
-from loadtest.flatness import MAX_GROWTH_BYTES, MIB, costs_table, growth
-from loadtest.stray_tokens import StrayTokens, stray_tokens
+from loadtest.campaign.misbehaving import EARLY_S, MAX_WAIT_S, Pace
+from loadtest.cancels import MAX_GROWTH_BYTES, MIB, StrayTokens, costs_table, growth, stray_tokens
+from loadtest.harness.servers import Cost
 
 SERVER_LINE = {"event": "request_ended", "request_id": "aa", "outcome": "client_gone"}
 DECODE_LINE = {"event": "attempt_ended", "attempt": "aa/0", "process": "decode-0"}
