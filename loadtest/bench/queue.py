@@ -23,8 +23,7 @@ from server.scheduling.tenant_queue import Place
 from triolet.config import QueueConfig
 from triolet.service_class import Scheduling, ServiceClass
 
-from .machine import describe
-from .report import Ratio, Report
+from .report import Ratio, Report, describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,9 +12,21 @@ from typing import TYPE_CHECKING, Final
 
 from triolet.service_class import Scheduling, ServiceClass
 
-from .arrivals import Arrival, Sizes, in_classes, merged, on_off, poisson, requests, shifted
-from .mechanisms import ALL, EVERYTHING, NOTHING
-from .traces import NoTraceError, Scale, clients, conversations
+from .arrivals import (
+    Arrival,
+    NoTraceError,
+    Scale,
+    Sizes,
+    clients,
+    conversations,
+    in_classes,
+    merged,
+    on_off,
+    poisson,
+    requests,
+    shifted,
+)
+from .switched_server import ALL, EVERYTHING, NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

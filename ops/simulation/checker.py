@@ -16,7 +16,7 @@ from triolet.errors import LocalProtocolError
 from triolet.invariants import check_at_rest, check_invariants
 from triolet.units import SECONDS
 
-from .input_client import EMBEDDED
+from .client import EMBEDDED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,8 +55,8 @@ class Checker:
                     server.fleet.check_accounting()
                 except LocalProtocolError as error:
                     self._report(f"{server}: {error}")
-                conductor = server.fleet._requests
-                live = (*conductor.table, *conductor.embeddings)
+                requests = server.fleet._requests
+                live = (*requests.table, *requests.embeddings)
                 server.charges[-1].check(one.request.request_id for one in live)
         self._check_workers()
 
@@ -93,8 +93,8 @@ class Checker:
             status = server.fleet.status()
             if status.queued or status.running:
                 self._report(f"{server} still has {status.queued} + {status.running} requests")
-            conductor = server.fleet._requests
-            for queue in conductor.queues:
+            requests = server.fleet._requests
+            for queue in requests.queues:
                 if queue.num_running or queue.num_tenants:
                     self._report(f"{server} still charges {queue.num_tenants} tenants")
             for worker_status in status.workers:

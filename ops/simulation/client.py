@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from server.contract.embedding import EmbeddingRequest
 from server.contract.generation import (
     CancelReason,
     Delta,
@@ -21,10 +22,11 @@ from server.contract.generation import (
 from server.scheduling.delivery import RequestOutput
 from triolet.config import SloConfig
 from triolet.errors import RequestError
+from triolet.pooling import VectorForm
 from triolet.service_class import DEFAULT_SCHEDULING, Scheduling
 from triolet.units import SECONDS
 
-from .engine import EOS_ID, reference
+from .engine import EOS_ID, reference, reference_vector
 from .text import text_of
 
 if TYPE_CHECKING:
@@ -32,8 +34,10 @@ if TYPE_CHECKING:
 
     from server.contract.generation import Event
     from server.contract.output_stream import OutputStream
+    from server.scheduling.embedding_run import FleetEmbeddingRun
     from server.scheduling.links import Links
     from triolet.sampling import SamplingParams
+
 
 SLO: Final = SloConfig()
 """The servers'."""
@@ -277,3 +281,66 @@ def _shown(wish: Wish, token_ids: Sequence[int]) -> str:
         for token_id in token_ids
         if token_id != EOS_ID or wish.sampling.ignore_eos
     )
+
+
+EMBEDDED = "embedded"
+
+
+class InputClient(Client):
+    """One request for the vectors of its prompt, forwards and backwards."""
+
+    async def run(self, fleet: Links) -> None:
+        """Ask until accepted, then wait. Part of its server: dies with it."""
+        try:
+            run = await self._ask(fleet)
+            async with trio.open_nursery() as nursery:
+                if self.wish.leaves_after_s is not None:
+                    nursery.start_soon(self._go, run, self.wish.leaves_after_s)
+                await self._wait(run)
+                nursery.cancel_scope.cancel()
+        finally:
+            if self.ending is None:
+                self.ending = "reset"
+            self.is_over.set()
+
+    @property
+    def _inputs(self) -> tuple[tuple[int, ...], ...]:
+        return (self.wish.prompt_ids, self.wish.prompt_ids[::-1])
+
+    async def _ask(self, fleet: Links) -> FleetEmbeddingRun:
+        while True:
+            ids = [self._draw_request_id() for _ in self._inputs]
+            requests = [
+                EmbeddingRequest(
+                    request_id, input_ids, VectorForm(), DEADLINE_S, scheduling=self.wish.scheduling
+                )
+                for request_id, input_ids in zip(ids, self._inputs, strict=True)
+            ]
+            try:
+                run = fleet.embed(requests)
+            except RequestError as error:
+                if error.status < 503:
+                    self._report(f"{self} was refused: {error.code} {error.message}")
+                await trio.sleep(RETRY_S)
+            else:
+                self.request_id = ids[0]
+                return run
+
+    async def _go(self, run: FleetEmbeddingRun, after_s: float) -> None:
+        await trio.sleep(after_s)
+        if self.ending is None:
+            self.left_at = trio.current_time()
+            run.cancel(CancelReason.CLIENT_GONE)
+
+    async def _wait(self, run: FleetEmbeddingRun) -> None:
+        try:
+            vectors = await run.vectors()
+        except RequestError as error:
+            self.ending = error.code
+            self._check_failure(error)
+            return
+        finally:
+            run.cancel(CancelReason.CLIENT_GONE)
+        self.ending = EMBEDDED
+        if list(vectors) != [reference_vector(input_ids) for input_ids in self._inputs]:
+            self._report(f"{self} got other vectors than its inputs have")

@@ -18,12 +18,11 @@ from triolet.config import WorkerConfig
 from triolet.ids import SECRET_BYTES, Role
 
 from .charges import RecordingCharges
-from .engine import SimulatedDevice, SimulatedEngine
-from .guesses import EAGER, Guesses
+from .engine import EAGER, Guesses, SimulatedDevice, SimulatedEngine
+from .network import control_address, kv_address
 from .overseer import Overseer
 from .process import Process
 from .text import NumberText
-from .weather import control_address, kv_address
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
     from .engine import Cost
     from .faults import Tally
-    from .hosts import Host
+    from .network import Host
     from .process import Surroundings
 
 KV_SECRET: Final = bytes(SECRET_BYTES)

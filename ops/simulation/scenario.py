@@ -21,12 +21,11 @@ from triolet.service_class import Scheduling, ServiceClass
 from triolet.units import MILLISECONDS, SECONDS
 
 from .checker import Checker
-from .client import Client, Wish
+from .client import Client, InputClient, Wish
 from .deterministic import run
 from .engine import VOCAB_SIZE, Cost, reference
 from .faults import Fault, Plan, Tally, draw_plan
 from .injector import Injector
-from .input_client import InputClient
 from .trace import Trace
 from .world import Sizes, World
 

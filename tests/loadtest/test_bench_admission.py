@@ -6,12 +6,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.bench.admission import MOST_US, report_of
-from loadtest.bench.admission_path import OFF, OK, ON, REFUSED, Course, Found, measure
-from loadtest.bench.admission_refusals import FLOOD, LIMITED, OVERLOADED, TENANTS, ask_too_much
-from loadtest.bench.admission_refusals import tenants_file as refused_tenants
-from loadtest.bench.admission_server import Form
-from loadtest.bench.admission_stopwatch import SETTLED, STEPS, SUBMIT, SWEPT, TAKEN, Lap
+from loadtest.bench.admission import (
+    FLOOD,
+    LIMITED,
+    MOST_US,
+    OFF,
+    OK,
+    ON,
+    OVERLOADED,
+    REFUSED,
+    TENANTS,
+    Course,
+    Found,
+    ask_too_much,
+    measure,
+    report_of,
+)
+from loadtest.bench.admission import tenants_file as refused_tenants
+from loadtest.bench.admission_server import SETTLED, STEPS, SUBMIT, SWEPT, TAKEN, Form, Lap
 from server import app
 from server.api import generate
 from server.api.openai import completions

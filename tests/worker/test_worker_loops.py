@@ -10,7 +10,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 import decode.worker
-from loadtest.cancel_report import blocks_of
+from loadtest.cancels import blocks_of
 from server.contract.generation import CancelReason
 from server.metrics.metrics import Metrics
 from server.scheduling.links import Links as Server
