@@ -1,7 +1,7 @@
 """The application: which route leads where, and what every answer has in common.
 
-Knows Quart; the work is done by the modules that the routes name. Authorisation is per route: the
-checks run for every route of the map, whatever its path looked like on the wire.
+Authorisation is per route: the checks run for every route of the map, whatever its path looked like
+on the wire.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def _with_services(
 
 async def _finish(services: Services, response: Response) -> Response:
     elapsed_s = trio.current_time() - current_scope().began_at
-    if not is_proxied():  # who got it has counted it
+    if not is_proxied():  # the server that passed it on has counted it
         services.metrics.http.request(request.endpoint or "none")
     response.headers.update(HEADERS)
     response.headers.update(current_scope().headers)
@@ -227,12 +227,12 @@ async def _finish(services: Services, response: Response) -> Response:
         response.headers.update(cache.headers)
     response.headers["openai-processing-ms"] = str(round(elapsed_s * 1000))
     for name, value in rate_headers(services.quotas).items():
-        response.headers.setdefault(name, value)  # who owns a kept answer has said so already
+        response.headers.setdefault(name, value)  # the owner of a kept answer has set them already
     if origins := origins_here(services, request.path):
         own = tuple(response.headers.keys())
         response.headers.update(page_headers(request.headers.get("origin"), origins, own))
     if services.state.is_leaving:
-        # The next request needs a connection to somebody else.
+        # The next request needs a connection to another process.
         response.headers["connection"] = "close"
     return response
 
@@ -264,7 +264,7 @@ async def _on_error(services: Services, error: Exception) -> Response:
 
 
 def _note_refusal(services: Services, error: RequestError, request_id: str | None) -> None:
-    """Log who was refused what; a line of a batch tells its batch."""
+    """Log a refusal; a line of a batch tells its batch."""
     asked = request if has_request_context() else websocket
     if scope_of(asked.scope).owner is not None:
         return

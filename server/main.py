@@ -1,10 +1,9 @@
 """The server process: puts the parts together, and takes them apart in order.
 
-Knows every room of server/ and nothing of what happens inside one. Order at the end: new requests
-are refused, the fleet lets what runs finish (each stream gets its terminal event at the latest at
-the deadline), then connections close; a watchdog thread ends the process if something still hangs.
-Before that, where a successor accepts on the same socket, new connections are left to it, and those
-that are open are asked to come again.
+At the end new requests are refused, the links let what runs finish (each stream gets its terminal
+event at the latest at the deadline), then connections close; a watchdog thread ends the process if
+something still hangs. Before that, where a successor accepts on the same socket, new connections
+are left to it, and clients of open ones are asked to connect again.
 """
 
 from __future__ import annotations
@@ -221,7 +220,7 @@ def _storage(config: ServerConfig) -> Iterator[Storage | None]:
 
 
 def _tenancy(config: ServerConfig, metrics: Metrics) -> tuple[Tenancy, TenantFile | None]:
-    """Return who may ask, and the file that may change it."""
+    """Return the tenants, and the file that may change them."""
     tenant_file = None
     tenancy = Tenancy()
     if config.tenants.file is not None:

@@ -1,7 +1,4 @@
-"""Where a request carries its API key.
-
-Knows headers by value; no framework, no tenants.
-"""
+"""Access of requests: keys, origins, hosts, and what a request takes before its body is read."""
 
 from __future__ import annotations
 
@@ -198,7 +195,7 @@ def _answer_preflight(services: Services, asked: Request) -> Response | None:
 
 
 async def check_websocket(services: Services) -> None:
-    """Let the running task serve whoever opened this WebSocket.
+    """Let the running task serve the client that opened this WebSocket.
 
     Raises:
       RequestError: 401 or 403.
@@ -212,7 +209,7 @@ async def check_websocket(services: Services) -> None:
 
 
 def check_key(services: Services, headers: Headers, subprotocols: Iterable[str] = ()) -> Tenant:
-    """Let the running task serve the tenant whose key was sent, as that tenant is now.
+    """Let the running task serve the tenant of the key that was sent, as that tenant is now.
 
     Raises:
       RequestError: 401 or 403.

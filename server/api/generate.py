@@ -51,8 +51,8 @@ SALT_BYTES: Final = 16
 def salt_of(cache_salt: str | None) -> bytes:
     """Return a salt of one length for any text; empty, which is everybody's, for none.
 
-    Where there are tenants, it is the tenant's own in either case: who asks the same as another
-    finds nothing of theirs, whatever both call it. Every server of a fleet makes the same of it, so
+    Where there are tenants, it is the tenant's own in either case: a tenant finds nothing of
+    another one's, whatever both call it. Every server of a fleet makes the same of it, so
     that they share what their clients share.
     """
     secret = current_tenant().secret
@@ -69,11 +69,11 @@ class Context(NamedTuple):
 
     Attributes:
       tokens: so many.
-      whose: who says so, for errors.
+      source: what sets the bound, for errors.
     """
 
     tokens: int
-    whose: str
+    source: str
 
 
 def context_of(max_model_len: int, plan: TenantPlan) -> Context:
@@ -140,7 +140,7 @@ def completion_budget(
 def _too_long(prompt_tokens: int, wanted: int | None, context: Context, param: str) -> RequestError:
     asked = "" if wanted is None else f" and {wanted} for the completion"
     return invalid_request(
-        f"{context.whose} is {context.tokens} tokens; the request has {prompt_tokens} in the "
+        f"{context.source} is {context.tokens} tokens; the request has {prompt_tokens} in the "
         f"prompt{asked}. Shorten the prompt or ask for fewer tokens",
         param,
         code="context_length_exceeded",
@@ -199,7 +199,7 @@ class Plan:
 
 
 def warming(plan: Plan) -> Plan:
-    """Return a plan of which only the prompt's KV is wanted, for whoever asks with it next.
+    """Return a plan of which only the prompt's KV is wanted, for the next request with it.
 
     The shortest completion there is: its one token is not shown.
     """

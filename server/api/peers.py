@@ -118,7 +118,6 @@ class PeerAnswer:
 
 log = structlog.get_logger(__name__)
 
-VIEW_READ_BYTES: Final = 65_536
 MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
 """Metrics of a server with a thousand workers take 2 MiB."""
 
@@ -127,7 +126,7 @@ class Peers:
     """All servers on this port but this one.
 
     Args:
-      config: who they are.
+      config: their names and sockets.
     """
 
     def __init__(self, config: SiblingConfig) -> None:
@@ -140,7 +139,7 @@ class Peers:
     def owner_of(self, key: str) -> str | None:
         """Return which of the others keeps what a key names; None if this one does.
 
-        All of them say the same of a key, whoever lives and whoever is asked.
+        All servers say the same of a key, whichever of them are alive.
         """
         names = (self.own_name, *self._paths)
         owner = max(names, key=lambda name: blake2b(f"{name}\0{key}".encode()).digest())
@@ -150,7 +149,7 @@ class Peers:
         """Open a connection to one of the others, which may say nothing for so long.
 
         Raises:
-          OSError: nobody is there, or too many wait already.
+          OSError: it does not listen, or too many wait already.
         """
         stream = await trio.open_unix_socket(self._paths[name])
         answer = PeerAnswer(stream, patience_s, self._end)
@@ -172,7 +171,7 @@ class Peers:
         """GET something of each at once.
 
         Returns:
-          The bodies by name; None of who did not answer in time, or not with 200.
+          The bodies by name; None for a server that did not answer in time, or not with 200.
         """
         answers: dict[str, bytes | None] = dict.fromkeys(self._paths)
 
@@ -202,7 +201,7 @@ async def _get(path: str, target: str) -> bytes | None:
         while len(body) <= MAX_ANSWER_BYTES:
             event = connection.next_event()
             if event is h11.NEED_DATA:
-                connection.receive_data(await stream.receive_some(VIEW_READ_BYTES))
+                connection.receive_data(await stream.receive_some(READ_BYTES))
             elif isinstance(event, h11.Response):
                 is_good = event.status_code == 200
             elif isinstance(event, h11.Data):
@@ -213,7 +212,7 @@ async def _get(path: str, target: str) -> bytes | None:
 
 
 PROXIED: Final = "x-triolet-passed-on"
-"""Names the owner. Who is named so owns the key, whatever it would say itself: nothing is passed on
+"""Header that names the owner. A server that is named so owns the key, so nothing is passed on
 twice. A client that says so only keeps its own retries apart."""
 _TAKEN: Final = (
     "accept",
@@ -227,7 +226,7 @@ _TAKEN: Final = (
     "x-request-timeout-ms",
     "x-stainless-read-timeout",
 )
-"""Headers that decide what comes of a request. Its Origin is checked by whoever got it."""
+"""Headers that decide what comes of a request. Its Origin is checked where it arrived."""
 _OF_CONNECTION: Final = frozenset(
     {"connection", "content-length", "date", "keep-alive", "server", "transfer-encoding"}
 )

@@ -272,7 +272,7 @@ def scope_of(scope: Any) -> RequestScope:  # noqa: ANN401 (ASGI's, of either kin
 
 
 class ServerState:
-    """Whether this process takes requests, and what is told to those who are connected.
+    """Whether this process takes requests, and what it tells connected clients.
 
     Attributes:
       leaving: set once this process is about to leave: clients are told to connect anew.

@@ -1,7 +1,6 @@
-"""What has been said of one answer, frame by frame, so that it can be said again from any place.
+"""Answers that outlive their connections: written down frame by frame, read from any position.
 
-Pure: knows positions and bytes; no generation, no client, no time. Its beginning may be forgotten,
-then what is left keeps its positions.
+A client that comes back within a grace goes on reading where it stopped.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ class ResumableAnswer:
       fingerprint: as above.
       transcript: what has been said so far.
       failure: what went wrong, once something has.
-      alone_since: since when nobody reads it; None while somebody does.
+      alone_since: since when it has no reader; None while it has one.
       grace_s: how long it goes on then.
       ended_at: when it ended; None while it runs.
     """
@@ -127,7 +126,7 @@ class ResumableAnswer:
         return reader
 
     def leave(self, reader: ResumingReader, reason: CancelReason) -> None:
-        """A reader goes. Who stopped reading has not left, and is not waited for."""
+        """Remove a reader. A stalled one aborts the answer; after others it runs for `grace_s`."""
         if reader not in self._readers:
             return
         self._readers.remove(reader)
@@ -212,13 +211,13 @@ class ResumableAnswer:
             return False  # its end is still to be taken
         fastest = max((reader.position for reader in self._readers), default=None)
         if fastest is None:
-            # Those who come back find what was said since the last of them left.
+            # A client that comes back finds what was written since the last reader left.
             return self.transcript.bytes_since(self._left_at) >= self._config.buffer_bytes
         return self.transcript.bytes_since(fastest) >= self._config.ahead_bytes
 
 
 class ResumingReader:
-    """Somebody who reads an answer. Part of a request, with which it ends.
+    """One reader of an answer. Part of a request, with which it ends.
 
     Args:
       answer: what it reads.
@@ -289,7 +288,7 @@ class Name(NamedTuple):
     Attributes:
       owner: the tenant that pays with its own answers when room runs out; empty where there are no
         tenants, and all clients share one room then.
-      scope: whose name it is; another client's are others.
+      scope: of the client; the same text of another client is another name.
       text: the client's word, or an id of ours.
     """
 
@@ -303,9 +302,9 @@ class KeptAnswers:
 
     Args:
       config: bounds.
-      is_leaving: whether this process is to leave: then nothing goes on for nobody.
+      is_leaving: whether this process is to leave: then answers without readers end at once.
       count: told of what becomes of answers, by a word.
-      sweeps: called with the time at each sweep: others who forget what is old.
+      sweeps: called with the time at each sweep, to forget what is old elsewhere.
     """
 
     def __init__(
@@ -356,7 +355,7 @@ class KeptAnswers:
         live = [other for other, one in self._answers.items() if one.ended_at is None]
         num_own = sum(other.owner == name.owner for other in live)
         most = self._config.max_live
-        # Without tenants there is nobody to share with.
+        # Without tenants there are no shares.
         most_own = max(1, int(most * self._config.owner_share)) if name.owner else most
         if len(live) >= most or num_own >= most_own:
             raise RequestError(
@@ -397,7 +396,7 @@ class KeptAnswers:
         return answer.read_from(position)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Give up what nobody comes back to, and forget what is old, until cancelled."""
+        """Give up answers that stay without readers, and forget what is old, until cancelled."""
         task_status.started()
         while True:
             await trio.sleep(self._config.sweep_s)

@@ -1,4 +1,4 @@
-"""Idempotency-Key and Last-Event-ID: HTTP requests whose answers do not end with their connection.
+"""Idempotency-Key and Last-Event-ID: HTTP requests with answers that outlive their connection.
 
 A request with a key begins an answer, or joins the one that a request with the same key and the
 same content began, live or finished. A stream then numbers its events, and one that was cut goes on
@@ -193,11 +193,11 @@ def kept_answer(key: str, fields: BaseModel, services: Services) -> ResumableAns
 
 
 def _name_of(key: str) -> Name:
-    # Nobody is told of the keys of others. Whether the credentials are right is checked elsewhere.
+    # A client never meets the keys of others. Credentials are checked elsewhere.
     tenant = current_tenant().name
     keys = (request.headers.get(name, "") for name in ("authorization", "x-api-key"))
-    who = f"tenant {tenant}" if tenant else "\0".join(keys)
-    scope = blake2b(who.encode(), digest_size=16).digest()
+    client = f"tenant {tenant}" if tenant else "\0".join(keys)
+    scope = blake2b(client.encode(), digest_size=16).digest()
     return Name(tenant, scope, key)
 
 

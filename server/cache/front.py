@@ -147,7 +147,7 @@ class Replay:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a worker was ever asked to compute it: nobody is."""
+        """Whether a worker was ever asked to compute it: none is."""
         return False
 
     @property
@@ -188,7 +188,7 @@ NAME_BYTES: Final = 32
 def name_of(request: GenerationRequest, fingerprint: str) -> bytes:
     """Return the name of a request's answer by the model with this fingerprint.
 
-    Who asks, when, how urgently and for how long makes no difference to it; nor does the seed where
+    Time, urgency and deadline of a request make no difference to it; nor does the seed where
     the best token is always taken.
     """
     sampling = request.sampling
@@ -214,8 +214,8 @@ def name_of(request: GenerationRequest, fingerprint: str) -> bytes:
 
 
 NOT_SERVING: Final = frozenset({"connecting", "draining", "dead"})
-"""Workers that get nothing new: their model is answered with no more, or not yet. Who is late will
-mostly be back in a second, with the same one."""
+"""Workers that get nothing new: their model is answered with no more, or not yet. A late worker
+is mostly back in a second, with the same model."""
 
 
 class CachingFleet:
@@ -313,7 +313,7 @@ class CachingFleet:
             script.reason is FinishReason.STOP
             or script.usage.completion_tokens == request.sampling.max_tokens
         )
-        # Whoever lets less be computed than was asked for changes the request, or its end.
+        # Less computed than was asked for changes the request, or its end.
         if not is_whole or name_of(request, script.fingerprint) != name:
             return
         keeper = Keeper(request.scheduling.tenant.encode(), request.scheduling.cache_share)

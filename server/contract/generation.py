@@ -26,7 +26,7 @@ class FinishReason(StrEnum):
 
 
 class CancelReason(StrEnum):
-    """Who ended a generation from outside."""
+    """Why a generation was ended from outside."""
 
     CLIENT_GONE = "client_gone"
     WENT_AWAY = "went_away"  # said so: a page that was left, or is loaded again
@@ -90,12 +90,12 @@ class GenerationRequest:
       skip_special_tokens: leave special tokens out of the text.
       include_stop: keep the stop string in the text.
       client_request_id: what its client calls it; appears beside `request_id` in the log.
-      cache_salt: whose KV it may share; empty for everybody's.
-      origin_id: the request_id of another completion of the same prompt and salt, whose KV it may
-        share while that runs; empty for none.
-      scheduling: whose it is, and of which class.
-      key: names what is asked for, so that whoever asks again when told to is known; 0 for the
-        prompt itself.
+      cache_salt: requests share KV with those of the same salt; empty for the common one.
+      origin_id: the request_id of another completion of the same prompt and salt, with which it may
+        share KV while that runs; empty for none.
+      scheduling: its tenant and class.
+      key: names what is asked for, so that a client that comes back is known; 0 for the prompt
+        itself.
       cache: whether its answer may be one that was given before; None for no. The choices of one
         request have one.
       watch: begins what ends the completion by its text, beside stop strings; None for nothing.
@@ -156,7 +156,7 @@ class Usage:
     Attributes:
       prompt_tokens: tokens in the prompt.
       completion_tokens: tokens generated, the end token included.
-      cached_tokens: prompt tokens whose KV was already there.
+      cached_tokens: prompt tokens with KV that was already there.
       queue_s: from submission to dispatch.
       ttft_s: from submission to the first token, None if there was none.
       reasoning_tokens: completion tokens before the answer, markers not counted; None where the
@@ -179,7 +179,7 @@ class Finished:
       reason: why it came.
       usage: what it took.
       stop_string: that was found.
-      fingerprint: of the model that made it; empty if nobody said so.
+      fingerprint: of the model that made it; empty if that is not known.
       is_by_stop_token: a token of the client's `stop_token_ids` ended it, and none of the model's
         own end tokens.
     """

@@ -38,6 +38,7 @@ class OutputStream:
 
     Attributes:
       generations: as above.
+      tenant: of the request.
       tap: called with each event that is taken and the index of its choice; None for no call.
     """
 
@@ -47,6 +48,7 @@ class OutputStream:
         schedule: Callable[[OutputStream], None] = deliver_soon,
     ) -> None:
         self.generations = tuple(generations)
+        self.tenant = self.generations[0].request.scheduling.tenant
         self.tap: Callable[[int, Event], None] | None = None
         self._schedule = schedule
         self._num_open = len(self.generations)
@@ -57,11 +59,6 @@ class OutputStream:
         self._woken: trio.Event | None = None
         for index, generation in enumerate(self.generations):
             generation.bind(partial(self._note_filled, index))
-
-    @property
-    def tenant(self) -> str:
-        """The tenant of the request."""
-        return self.generations[0].request.scheduling.tenant
 
     @property
     def has_begun(self) -> bool:

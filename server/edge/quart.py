@@ -5,11 +5,11 @@ closed the connection; Quart-Trio takes that for a client gone away and cancels 
 that keep-alive and `Connection: close` do nothing. The last send is therefore shielded, for a
 bounded time: under a shield without bound, connections stayed open for good.
 
-Quart keeps in its frames what a view raises. A WebSocket's view works with a nursery, whose
+Quart keeps in its frames what a view raises. A WebSocket's view works with a nursery; its
 cancellation is a group of exceptions; the group holds the frames, the frames hold the group, and
 with it everything that ran for the client stayed until Python's collector came by, which is rare
 here. So what is cancelled leaves the view as one plain cancellation. And a request to a path that
-there is not holds the exception that says so, whose traceback holds the request: it is let go.
+there is not holds the exception that says so, and its traceback the request: it is let go.
 
 Quart takes a body in as fast as it comes, whatever the application thinks of it. Here a large one
 waits until its request is let in, and every byte is counted (server/api/door.py).

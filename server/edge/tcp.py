@@ -1,7 +1,4 @@
-"""How long a write waits for a client that takes nothing, and when it is tried again.
-
-Knows bytes and seconds that somebody else measured; knows no socket and no clock.
-"""
+"""One TCP connection: its reads, its writes with a deadline, and its end."""
 
 from __future__ import annotations
 
@@ -55,7 +52,7 @@ taken."""
 
 
 class WriteDeadline:
-    """With one client, for one write.
+    """How long one write waits for a client that takes nothing, and when it is tried again.
 
     Args:
       limit_s: without enough progress, until it is over.
@@ -241,7 +238,7 @@ class PatchedTCPServer(TCPServer):
         note(self._arrival.place)
 
     def try_write(self, data: bytes) -> bool:
-        """Write without waiting, if nobody else is writing and the kernel takes any of it.
+        """Write without waiting, if nothing else is being written and the kernel takes any of it.
 
         What it does not take goes before everything else, by a task of the connection's own.
 
@@ -254,7 +251,7 @@ class PatchedTCPServer(TCPServer):
             sent = self._send_now(data)
         except trio.BrokenResourceError as error:
             self._note_stall(error)
-            return False  # the usual way finds out that there is nobody
+            return False  # the usual way finds out that the client is gone
         if sent == 0:
             return False
         self._writes.direct += 1

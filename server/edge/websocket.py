@@ -1,8 +1,8 @@
-"""What hypercorn's reader hands to an application, without waiting for one that has ended.
+"""A WebSocket: bounded frames, awaited pongs, and a reader that waits for no ended application.
 
 hypercorn puts messages into a bounded channel and never closes it: when the application ends with
-the channel full, the reader, and whoever wants to say that the client left, wait for ever, and the
-connection stays.
+the channel full, the reader and every notice of a disconnect wait for ever, and the connection
+stays.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class AppInbox:
         self._is_closed = False
 
     def in_front_of(self, put: Put) -> Put:
-        """Return a way in that drops messages once nobody is there any more.
+        """Return a way in that drops messages once the application has ended.
 
         Args:
           put: hypercorn's own, which waits for room.
@@ -63,7 +63,7 @@ class AppInbox:
         return put_or_drop
 
     def close(self) -> None:
-        """Let nobody wait any more: the application has ended."""
+        """End all waiting: the application has ended."""
         self._is_closed = True
         for scope in self._waiting:
             scope.cancel()
@@ -156,7 +156,7 @@ class PatchedWSStream(WSStream):
                 if self.connection.state is ConnectionState.REMOTE_CLOSING:
                     await self._send_wsproto_event(event.response())
                 elif self.connection.state is ConnectionState.OPEN:
-                    # wsproto reports what it cannot parse as a close that nobody sent.
+                    # wsproto reports what it cannot parse as a close that was never sent.
                     await self._send_wsproto_event(CloseConnection(code=event.code))
                 await self.send(StreamClosed(stream_id=self.stream_id))
                 return

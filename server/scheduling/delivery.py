@@ -1,10 +1,9 @@
-"""Takes what workers send and hands it to streams, both by turns of tenants.
+"""Takes the frames of workers and delivers their tokens to streams, both by turns of tenants.
 
 One turn of one task does all of a small frame, from the worker's message to the clients' sockets.
 Where several tenants have streams, the rows of a larger frame are taken some at a time, tenant by
-tenant, and what they brought is handed out before the next ones: however many streams one tenant
-has, another one's token waits for one such turn, and not for a frame. What a stream does with its
-tokens is its listener's.
+tenant, and are delivered before the next ones: however many streams one tenant has, another one's
+token waits for one such turn, and not for a frame.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from .workers import Worker
 
 STREAMS_PER_CHECKPOINT: Final = 128
-"""Streams that are handed their tokens before others may run: two or three milliseconds."""
+"""Streams that are delivered to before other tasks may run: two or three milliseconds."""
 
 
 ROWS_PER_TURN: Final = 32
@@ -107,7 +106,7 @@ class RowLine:
     def next_turn(self) -> dict[Worker, list[TokenRow]]:
         """Take out the rows of one turn, of each tenant one after the other.
 
-        A turn ends as soon as a tenant has no more rows: what it has is handed out at once.
+        A turn ends as soon as a tenant has no more rows: they are delivered at once.
         """
         turn: dict[Worker, list[TokenRow]] = {}
         for _ in range(ROWS_PER_TURN):
@@ -132,7 +131,7 @@ class Intake:
 
     Args:
       requests: says how many tenants there are, and the tenant of a row.
-      delivery: hands out what frames bring.
+      delivery: delivers what frames bring.
       take: acts upon one frame.
       flush: sends what follows.
     """
@@ -189,7 +188,7 @@ class Intake:
         by_tenant: dict[str, list[TokenRow]] = {}
         for row in rows:
             by_tenant.setdefault(table.tenant_of(row), []).append(row)
-        # What a tenant with few rows has is handed out before those with many are put in order.
+        # Tenants with few rows are delivered to before the rows of the others are put in order.
         large: dict[str, list[TokenRow]] = {}
         for tenant, own in by_tenant.items():
             if len(own) > ROWS_PER_TURN:
@@ -226,8 +225,8 @@ class Intake:
 
 
 class Delivery:
-    """Streams whose listeners are to be called, of each tenant the longest due first. Each is here
-    at most once, so there are never more than there are streams."""
+    """Streams that have events for their readers, of each tenant the longest due first. Each is
+    here at most once."""
 
     def __init__(self) -> None:
         self._due: dict[str, deque[OutputStream]] = {}  # by tenant; the next turn is the first's
@@ -235,7 +234,7 @@ class Delivery:
         self._is_collecting = False
 
     def add(self, stream: OutputStream) -> None:
-        """Take note of a stream that has something for its listener."""
+        """Add a stream that has events for its reader."""
         self._due.setdefault(stream.tenant, deque()).append(stream)
         if not self._is_collecting:
             self._has_due.set()
@@ -245,14 +244,14 @@ class Delivery:
         self._is_collecting = True
 
     def deliver_collected(self) -> None:
-        """Hand out what has come since `collect`, without a turn of another task; beyond what one
-        turn may hand out, the rest follows as usual."""
+        """Deliver what has come since `collect`, without a turn of another task; beyond what one
+        turn may deliver, the rest follows as usual."""
         self._is_collecting = False
         if self._due and not self._has_due.is_set():
             self._deliver()
 
     async def run(self) -> None:
-        """Call listeners until cancelled."""
+        """Deliver until cancelled."""
         while True:
             await self._has_due.wait()
             self._has_due = trio.Event()
@@ -264,7 +263,7 @@ class Delivery:
             tenant = next(iter(self._due))
             of_tenant = self._due.pop(tenant)
             if not self._due:
-                # Alone: no turns to take. Who becomes due meanwhile comes after these.
+                # Alone: no turns to take. Streams that become due meanwhile come after these.
                 self._due[tenant] = of_tenant
                 for _ in range(min(num_left, len(of_tenant))):
                     num_left -= 1

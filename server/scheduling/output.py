@@ -1,7 +1,6 @@
-"""What waits for the reader of one stream.
+"""The output of one request: rows of tokens become text, which waits here for its reader.
 
-Knows events and when the oldest of them came; knows no Trio: whoever waits sets `on_filled`. Holds
-at most a token window of text, because taking from here is what lets the worker go on.
+At most one token window of text waits, because taking it is what gives the worker credit.
 """
 
 from __future__ import annotations

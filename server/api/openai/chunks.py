@@ -198,7 +198,7 @@ class ChatChunks(ChunkStream):
     """Chunks of chat completions."""
 
     def first(self, index: int) -> bytes:
-        """Return the chunk that says who speaks."""
+        """Return the chunk with the role."""
         return self.envelope.chunk(index, b'"delta":{"role":"assistant","content":""}')
 
     def delta(self, index: int, delta: Delta) -> list[bytes]:
@@ -272,8 +272,7 @@ def reason_of(end: Finished, num_calls: int) -> str:
 def whole_message(
     answer: Answer, form: ToolForm | None, thinking: Thinking | None = None
 ) -> tuple[dict[str, Any], int]:
-    """Return a message whose reasoning and calls are taken out of its text, and how many calls
-    there are.
+    """Return a message with reasoning and calls taken out of its text, and the number of calls.
 
     The arguments of a call that was cut are what there is of them, as in OpenAI's answers.
     """

@@ -1,4 +1,4 @@
-"""The object of a response as it grows: head, items, end. Pure: knows no stream and no socket.
+"""The object of a response as it grows, and the events that show it.
 
 An answer is one message with one part of text; where the model reasons or calls tools, reasoning
 and calls are items too. What only warms the prefix cache has none.
