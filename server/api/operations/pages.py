@@ -15,7 +15,7 @@ from ..errors import http_error
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..ports import Services
+    from ..services import Services
 
 
 STATIC_DIR: Final = Path(__file__).parents[2] / "static"
