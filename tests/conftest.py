@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 UNHURRIED: Final = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("house", UNHURRIED, derandomize=True)
 settings.register_profile("explore", UNHURRIED, max_examples=1000)
+settings.register_profile("proofs", UNHURRIED, derandomize=True, max_examples=1000)
 settings.load_profile("house")
 
 # Triton decides when it is first imported, by whomever, whether its kernels are compiled or
