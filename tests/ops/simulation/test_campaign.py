@@ -54,6 +54,7 @@ def test_memory_that_grows_is_told_apart() -> None:
     assert Cancels(rss_bytes=[100, 110, 120]).growth > MAX_GROWTH
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.proof
 def test_cancels_leave_nothing_behind(whole: bool) -> None:
