@@ -21,17 +21,17 @@ import trio
 
 from server import app
 from server.api import generate
-from server.api.claims import own_claim
+from server.api.claims import current_scheduling
 from server.api.live import DEPARTURE_KEY, Departure
 from server.api.openai import completions
-from server.api.ports import Services
+from server.api.services import Services
 from server.app import build_app
 from server.contract.generation import GenerationRequest
 from server.jobs.runner import receiving
 from server.metrics.metrics import Metrics
 from server.scheduling.attempt import Attempts
-from server.scheduling.request_table import RequestBook
-from server.scheduling.requests import Conductor
+from server.scheduling.request_table import RequestTable
+from server.scheduling.requests import Requests
 from server.tenants.opening import opened_quotas
 from server.tenants.quotas import Asked
 from server.tenants.tenancy import Tenancy, enter_tenant
@@ -62,7 +62,7 @@ from ..overload.virtual import FleetShape, Front, virtual_fleet
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
-    from server.scheduling.links import Fleet
+    from server.scheduling.links import Links
 
 
 KEY, PARSE, SUBMIT, DISPATCH = "key", "parse", "submit", "dispatch, at once"
@@ -137,9 +137,9 @@ class Stopwatch:
             put(generate, "reserved", partial(self._async, "reserve"))
             put(generate, "submit_all", partial(self._plain, SUBMIT))
             put(Attempts, "dispatch", self._dispatch)
-            put(Conductor, "sweep", partial(self._other, SWEPT))
+            put(Requests, "sweep", partial(self._other, SWEPT))
             for end in ("finish", "fail"):
-                put(RequestBook, end, partial(self._other, SETTLED))
+                put(RequestTable, end, partial(self._other, SETTLED))
             yield self
 
     def _begun(self, check: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
@@ -335,7 +335,7 @@ class RunningServer:
 
     form: Form
     services: Services
-    fleet: Fleet
+    fleet: Links
     app: Callable[..., Awaitable[None]]
     statuses: list[int] = field(default_factory=list)
 
@@ -356,7 +356,7 @@ class RunningServer:
             tuple(self._prompt()),
             SamplingParams(max_tokens=MAX_TOKENS, temperature=0, ignore_eos=True),
             LONG_S,
-            claim=own_claim(tier),
+            scheduling=current_scheduling(tier),
             key=self._numbers.getrandbits(60),
         )
         asked = Asked(request.request_id, PROMPT_TOKENS, MAX_TOKENS)

@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from transport.frames import AnyFrame
     from transport.memory_network import MemoryConnection
     from worker.engine_port import EnginePort
-    from worker.shell import Device
+    from worker.worker_loop import Device
 
 
 BLOCK_SIZE: Final = 16

@@ -62,7 +62,7 @@ def in_virtual_time(experiments: Sequence[Experiment], num_processes: int) -> li
 
 def _one(experiment: Experiment) -> Result:
     load = virtual_run.VirtualLoad(
-        experiment.arrivals, experiment.claims, do_return=experiment.do_return
+        experiment.arrivals, experiment.schedulings, do_return=experiment.do_return
     )
     return Result(experiment, virtual_run.drive(_virtual(experiment.mechanisms), load))
 

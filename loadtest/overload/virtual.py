@@ -23,7 +23,7 @@ from ops.simulation.network import Host
 from ops.simulation.text import NumberText
 from server.contract.charges import NO_CHARGES
 from server.contract.generation import Delta, Failed, Finished, GenerationRequest
-from server.scheduling.links import Fleet
+from server.scheduling.links import Links
 from transport.memory_network import MemoryNetwork
 from transport.memory_pipe import Conditions
 from triolet.config import EngineConfig, LinkConfig, ServerConfig, WorkerConfig
@@ -31,7 +31,7 @@ from triolet.errors import RequestError
 from triolet.ids import SECRET_BYTES, Role
 from triolet.invariants import check_at_rest
 from triolet.sampling import SamplingParams
-from triolet.service_class import Claim
+from triolet.service_class import Scheduling
 from triolet.units import KIB, SECONDS
 
 from .arrivals import Arrival
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from server.scheduling.output import RelayText
     from server.scheduling.stream import Stream
     from triolet.audit import FleetAudit
-    from worker.shell import Shell
+    from worker.worker_loop import WorkerLoop
 
     from .arrivals import Sizes
 
@@ -134,7 +134,7 @@ class VirtualFleet:
             link=self._link,
         )
         text, observer, charges = front or Front(NumberText())
-        self.fleet = Fleet(
+        self.fleet = Links(
             config,
             text,
             self._network,
@@ -153,7 +153,9 @@ class VirtualFleet:
         with trio.fail_after(60 * SECONDS):
             await self.fleet.wait_ready()
 
-    async def _serve(self, role: Role, name: str, *, task_status: trio.TaskStatus[Shell]) -> None:
+    async def _serve(
+        self, role: Role, name: str, *, task_status: trio.TaskStatus[WorkerLoop]
+    ) -> None:
         shape = self._shape
         engine_config = EngineConfig(block_size=BLOCK_SIZE, max_num_seqs=shape.max_num_seqs)
         config = WorkerConfig(
@@ -239,13 +241,13 @@ class VirtualLoad:
 
     Attributes:
       arrivals: in order.
-      claims: of tenants with a weight or a share; others have the default's.
+      schedulings: of tenants with a weight or a share; others have the default's.
       do_return: whoever is refused comes once more, after exactly the time that it was told.
       seed: decides prompts and the order of tasks.
     """
 
     arrivals: Sequence[Arrival]
-    claims: Mapping[str, Claim] = field(default_factory=dict)
+    schedulings: Mapping[str, Scheduling] = field(default_factory=dict)
     do_return: bool = False
     seed: int = 0
 
@@ -281,7 +283,7 @@ class _Drive:
             running.fleet.check_accounting()
         return Course(outcomes, prompt_tokens(audit), tuple(map(str, check_at_rest(audit))))
 
-    def _come(self, fleet: Fleet, outcome: Outcome, nursery: trio.Nursery) -> None:
+    def _come(self, fleet: Links, outcome: Outcome, nursery: trio.Nursery) -> None:
         request = self._request(outcome.arrival)
         try:
             stream = _begin(fleet, request)
@@ -292,11 +294,11 @@ class _Drive:
         else:
             nursery.start_soon(self._read, stream, outcome)
 
-    async def ask(self, fleet: Fleet, arrival: Arrival) -> None:
+    async def ask(self, fleet: Links, arrival: Arrival) -> None:
         """Ask for something that is not refused, and read it to its end."""
         await self._read(fleet.submit(self._request(arrival)), Outcome(arrival))
 
-    async def _return(self, fleet: Fleet, request: GenerationRequest, first: Outcome) -> None:
+    async def _return(self, fleet: Links, request: GenerationRequest, first: Outcome) -> None:
         assert first.retry_after_s is not None
         await trio.sleep(first.retry_after_s)
         at_s = trio.current_time() - self._began_at
@@ -310,14 +312,14 @@ class _Drive:
 
     def _request(self, arrival: Arrival) -> GenerationRequest:
         numbers = self._numbers
-        claim = self._load.claims.get(arrival.tenant, Claim(arrival.tenant))
+        scheduling = self._load.schedulings.get(arrival.tenant, Scheduling(arrival.tenant))
         request_id = numbers.randbytes(16)
         return GenerationRequest(
             request_id=request_id,
             prompt_ids=tuple(numbers.choices(range(1, VOCABULARY), k=arrival.prompt_tokens)),
             sampling=SamplingParams(max_tokens=arrival.output_tokens, seed=1, ignore_eos=True),
             deadline_s=arrival.deadline_s,
-            claim=replace(claim, service_class=arrival.service_class),
+            scheduling=replace(scheduling, service_class=arrival.service_class),
             key=int.from_bytes(request_id[:KEY_BYTES], "big"),
         )
 
@@ -346,14 +348,14 @@ class _Drive:
         return trio.current_time() - self._began_at - outcome.arrival.at_s
 
 
-def _begin(fleet: Fleet, request: GenerationRequest) -> Stream:
+def _begin(fleet: Links, request: GenerationRequest) -> Stream:
     """Ask as the surface does: at the door, before the prompt is looked at, and then with it.
 
     Raises:
       RequestError: refused, here or there.
     """
     fleet.doorkeeper.refuse_early(
-        request.claim,
+        request.scheduling,
         request.request_id,
         request.key,
         request.deadline_s,
@@ -395,7 +397,7 @@ class _ClosedLoop:
             counted = sum(at >= from_s for at in self._ended_at)
         return counted / (0.75 * self._seconds)
 
-    async def _client(self, fleet: Fleet, number: int) -> None:
+    async def _client(self, fleet: Links, number: int) -> None:
         numbers = random.Random(f"client {number}")
         while True:
             prompt, output = self._sizes.draw(numbers)

@@ -22,7 +22,7 @@ from server.contract.generation import (
 from triolet.config import SloConfig
 from triolet.errors import RequestError
 from triolet.pooling import VectorForm
-from triolet.service_class import DEFAULT_CLAIM, Claim
+from triolet.service_class import DEFAULT_SCHEDULING, Scheduling
 from triolet.units import SECONDS
 
 from .engine import EOS_ID, reference, reference_vector
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from server.contract.generation import Event
     from server.scheduling.embedding_run import FleetEmbeddingRun
-    from server.scheduling.links import Fleet
+    from server.scheduling.links import Links
     from server.scheduling.stream import Stream
     from triolet.sampling import SamplingParams
 
@@ -54,7 +54,7 @@ class Wish:
       number: names it.
       prompt_ids: its prompt, unlike everybody else's but its origin's.
       sampling: how many tokens, which seed.
-      claim: whose it is, and of which class.
+      scheduling: whose it is, and of which class.
       origin: number of the wish for another completion of this prompt; None for none.
       stop: stop strings.
       priority: lower is more important.
@@ -74,7 +74,7 @@ class Wish:
     stalls_at: int | None = None
     stalls_s: float = 0.0
     origin: int | None = None
-    claim: Claim = DEFAULT_CLAIM
+    scheduling: Scheduling = DEFAULT_SCHEDULING
 
     @property
     def chosen_by(self) -> tuple[tuple[int, ...], int]:
@@ -126,7 +126,7 @@ class Client:
     def __str__(self) -> str:
         return f"client {self.wish.number} ({self.request_id.hex()[:8]})"
 
-    async def run(self, fleet: Fleet) -> None:
+    async def run(self, fleet: Links) -> None:
         """Ask until accepted, then read to the end. Part of its server: dies with it."""
         try:
             stream = await self._submit(fleet)
@@ -142,7 +142,7 @@ class Client:
                 self.ending = "reset"
             self.is_over.set()
 
-    async def _submit(self, fleet: Fleet) -> Stream | None:
+    async def _submit(self, fleet: Links) -> Stream | None:
         """Return what was accepted; None if the prompt is one that workers died of."""
         while True:
             request_id = self._draw_request_id()
@@ -154,7 +154,7 @@ class Client:
                 stop=self.wish.stop,
                 priority=self.wish.priority,
                 origin_id=self._origin_id,
-                claim=self.wish.claim,
+                scheduling=self.wish.scheduling,
             )
             try:
                 stream = fleet.submit(request)
@@ -235,7 +235,7 @@ class Client:
     def _is_late(self) -> bool:
         """Return whether its first token may be past what its class is promised: what of that is
         left depends on how slow the workers are found to be."""
-        slo_s = SLO.of(self.wish.claim.service_class)
+        slo_s = SLO.of(self.wish.scheduling.service_class)
         waited_s = trio.current_time() - self._asked_at
         return slo_s is not None and not self.token_ids and waited_s >= slo_s / 2
 
@@ -286,7 +286,7 @@ EMBEDDED = "embedded"
 class InputClient(Client):
     """One request for the vectors of its prompt, forwards and backwards."""
 
-    async def run(self, fleet: Fleet) -> None:
+    async def run(self, fleet: Links) -> None:
         """Ask until accepted, then wait. Part of its server: dies with it."""
         try:
             run = await self._ask(fleet)
@@ -304,12 +304,12 @@ class InputClient(Client):
     def _inputs(self) -> tuple[tuple[int, ...], ...]:
         return (self.wish.prompt_ids, self.wish.prompt_ids[::-1])
 
-    async def _ask(self, fleet: Fleet) -> FleetEmbeddingRun:
+    async def _ask(self, fleet: Links) -> FleetEmbeddingRun:
         while True:
             ids = [self._draw_request_id() for _ in self._inputs]
             requests = [
                 EmbeddingRequest(
-                    request_id, input_ids, VectorForm(), DEADLINE_S, claim=self.wish.claim
+                    request_id, input_ids, VectorForm(), DEADLINE_S, scheduling=self.wish.scheduling
                 )
                 for request_id, input_ids in zip(ids, self._inputs, strict=True)
             ]

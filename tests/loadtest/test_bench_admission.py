@@ -28,8 +28,8 @@ from server import app
 from server.api import generate
 from server.api.openai import completions
 from server.scheduling.attempt import Attempts
-from server.scheduling.request_table import RequestBook
-from server.scheduling.requests import Conductor
+from server.scheduling.request_table import RequestTable
+from server.scheduling.requests import Requests
 from server.tenants.opening import quotas_in_memory
 from server.tenants.tenancy import Tenancy
 from tests.server.support.fakes import FakeDoorkeeper, FakeFleet, FakeText, answer_hello
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from server.contract.generation import GenerationRequest
     from server.tenants.quotas import Quotas
     from tests.server.support.fakes import FakeGeneration
-    from triolet.service_class import Claim
+    from triolet.service_class import Scheduling
 
 OTHERS, REQUESTS = 150, 24
 
@@ -52,8 +52,8 @@ def steps_of_the_product() -> list[object]:
         completions: ("read_fields", "check_fields", "refuse_early"),
         generate: ("own_requests", "reserved", "submit_all"),
         Attempts: ("dispatch",),
-        RequestBook: ("finish", "fail"),
-        Conductor: ("sweep",),
+        RequestTable: ("finish", "fail"),
+        Requests: ("sweep",),
     }
     return [getattr(place, name) for place, names in steps.items() for name in names]
 
@@ -105,7 +105,7 @@ class Choosy(FakeFleet):
         return super().submit(request)
 
     def answer(self, generation: FakeGeneration) -> None:
-        if generation.request.claim.tenant != FLOOD:
+        if generation.request.scheduling.tenant != FLOOD:
             answer_hello(generation)
 
 
@@ -115,9 +115,9 @@ class LargeText(FakeText):
 
 class ChoosyDoorkeeper(FakeDoorkeeper):
     def refuse_early(
-        self, claim: Claim, request_id: bytes, key: int, deadline_s: float, now: float
+        self, scheduling: Scheduling, request_id: bytes, key: int, deadline_s: float, now: float
     ) -> None:
-        if claim.tenant == TENANTS[OVERLOADED]:
+        if scheduling.tenant == TENANTS[OVERLOADED]:
             raise overloaded("too much", 1.0)
 
 
