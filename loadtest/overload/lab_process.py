@@ -122,7 +122,7 @@ def command(mechanisms: str, cost: StepCost | None) -> tuple[str, ...]:
 def run() -> int:
     """Become a supervisor, or one of its processes."""
     # Each is imported here by what looks it up by its name later.
-    from ops import serve
+    from ops.supervisor import serve
     from ops.cli import main
 
     mechanisms, shown, *arguments = sys.argv[1:]
