@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 from rich.console import Console
 
-from server.tenants.amounts import Ask, Limits, Settlement
+from server.tenants.accounts import Ask, Limits, Settlement
 from server.tenants.memory_store import MemoryStore
 from server.tenants.redis_store import RedisStore
 from triolet.config import QuotaConfig

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from .buckets import Bucket
-from .ledger import Ledger
+from .accounts import Bucket, Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .amounts import Account, Ask, Limits, Settlement, Verdict
+    from .accounts import Account, Ask, Limits, Settlement, Verdict
 
 
 @dataclass(slots=True)

@@ -19,15 +19,14 @@ from triolet.private_files import make_private_database, make_private_folder
 from triolet.units import SECONDS
 
 from ..text.threads import in_thread
-from .amounts import month_of
-from .ledger import Ledger
+from .accounts import Ledger, month_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from triolet.config import QuotaConfig
 
-    from .amounts import Account, Ask, Limits, Settlement, Verdict
+    from .accounts import Account, Ask, Limits, Settlement, Verdict
     from .store import SpendObserver
 
 

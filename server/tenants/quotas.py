@@ -15,8 +15,7 @@ import trio
 
 from triolet.errors import RequestError, invalid_request
 
-from .amounts import NANOS, Account, Ask, Limit, Limits, Settlement, cost_of, limits_of
-from .buckets import MINUTE_S
+from .accounts import MINUTE_S, NANOS, Account, Ask, Limit, Limits, Settlement, cost_of, limits_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from triolet.tenants import Plan, Prices, Tenant
 
     from ..contract.generation import Usage
-    from .amounts import Verdict
+    from .accounts import Verdict
     from .spend_watch import QuotaMetricsPort, SpendWatch
     from .store import Store
 

@@ -14,8 +14,7 @@ import trio
 from triolet.config import shown_url
 from triolet.units import SECONDS
 
-from .amounts import Account, Ask, Limit, Verdict, month_of
-from .buckets import GRAIN, Bucket
+from .accounts import GRAIN, Account, Ask, Bucket, Limit, Verdict, month_of
 from .local_share import Journal, LocalShare
 from .memory_store import time_of_day
 from .redis_calls import APPLY, BEAT, LEAVE, RESERVE, StoreGone, with_calls
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from triolet.config import QuotaConfig
 
-    from .amounts import Limits, Settlement
+    from .accounts import Limits, Settlement
     from .redis_calls import RedisCalls
     from .store import SpendObserver
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from .amounts import NANOS
+from .accounts import NANOS
 
 if TYPE_CHECKING:
     from triolet.tenants import Plan

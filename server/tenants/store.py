@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 if TYPE_CHECKING:
-    from .amounts import Account, Ask, Limits, Settlement, Verdict
+    from .accounts import Account, Ask, Limits, Settlement, Verdict
 
 
 class SpendObserver(Protocol):

@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from server.tenants.amounts import Account, Ask, Limits
+from server.tenants.accounts import Account, Ask, Limits
 from server.tenants.local_share import LocalShare
 from server.tenants.redis_calls import RedisCalls, StoreGone, with_calls
 from server.tenants.redis_store import RedisStore

@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from server.tenants import redis_calls as scripts
-from server.tenants.amounts import Ask, Limits, Settlement
+from server.tenants.accounts import Ask, Limits, Settlement
 from server.tenants.redis_calls import with_calls
 from server.tenants.redis_store import RedisStore
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 HOLDER = """
 import sys, trio
-from server.tenants.amounts import Ask, Limits
+from server.tenants.accounts import Ask, Limits
 from server.tenants.redis_store import RedisStore
 from tests.server.tenants.fakes import RecordingObserver
 from tests.server.tenants.worlds import unhurried

@@ -17,7 +17,7 @@ from .fakes import RecordingObserver
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from server.tenants.amounts import Account, Limits
+    from server.tenants.accounts import Account, Limits
     from server.tenants.store import Store
 
     from .redis_server import RedisServer
