@@ -193,18 +193,18 @@ def _add_ollama(add: Callable[[str, str, View], None]) -> None:
 
 
 def _add_stored(add: Callable[[str, str, View], None], storage: Storage | None) -> None:
+    add("POST", "/v1/batches", partial(create_batch, storage))
     for method, path, view in (
         ("POST", "/v1/files", upload_file),
         ("GET", "/v1/files", list_files),
         ("GET", "/v1/files/<file_id>", show_file),
         ("DELETE", "/v1/files/<file_id>", delete_file),
         ("GET", "/v1/files/<file_id>/content", file_content),
-        ("POST", "/v1/batches", create_batch),
         ("GET", "/v1/batches", list_batches),
         ("GET", "/v1/batches/<batch_id>", show_batch),
         ("POST", "/v1/batches/<batch_id>/cancel", cancel_batch),
     ):
-        add(method, path, keeps_no_files if storage is None else partial(view, storage))
+        add(method, path, partial(view, storage) if storage is not None else keeps_no_files)
 
 
 def _with_services(

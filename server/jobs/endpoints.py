@@ -7,7 +7,7 @@ import secrets
 from dataclasses import asdict
 from functools import partial
 from io import BytesIO
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, NoReturn
 
 from pydantic import BeforeValidator, Field
 from quart import Response, request
@@ -165,7 +165,7 @@ def _in_memory(
 PURPOSES: Final = ("batch",)
 
 
-def keeps_no_files(services: Services, **_ids: str) -> Response:
+def keeps_no_files(services: Services, **_ids: str) -> NoReturn:
     """Refuse every request about files and batches: 404."""
     raise http_error(404, "this server keeps no files: start it with --batch-dir DIRECTORY")
 
@@ -279,9 +279,11 @@ class BatchFields(StrictModel):
     metadata: Metadata | None = None
 
 
-async def create_batch(storage: Storage, services: Services) -> Response:
+async def create_batch(storage: Storage | None, services: Services) -> Response:
     """Begin a batch; its file is looked at by whoever runs it."""
     check_may_batch()
+    if storage is None:
+        keeps_no_files(services)
     fields = await read_fields(BatchFields, services)
     if services.state.is_draining:
         raise draining()

@@ -15,7 +15,7 @@ from triolet.config import shown_url
 from triolet.units import SECONDS
 
 from .accounts import GRAIN, Account, Ask, Bucket, Limit, Verdict, month_of
-from .local_share import Journal, LocalShare
+from .local_share import NO_ID, Journal, LocalShare
 from .memory_store import time_of_day
 from .redis_calls import APPLY, BEAT, LEAVE, RESERVE, StoreGone, with_calls
 
@@ -72,8 +72,6 @@ log = structlog.get_logger(__name__)
 
 LAST_WORDS_S: Final = 3 * SECONDS
 """For telling what is left when this process ends."""
-NO_ID: Final = ""
-"""Of a question that takes nothing."""
 
 
 class RedisStore:
@@ -125,7 +123,7 @@ class RedisStore:
                     self._has_changes.set()
         if verdict is None:
             self._open_local(ask.tenant, limits)
-            return self._local.reserve(ask, _month(), trio.current_time())
+            return self._local.reserve(ask, self.num_servers, _month(), trio.current_time())
         if verdict.refused_by is None:
             self._reserved[ask.id] = ask
         return verdict
@@ -133,14 +131,12 @@ class RedisStore:
     def settle(self, settlement: Settlement) -> None:
         """Charge what it used instead."""
         is_ours = self._reserved.pop(settlement.id, None) is not None
-        if is_ours:
-            self._local.left(settlement.tenant, _month())
         if is_ours or (self._calls is not None and settlement.id not in self._local):
             self._journal.settle(settlement)
             self._has_changes.set()
             return
         self._open_local(settlement.tenant, settlement.limits)
-        self._local.settle(settlement, _month(), trio.current_time())
+        self._local.settle(settlement, self.num_servers, _month(), trio.current_time())
 
     def last_seen(
         self, tenant: str, limits: Limits, within_s: float | None = None
@@ -148,7 +144,7 @@ class RedisStore:
         """Return an account as far as it is known here."""
         now = trio.current_time()
         if self._local.knows(tenant):
-            return self._local.account(tenant, _month(), now)
+            return self._local.account(tenant, self.num_servers, _month(), now)
         return self._seen.by_now(tenant, limits, now, within_s) if self.is_well else None
 
     def enforced(self, limits: Limits) -> Limits:
@@ -163,8 +159,8 @@ class RedisStore:
                 return verdict.account
         now, count = trio.current_time(), 1 if self.is_well else self.num_servers
         if self._local.knows(tenant):
-            return self._local.account(tenant, _month(), now)
-        # Nothing is opened: whoever looks at all tenants would open as many accounts.
+            return self._local.account(tenant, self.num_servers, _month(), now)
+        # Nothing is opened: a look at all tenants would open as many accounts.
         seen = self._seen.by_now(tenant, limits, now)
         seen = seen or Account(limits.requests or 0.0, limits.tokens or 0.0, 0, 0, 0)
         return replace(seen, requests=seen.requests / count, tokens=seen.tokens / count)
@@ -275,12 +271,9 @@ class RedisStore:
             self._journal.void(ask_id)
 
     def _settle_up(self) -> None:
-        """Tell what was taken here while Redis was not asked."""
-        for debt in self._local.debts(_month(), trio.current_time()):
-            self._journal.owe(debt)
-        for ask in self._local.held.values():
-            self._journal.adopt(ask, self._local.limits_of(ask.tenant))
-            self._reserved[ask.id] = ask
+        """Tell what was spent and reserved here while Redis was not asked."""
+        self._local.report(self._journal)
+        self._reserved |= self._local.held
         self._local.clear()
         if self._journal:
             self._has_changes.set()
@@ -314,14 +307,8 @@ class RedisStore:
         self._observer.store_changed(is_shared=True)
 
     def _open_local(self, tenant: str, limits: Limits) -> None:
-        if self._local.knows(tenant):
-            self._local.renew(tenant, limits, self.num_servers)
-        else:
-            in_flight = sum(ask.tenant == tenant for ask in self._reserved.values())
-            now = trio.current_time()
-            seen = self._seen.by_now(tenant, limits, now)
-            part = self.num_servers
-            self._local.begin(tenant, limits, part, seen, in_flight, _month(), now)
+        seen = self._seen.by_now(tenant, limits, trio.current_time())
+        self._local.open(tenant, limits, seen, _month())
 
 
 def _month() -> str:

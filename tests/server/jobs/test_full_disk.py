@@ -177,8 +177,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     fleet = ChargingFleet(quotas)
     tenancy = Tenancy(tenants_of(tenant(OWNER, "key", plan=PLAN)))
     storage = Storage(str(tmp_path / "jobs"), CONFIG, "one")
-    async with surface(fleet, tenancy=tenancy, quotas=quotas) as server:
-        object.__setattr__(server.services, "storage", storage)
+    async with surface(fleet, tenancy=tenancy, quotas=quotas, storage=storage) as server:
         yield World(server, fleet, storage)
     storage.close()
 
