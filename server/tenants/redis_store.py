@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from triolet.config import QuotaConfig
 
     from .accounts import Limits, Settlement
+    from .quotas import SpendWatch
     from .redis_calls import RedisCalls
-    from .store import SpendObserver
 
 
 class Seen(NamedTuple):
@@ -75,18 +75,18 @@ LAST_WORDS_S: Final = 3 * SECONDS
 
 
 class RedisStore:
-    """All accounts of several servers. See `Store`.
+    """All accounts of several servers.
 
     Args:
       config: where Redis is, and bounds.
-      observer: told of spend, and of how Redis is.
+      observer: told of spend, and of calls that failed.
       server: this process; no other one ever has the same name.
 
     Attributes:
       num_servers: that share the limits, this one included, when Redis last said.
     """
 
-    def __init__(self, config: QuotaConfig, observer: SpendObserver, server: str) -> None:
+    def __init__(self, config: QuotaConfig, observer: SpendWatch, server: str) -> None:
         self._config = config
         self._observer = observer
         self._server = server
@@ -112,7 +112,7 @@ class RedisStore:
         return len(self._reserved) + len(self._local.held)
 
     async def reserve(self, ask: Ask, limits: Limits) -> Verdict:
-        """Take what a request will probably use, or nothing."""
+        """Take what a request will probably use, or nothing. Bounded in time, never fails."""
         verdict = None
         if self._calls is not None:
             try:
@@ -129,7 +129,7 @@ class RedisStore:
         return verdict
 
     def settle(self, settlement: Settlement) -> None:
-        """Charge what it used instead."""
+        """Charge what it used instead. Never waits, never fails; once per reservation."""
         is_ours = self._reserved.pop(settlement.id, None) is not None
         if is_ours or (self._calls is not None and settlement.id not in self._local):
             self._journal.settle(settlement)
@@ -141,7 +141,8 @@ class RedisStore:
     def last_seen(
         self, tenant: str, limits: Limits, within_s: float | None = None
     ) -> Account | None:
-        """Return an account as far as it is known here."""
+        """Return an account as last seen here, refilled since; None if nothing is known, or only
+        what is older than `within_s`."""
         now = trio.current_time()
         if self._local.knows(tenant):
             return self._local.account(tenant, self.num_servers, _month(), now)
@@ -152,7 +153,7 @@ class RedisStore:
         return limits if self.is_well else limits.shared_by(self.num_servers)
 
     async def account(self, tenant: str, limits: Limits) -> Account:
-        """Return an account as it is, or as it was."""
+        """Return an account as it is, or as last seen. Bounded in time, never fails."""
         if self._calls is not None:
             verdict = await self._ask(self._calls, _look(tenant), limits)
             if verdict is not None:
@@ -296,7 +297,6 @@ class RedisStore:
             reason=reason,
             part=f"1/{self.num_servers}",
         )
-        self._observer.store_changed(is_shared=False)
 
     def _is_back(self, calls: RedisCalls) -> None:
         self._calls = calls
@@ -304,7 +304,6 @@ class RedisStore:
         log.info(
             "limits_are_shared", store=shown_url(self._config.limits), servers=self.num_servers
         )
-        self._observer.store_changed(is_shared=True)
 
     def _open_local(self, tenant: str, limits: Limits) -> None:
         seen = self._seen.by_now(tenant, limits, trio.current_time())

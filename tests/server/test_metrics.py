@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from server.contract.generation import Usage
 from server.metrics.metrics import MAX_WORDS, Metrics
 from server.tenants.accounts import NANOS
-from server.tenants.spend_watch import SpendWatch
+from server.tenants.quotas import SpendWatch
 from server.tenants.tenancy import TenancyReport
 from tests.server.scheduling.fakes import make_request
 from tests.server.scheduling.world import World

@@ -160,7 +160,6 @@ async def test_without_redis_each_holds_its_part_and_afterwards_they_agree(
     refilled = (trio.current_time() - began_at) * 8 / 60
     # Each has half of a minute's eight, and whatever is refilled.
     assert [4 <= len(ids) <= 4 + refilled + 1 for ids in during] == [True, True]
-    assert (a.observer.is_shared, b.observer.is_shared) == (False, False)
     assert a.store.enforced(limits) == limits.shared_by(2)
     # What was reserved there is settled here, and what is reserved here is settled there.
     a.store.settle(Settlement(before, "t", limits, 1, 100))
@@ -173,7 +172,6 @@ async def test_without_redis_each_holds_its_part_and_afterwards_they_agree(
     used = 1 + len(during[0]) + len(during[1])
     account = await a.until("t", limits, lambda account: account.used_tokens == used)
     assert (account.in_flight, account.spent) == (0, 100 + 10 * (used - 1))
-    assert (a.observer.is_shared, b.observer.is_shared) == (True, True)
     assert [w.store.num_reserved for w in (a, b)] == [0, 0]
     nursery.cancel_scope.cancel()
 
