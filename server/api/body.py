@@ -181,7 +181,7 @@ def deadline_s(config: ServerConfig, *, is_streamed: bool = True) -> float:
     """Return how long the request may take: what the client asks for, up to the default.
 
     Official clients say how long they wait for the next byte. Where that is the whole answer,
-    nobody is there any more afterwards; a stream is kept alive. A line of a batch has as long as
+    the client is gone afterwards; a stream is kept alive. A line of a batch has as long as
     its batch.
     """
     within_s = current_scope().within_s

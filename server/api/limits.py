@@ -129,7 +129,7 @@ CAP_HEADER: Final = "x-triolet-max-tokens"
 def refuse_early(fields: GenerationFields, services: Services) -> None:
     """Raise for a request that waits too long whatever its prompt is, before that is tokenised.
 
-    Whose answer may run already, or may be kept, is not refused here.
+    A request that may join a running or kept answer is not refused here.
 
     Raises:
       RequestError: 503.
@@ -198,7 +198,7 @@ async def reserved(
 
     Args:
       requests: one for each completion; none where nothing is to be begun.
-      services: who keeps the accounts.
+      services: with the accounts.
 
     Raises:
       RequestError: 429 or 400; nothing was taken.

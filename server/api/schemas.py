@@ -1,4 +1,4 @@
-"""What a request may hold: names, types and ranges. Knows no tokens and no workers.
+"""What a request may hold: names, types and ranges.
 
 Each name falls into one of four classes: applied (a field here), accepted without effect
 (IGNORED), refused by name (UNSUPPORTED, unless it asks for what happens anyway), or unknown.
@@ -282,7 +282,7 @@ class Message(StrictModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
-    # Of the tool whose result the turn is; templates are not told what others are called.
+    # Of the tool whose result the turn is; templates are not told the names of others.
     name: str | None = None
     # What the turn's model thought; newer clients call it `reasoning`.
     reasoning: Annotated[
@@ -334,8 +334,8 @@ class SamplingFields(StrictModel):
 
 
 CacheSalt = Annotated[str, Field(min_length=1, max_length=256)] | None
-"""Requests with different ones share no KV, so that nobody learns from the time of an answer
-whether somebody else has asked the same."""
+"""Requests with different salts share no KV, so that the time of an answer does not tell whether
+another client has asked the same."""
 
 
 ResponseCacheUse = Literal["allow", "refresh"] | None
@@ -344,7 +344,7 @@ not kept. Where the server keeps no answers it makes no difference."""
 
 
 class CacheFields(StrictModel):
-    """Whose work may be used again."""
+    """What earlier work may be used again."""
 
     cache_salt: CacheSalt = None
     response_cache: ResponseCacheUse = None

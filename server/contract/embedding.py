@@ -1,7 +1,6 @@
 """Inputs that become vectors, as the outside surface sees them: what is asked for, and what comes.
 
-The contract between server/api and server/scheduling, beside generation.py. Knows no HTTP and no
-workers.
+The contract between server/api and server/scheduling, beside generation.py.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class EmbeddingRequest:
       deadline_s: seconds from submission after which it ends with 504.
       priority: lower runs earlier among those of one tenant and class; 0 is normal.
       client_request_id: what its client calls it, for the log.
-      scheduling: whose it is, and of which class.
+      scheduling: tenant, class and shares.
     """
 
     request_id: bytes

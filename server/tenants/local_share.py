@@ -38,7 +38,7 @@ class Opened:
     used_tokens: int = 0
 
     def part(self, servers: int) -> Limits:
-        """Return one server's part. Of the budget it is one of what was left: no server knows what
+        """Return one server's part. Of the budget it is one of what was left: no server sees what
         the others spend."""
         part = self.limits.shared_by(servers)
         if part.budget is None:
@@ -48,11 +48,15 @@ class Opened:
 
 
 class LocalShare:
-    """Accounts of the tenants with requests while Redis is away."""
+    """Accounts of the tenants with requests while Redis is away.
+
+    Attributes:
+      opened: by tenant.
+    """
 
     def __init__(self) -> None:
         self._ledger = Ledger()
-        self._opened: dict[str, Opened] = {}
+        self.opened: dict[str, Opened] = {}
 
     def __contains__(self, ask_id: str) -> bool:
         return ask_id in self._ledger
@@ -61,10 +65,6 @@ class LocalShare:
     def held(self) -> dict[str, Ask]:
         """What is reserved here and not settled."""
         return self._ledger.held
-
-    def knows(self, tenant: str) -> bool:
-        """Return whether a tenant has an account here."""
-        return tenant in self._opened
 
     def open(self, tenant: str, limits: Limits, seen: Account | None, month: str) -> None:
         """Open an account, or hold the one there is to these limits from now on.
@@ -75,32 +75,32 @@ class LocalShare:
           seen: the shared account as it was last seen.
           month: the present one.
         """
-        if (opened := self._opened.get(tenant)) is not None:
+        if (opened := self.opened.get(tenant)) is not None:
             opened.limits = limits
             return
         if seen is not None:
             entry = self._ledger.entry(tenant, month)
             entry.spent, entry.used_tokens = seen.spent, seen.used_tokens
-        self._opened[tenant] = Opened(limits, 0 if seen is None else seen.spent)
+        self.opened[tenant] = Opened(limits, 0 if seen is None else seen.spent)
 
     def reserve(self, ask: Ask, servers: int, month: str, now: float) -> Verdict:
         """Take what a request of a tenant with an account will probably use, or nothing."""
-        return self._ledger.reserve(ask, self._opened[ask.tenant].part(servers), month, now)
+        return self._ledger.reserve(ask, self.opened[ask.tenant].part(servers), month, now)
 
     def settle(self, settlement: Settlement, servers: int, month: str, now: float) -> None:
         """Charge what it used."""
-        opened = self._opened[settlement.tenant]
+        opened = self.opened[settlement.tenant]
         opened.cost += settlement.cost
         opened.used_tokens += settlement.tokens
         self._ledger.settle(settlement, opened.part(servers), month, now)
 
     def account(self, tenant: str, servers: int, month: str, now: float) -> Account:
         """Return what there is of this server's part."""
-        return self._ledger.account(tenant, self._opened[tenant].part(servers), month, now)
+        return self._ledger.account(tenant, self.opened[tenant].part(servers), month, now)
 
     def report(self, journal: Journal) -> None:
         """Write down what the shared accounts have to learn."""
-        for tenant, opened in self._opened.items():
+        for tenant, opened in self.opened.items():
             if opened.cost or opened.used_tokens:
                 journal.settle(
                     Settlement(
@@ -108,12 +108,12 @@ class LocalShare:
                     )
                 )
         for ask in self.held.values():
-            journal.adopt(ask, self._opened[ask.tenant].limits)
+            journal.adopt(ask, self.opened[ask.tenant].limits)
 
     def clear(self) -> None:
         """Close all accounts."""
         self._ledger.clear()
-        self._opened.clear()
+        self.opened.clear()
 
 
 class Batch(NamedTuple):

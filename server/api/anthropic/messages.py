@@ -411,7 +411,7 @@ def _as_chat(fields: PromptFields) -> ChatRequest:
     return ChatRequest.model_construct(
         **same,
         messages=turns,
-        # Whoever ends with words of the assistant's wants them gone on with.
+        # A conversation that ends with the assistant's words is continued there.
         continue_final_message=turns[-1].role == "assistant",
         chat_template_kwargs=switches,
         response_format=output.format.of_chat() if output and output.format else None,

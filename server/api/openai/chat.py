@@ -91,7 +91,7 @@ def template_messages(
 
 
 async def read_turns(messages: Sequence[Message], services: Services) -> list[dict[str, object]]:
-    """Do the same where it holds up nobody: arguments of calls are JSON, perhaps megabytes of it.
+    """Do the same beside the event loop: arguments of calls are JSON, perhaps megabytes of it.
 
     Raises:
       RequestError: 503 if too many wait for that.

@@ -179,7 +179,7 @@ def numbers_of(vector: bytes) -> tuple[float, ...]:
 
 
 async def _body(vectors: Vectors, services: Services, fields: EmbeddingFields) -> bytes:
-    """Return the answer. Vector by vector: thousands at once would hold up everybody's streams."""
+    """Return the answer. Vector by vector: thousands at once would hold up all streams."""
     items = []
     for index, vector in enumerate(vectors.found):
         value: Any = base64.b64encode(vector).decode()

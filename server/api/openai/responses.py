@@ -252,7 +252,7 @@ def _choice(
 
 
 def message(role: str, content: str) -> Message:
-    """Return a turn whose words are known to be right."""
+    """Return a turn that needs no validation."""
     return Message.model_construct(role=role, content=content)
 
 

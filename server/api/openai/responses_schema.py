@@ -238,7 +238,7 @@ class ResponseFields(SamplingFields, FunctionFields, CacheFields):
 
 
 class ResponseStreamOptions(StrictModel):
-    """How a stream is written. Its events carry no random padding; nobody may count on it."""
+    """How a stream is written. Its events carry no random padding."""
 
     include_obfuscation: Literal[False] | None = None
 
