@@ -11,7 +11,7 @@ from triolet.errors import crowded_out, invalid_request
 from triolet.ids import Role
 from triolet.units import SECONDS
 
-from .newcomer import crowd
+from .queue import num_crowding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from triolet.service_class import Claim
 
     from ..contract.generation import GenerationRequest
-    from .fair_queue import FairQueue
+    from .queue import FairQueue
     from .workers import Worker
 
 FULL_RETRY_S: Final = 2 * SECONDS
@@ -118,5 +118,5 @@ def refuse_full(
     Raises:
       RequestError: 503 with the seconds after which a retry makes sense.
     """
-    if num_queued := crowd(line, claim, num_together, config.max_queued_requests):
+    if num_queued := num_crowding(line, claim, num_together, config.max_queued_requests):
         raise crowded_out(f"{num_queued} requests wait already", FULL_RETRY_S)

@@ -30,7 +30,6 @@ from triolet.service_class import Band
 
 from . import outcome
 from .admission import missing_role
-from .fair_queue import FairQueue
 from .forking import need_on, note_no_fork
 from .gate import Gate
 from .pick_next import Turns
@@ -44,6 +43,7 @@ from .progress import (
     take_first_token,
     take_row,
 )
+from .queue import FairQueue
 from .recovery import Recovery
 from .request import Attempt, Phase, Step
 from .routing import Pair, Route, blocks_needed, counted_tokens, needed_roles, tokens_to_compute
@@ -253,7 +253,7 @@ class Attempts:
             sequence, route = turn
             end = route if isinstance(route, outcome.End) else self.gate.too_late(sequence, now)
             if end is None and isinstance(route, Route):
-                is_beyond = self.line.is_beyond(sequence)
+                is_beyond = self.line.is_over_share(sequence)
                 self.line.take(sequence)
                 self._begin(sequence, route, now, is_beyond=is_beyond)
             elif end is not None:

@@ -24,9 +24,7 @@ from ..contract.generation import Usage
 from . import outcome
 from .accounting import Outcome
 from .admission import limits_of, missing_role
-from .fair_queue import FairQueue
-from .newcomer import crowd
-from .tenant_queue import Place
+from .queue import FairQueue, Place, num_crowding
 from .workers import ejected
 
 if TYPE_CHECKING:
@@ -261,7 +259,7 @@ class Embeddings:
             raise outcome.no_worker_left(Role.PREFILL).error
         most = self._config.embedding.max_waiting_inputs
         for claim in {request.claim for request in requests}:
-            if num_waiting := crowd(self.line, claim, len(requests), most):
+            if num_waiting := num_crowding(self.line, claim, len(requests), most):
                 raise crowded_out(f"{num_waiting} inputs wait already", 1.0)
 
     def _accept(

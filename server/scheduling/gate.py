@@ -6,7 +6,6 @@ of these; decides nothing itself.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Final
 
 from transport.frames import EndReason
@@ -16,8 +15,8 @@ from triolet.service_class import ServiceClass
 
 from . import outcome
 from .accounting import Outcome
-from .newcomer import is_modest
 from .overload import Overload
+from .queue import UNKNOWN_TOKENS, Place, is_under_share
 from .request import Ask
 from .wait_estimate import Capacity
 
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
     from triolet.service_class import Claim
 
     from ..contract.generation import GenerationRequest
-    from .fair_queue import FairQueue
     from .observer import OverloadObserver
+    from .queue import FairQueue
     from .request import Forecast
     from .request import Sequence as RunningSequence
     from .request_table import RequestBook
@@ -78,14 +77,22 @@ class Gate:
         """
         asks = [_ask(request) for request in requests]
         together = sum(ask.num_tokens for ask in asks)
-        sizes = [(len(request.prompt_ids), request.sampling.max_tokens) for request in requests]
-        forecasts: list[Forecast] = []
-        for request, one in zip(requests, asks, strict=True):
-            due = now + request.deadline_s
-            ahead = self._line.tokens_ahead(
-                request.claim, request.priority, due, one.num_tokens, request.sampling.max_tokens
+        places = [
+            Place(
+                request.claim,
+                request.priority,
+                now + request.deadline_s,
+                0,
+                len(request.prompt_ids),
+                request.sampling.max_tokens,
             )
-            spares = is_modest(self._line, request.claim, sizes)
+            for request in requests
+        ]
+        spares = is_under_share(self._line, places)
+        forecasts: list[Forecast] = []
+        for place, one in zip(places, asks, strict=True):
+            due = place.due
+            ahead = self._line.tokens_ahead(place._replace(prompt_tokens=one.num_tokens))
             ask = one._replace(together_tokens=together, is_modest=spares)
             forecast = self.overload.judge(ask, ahead, now)
             # One answer holds them all: it begins with the first, and the others may take as long.
@@ -100,7 +107,7 @@ class Gate:
         Raises:
           RequestError: as `judge` does.
         """
-        ahead = self._line.tokens_ahead(claim, 0, now + deadline_s)
+        ahead = self._line.tokens_ahead(Place(claim, 0, now + deadline_s, 0, 0, UNKNOWN_TOKENS))
         ask = Ask(
             claim,
             LEAST_TOKENS,
@@ -115,7 +122,7 @@ class Gate:
     def is_modest(self, claim: Claim, prompt_tokens: int) -> bool:
         """Return whether a claim's tenant asks for less than its share, beside others, and still
         does with such a prompt."""
-        return is_modest(self._line, claim, [(prompt_tokens, math.inf)])
+        return is_under_share(self._line, [Place(claim, 0, 0.0, 0, prompt_tokens, UNKNOWN_TOKENS)])
 
     def took(self, sequence: RunningSequence, forecast: Forecast, now: float) -> None:
         """Note a request that was taken on."""
@@ -173,10 +180,7 @@ class Gate:
         elapsed_s, self._swept_at = now - self._swept_at, now
         if not is_able:
             self.overload.idle_s += elapsed_s
-        # Asked so that whoever waits by its tenant's limits is known; rows that are left free for
-        # others are no reason to take the line for empty.
-        line.first()
-        is_waiting = is_able and any(one.is_waiting for one in line.lines)
+        is_waiting = is_able and any(one.is_waiting for one in line.classes)
         self.overload.prediction.advance(now, is_waiting=is_waiting)
         self.overload.sweep(_capacity(self._workers), self._tokens_waiting, now)
 
@@ -187,7 +191,7 @@ class Gate:
 
     def _tokens_waiting(self, service_class: ServiceClass) -> float:
         """Return the prompt tokens of a class and those above it that wait for workers."""
-        lines = self._line.lines[: service_class + 1]
+        lines = self._line.classes[: service_class + 1]
         return float(sum(line.ready_tokens for line in lines if not line.is_paused))
 
 

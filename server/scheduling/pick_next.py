@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
 
     from ..contract.generation import GenerationRequest
-    from .fair_queue import FairQueue
+    from .queue import FairQueue
     from .recovery import Recovery
     from .request import Sequence
     from .routing import Need
@@ -97,7 +97,7 @@ class Turns:
     def _need(self, sequence: Sequence, now: float) -> Need:
         """Return what one that waits asks of workers now."""
         own = sequence.request.claim.service_class
-        kept_share, band = self._kept_share(own, now), Band(own, self._line.is_beyond(sequence))
+        kept_share, band = self._kept_share(own, now), Band(own, self._line.is_over_share(sequence))
         return sequence.need._replace(kept_share=kept_share, band=band)
 
     def _waits_for_probation(self, need: Need, now: float) -> bool:
@@ -146,7 +146,7 @@ class Background:
         return any(
             sequence.phase in _BEFORE_FIRST_TOKEN
             and not is_background(sequence.request)
-            and not self._line.is_skipped(sequence)
+            and not self._line.is_held(sequence)
             for sequence in self._sequences
         )
 
@@ -154,7 +154,7 @@ class Background:
         """Return for how long what would begin now stands back at most: not for ever while others
         wait, of whom its class has a part; but while its class is paused, when it would only grow
         old in the line."""
-        if self._line.lines[ServiceClass.BATCH].is_paused:
+        if self._line.classes[ServiceClass.BATCH].is_paused:
             return math.inf
         return BACKGROUND_HOLD_S if self.is_urgent() else 0.0
 

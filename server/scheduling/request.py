@@ -18,8 +18,8 @@ from triolet.service_class import Band
 
 from ..contract.generation import Usage
 from .poison import Suspicion
+from .queue import Place
 from .routing import Need, Why
-from .tenant_queue import Place
 from .workers import PrefixChain
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ import pytest
 
 from server.contract.embedding import EmbeddingRequest
 from server.scheduling.attempt import due_at
-from server.scheduling.fair_queue import FairQueue
 from server.scheduling.gate import Gate
 from server.scheduling.observer import SilentOverloadObserver
 from server.scheduling.overload import LEAST_SAMPLES, Guard, Level, Overload
+from server.scheduling.queue import FairQueue
 from server.scheduling.request import Ask, Phase
 from server.scheduling.wait_estimate import Capacity
 from triolet.config import (
@@ -150,7 +150,7 @@ def test_the_pace_of_a_line_is_seen_while_it_leaves_rows_to_others() -> None:
     while (turn := scene.line.first()) is not None:
         scene.line.take(turn)
         running.append(turn)
-    assert scene.line.lines[D].is_waiting
+    assert scene.line.classes[D].is_waiting
     for number in range(60):
         scene.sweep(1.0)
         scene.line.end(running.pop(0), 10)
