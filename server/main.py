@@ -38,7 +38,7 @@ from .edge.listen import Edge, base_url, open_listening_socket, open_own_socket
 from .jobs.runner import BatchRunner
 from .jobs.storage import Storage
 from .metrics.metrics import Metrics
-from .scheduling.links import Fleet
+from .scheduling.links import Links
 from .tenants.opening import opened_quotas
 from .tenants.tenancy import Tenancy, TenantFile
 from .text.grammars import Grammars
@@ -113,7 +113,7 @@ async def serve(
             siblings = Siblings(config.siblings) if config.siblings else None
             grammars = _grammars(config, text, metrics)
             quotas = sockets.enter_context(_quotas(config, metrics, tenancy))
-            fleet = Fleet(config, text, network, metrics, _own_name(siblings), charges=quotas)
+            fleet = Links(config, text, network, metrics, _own_name(siblings), charges=quotas)
             services = Services(
                 config,
                 fleet,
@@ -149,7 +149,7 @@ async def serve(
 
 def _show(
     metrics: Metrics,
-    fleet: Fleet,
+    fleet: Links,
     edge: Edge,
     services: Services,
     texts: Turns[Any],
@@ -162,7 +162,7 @@ def _show(
 
 
 async def _drain(
-    fleet: Fleet,
+    fleet: Links,
     siblings: Siblings | None,
     edge: Edge,
     config: ServerConfig,
@@ -233,7 +233,7 @@ def _tenancy(config: ServerConfig, metrics: Metrics) -> tuple[Tenancy, TenantFil
 async def _run_beside(
     services: Services,
     app: QuartTrio,
-    fleet: Fleet,
+    fleet: Links,
     metrics: Metrics,
     tenant_file: TenantFile | None,
 ) -> None:
@@ -245,7 +245,7 @@ async def _run_beside(
             nursery.start_soon(tenant_file.run, services.tenancy, fleet.dismiss)
 
 
-async def _run_batches(services: Services, app: QuartTrio, fleet: Fleet, metrics: Metrics) -> None:
+async def _run_batches(services: Services, app: QuartTrio, fleet: Links, metrics: Metrics) -> None:
     """Run batches until this process is about to leave; a successor goes on with them."""
     config, storage = services.config, services.storage
     if storage is None:

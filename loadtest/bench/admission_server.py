@@ -55,7 +55,7 @@ from ..overload.virtual_fleet import FleetShape, Front, virtual_fleet
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from server.scheduling.links import Fleet
+    from server.scheduling.links import Links
 
 MODEL: Final = "demo"
 PATH: Final = "/v1/completions"
@@ -180,7 +180,7 @@ class RunningServer:
 
     form: Form
     services: Services
-    fleet: Fleet
+    fleet: Links
     app: Callable[..., Awaitable[None]]
     statuses: list[int] = field(default_factory=list)
 

@@ -17,8 +17,8 @@ from server import app
 from server.api import generate
 from server.api.openai import completions
 from server.scheduling.attempt import Attempts
-from server.scheduling.request_table import RequestBook
-from server.scheduling.requests import Conductor
+from server.scheduling.request_table import RequestTable
+from server.scheduling.requests import Requests
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -95,9 +95,9 @@ class Stopwatch:
             put(generate, "reserved", partial(self._async, "reserve"))
             put(generate, "submit_all", partial(self._plain, SUBMIT))
             put(Attempts, "dispatch", self._dispatch)
-            put(Conductor, "sweep", partial(self._other, SWEPT))
+            put(Requests, "sweep", partial(self._other, SWEPT))
             for end in ("finish", "fail"):
-                put(RequestBook, end, partial(self._other, SETTLED))
+                put(RequestTable, end, partial(self._other, SETTLED))
             yield self
 
     def _begun(self, check: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:

@@ -19,7 +19,7 @@ from ops.simulation.faults import CALM
 from ops.simulation.hosts import Host
 from ops.simulation.text import NumberText
 from server.contract.charges import NO_CHARGES
-from server.scheduling.links import Fleet
+from server.scheduling.links import Links
 from transport.memory_network import MemoryNetwork
 from transport.memory_pipe import Conditions
 from triolet.config import EngineConfig, LinkConfig, ServerConfig, WorkerConfig
@@ -119,7 +119,7 @@ class VirtualFleet:
             link=self._link,
         )
         text, observer, charges = front or Front(NumberText())
-        self.fleet = Fleet(
+        self.fleet = Links(
             config,
             text,
             self._network,

@@ -29,7 +29,7 @@ from .virtual_fleet import FleetShape, virtual_fleet
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from server.scheduling.links import Fleet
+    from server.scheduling.links import Links
     from server.scheduling.stream import Stream
     from triolet.audit import FleetAudit
 
@@ -110,7 +110,7 @@ class _Drive:
             running.fleet.check_accounting()
         return Course(outcomes, prompt_tokens(audit), tuple(map(str, check_at_rest(audit))))
 
-    def _come(self, fleet: Fleet, outcome: Outcome, nursery: trio.Nursery) -> None:
+    def _come(self, fleet: Links, outcome: Outcome, nursery: trio.Nursery) -> None:
         request = self._request(outcome.arrival)
         try:
             stream = _begin(fleet, request)
@@ -121,11 +121,11 @@ class _Drive:
         else:
             nursery.start_soon(self._read, stream, outcome)
 
-    async def ask(self, fleet: Fleet, arrival: Arrival) -> None:
+    async def ask(self, fleet: Links, arrival: Arrival) -> None:
         """Ask for something that is not refused, and read it to its end."""
         await self._read(fleet.submit(self._request(arrival)), Outcome(arrival))
 
-    async def _return(self, fleet: Fleet, request: GenerationRequest, first: Outcome) -> None:
+    async def _return(self, fleet: Links, request: GenerationRequest, first: Outcome) -> None:
         assert first.retry_after_s is not None
         await trio.sleep(first.retry_after_s)
         at_s = trio.current_time() - self._began_at
@@ -175,7 +175,7 @@ class _Drive:
         return trio.current_time() - self._began_at - outcome.arrival.at_s
 
 
-def _begin(fleet: Fleet, request: GenerationRequest) -> Stream:
+def _begin(fleet: Links, request: GenerationRequest) -> Stream:
     """Ask as the surface does: at the door, before the prompt is looked at, and then with it.
 
     Raises:
@@ -224,7 +224,7 @@ class _ClosedLoop:
             counted = sum(at >= from_s for at in self._ended_at)
         return counted / (0.75 * self._seconds)
 
-    async def _client(self, fleet: Fleet, number: int) -> None:
+    async def _client(self, fleet: Links, number: int) -> None:
         numbers = random.Random(f"client {number}")
         while True:
             prompt, output = self._sizes.draw(numbers)

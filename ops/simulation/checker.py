@@ -55,8 +55,8 @@ class Checker:
                     server.fleet.check_accounting()
                 except LocalProtocolError as error:
                     self._report(f"{server}: {error}")
-                conductor = server.fleet._conductor
-                live = (*conductor.book, *conductor.embeddings)
+                conductor = server.fleet._requests
+                live = (*conductor.table, *conductor.embeddings)
                 server.charges[-1].check(one.request.request_id for one in live)
         self._check_workers()
 
@@ -91,7 +91,7 @@ class Checker:
             status = server.fleet.status()
             if status.queued or status.running:
                 self._report(f"{server} still has {status.queued} + {status.running} requests")
-            conductor = server.fleet._conductor
+            conductor = server.fleet._requests
             for queue in conductor.queues:
                 if queue.num_running or queue.num_tenants:
                     self._report(f"{server} still charges {queue.num_tenants} tenants")
@@ -176,10 +176,10 @@ class Checker:
     def _wanted(self) -> Iterable[AttemptKey]:
         for server in self._world.servers:
             if server.fleet is not None:
-                for sequence in server.fleet._conductor.book:
+                for sequence in server.fleet._requests.table:
                     if sequence.attempt is not None:
                         yield sequence.attempt.key
-                for one in server.fleet._conductor.embeddings:
+                for one in server.fleet._requests.embeddings:
                     if one.key is not None:
                         yield one.key
 

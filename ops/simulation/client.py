@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from server.contract.generation import Event
-    from server.scheduling.links import Fleet
+    from server.scheduling.links import Links
     from server.scheduling.stream import Stream
     from triolet.sampling import SamplingParams
 
@@ -122,7 +122,7 @@ class Client:
     def __str__(self) -> str:
         return f"client {self.wish.number} ({self.request_id.hex()[:8]})"
 
-    async def run(self, fleet: Fleet) -> None:
+    async def run(self, fleet: Links) -> None:
         """Ask until accepted, then read to the end. Part of its server: dies with it."""
         try:
             stream = await self._submit(fleet)
@@ -138,7 +138,7 @@ class Client:
                 self.ending = "reset"
             self.is_over.set()
 
-    async def _submit(self, fleet: Fleet) -> Stream | None:
+    async def _submit(self, fleet: Links) -> Stream | None:
         """Return what was accepted; None if the prompt is one that workers died of."""
         while True:
             request_id = self._draw_request_id()

@@ -19,7 +19,7 @@ from .engine import reference_vector
 
 if TYPE_CHECKING:
     from server.scheduling.embedding_run import FleetEmbeddingRun
-    from server.scheduling.links import Fleet
+    from server.scheduling.links import Links
 
 EMBEDDED = "embedded"
 
@@ -27,7 +27,7 @@ EMBEDDED = "embedded"
 class InputClient(Client):
     """One request for the vectors of its prompt, forwards and backwards."""
 
-    async def run(self, fleet: Fleet) -> None:
+    async def run(self, fleet: Links) -> None:
         """Ask until accepted, then wait. Part of its server: dies with it."""
         try:
             run = await self._ask(fleet)
@@ -45,7 +45,7 @@ class InputClient(Client):
     def _inputs(self) -> tuple[tuple[int, ...], ...]:
         return (self.wish.prompt_ids, self.wish.prompt_ids[::-1])
 
-    async def _ask(self, fleet: Fleet) -> FleetEmbeddingRun:
+    async def _ask(self, fleet: Links) -> FleetEmbeddingRun:
         while True:
             ids = [self._draw_request_id() for _ in self._inputs]
             requests = [

@@ -12,7 +12,7 @@ import trio
 
 import decode.worker
 import prefill.worker
-from server.scheduling.links import Fleet
+from server.scheduling.links import Links
 from server.scheduling.observer import SilentObserver
 from triolet.config import WorkerConfig
 from triolet.ids import SECRET_BYTES, Role
@@ -175,7 +175,7 @@ class ServerProcess(Process):
 
     def __init__(self, name: str, around: Surroundings, config: ServerConfig) -> None:
         super().__init__(Role.SERVER, name, around)
-        self.fleet: Fleet | None = None
+        self.fleet: Links | None = None
         self.handlers: trio.Nursery | None = None
         self.charges: list[RecordingCharges] = []
         self._up = trio.Event()
@@ -186,7 +186,7 @@ class ServerProcess(Process):
         """Whether it takes requests."""
         return self.fleet is not None
 
-    async def serve(self, handler: Callable[[Fleet], Awaitable[object]]) -> None:
+    async def serve(self, handler: Callable[[Links], Awaitable[object]]) -> None:
         """Let a client in, as soon as there is somebody to let it in."""
         while self.fleet is None or self.handlers is None:
             await self._up.wait()
@@ -195,7 +195,7 @@ class ServerProcess(Process):
     async def _live(self) -> None:
         charges = RecordingCharges(lambda what: self._around.report(f"{self.name}: {what}"))
         self.charges.append(charges)
-        fleet = Fleet(
+        fleet = Links(
             self._config,
             NumberText(),
             self._wiring,

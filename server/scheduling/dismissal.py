@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
     from .attempt import Attempts
     from .embeddings import Embeddings
-    from .request_table import RequestBook
+    from .request_table import RequestTable
 
 
 def dismiss_tenants(
-    book: RequestBook, attempts: Attempts, embeddings: Embeddings, tenants: Set[str], now: float
+    book: RequestTable, attempts: Attempts, embeddings: Embeddings, tenants: Set[str], now: float
 ) -> None:
     """End everything of some tenants, sequences and inputs."""
     end = outcome.dismissed()

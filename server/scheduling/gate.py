@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from ..contract.generation import GenerationRequest
     from .observer import OverloadObserver
     from .queue import FairQueue
-    from .request import Forecast
-    from .request import Sequence as RunningSequence
-    from .request_table import RequestBook
+    from .request import Forecast, Request
+    from .request_table import RequestTable
     from .status import OverloadStatus
     from .workers import Worker
 
@@ -60,7 +59,7 @@ class Gate:
         self,
         config: ServerConfig,
         workers: tuple[Worker, ...],
-        line: FairQueue[RunningSequence],
+        line: FairQueue[Request],
         observer: OverloadObserver,
         now: float,
     ) -> None:
@@ -124,12 +123,12 @@ class Gate:
         does with such a prompt."""
         return is_under_share(self._line, [Place(claim, 0, 0.0, 0, prompt_tokens, UNKNOWN_TOKENS)])
 
-    def took(self, sequence: RunningSequence, forecast: Forecast, now: float) -> None:
+    def took(self, sequence: Request, forecast: Forecast, now: float) -> None:
         """Note a request that was taken on."""
         sequence.forecast = forecast
         self.overload.took(_ask(sequence.request), forecast, now)
 
-    def too_late(self, sequence: RunningSequence, now: float) -> outcome.End | None:
+    def too_late(self, sequence: Request, now: float) -> outcome.End | None:
         """Return the end of a sequence that waits in vain: on which nothing was spent, and whose
         first token cannot come in time any more."""
         forecast = sequence.forecast
@@ -146,7 +145,7 @@ class Gate:
             error = crowded_out(text, max(forecast.slo_s / 2, 1.0))
         return outcome.End(error, Outcome.EXPIRED, EndReason.DEADLINE)
 
-    def begun(self, sequence: RunningSequence, now: float) -> None:
+    def begun(self, sequence: Request, now: float) -> None:
         """Note that an attempt begins."""
         forecast = sequence.forecast
         if forecast is None or sequence.num_attempts:
@@ -160,14 +159,14 @@ class Gate:
             now=now,
         )
 
-    def first_token(self, sequence: RunningSequence, now: float) -> None:
+    def first_token(self, sequence: Request, now: float) -> None:
         """Note a sequence's first token."""
         forecast, times = sequence.forecast, sequence.times
         if forecast is not None and times.dispatched_at is not None:
             ttft_s, resided_s = now - times.submitted_at, now - times.dispatched_at
             self.overload.first_token(forecast, ttft_s, resided_s, now)
 
-    def ended(self, sequence: RunningSequence, now: float, *, is_well: bool) -> None:
+    def ended(self, sequence: Request, now: float, *, is_well: bool) -> None:
         """Note that a sequence ends."""
         forecast, dispatched_at = sequence.forecast, sequence.times.dispatched_at
         if forecast is not None:
@@ -201,7 +200,7 @@ def _ask(request: GenerationRequest) -> Ask:
     return Ask(request.claim, num_tokens, request.deadline_s, key, _draw(request.request_id))
 
 
-def _is_limited(sequence: RunningSequence) -> bool:
+def _is_limited(sequence: Request) -> bool:
     """Return whether one may wait by a limit of its tenant's, which says nothing of the line."""
     claim = sequence.request.claim
     return claim.max_running is not None or claim.kv_share < 1
@@ -232,7 +231,7 @@ class Doorkeeper:
       book: counts.
     """
 
-    def __init__(self, gate: Gate, book: RequestBook) -> None:
+    def __init__(self, gate: Gate, book: RequestTable) -> None:
         self._gate = gate
         self._book = book
 

@@ -224,7 +224,7 @@ class Times:
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class Request:
     """An accepted request until its terminal event.
 
     Attributes:
@@ -265,7 +265,7 @@ class Sequence:
     shunned: frozenset[str] = frozenset()
     fingerprint: str = ""
     is_begun: bool = False
-    origin: Sequence | None = None
+    origin: Request | None = None
     cached_tokens: int | None = None
     held_tokens: int = 0
     forecast: Forecast | None = None

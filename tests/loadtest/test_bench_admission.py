@@ -16,8 +16,8 @@ from server import app
 from server.api import generate
 from server.api.openai import completions
 from server.scheduling.attempt import Attempts
-from server.scheduling.request_table import RequestBook
-from server.scheduling.requests import Conductor
+from server.scheduling.request_table import RequestTable
+from server.scheduling.requests import Requests
 from server.tenants.opening import quotas_in_memory
 from server.tenants.tenancy import Tenancy
 from tests.server.support.fakes import FakeDoorkeeper, FakeFleet, FakeText, answer_hello
@@ -40,8 +40,8 @@ def steps_of_the_product() -> list[object]:
         completions: ("read_fields", "check_fields", "refuse_early"),
         generate: ("own_requests", "reserved", "submit_all"),
         Attempts: ("dispatch",),
-        RequestBook: ("finish", "fail"),
-        Conductor: ("sweep",),
+        RequestTable: ("finish", "fail"),
+        Requests: ("sweep",),
     }
     return [getattr(place, name) for place, names in steps.items() for name in names]
 

@@ -17,7 +17,7 @@ import trio
 import decode.worker
 import prefill.worker
 from server.contract.generation import Delta, Failed, GenerationRequest, TokenLogprob
-from server.scheduling.links import Fleet
+from server.scheduling.links import Links
 from server.scheduling.observer import SilentObserver
 from tests.server.scheduling.fakes import server_config
 from tests.server.tiny_text import tiny_text
@@ -251,7 +251,7 @@ class House:
             "decode_addresses": tuple(slot.config.control_address for slot in self.decodes),
         }
         settings = server_config(link=LINK, **addresses, **config)
-        self.fleet = Fleet(settings, TEXT, self.network, self.seen)
+        self.fleet = Links(settings, TEXT, self.network, self.seen)
         self._news = trio.Event()
 
     async def ask(self, number: int, request: GenerationRequest) -> Record:

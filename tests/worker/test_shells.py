@@ -13,7 +13,7 @@ import decode.worker
 from loadtest.cancel_report import blocks_of
 from server.contract.generation import CancelReason
 from server.metrics.metrics import Metrics
-from server.scheduling.links import Fleet as Server
+from server.scheduling.links import Links as Server
 from tests.server.scheduling.fakes import make_request, server_config
 from tests.server.tiny_text import tiny_text
 from transport.frames import Drain, End, EndReason
@@ -32,7 +32,7 @@ from .fleet import (
     STEP_S,
     CountingNetwork,
     FakeDevice,
-    Fleet,
+    Links,
     open_fleet,
     worker_config,
 )
@@ -416,7 +416,7 @@ async def test_a_restarted_decode_worker_is_another_one(autojump_clock: MockCloc
         assert second.token_ids == completion(PROMPT, 5, 8)
 
 
-async def _greet_again(fleet: Fleet) -> None:
+async def _greet_again(fleet: Links) -> None:
     for role, link in fleet.client.links.items():
         link.welcome = None
         fleet.client.greet(role)

@@ -102,7 +102,7 @@ async def test_a_503_is_told_by_status_unless_the_queue_told_its_reason() -> Non
         told = (await server.request("GET", "/fleet/status")).json["errors_by_status"]
         assert told == {"503": 2}
         refusal = overloaded("no room", retry_after_s=1.0)
-        World(connect=False).conductor.book.reject(Claim(), refusal)
+        World(connect=False).requests.table.reject(Claim(), refusal)
         server.fleet.refuse_with = refusal
         assert (await server.post("/v1/chat/completions", asked)).status == 503
         told = (await server.request("GET", "/fleet/status")).json["errors_by_status"]

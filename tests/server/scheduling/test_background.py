@@ -17,7 +17,7 @@ from .world import World
 
 def test_who_waits_by_its_own_limit_is_in_no_hurry() -> None:
     world = World()
-    background = world.conductor.background
+    background = world.requests.background
     limited = Claim("limited", max_running=1)
     assert (background.is_urgent(), background.hold_s()) == (False, 0.0)
     reader = world.submit(make_request(1, claim=limited))
@@ -30,7 +30,7 @@ def test_who_waits_by_its_own_limit_is_in_no_hurry() -> None:
         if reader.sequence.relay.token_ids:
             break
     assert reader.sequence.relay.token_ids
-    assert len(world.conductor.queues[0]) == 1
+    assert len(world.requests.queues[0]) == 1
     assert not background.is_urgent()
     world.submit(make_request(3, claim=Claim("other")))
     assert background.is_urgent()
@@ -40,7 +40,7 @@ def test_who_waits_by_its_own_limit_is_in_no_hurry() -> None:
 
 def test_while_batches_are_paused_none_begins() -> None:
     world = World()
-    line, background = world.conductor.queues[0], world.conductor.background
+    line, background = world.requests.queues[0], world.requests.background
     line.pause({ServiceClass.BATCH})
     assert background.hold_s() == math.inf
     line.pause(())
@@ -50,12 +50,12 @@ def test_while_batches_are_paused_none_begins() -> None:
 async def test_what_waits_in_a_paused_class_has_not_begun() -> None:
     world = World()
     claim = Claim(service_class=ServiceClass.BATCH)
-    for queue in world.conductor.queues:
+    for queue in world.requests.queues:
         queue.pause({ServiceClass.BATCH})
     sequence = world.submit(make_request(1, claim=claim)).sequence
     stream = Stream(sequence, lambda _: None, lambda *_: None, lambda _: None)
     asked = EmbeddingRequest(bytes(16), (1, 2), VectorForm(), 600.0, claim=claim)
-    run = begin_embeddings(world.conductor, world.config, world.collect, [asked])
+    run = begin_embeddings(world.requests, world.config, world.collect, [asked])
     world.deliver()
     assert (stream.has_begun, run.has_begun) == (False, False)
     world.sweep(1.0)  # there is no brownout

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 def test_a_dismissed_tenants_sequences_end_in_every_phase(phase: Phase) -> None:
     world = World()
     reader = brought_to(world, phase)
-    world.conductor.dismiss({reader.sequence.request.claim.tenant}, world.now)
+    world.requests.dismiss({reader.sequence.request.claim.tenant}, world.now)
     world.read(reader)
     error = reader.failed.error
     assert (error.status, error.code) == (403, "permission_denied")
     world.settle()
-    assert world.conductor.num_in_flight == 0
+    assert world.requests.num_in_flight == 0
 
 
 def test_others_go_on() -> None:
@@ -36,7 +36,7 @@ def test_others_go_on() -> None:
         name: world.submit(make_request(n, max_tokens=8, claim=Claim(name)))
         for n, name in enumerate(("alice", "bob"), 1)
     }
-    world.conductor.dismiss({"alice", "nobody"}, world.now)
+    world.requests.dismiss({"alice", "nobody"}, world.now)
     world.settle()
     for reader in readers.values():
         world.read(reader)
@@ -50,14 +50,14 @@ def test_inputs_of_a_dismissed_tenant_end_too() -> None:
         EmbeddingRequest(n.to_bytes(16, "big"), (1, 2, 3), VectorForm(), 600.0, claim=Claim(name))
         for n, name in enumerate(("alice", "bob"), 1)
     ]
-    embeddings = world.conductor.embeddings
+    embeddings = world.requests.embeddings
     running = [
         running
         for one in inputs
         for running in embeddings.submit([one], lambda: None, world.now, is_draining=False)
     ]
     world.collect()
-    world.conductor.dismiss({"alice"}, world.now)
+    world.requests.dismiss({"alice"}, world.now)
     world.settle()
     alice, bob = (one.result for one in running)
     assert alice.error is not None

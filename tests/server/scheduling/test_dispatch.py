@@ -260,7 +260,7 @@ def test_a_full_line_refuses_with_the_time_to_come_back() -> None:
 
 def test_limits_follow_what_workers_said_last() -> None:
     world = world_of(FakePrefill(num_blocks=4), FakeDecode(num_blocks=8))
-    assert world.conductor.max_model_len == 4096
+    assert world.requests.max_model_len == 4096
     with pytest.raises(RequestError, match="largest prefill pool holds 16"):
         world.submit(make_request(prompt="x" * 17, max_tokens=1))
     with pytest.raises(RequestError, match="largest decode pool holds 32"):
@@ -268,7 +268,7 @@ def test_limits_follow_what_workers_said_last() -> None:
     with pytest.raises(RequestError, match="the context of this model is 4096"):
         world.submit(make_request(max_tokens=5000))
     world.check_accounting()
-    assert world.conductor.accounting.rejected == {"context_length_exceeded": 3}
+    assert world.requests.accounting.rejected == {"context_length_exceeded": 3}
 
 
 def test_a_long_line_is_refused_by_the_conductor() -> None:

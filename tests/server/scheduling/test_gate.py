@@ -314,7 +314,7 @@ def test_who_waits_in_vain_is_swept_when_its_first_token_is_too_late() -> None:
 
 def test_brownout_pauses_inputs_of_batches_too() -> None:
     world = World()
-    inputs = world.conductor.embeddings
+    inputs = world.requests.embeddings
     world.prefill.token_credit = 0
     world.greet(world.worker(world.prefill))
     claim = Claim(service_class=ServiceClass.BATCH)
@@ -323,13 +323,13 @@ def test_brownout_pauses_inputs_of_batches_too() -> None:
             number.to_bytes(16, "big"), (1, 2, 3), VectorForm(), 600.0, claim=claim
         )
         inputs.submit([request], lambda: None, world.now, is_draining=False)
-    [line] = (queue for queue in world.conductor.queues if queue is inputs.line)
+    [line] = (queue for queue in world.requests.queues if queue is inputs.line)
     assert line.first() is not None
-    world.conductor._attempts.gate.overload.brownout.level = Level.PAUSE_BATCH
+    world.requests._attempts.gate.overload.brownout.level = Level.PAUSE_BATCH
     world.sweep()
     assert line.first() is None
     assert len(line) == 1
-    world.conductor._attempts.gate.overload.brownout.level = Level.NORMAL
+    world.requests._attempts.gate.overload.brownout.level = Level.NORMAL
     world.sweep()
     assert line.first() is not None
 
@@ -341,6 +341,6 @@ def test_who_waits_by_its_own_limit_holds_up_no_batch() -> None:
     world.settle(read=False)
     waiting = world.submit(make_request(2, claim=claim))
     assert waiting.sequence.phase is Phase.QUEUED
-    assert not world.conductor.background.is_urgent()
+    assert not world.requests.background.is_urgent()
     world.submit(make_request(3))
-    assert world.conductor.background.is_urgent()
+    assert world.requests.background.is_urgent()

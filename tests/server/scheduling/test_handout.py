@@ -130,7 +130,7 @@ async def test_a_tenant_with_few_rows_waits_for_no_order_of_those_with_many() ->
         did.extend(tenant_of(row) for row in frame.rows)
 
     book = SimpleNamespace(num_tenants=2, tenant_of=tenant_of, origin_of=origin_of)
-    conductor = SimpleNamespace(book=book, wake=lambda now: None)
+    conductor = SimpleNamespace(table=book, wake=lambda now: None)
     intake = Intake(cast("Any", conductor), Handout(), cast("Any", take), lambda: None)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(intake.run)

@@ -125,7 +125,7 @@ def test_a_grammar_that_held_a_worker_up_ends_its_request_and_is_refused_for_its
     world.read(culprit)
     error = culprit.failed.error
     assert (error.status, error.code) == (400, "grammar_too_costly")
-    assert world.conductor.recovery.num_quarantined == 1
+    assert world.requests.recovery.num_quarantined == 1
     with pytest.raises(RequestError) as caught:
         world.submit(asked(3, "a"))
     assert (caught.value.status, caught.value.code) == (400, "grammar_too_costly")

@@ -158,8 +158,8 @@ def test_credit_of_many_streams_shares_a_frame() -> None:
     world.settle(read=False)
     for reader in readers:
         reader.take(reader.sequence.relay.mailbox.take(now=9.0))
-        world.conductor.taken(reader.sequence)
-    [outgoing] = world.conductor.outbox.drain_credit()
+        world.requests.taken(reader.sequence)
+    [outgoing] = world.requests.outbox.drain_credit()
     assert isinstance(outgoing.frame, TokenCredit)
     assert len(outgoing.frame.rows) == 4
 
@@ -231,7 +231,7 @@ def test_a_client_that_stops_reading_is_ended_and_others_are_not() -> None:
 def test_draining_refuses_the_new_and_lets_the_running_finish() -> None:
     world = World()
     reader = brought_to(world, Phase.DECODING)
-    world.conductor.begin_drain(world.now)
+    world.requests.begin_drain(world.now)
     with pytest.raises(RequestError) as refusal:
         world.submit(make_request(2))
     assert refusal.value.code == "draining"
@@ -243,7 +243,7 @@ def test_draining_refuses_the_new_and_lets_the_running_finish() -> None:
 def test_what_still_runs_at_the_drain_timeout_gets_its_terminal_event() -> None:
     world = World(token_window=4)
     reader = brought_to(world, Phase.DECODING)
-    world.conductor.begin_drain(world.now)
+    world.requests.begin_drain(world.now)
     world.read(reader)
     world.sweep(30.0)
     world.read(reader)
