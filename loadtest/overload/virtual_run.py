@@ -181,7 +181,7 @@ def _begin(fleet: Links, request: GenerationRequest) -> Stream:
     Raises:
       RequestError: refused, here or there.
     """
-    fleet.doorkeeper.refuse_early(
+    fleet.admission.refuse_early(
         request.claim,
         request.request_id,
         request.key,

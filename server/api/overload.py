@@ -41,7 +41,7 @@ def refuse_early(fields: GenerationFields, services: Services) -> None:
     live = live_request()
     within_s = deadline_s(services.config, is_streamed=bool(fields.stream))
     claim = own_claim(fields.service_tier)
-    services.fleet.doorkeeper.refuse_early(
+    services.fleet.admission.refuse_early(
         claim, live.request_id, live.key, within_s, trio.current_time()
     )
 
@@ -55,13 +55,13 @@ def capped(
     max_tokens: int, min_tokens: int, prompt_tokens: int, claim: Claim, services: Services
 ) -> int:
     """Return how many tokens an answer may have, of those asked for; the response says so."""
-    doorkeeper = services.fleet.doorkeeper
-    cap = doorkeeper.max_tokens(claim, prompt_tokens)
+    admission = services.fleet.admission
+    cap = admission.max_tokens(claim, prompt_tokens)
     if cap is None or max_tokens <= max(cap, min_tokens):
         return max_tokens
     cap = max(cap, min_tokens)
     if has_request_context():
         headers = live_request().headers
-        headers[LEVEL_HEADER] = str(doorkeeper.level)
+        headers[LEVEL_HEADER] = str(admission.level)
         headers[CAP_HEADER] = str(cap)
     return cap

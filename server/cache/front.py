@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ..contract.charges import Charges
     from ..contract.embedding import EmbeddingRequest, EmbeddingRun
-    from ..contract.fleet import DoorkeeperPort, FleetPort, FleetView
+    from ..contract.fleet import AdmissionPort, FleetPort, FleetView
     from ..contract.generation import Generation, GenerationRequest
     from .store import Kept
 
@@ -95,9 +95,9 @@ class CachingFleet:
         self._max_bytes = config.most_answer_bytes
 
     @property
-    def doorkeeper(self) -> DoorkeeperPort:
+    def admission(self) -> AdmissionPort:
         """The fleet's: what is kept is found by a prompt, and these have none yet."""
-        return self._fleet.doorkeeper
+        return self._fleet.admission
 
     def submit(self, request: GenerationRequest) -> Generation:
         """Begin a generation, or give an answer again; RequestError if it is refused."""

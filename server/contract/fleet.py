@@ -158,7 +158,7 @@ class FleetView(Protocol):
         ...
 
 
-class DoorkeeperPort(Protocol):
+class AdmissionPort(Protocol):
     """Refuses early, and says how long answers may get."""
 
     @property
@@ -181,8 +181,8 @@ class FleetPort(Protocol):
     """The worker side of the server."""
 
     @property
-    def doorkeeper(self) -> DoorkeeperPort:
-        """Whom to ask before anything is spent on a request."""
+    def admission(self) -> AdmissionPort:
+        """Refuses before anything is spent on a request."""
         ...
 
     def submit_together(self, requests: Sequence[GenerationRequest]) -> Sequence[Generation]:

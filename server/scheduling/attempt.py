@@ -29,9 +29,8 @@ from triolet.ids import AttemptKey, Role
 from triolet.service_class import Band
 
 from . import outcome
-from .admission import missing_role
+from .admission import Admission, missing_role
 from .forking import need_on, note_no_fork
-from .gate import Gate
 from .pick_next import Turns
 from .progress import (
     Again,
@@ -213,7 +212,7 @@ class Attempts:
 
     Attributes:
       line: who waits for workers, and what those on workers were charged.
-      gate: what is taken on, and what is expected of it.
+      admission: what is taken on, and what is expected of it.
       recovery: what faults so far mean for the next ones.
     """
 
@@ -229,8 +228,11 @@ class Attempts:
         kv_secret: bytes,
     ) -> None:
         self.line: FairQueue[Request] = FairQueue(config.queue)
-        self.gate = Gate(config, workers, self.line, observer.overload, now)
         self.recovery = Recovery(config, workers, observer, now)
+        self.admission = Admission(
+            config, workers, self.line, table, self.recovery, observer.overload, now
+        )
+        self._overload = self.admission.overload
         self._config = config
         self._workers = workers
         self._table = table
@@ -238,9 +240,7 @@ class Attempts:
         self._eos_token_ids = eos_token_ids
         self._observer = observer
         self._kv_secret = kv_secret
-        self._turns = Turns(
-            config, workers, self.line, self.recovery, self.gate.overload.kept_share
-        )
+        self._turns = Turns(config, workers, self.line, self.recovery, self._overload.kept_share)
 
     def dispatch(self, now: float) -> None:
         """Begin an attempt for whoever is first in the line, as long as workers have room.
@@ -251,7 +251,11 @@ class Attempts:
         """
         while self.line and (turn := self._turns.next(now)) is not None:
             sequence, route = turn
-            end = route if isinstance(route, outcome.End) else self.gate.too_late(sequence, now)
+            end = (
+                route
+                if isinstance(route, outcome.End)
+                else self._overload.expired(sequence.forecast, now)
+            )
             if end is None and isinstance(route, Route):
                 is_beyond = self.line.is_over_share(sequence)
                 self.line.take(sequence)
@@ -331,7 +335,7 @@ class Attempts:
                     sequence, EndReason.STOP_STRING if is_ours else EndReason(end.reason)
                 )
                 self.line.end(sequence, len(sequence.relay.token_ids))
-                self.gate.ended(sequence, now, is_well=True)
+                self._overload.ended(sequence.forecast, now, is_well=True)
                 self._table.finish(sequence, end, now)
             case Fail(error=error, outcome=how, is_by_grammar=is_by_grammar):
                 if is_by_grammar:
@@ -352,7 +356,7 @@ class Attempts:
         """End a sequence wherever it is; its workers free what it has."""
         self.line.end(sequence, len(sequence.relay.token_ids))
         self.release_attempt(sequence, end.reason)
-        self.gate.ended(sequence, now, is_well=False)
+        self._overload.ended(sequence.forecast, now, is_well=False)
         self._table.fail(sequence, end.error, end.outcome, now)
 
     def sweep(self, sequence: Request, drain_until: float | None, now: float) -> None:
@@ -370,7 +374,9 @@ class Attempts:
             self.fail(sequence, outcome.drained(), now)
         elif waiting_since is not None and now - waiting_since >= config.stall_timeout_s:
             self.fail(sequence, outcome.stalled(config.stall_timeout_s), now)
-        elif attempt is None and (late := self.gate.too_late(sequence, now)) is not None:
+        elif (
+            attempt is None and (late := self._overload.expired(sequence.forecast, now)) is not None
+        ):
             self.fail(sequence, late, now)
         elif attempt is not None and sequence.phase is Phase.RESERVING and now >= attempt.grant_by:
             self.apply(sequence, Again("no_grant", Fault(Role.DECODE)), now)
@@ -423,7 +429,7 @@ class Attempts:
             times.dispatched_at = now
             service_class = request.claim.service_class
             self._observer.request_dispatched(now - times.submitted_at, service_class)
-        self.gate.begun(sequence, now)
+        self._overload.dispatched(sequence.forecast, now)
         need = sequence.need
         key = AttemptKey(request.request_id, sequence.num_attempts)
         attempt = Attempt(
@@ -548,7 +554,7 @@ class Attempts:
         for _ in range(num_before, num_tokens):
             if times.last_token_at is None:
                 times.first_token_at = now
-                self.gate.first_token(sequence, now)
+                self._overload.first_token(sequence.forecast, now)
                 self._observer.first_token(now - times.submitted_at)
             else:
                 self._observer.next_token(now - times.last_token_at)

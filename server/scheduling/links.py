@@ -146,7 +146,7 @@ class Links:
       kv_secret: from which the keys of attempts' KV are made; a simulator brings its own.
 
     Attributes:
-      doorkeeper: whom to ask before anything is spent on a request.
+      admission: refuses before anything is spent on a request.
       embed: begins to make vectors of inputs.
       hold_s: tells for how long a line of a batch stands back for others at most.
     """
@@ -176,7 +176,7 @@ class Links:
             config, self._workers, text, self._observer, now, charges, kv_secret
         )
         self.embed = partial(begin_embeddings, self._requests, config, self._flush)
-        self.doorkeeper = self._requests.doorkeeper
+        self.admission = self._requests.admission
         self.hold_s = self._requests.background.hold_s
         self._auditor = Auditor(self._me, config, self._workers, self._requests)
         self._links = _Connections(network, self._me, config.link, self._requests.wake)
@@ -234,7 +234,7 @@ class Links:
             ended={str(how): n for how, n in requests.accounting.ended.items()},
             retries_left=requests.recovery.retries_left,
             quarantined=requests.recovery.num_quarantined,
-            overload=self.doorkeeper.status(trio.current_time()),
+            overload=self.admission.status(trio.current_time()),
             queued_by_class=queued_by_class(requests.queues),
             queues=tuple(requests.queues),
         )

@@ -14,22 +14,20 @@ from typing import TYPE_CHECKING, Final
 from transport.frames import Embedded, Ended, FirstToken, Grant, Refuse, Tokens, WorkerHeartbeat
 from transport.liveness import PeerEvent, PeerState, SelfFence
 from triolet.audit import MAX_SECONDS
-from triolet.errors import RequestError, draining, server_error
 from triolet.ids import new_secret
 
 from ..contract.charges import NO_CHARGES
 from . import outcome
-from .admission import limits_of, missing_role, refuse_full, refuse_unfit
+from .admission import Ask, Refusal, limits_of
 from .attempt import Attempts, SweepTimes, due_at
 from .dismissal import dismiss_tenants
 from .embeddings import Embeddings
-from .gate import Doorkeeper
 from .outbox import Outbox
 from .pick_next import Background, window_of
 from .progress import Again, Fault
 from .request import Phase
 from .request_table import RequestTable
-from .routing import is_ready, needed_roles
+from .routing import is_ready
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -70,7 +68,7 @@ class Requests:
 
     Attributes:
       outbox: frames to send.
-      doorkeeper: refuses before anything is spent.
+      admission: decides what is taken on.
       recovery: the memory of faults.
       embeddings: inputs that become vectors.
       dismiss: ends whatever there is of some tenants.
@@ -106,7 +104,7 @@ class Requests:
             new_secret() if kv_secret is None else kv_secret,
         )
         self.background = Background(self.table, self._attempts.line)
-        self.doorkeeper = Doorkeeper(self._attempts.gate, self.table)
+        self.admission = self._attempts.admission
         self.recovery = self._attempts.recovery
         self.embeddings = Embeddings(
             config,
@@ -187,25 +185,23 @@ class Requests:
         Raises:
           RequestError: one was refused, and nothing was begun.
         """
-        requests, gate = tuple(requests), self._attempts.gate
+        requests = tuple(requests)
         for _ in requests:
             self.table.receive()
-        try:
+        decision = self.admission.decide(Ask.of(requests), now)
+        if isinstance(decision, Refusal):
             for request in requests:
-                self._refuse(request, len(requests), now)
-            forecasts = gate.judge(requests, now)
-        except RequestError as error:
-            for request in requests:
-                self.table.reject(request.claim, error)
-            raise
+                self.table.reject(request.claim, decision.error)
+            raise decision.error
         sequences = []
-        for request, forecast in zip(requests, forecasts, strict=True):
+        for request, forecast in zip(requests, decision.forecasts, strict=True):
             sequence = self.table.accept(request, now)
-            gate.took(sequence, forecast, now)
+            sequence.forecast = forecast
+            self.admission.overload.took(forecast, now)
             self.sweep_times.note(sequence.deadline)
             self.recovery.accepted()
             if not self._attempts.line:
-                gate.overload.prediction.advance(now, is_waiting=False)
+                self.admission.overload.prediction.advance(now, is_waiting=False)
             self._attempts.line.add(sequence, sequence.place)
             sequences.append(sequence)
         self._attempts.dispatch(now)
@@ -309,10 +305,9 @@ class Requests:
         """Look for whatever time alone brings about."""
         # A line in front of absent workers says nothing of how fast they are.
         is_able = is_ready(self._workers, self._config.routing, now)
-        gate = self._attempts.gate
-        gate.sweep(now, is_able=is_able)
+        self.admission.sweep(now, is_able=is_able)
         for queue in self.queues:
-            queue.pause(gate.paused)
+            queue.pause(self.admission.paused)
         self.recovery.sweep(now)
         for worker in self._workers:
             if worker.monitor.check(now) is PeerState.DEAD:
@@ -335,6 +330,7 @@ class Requests:
         """Refuse what is new; what runs may finish until `drain_timeout_s`. Idempotent."""
         if self._drain_until is None:
             self._drain_until = now + self._config.drain_timeout_s
+            self.admission.is_draining = True
 
     def is_wanted(self, worker: Worker, key: AttemptKey) -> bool:
         """Return whether a request in flight has this as its present attempt, on this worker."""
@@ -349,18 +345,3 @@ class Requests:
         has."""
         deadlines = [one.deadline for one in (*self.table, *self.embeddings)]
         return now - min(deadlines) if deadlines else -MAX_SECONDS
-
-    def _refuse(self, request: GenerationRequest, num_together: int, now: float) -> None:
-        if self.is_draining:
-            raise draining()
-        if request.request_id in self.table:
-            raise server_error()  # two requests with one id could not be told apart
-        objection = self.recovery.objection_to(request, now)
-        if objection is not None:
-            raise objection.error
-        refuse_unfit(request, limits_of(self._workers, self.table.text.max_model_len))
-        roles = needed_roles(self._config.routing)
-        role = missing_role(self._workers, roles, self._config.worker_wait_s, now)
-        if role is not None:
-            raise outcome.no_worker_left(role).error
-        refuse_full(self._attempts.line, request.claim, num_together, self._config)

@@ -171,7 +171,7 @@ class FakeWorker:
     address: str = "ipc:///w"
 
 
-class FakeDoorkeeper:
+class FakeAdmission:
     """Lets everybody in.
 
     Attributes:
@@ -241,7 +241,7 @@ class FakeFleet:
     """Begins generations that follow a script.
 
     Attributes:
-      doorkeeper: refuses early.
+      admission: refuses early.
       script: what happens to a new generation; nothing, if a test drives it by hand.
       generations: all of them, in order.
       inputs: all that vectors were asked for, in order.
@@ -254,7 +254,7 @@ class FakeFleet:
         self.script = script
         self.generations: list[FakeGeneration] = []
         self.inputs: list[EmbeddingRequest] = []
-        self.doorkeeper = FakeDoorkeeper()
+        self.admission = FakeAdmission()
         self.refuse_with: RequestError | None = None
         self.refusals = 0
         self.accounts = ServerAudit("server", "1", 3, 2, {"overloaded": 1}, {"stop": 2}, 0, 0, 0)
