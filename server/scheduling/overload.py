@@ -452,15 +452,11 @@ class Overload:
             brownout=int(self.brownout.level),
             pressure=self.brownout.pressure,
             guard_tokens=self.limiter.limit_tokens,
-            owed_tokens=self._owed_tokens,
+            owed_tokens=self.outstanding.all_owed,
             expected_returns=len(self.returns),
             tokens_per_s=self.prediction.rate(now),
             error_s=self.prediction.error_s,
         )
-
-    @property
-    def _owed_tokens(self) -> int:
-        return sum(self.outstanding.owed(one) for one in ServiceClass)
 
     def _move(self, forecast: Forecast, after: Standing | None) -> None:
         self.outstanding.apply(forecast.standing, after)
@@ -534,7 +530,7 @@ class Overload:
         what = {
             "brownout": f"the server has more to do than it can, and at brownout level "
             f"{self.brownout.level.value} does not take such requests",
-            "guard": f"first tokens come late, and {self._owed_tokens} prompt tokens wait "
+            "guard": f"first tokens come late, and {self.outstanding.all_owed} prompt tokens wait "
             "for theirs already",
         }.get(
             reason, f"its first token would come too late, after {wait_s or 0.0:.1f} s of waiting"

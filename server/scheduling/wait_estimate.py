@@ -100,6 +100,11 @@ class Outstanding:
         )
 
     @property
+    def all_owed(self) -> int:
+        """Prompt tokens of all classes without a first token."""
+        return sum(n for (stage, _, _), n in self._tokens.items() if stage is not Stage.STREAMING)
+
+    @property
     def running(self) -> int:
         """Prompt tokens of the requests on workers."""
         return sum(n for (stage, _, _), n in self._tokens.items() if stage is not Stage.QUEUED)
