@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from triolet.config import ServerConfig
-    from triolet.service_class import Claim
+    from triolet.service_class import Scheduling
 
     from ..contract.generation import GenerationRequest
     from .observer import OverloadObserver
@@ -44,14 +44,14 @@ class Ask(NamedTuple):
     """What is decided upon: requests that come together, or one before its prompt is tokenised.
 
     Attributes:
-      claim: tenant and class.
+      scheduling: tenant and class.
       deadline_s: within which all of it has to be done.
       request_id: of the first one; random bytes.
       key: names what is asked for, the same when it is sent again; 0 for nothing.
       requests: all that come together; empty as long as the prompt is not tokenised.
     """
 
-    claim: Claim
+    scheduling: Scheduling
     deadline_s: float
     request_id: bytes
     key: int = 0
@@ -61,7 +61,7 @@ class Ask(NamedTuple):
     def of(cls, requests: tuple[GenerationRequest, ...]) -> Ask:
         """Return what is decided upon for requests that come together, one or more."""
         first = requests[0]
-        return cls(first.claim, first.deadline_s, first.request_id, first.key, requests)
+        return cls(first.scheduling, first.deadline_s, first.request_id, first.key, requests)
 
 
 class Admit(NamedTuple):
@@ -136,12 +136,12 @@ class Admission:
             return Refusal(error)
 
     def refuse_early(
-        self, claim: Claim, request_id: bytes, key: int, deadline_s: float, now: float
+        self, scheduling: Scheduling, request_id: bytes, key: int, deadline_s: float, now: float
     ) -> None:
         """Raise for a request that would be refused whatever its prompt is.
 
         Args:
-          claim: tenant and class.
+          scheduling: tenant and class.
           request_id: random bytes.
           key: names what it asks for, the same when it is sent again.
           deadline_s: within which it has to be done.
@@ -150,18 +150,20 @@ class Admission:
         Raises:
           RequestError: 503, and it is counted as one request that was refused.
         """
-        decision = self.decide(Ask(claim, deadline_s, request_id, key), now)
+        decision = self.decide(Ask(scheduling, deadline_s, request_id, key), now)
         if isinstance(decision, Refusal):
             self._table.receive()
-            self._table.reject(claim, decision.error)
+            self._table.reject(scheduling, decision.error)
             raise decision.error
 
-    def max_tokens(self, claim: Claim, prompt_tokens: int) -> int | None:
+    def max_tokens(self, scheduling: Scheduling, prompt_tokens: int) -> int | None:
         """Return the most tokens that the answer to such a prompt may have at the moment; None for
         no cap, as for a tenant that asks for less than its share."""
-        if is_under_share(self._queue, [Place(claim, 0, 0.0, 0, prompt_tokens, UNKNOWN_TOKENS)]):
+        if is_under_share(
+            self._queue, [Place(scheduling, 0, 0.0, 0, prompt_tokens, UNKNOWN_TOKENS)]
+        ):
             return None
-        return self.overload.brownout.max_tokens(claim.service_class)
+        return self.overload.brownout.max_tokens(scheduling.service_class)
 
     @property
     def level(self) -> int:
@@ -201,7 +203,7 @@ class Admission:
         if role is not None:
             raise outcome.no_worker_left(role).error
         most = config.max_queued_requests
-        if num_queued := num_crowding(self._queue, request.claim, num_together, most):
+        if num_queued := num_crowding(self._queue, request.scheduling, num_together, most):
             # They would take memory, however quickly they would go.
             raise crowded_out(f"{num_queued} requests wait already", FULL_RETRY_S)
 
@@ -209,9 +211,11 @@ class Admission:
         """Return what is expected of each request; RequestError where one would come too late."""
         asked = [(_place(request, now), _demand(request)) for request in ask.requests]
         if not asked:
-            place = Place(ask.claim, 0, now + ask.deadline_s, 0, LEAST_TOKENS, UNKNOWN_TOKENS)
+            place = Place(ask.scheduling, 0, now + ask.deadline_s, 0, LEAST_TOKENS, UNKNOWN_TOKENS)
             draw = _draw(ask.request_id)
-            demand = Demand(ask.claim, LEAST_TOKENS, ask.deadline_s, ask.key, draw, is_unread=True)
+            demand = Demand(
+                ask.scheduling, LEAST_TOKENS, ask.deadline_s, ask.key, draw, is_unread=True
+            )
             asked.append((place, demand))
         is_under = is_under_share(self._queue, [place for place, _ in asked])
         together_tokens = sum(demand.num_tokens for _, demand in asked)
@@ -310,13 +314,15 @@ def refuse_unfit(request: GenerationRequest, limits: Limits) -> None:
 def _place(request: GenerationRequest, now: float) -> Place:
     num_tokens, max_tokens = len(request.prompt_ids), request.sampling.max_tokens
     due = now + request.deadline_s
-    return Place(request.claim, request.priority, due, 0, num_tokens, max_tokens)
+    return Place(request.scheduling, request.priority, due, 0, num_tokens, max_tokens)
 
 
 def _demand(request: GenerationRequest) -> Demand:
     num_tokens = LEAST_TOKENS if request.origin_id else len(request.prompt_ids)
-    key = request.key or hash((request.claim.tenant, request.prompt_ids))
-    return Demand(request.claim, num_tokens, request.deadline_s, key, _draw(request.request_id))
+    key = request.key or hash((request.scheduling.tenant, request.prompt_ids))
+    return Demand(
+        request.scheduling, num_tokens, request.deadline_s, key, _draw(request.request_id)
+    )
 
 
 def _draw(request_id: bytes) -> float:

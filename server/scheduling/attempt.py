@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from transport.frames import TokenRow
     from triolet.config import ServerConfig
-    from triolet.service_class import Claim
+    from triolet.service_class import Scheduling
 
     from .observer import FleetObserver
     from .outbox import Outbox
@@ -81,9 +81,9 @@ def reserve_frame(
         salt=sequence.request.cache_salt,
         local_tokens=attempt.local_tokens,
         fork_of=None if attempt.fork_of is None else AttemptRow(*attempt.fork_of),
-        tenant=tenant_digest(sequence.request.claim),
-        cache_share=sequence.request.claim.cache_share,
-        weight=sequence.request.claim.weight,
+        tenant=tenant_digest(sequence.request.scheduling),
+        cache_share=sequence.request.scheduling.cache_share,
+        weight=sequence.request.scheduling.weight,
         kv_key=_kv_key_for(attempt, attempt.pair.decode),
     )
 
@@ -108,8 +108,8 @@ def prefill_frame(
         held_blocks=held_blocks,
         eos_token_ids=eos_token_ids,
         salt=sequence.request.cache_salt,
-        tenant=tenant_digest(sequence.request.claim),
-        cache_share=sequence.request.claim.cache_share,
+        tenant=tenant_digest(sequence.request.scheduling),
+        cache_share=sequence.request.scheduling.cache_share,
         kv_key=_kv_key_for(attempt, attempt.pair.prefill),
     )
 
@@ -120,11 +120,11 @@ def _kv_key_for(attempt: Attempt, worker: Worker) -> bytes:
     return attempt.kv_key if worker.welcome.version >= KV_KEY_VERSION else b""
 
 
-def tenant_digest(claim: Claim) -> bytes:
+def tenant_digest(scheduling: Scheduling) -> bytes:
     """Return what workers call a tenant: empty for none. Two of one digest would share a share."""
-    if not claim.tenant:
+    if not scheduling.tenant:
         return b""
-    return blake2b(claim.tenant.encode(), digest_size=TENANT_BYTES).digest()
+    return blake2b(scheduling.tenant.encode(), digest_size=TENANT_BYTES).digest()
 
 
 class SweepTimes:
@@ -257,9 +257,9 @@ class Attempts:
                 else self._overload.expired(sequence.forecast, now)
             )
             if end is None and isinstance(route, Route):
-                is_beyond = self.line.is_over_share(sequence)
+                is_over_share = self.line.is_over_share(sequence)
                 self.line.take(sequence)
-                self._begin(sequence, route, now, is_beyond=is_beyond)
+                self._begin(sequence, route, now, is_over_share=is_over_share)
             elif end is not None:
                 self.fail(sequence, end, now)
 
@@ -422,12 +422,12 @@ class Attempts:
             decode = attempt.pair.decode
             self._outbox.allow(decode, attempt.key, attempt.allowed, num_tokens)
 
-    def _begin(self, sequence: Request, route: Route, now: float, *, is_beyond: bool) -> None:
+    def _begin(self, sequence: Request, route: Route, now: float, *, is_over_share: bool) -> None:
         pair, request = route.pair, sequence.request
         times = sequence.times
         if times.dispatched_at is None:
             times.dispatched_at = now
-            service_class = request.claim.service_class
+            service_class = request.scheduling.service_class
             self._observer.request_dispatched(now - times.submitted_at, service_class)
         self._overload.dispatched(sequence.forecast, now)
         need = sequence.need
@@ -435,7 +435,7 @@ class Attempts:
         attempt = Attempt(
             key=key,
             pair=pair,
-            rank=request.claim.rank(request.priority, is_beyond=is_beyond),
+            rank=request.scheduling.rank(request.priority, is_over_share=is_over_share),
             grant_by=now + self._config.link.peer_timeout_s,
             allowed=sequence.allowed,
             local_tokens=route.local_tokens,
@@ -455,7 +455,7 @@ class Attempts:
                 key,
                 num_tokens=num_tokens,
                 is_on_probation=is_on_probation,
-                band=Band(request.claim.service_class, is_beyond),
+                band=Band(request.scheduling.service_class, is_over_share),
             )
             # Soon: whoever comes next finds it there.
             pair.prefill.prefixes.keep(sequence.chain, pair.prefill.capacity)

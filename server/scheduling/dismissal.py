@@ -23,10 +23,10 @@ def dismiss_tenants(
     """End everything of some tenants, sequences and inputs."""
     end = outcome.dismissed()
     for sequence in book:
-        if sequence.request.claim.tenant in tenants:
+        if sequence.request.scheduling.tenant in tenants:
             attempts.fail(sequence, end, now)
     for one in embeddings:
-        if one.request.claim.tenant in tenants:
+        if one.request.scheduling.tenant in tenants:
             embeddings.cancel(one, end, now)
     attempts.dispatch(now)
     embeddings.dispatch(now)

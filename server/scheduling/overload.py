@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from triolet.config import BrownoutConfig, GuardConfig, OverloadConfig, SloConfig
     from triolet.errors import RequestError
-    from triolet.service_class import Claim
+    from triolet.service_class import Scheduling
 
     from .observer import OverloadObserver
     from .wait_estimate import Capacity
@@ -237,7 +237,7 @@ class Demand(NamedTuple):
     """A new request in numbers.
 
     Attributes:
-      claim: its tenant and class.
+      scheduling: its tenant and class.
       num_tokens: of its prompt, or the least that it may have.
       deadline_s: within which all of it has to be done.
       key: names what it asks for, the same when it is sent again; 0 for nothing.
@@ -247,7 +247,7 @@ class Demand(NamedTuple):
       is_under_share: its tenant asks for less than its share, beside others.
     """
 
-    claim: Claim
+    scheduling: Scheduling
     num_tokens: int
     deadline_s: float
     key: int = 0
@@ -313,8 +313,8 @@ class Overload:
         Raises:
           RequestError: it is refused, with the seconds after which it will be let in.
         """
-        claim, num_tokens = demand.claim, demand.num_tokens
-        own = claim.service_class
+        scheduling, num_tokens = demand.scheduling, demand.num_tokens
+        own = scheduling.service_class
         slo_s = self._config.slo.of(own)
         is_return = self.returns.is_due(demand.key, now)
         # New requests of higher classes leave room for requests that return when they were told to.
@@ -338,7 +338,7 @@ class Overload:
             standing=Standing(Stage.QUEUED, own, num_tokens),
             submitted_at=now,
             deadline_s=demand.deadline_s,
-            is_limited=claim.max_running is not None or claim.kv_share < 1,
+            is_limited=scheduling.max_running is not None or scheduling.kv_share < 1,
             queue_s=queue_s if counted is own else None,
             ttft_s=None if wait_s is None else wait_s + own_s,
             first_token_by=first_by,
@@ -478,7 +478,7 @@ class Overload:
         return now + rest_s > forecast.first_token_by
 
     def _refuse_late(self, demand: Demand, wait_s: float, now: float, *, is_return: bool) -> None:
-        config, own = self._config.admission, demand.claim.service_class
+        config, own = self._config.admission, demand.scheduling.service_class
         slo_s = self._config.slo.of(own)
         share = config.return_share if is_return else self._newcomer_share(demand, now)
         bound_s = share * (demand.deadline_s - self.prediction.own_s(demand.num_tokens))
@@ -493,7 +493,7 @@ class Overload:
         """Return the share of its deadline that a new request may wait: less while refused requests
         are expected before that, by how many of them return. Critical requests, and those of
         tenants below their shares, leave no room."""
-        config, own = self._config.admission, demand.claim.service_class
+        config, own = self._config.admission, demand.scheduling.service_class
         slo_s = self._config.slo.of(own)
         latest = now + (demand.deadline_s if slo_s is None else min(demand.deadline_s, slo_s))
         leaves_room = not demand.is_under_share and own is not ServiceClass.CRITICAL
@@ -505,7 +505,7 @@ class Overload:
     def _refusal(
         self, demand: Demand, reason: str, room_in_s: float, now: float, wait_s: float | None = None
     ) -> RequestError:
-        own = demand.claim.service_class
+        own = demand.scheduling.service_class
         # Room is kept from new requests of every class but the critical one.
         counted = min(own, ServiceClass.DEFAULT)
         rate = self.prediction.class_rate(counted, now)
@@ -518,7 +518,7 @@ class Overload:
             own_s = self.prediction.own_s(max(demand.num_tokens, usual_tokens))
             retry_s = self.returns.told_s(
                 demand.key if own_s < demand.deadline_s else 0,
-                demand.claim,
+                demand.scheduling,
                 max(demand.all_tokens, usual_tokens) / rate,
                 room_in_s=max(room_in_s, 0.0),
                 draw=demand.draw,

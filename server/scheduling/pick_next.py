@@ -96,7 +96,7 @@ class Turns:
 
     def _need(self, sequence: Request, now: float) -> Need:
         """Return what one that waits asks of workers now."""
-        own = sequence.request.claim.service_class
+        own = sequence.request.scheduling.service_class
         kept_share, band = self._kept_share(own, now), Band(own, self._line.is_over_share(sequence))
         return sequence.need._replace(kept_share=kept_share, band=band)
 
@@ -115,7 +115,7 @@ _BEFORE_FIRST_TOKEN: Final = (Phase.QUEUED, Phase.RESERVING, Phase.PREFILLING)
 
 def is_background(request: GenerationRequest) -> bool:
     """Return whether a request stands back for all others."""
-    return request.claim.service_class is ServiceClass.BATCH
+    return request.scheduling.service_class is ServiceClass.BATCH
 
 
 def window_of(request: GenerationRequest, token_window: int) -> int:

@@ -8,7 +8,7 @@ import math
 from bisect import bisect_left, insort
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
-from triolet.service_class import DEFAULT_CLAIM, Claim, ServiceClass
+from triolet.service_class import DEFAULT_SCHEDULING, Scheduling, ServiceClass
 
 from .tenant_usage import TenantUsages
 
@@ -32,7 +32,7 @@ class Place(NamedTuple):
     """Where a request belongs in the queue.
 
     Attributes:
-      claim: its tenant, the tenant's weight and limits, and the service class.
+      scheduling: its tenant, the tenant's weight and limits, and the service class.
       priority: among the requests of its tenant and class; lower is earlier.
       due: deadline; of equal priority the earliest is first.
       order: number of arrival, unique; decides between equal deadlines.
@@ -40,7 +40,7 @@ class Place(NamedTuple):
       max_tokens: of its completion.
     """
 
-    claim: Claim
+    scheduling: Scheduling
     priority: int
     due: float
     order: int
@@ -245,12 +245,12 @@ class ClassQueue(Generic[T]):
         queue = self._turns[0][2]
         return None if self._usages.leaves_rows(queue.tenant, queue.usage) else queue.head
 
-    def queue_of(self, claim: Claim, usage: TenantUsage) -> TenantQueue[T]:
+    def queue_of(self, scheduling: Scheduling, usage: TenantUsage) -> TenantQueue[T]:
         """Return the queue of a tenant of which a request comes."""
-        queue = self._tenants.get(claim.tenant)
+        queue = self._tenants.get(scheduling.tenant)
         if queue is None:
-            queue = TenantQueue(claim.tenant, self, usage, float(self._head_start))
-            self._tenants[claim.tenant] = queue
+            queue = TenantQueue(scheduling.tenant, self, usage, float(self._head_start))
+            self._tenants[scheduling.tenant] = queue
         queue.usage = usage
         if queue.idle is not None:
             del self._idle[bisect_left(self._idle, queue.idle)]
@@ -259,7 +259,7 @@ class ClassQueue(Generic[T]):
             # Idling, or waiting for what runs to end, saves no share: it only lets past others.
             queue.credit = queue.credit_at(self.virtual_time, self._head_start)
             queue.charged = max(queue.charged, self.virtual_time)
-        queue.weight = claim.weight
+        queue.weight = scheduling.weight
         return queue
 
     def put(self, entry: Entry[T]) -> None:
@@ -320,7 +320,7 @@ class ClassQueue(Generic[T]):
         is_within = queue.cost <= queue.credit * queue.weight
         queue.head_start = float(self._head_start) if is_within else 0.0
         is_ready = len(queue) > 0 and self._usages.allows(
-            queue.usage, queue.head.place.claim, queue.head.cost
+            queue.usage, queue.head.place.scheduling, queue.head.cost
         )
         turn = (queue.tag, queue.head.place.order, queue) if is_ready else None
         if turn == queue.turn:
@@ -331,14 +331,14 @@ class ClassQueue(Generic[T]):
             insort(self._turns, turn)
         queue.turn = turn
 
-    def head_start_of(self, claim: Claim, cost: float) -> float:
+    def head_start_of(self, scheduling: Scheduling, cost: float) -> float:
         """Return by how much the turn of a new request would be earlier: the head start, if the
         credit of its tenant covers everything that would wait."""
-        queue = self._tenants.get(claim.tenant)
+        queue = self._tenants.get(scheduling.tenant)
         credit, waiting = float(self._head_start), 0
         if queue is not None:
             credit, waiting = queue.credit_at(self.virtual_time, self._head_start), queue.cost
-        return float(self._head_start) if waiting + cost <= credit * claim.weight else 0.0
+        return float(self._head_start) if waiting + cost <= credit * scheduling.weight else 0.0
 
     def tokens_ahead(self, place: Place, cost: float) -> int:
         """Return the prompt tokens of the class that go before a new request: those of its tenant
@@ -349,14 +349,14 @@ class ClassQueue(Generic[T]):
         where `virtual_tokens` is what its own tenant has until then, by weight, and half of its own
         cost: of the tenants with the same virtual time half are first.
         """
-        claim = place.claim
-        mine = self._tenants.get(claim.tenant)
-        before, virtual_tokens = 0, cost / (2 * claim.weight)
+        scheduling = place.scheduling
+        mine = self._tenants.get(scheduling.tenant)
+        before, virtual_tokens = 0, cost / (2 * scheduling.weight)
         if mine is not None:
             virtual_tokens += max(mine.charged - self.virtual_time, 0.0)
             if mine and (before := mine.tokens_before(place.priority, place.due)):
-                virtual_tokens += mine.cost * before / mine.prompt_tokens / claim.weight
-        virtual_tokens -= self.head_start_of(claim, cost)
+                virtual_tokens += mine.cost * before / mine.prompt_tokens / scheduling.weight
+        virtual_tokens -= self.head_start_of(scheduling, cost)
         if virtual_tokens <= 0.0:
             return before
         others = 0.0
@@ -407,11 +407,11 @@ class FairQueue(Generic[T]):
     def tokens_ahead(self, place: Place) -> int:
         """Return the prompt tokens that go before a new request, as things stand."""
         place = effective_place(self.config, place)
-        claim = place.claim
-        tokens = self.classes[claim.service_class].tokens_ahead(place, self.cost_of(place))
-        for higher in self.classes[: claim.service_class]:
+        scheduling = place.scheduling
+        tokens = self.classes[scheduling.service_class].tokens_ahead(place, self.cost_of(place))
+        for higher in self.classes[: scheduling.service_class]:
             if not higher.is_paused:
-                mine = higher.find(claim.tenant)
+                mine = higher.find(scheduling.tenant)
                 # Another tenant's requests that wait for its own limit are in no other's way.
                 is_held = mine is not None and mine.is_held
                 tokens += higher.ready_tokens + (mine.prompt_tokens if mine and is_held else 0)
@@ -419,7 +419,7 @@ class FairQueue(Generic[T]):
 
     def cost_of(self, place: Place) -> float:
         """Return the tokens that a new request would be charged."""
-        completion_tokens = self.usages.completion_tokens(place.claim.tenant)
+        completion_tokens = self.usages.completion_tokens(place.scheduling.tenant)
         return place.prompt_tokens + min(place.max_tokens, completion_tokens)
 
     def is_held(self, item: T) -> bool:
@@ -436,12 +436,12 @@ class FairQueue(Generic[T]):
         """Let a new request wait."""
         assert item not in self._entries, "a request is in the queue once"
         place = effective_place(self.config, place)
-        claim = place.claim
-        usage = self.usages.of(claim.tenant, claim.weight)
+        scheduling = place.scheduling
+        usage = self.usages.of(scheduling.tenant, scheduling.weight)
         usage.num_requests += 1
-        one = self.classes[claim.service_class]
+        one = self.classes[scheduling.service_class]
         cost = place.prompt_tokens + min(place.max_tokens, round(usage.completion_tokens))
-        entry = self._entries[item] = Entry(item, place, one.queue_of(claim, usage), cost)
+        entry = self._entries[item] = Entry(item, place, one.queue_of(scheduling, usage), cost)
         one.put(entry)
 
     def first(self, *, is_aged_too: bool = True) -> T | None:
@@ -467,7 +467,7 @@ class FairQueue(Generic[T]):
         """Return whether higher classes may go first if there is no room for the request that is
         next: it is ahead of them by an aging credit that is not overdue yet."""
         entry = self._entries[item]
-        service_class = entry.place.claim.service_class
+        service_class = entry.place.scheduling.service_class
         is_below = any(one.first() for one in self.classes[:service_class])
         return is_below and self.classes[service_class].aging_credit < OVERDUE * entry.cost
 
@@ -476,7 +476,7 @@ class FairQueue(Generic[T]):
         entry = self._entries[item]
         if entry.queue.of_class.take(entry):
             share = self.config.min_class_share
-            _age(self.classes, entry.place.claim.service_class, entry.cost, share)
+            _age(self.classes, entry.place.scheduling.service_class, entry.cost, share)
         entry.is_running = True
         self.usages.take(entry.queue.tenant, entry.queue.usage, entry.cost)
         self._refresh(entry.queue.tenant)
@@ -552,38 +552,38 @@ def is_under_share(queue: FairQueue[Any], places: Iterable[Place]) -> bool:
       places: of requests that come together, of one tenant and class.
     """
     places = [effective_place(queue.config, place) for place in places]
-    claim = places[0].claim
-    one = queue.classes[claim.service_class]
-    has_others = len(one) > (one.find(claim.tenant) is not None)
+    scheduling = places[0].scheduling
+    one = queue.classes[scheduling.service_class]
+    has_others = len(one) > (one.find(scheduling.tenant) is not None)
     cost = sum(queue.cost_of(place) for place in places)
-    return has_others and one.head_start_of(claim, cost) > 0.0
+    return has_others and one.head_start_of(scheduling, cost) > 0.0
 
 
-def num_crowding(queue: FairQueue[Any], claim: Claim, count: int, most: int) -> int:
+def num_crowding(queue: FairQueue[Any], scheduling: Scheduling, count: int, most: int) -> int:
     """Return how many requests wait of a class and those above it where there is no room for
     `count` more, else 0. There is room up to `most`, for a tenant below its part of `most` by
     weight, and where none waits."""
-    claim = effective_claim(queue.config, claim)
-    classes = queue.classes[: claim.service_class + 1]
+    scheduling = effective_scheduling(queue.config, scheduling)
+    classes = queue.classes[: scheduling.service_class + 1]
     num_before = sum(one.num_waiting for one in classes)
     if num_before + count <= most:
         return 0
-    num_own = sum(len(one.find(claim.tenant) or ()) for one in classes)
-    part = queue.usages.part(claim.tenant, claim.weight)
+    num_own = sum(len(one.find(scheduling.tenant) or ()) for one in classes)
+    part = queue.usages.part(scheduling.tenant, scheduling.weight)
     return num_before if num_own + count > most * part else 0
 
 
-def effective_claim(config: QueueConfig, claim: Claim) -> Claim:
-    """Return the claim that counts: without fairness all requests are of one class and tenant."""
-    return claim if config.fair else DEFAULT_CLAIM
+def effective_scheduling(config: QueueConfig, scheduling: Scheduling) -> Scheduling:
+    """Return what counts: without fairness all requests are of one class and tenant."""
+    return scheduling if config.fair else DEFAULT_SCHEDULING
 
 
 def effective_place(config: QueueConfig, place: Place) -> Place:
     """Return the place that counts: without fairness class and priority, then arrival."""
     if config.fair:
         return place
-    priority = place.claim.priority(place.priority)
-    return place._replace(claim=DEFAULT_CLAIM, priority=priority, due=0.0)
+    priority = place.scheduling.priority(place.priority)
+    return place._replace(scheduling=DEFAULT_SCHEDULING, priority=priority, due=0.0)
 
 
 def _age(

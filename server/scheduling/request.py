@@ -254,7 +254,7 @@ class Request:
         """What the queue has to know of it."""
         request = self.request
         return Place(
-            request.claim,
+            request.scheduling,
             request.priority,
             self.deadline,
             self.order,
@@ -274,7 +274,7 @@ class Request:
             self.suspicion.is_on_probation,
             self.suspicion.is_of_prompt,
             self.chain,
-            band=Band(self.request.claim.service_class),
+            band=Band(self.request.scheduling.service_class),
         )
 
     @property

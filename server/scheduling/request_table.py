@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
     from triolet.errors import RequestError
     from triolet.ids import AttemptKey
-    from triolet.service_class import Claim
+    from triolet.service_class import Scheduling
 
     from ..contract.charges import Charges
     from ..contract.generation import GenerationRequest
@@ -126,7 +126,7 @@ class RequestTable:
     def tenant_of(self, row: TokenRow) -> str:
         """Return the tenant of a token; that of no live sequence has none."""
         sequence = self._sequences.get(row.request_id)
-        return "" if sequence is None else sequence.request.claim.tenant
+        return "" if sequence is None else sequence.request.scheduling.tenant
 
     def origin_of(self, row: TokenRow) -> bytes:
         """Return the first of the choices that a token's sequence is one of."""
@@ -138,11 +138,11 @@ class RequestTable:
         self.accounting.received += 1
         self._observer.request_received()
 
-    def reject(self, claim: Claim, error: RequestError) -> None:
+    def reject(self, scheduling: Scheduling, error: RequestError) -> None:
         """Count a request that was refused, and note in the error that it was counted."""
         error.is_of_queue = True
         self.accounting.rejected[error.code] += 1
-        self._observer.request_rejected(error.code, claim)
+        self._observer.request_rejected(error.code, scheduling)
 
     def accept(self, request: GenerationRequest, now: float) -> Request:
         """Take a request on."""
@@ -159,7 +159,7 @@ class RequestTable:
             origin=self._sequences.get(request.origin_id),
         )
         self._sequences[request.request_id] = sequence
-        self._by_tenant[request.claim.tenant] += 1
+        self._by_tenant[request.scheduling.tenant] += 1
         choices = self._choices.setdefault(request.origin_id or request.request_id, _Choices())
         choices.num += 1
         choices.num_live += 1
@@ -187,7 +187,7 @@ class RequestTable:
         phase = sequence.phase
         sequence.step(Step.END)
         del self._sequences[sequence.request.request_id]
-        tenant = sequence.request.claim.tenant
+        tenant = sequence.request.scheduling.tenant
         self._by_tenant[tenant] -= 1
         if not self._by_tenant[tenant]:
             del self._by_tenant[tenant]
@@ -197,7 +197,7 @@ class RequestTable:
         usage = terminal.usage
         if sequence.request.origin_id:  # another completion: the first counts their prompt
             usage = replace(usage, prompt_tokens=0, cached_tokens=0)
-        self._observer.request_ended(outcome, usage, elapsed_s, sequence.request.claim)
+        self._observer.request_ended(outcome, usage, elapsed_s, sequence.request.scheduling)
         cost = self._charges.ended(
             sequence.request.request_id,
             terminal.usage,

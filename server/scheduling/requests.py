@@ -191,7 +191,7 @@ class Requests:
         decision = self.admission.decide(Ask.of(requests), now)
         if isinstance(decision, Refusal):
             for request in requests:
-                self.table.reject(request.claim, decision.error)
+                self.table.reject(request.scheduling, decision.error)
             raise decision.error
         sequences = []
         for request, forecast in zip(requests, decision.forecasts, strict=True):

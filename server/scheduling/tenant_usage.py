@@ -6,7 +6,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from triolet.service_class import Claim
+    from triolet.service_class import Scheduling
 
 MAX_REMEMBERED: Final = 1024
 """Tenants without requests of which the usual completion is remembered."""
@@ -116,16 +116,16 @@ class TenantUsages:
         self._all_kv_tokens, self._all_rows = kv_tokens, rows
         return was != (kv_tokens, rows)
 
-    def allows(self, usage: TenantUsage, claim: Claim, cost: int) -> bool:
+    def allows(self, usage: TenantUsage, scheduling: Scheduling, cost: int) -> bool:
         """Return whether one more request of a tenant may run. One always may: a tenant with a
         share below the size of a request could otherwise never have it."""
         if not usage.num_running:
             return True
-        if claim.max_running is not None and usage.num_running >= claim.max_running:
+        if scheduling.max_running is not None and usage.num_running >= scheduling.max_running:
             return False
-        if claim.kv_share >= 1 or not self._all_kv_tokens:
+        if scheduling.kv_share >= 1 or not self._all_kv_tokens:
             return True
-        return usage.kv_tokens + cost <= claim.kv_share * self._all_kv_tokens
+        return usage.kv_tokens + cost <= scheduling.kv_share * self._all_kv_tokens
 
     def leaves_rows(self, tenant: str, usage: TenantUsage) -> bool:
         """Return whether one more request of a tenant, which has its share of the rows already,

@@ -14,7 +14,7 @@ from transport.liveness import PeerState
 from triolet.config import QueueConfig, RecoveryConfig
 from triolet.errors import RequestError
 from triolet.ids import AttemptKey
-from triolet.service_class import Band, Claim, ServiceClass
+from triolet.service_class import Band, Scheduling, ServiceClass
 
 from .fakes import BLOCK_SIZE, FakeDecode, FakePrefill, make_request
 from .test_fair_queue import place
@@ -238,19 +238,22 @@ def test_what_just_fits_is_taken() -> None:
 
 def test_a_full_queue_has_no_room_but_for_higher_classes_and_tenants_below_their_part() -> None:
     most, queue = 8, FairQueue[int](QueueConfig())
-    loud, quiet = Claim("loud"), Claim("quiet")
+    loud, quiet = Scheduling("loud"), Scheduling("quiet")
     assert not num_crowding(queue, loud, 9, most), "one that is empty moves"
     for number in range(8):
         assert not num_crowding(queue, loud, 1, most)
         queue.add(number, place(loud))
     assert num_crowding(queue, loud, 1, most) == 8
     # Nor is it full of lower classes, nor for a tenant that has less than its part.
-    assert not num_crowding(queue, Claim("loud", service_class=ServiceClass.CRITICAL), 1, most)
+    assert not num_crowding(queue, Scheduling("loud", service_class=ServiceClass.CRITICAL), 1, most)
     for number in range(8, 12):
         assert not num_crowding(queue, quiet, 1, most)
         queue.add(number, place(quiet))
     assert num_crowding(queue, quiet, 1, most) == 12
-    assert num_crowding(queue, Claim("quiet", service_class=ServiceClass.SHEDDABLE), 1, most) == 12
+    assert (
+        num_crowding(queue, Scheduling("quiet", service_class=ServiceClass.SHEDDABLE), 1, most)
+        == 12
+    )
 
 
 def test_limits_follow_what_workers_said_last() -> None:
@@ -312,13 +315,13 @@ def test_waiting_for_workers_to_start_says_nothing_of_their_pace() -> None:
 
 def test_decode_is_told_a_tenants_weight_and_of_its_own_priorities_nothing() -> None:
     world = World()
-    claim = Claim("t", weight=4.0, service_class=ServiceClass.SHEDDABLE)
-    world.submit(make_request(1, priority=-100, claim=claim))
+    scheduling = Scheduling("t", weight=4.0, service_class=ServiceClass.SHEDDABLE)
+    world.submit(make_request(1, priority=-100, scheduling=scheduling))
     world.submit(make_request(2, priority=-100))
     world.deliver()
     told = {f.request_id: f for f in world.decode.received if isinstance(f, Reserve)}
     tenants, nobodys = (told[number.to_bytes(16, "big")] for number in (1, 2))
-    assert (tenants.weight, tenants.priority) == (4.0, claim.priority(0))
+    assert (tenants.weight, tenants.priority) == (4.0, scheduling.priority(0))
     assert (nobodys.weight, nobodys.priority) == (1.0, -100)
     world.settle()
     world.check_idle()

@@ -6,16 +6,16 @@ from itertools import count
 
 from server.scheduling.queue import UNKNOWN_TOKENS, FairQueue, Place, is_under_share
 from triolet.config import QueueConfig
-from triolet.service_class import Claim, ServiceClass
+from triolet.service_class import Scheduling, ServiceClass
 
 CONFIG = QueueConfig(expected_completion_tokens=10, completion_memory=0.0, head_start_tokens=100)
 ORDERS = count(1)
-FLOOD = Claim("flood")
-QUIET = Claim("quiet")
+FLOOD = Scheduling("flood")
+QUIET = Scheduling("quiet")
 
 
-def place(claim: Claim) -> Place:
-    return Place(claim, 0, 9.0, next(ORDERS), 10, 10)
+def place(scheduling: Scheduling) -> Place:
+    return Place(scheduling, 0, 9.0, next(ORDERS), 10, 10)
 
 
 def flooded(queue: FairQueue[str], num_turns: int) -> None:
@@ -37,9 +37,9 @@ def turns_of(queue: FairQueue[str], num_turns: int) -> list[tuple[str, bool]]:
     return turns
 
 
-def is_under_share_with(queue: FairQueue[str], claim: Claim, prompt_tokens: int) -> bool:
+def is_under_share_with(queue: FairQueue[str], scheduling: Scheduling, prompt_tokens: int) -> bool:
     """Ask for a newcomer whose completion is as long as others'."""
-    return is_under_share(queue, [Place(claim, 0, 9.0, 0, prompt_tokens, UNKNOWN_TOKENS)])
+    return is_under_share(queue, [Place(scheduling, 0, 9.0, 0, prompt_tokens, UNKNOWN_TOKENS)])
 
 
 def test_a_burst_of_who_asks_for_little_goes_before_a_flood_and_is_computed_before_it() -> None:
@@ -79,7 +79,7 @@ def test_alone_nobody_is_spared_but_its_first_ones_are_within_its_share() -> Non
         assert turns == [("flood", number >= 5)]
     assert is_under_share_with(queue, QUIET, 90)
     assert not is_under_share_with(queue, QUIET, 91)
-    assert is_under_share_with(queue, Claim("quiet", weight=2.0), 190)
+    assert is_under_share_with(queue, Scheduling("quiet", weight=2.0), 190)
 
 
 def test_a_flood_is_not_modest_in_a_moment_in_which_nothing_of_it_waits() -> None:
@@ -108,7 +108,7 @@ def test_who_uses_all_of_its_share_one_by_one_is_ahead_of_nobody() -> None:
     flooded(queue, 1)
     num_ahead = 0
     for number in range(60):
-        queue.add(f"even {number}", place(Claim("even")))
+        queue.add(f"even {number}", place(Scheduling("even")))
         name = ""
         while name != f"even {number}":
             turn = queue.first()
@@ -136,7 +136,7 @@ def test_who_left_all_of_it_unused_is_forgotten() -> None:
     queue: FairQueue[str] = FairQueue(CONFIG)
     flooded(queue, 1)
     for number in range(20):
-        queue.add(f"once {number}", place(Claim(f"once {number}")))
+        queue.add(f"once {number}", place(Scheduling(f"once {number}")))
         turns_of(queue, 2)
         queue.end(f"once {number}", 10)
         turns_of(queue, 4)
