@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from server.contract.charges import Charges
-    from server.scheduling.observer import FleetObserver
+    from server.scheduling.observer import Observer
     from server.scheduling.output import RelayText
     from worker.shell import Shell
 
@@ -75,7 +75,7 @@ class Front(NamedTuple):
     """
 
     text: RelayText
-    observer: FleetObserver | None = None
+    observer: Observer | None = None
     charges: Charges = NO_CHARGES
 
 

@@ -56,7 +56,7 @@ class Checker:
                 except LocalProtocolError as error:
                     self._report(f"{server}: {error}")
                 conductor = server.fleet._requests
-                live = (*conductor.table, *conductor.embeddings)
+                live = conductor.table
                 server.charges[-1].check(one.request.request_id for one in live)
         self._check_workers()
 
@@ -179,9 +179,6 @@ class Checker:
                 for sequence in server.fleet._requests.table:
                     if sequence.attempt is not None:
                         yield sequence.attempt.key
-                for one in server.fleet._requests.embeddings:
-                    if one.key is not None:
-                        yield one.key
 
     def _report(self, what: str) -> None:
         self._world.report(what)

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from triolet.config import ResponseCacheConfig
 
     from ..contract.charges import Charges
-    from ..contract.embedding import EmbeddingRequest, EmbeddingRun
-    from ..contract.fleet import DoorkeeperPort, FleetPort, FleetView
+    from ..contract.fleet import DoorkeeperPort, EmbeddingRun, FleetPort, FleetView
     from ..contract.generation import Generation, GenerationRequest
     from .store import Kept
 
@@ -135,7 +134,7 @@ class CachingFleet:
             for generation, name in zip(generations, names, strict=True)
         ]
 
-    def embed(self, requests: Sequence[EmbeddingRequest]) -> EmbeddingRun:
+    def embed(self, requests: Sequence[GenerationRequest]) -> EmbeddingRun:
         """Begin to make vectors; they are not kept."""
         return self._fleet.embed(requests)
 

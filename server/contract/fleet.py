@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from triolet.ids import Role
     from triolet.service_class import Claim
 
-    from .embedding import EmbeddingRequest, EmbeddingRun
-    from .generation import Generation, GenerationRequest
+    from .generation import CancelReason, Generation, GenerationRequest
 
 
 class WorkerView(Protocol):
@@ -177,6 +176,27 @@ class DoorkeeperPort(Protocol):
         ...
 
 
+class EmbeddingRun(Protocol):
+    """All inputs of one client's request."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a worker was ever asked to compute one of them."""
+        ...
+
+    async def vectors(self) -> Sequence[bytes]:
+        """Wait for all of them; in the inputs' order.
+
+        Raises:
+          RequestError: one of them failed; the others end.
+        """
+        ...
+
+    def cancel(self, reason: CancelReason) -> None:
+        """End what is not done. Idempotent; waits for nothing."""
+        ...
+
+
 class FleetPort(Protocol):
     """The worker side of the server."""
 
@@ -197,7 +217,7 @@ class FleetPort(Protocol):
         """Begin a generation; RequestError if it is refused."""
         ...
 
-    def embed(self, requests: Sequence[EmbeddingRequest]) -> EmbeddingRun:
+    def embed(self, requests: Sequence[GenerationRequest]) -> EmbeddingRun:
         """Begin to make vectors, of all inputs or of none; RequestError if refused."""
         ...
 

@@ -138,7 +138,7 @@ class Auditor:
             received=accounting.received,
             accepted=accounting.accepted,
             rejected=dict(accounting.rejected),
-            ended={outcome.value: count for outcome, count in accounting.ended.items()},
+            ended=dict(accounting.ended),
             in_flight=requests.num_in_flight,
             waiting=requests.num_queued,
             running=requests.num_running,
@@ -149,7 +149,7 @@ class Auditor:
         )
 
     def _attempts(self, worker: Worker) -> tuple[AttemptAudit, ...]:
-        shares = tuple(
+        return tuple(
             AttemptAudit(
                 attempt=str(key),
                 is_asked=share.is_asked,
@@ -158,16 +158,6 @@ class Auditor:
             )
             for key, share in worker.shares.items()
         )
-        inputs = tuple(
-            AttemptAudit(
-                attempt=str(key),
-                is_asked=True,
-                is_granted=False,
-                is_wanted=self._requests.is_wanted(worker, key),
-            )
-            for key in worker.inputs
-        )
-        return shares + inputs
 
     def _silent(self, worker: Worker, survey: Survey) -> WorkerView:
         silence = f"it is {worker_status(worker).state}"

@@ -9,13 +9,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from transport.frames import EndReason
 from triolet.errors import RequestError, crowded_out, deadline_exceeded
 from triolet.ids import Role
 from triolet.service_class import ServiceClass
 
 from . import outcome
-from .accounting import Outcome
 from .newcomer import is_modest
 from .overload import Overload
 from .request import Ask
@@ -121,7 +119,7 @@ class Gate:
         sequence.forecast = forecast
         self.overload.took(_ask(sequence.request), forecast, now)
 
-    def too_late(self, sequence: Request, now: float) -> outcome.End | None:
+    def too_late(self, sequence: Request, now: float) -> outcome.Failure | None:
         """Return the end of a sequence that waits in vain: on which nothing was spent, and whose
         first token cannot come in time any more."""
         forecast = sequence.forecast
@@ -132,11 +130,13 @@ class Gate:
         waited_s = now - sequence.times.submitted_at
         self.overload.expired(forecast, waited_s, is_limited=_is_limited(sequence))
         if forecast.slo_s is None or sequence.request.deadline_s < forecast.slo_s:
+            how = outcome.Outcome.EXPIRED_DEADLINE
             error = deadline_exceeded("its first token would come after the request's deadline")
         else:
             text = f"it waited {waited_s:.1f} s, and its first token would come too late"
+            how = outcome.Outcome.EXPIRED
             error = crowded_out(text, max(forecast.slo_s / 2, 1.0))
-        return outcome.End(error, Outcome.EXPIRED, EndReason.DEADLINE)
+        return outcome.Failure(how, error)
 
     def begun(self, sequence: Request, now: float) -> None:
         """Note that an attempt begins."""

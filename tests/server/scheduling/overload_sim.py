@@ -15,7 +15,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
-from server.scheduling.observer import SilentOverloadObserver
+from server.scheduling.observer import OverloadObserver
 from server.scheduling.overload import Overload
 from server.scheduling.request import Ask
 from server.scheduling.wait_estimate import Capacity
@@ -46,7 +46,7 @@ class Client:
     times_told: int = 0
 
 
-class Reasons(SilentOverloadObserver):
+class Reasons(OverloadObserver):
     """Counts why who was refused."""
 
     def __init__(self) -> None:

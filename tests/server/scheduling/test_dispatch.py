@@ -7,7 +7,7 @@ import pytest
 
 from server.scheduling.admission import FULL_RETRY_S, Limits, refuse_full, refuse_unfit
 from server.scheduling.fair_queue import FairQueue
-from server.scheduling.paths import BrokenPaths
+from server.scheduling.recovery import BrokenPaths
 from server.scheduling.routing import Need, choose_pair, streams_on
 from transport.frames import Reserve
 from transport.liveness import PeerState
