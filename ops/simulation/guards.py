@@ -30,8 +30,8 @@ from transport.lease import LeaseTable
 from transport.liveness import PeerMonitor, SelfFence
 from transport.memory_network import MemoryListener
 from triolet.ids import PeerId, Role
-from worker.reception import PeerTable, _Known
-from worker.roster import Roster
+from worker.attempt_table import AttemptTable
+from worker.server_sessions import PeerTable, _Known
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -104,7 +104,7 @@ def live_lease() -> list[Exchange]:
     def write(
         self: KvIntake, sender: bytes, chunk: KvChunk, payload: bytes | memoryview, now: float
     ) -> None:
-        attempt: DecodeAttempt | None = self._roster.attempts.get(chunk.key)
+        attempt: DecodeAttempt | None = self._attempt_table.attempts.get(chunk.key)
         if attempt is not None:
             blocks[chunk.key] = attempt.block_table
         elif chunk.key in blocks:
@@ -118,10 +118,10 @@ def live_lease() -> list[Exchange]:
 def running_step() -> list[Exchange]:
     """Blocks go back at once, also those that the device works on."""
 
-    def begin_step(self: Roster[DecodeAttempt], keys: Iterable[AttemptKey]) -> None:
+    def begin_step(self: AttemptTable[DecodeAttempt], keys: Iterable[AttemptKey]) -> None:
         del self, keys
 
-    return [Exchange(Roster, "begin_step", begin_step)]
+    return [Exchange(AttemptTable, "begin_step", begin_step)]
 
 
 def epochs() -> list[Exchange]:

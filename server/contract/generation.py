@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from triolet.sampling import SamplingParams
-from triolet.service_class import DEFAULT_CLAIM, Claim
+from triolet.service_class import DEFAULT_SCHEDULING, Scheduling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -98,7 +98,7 @@ class GenerationRequest:
       cache_salt: whose KV it may share; empty for everybody's.
       origin_id: the request_id of another completion of the same prompt and salt, whose KV it may
         share while that runs; empty for none.
-      claim: whose it is, and of which class.
+      scheduling: whose it is, and of which class.
       key: names what is asked for, so that whoever asks again when told to is known; 0 for the
         prompt itself.
       cache: whether its answer may be one that was given before; None for no. The choices of one
@@ -120,7 +120,7 @@ class GenerationRequest:
     client_request_id: str = ""
     cache_salt: bytes = b""
     origin_id: bytes = b""
-    claim: Claim = DEFAULT_CLAIM
+    scheduling: Scheduling = DEFAULT_SCHEDULING
     key: int = 0
     cache: CacheAsk | None = None
     markers: Mapping[int, str] | None = None
@@ -135,7 +135,7 @@ def input_request(
     deadline_s: float,
     priority: int = 0,
     client_request_id: str = "",
-    claim: Claim = DEFAULT_CLAIM,
+    scheduling: Scheduling = DEFAULT_SCHEDULING,
 ) -> GenerationRequest:
     """Return the request for the vector of one input."""
     return GenerationRequest(
@@ -145,7 +145,7 @@ def input_request(
         deadline_s,
         priority=priority,
         client_request_id=client_request_id,
-        claim=claim,
+        scheduling=scheduling,
         form=form,
     )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 from prometheus_client import Counter, Histogram
 
-from triolet.service_class import DEFAULT_CLAIM
+from triolet.service_class import DEFAULT_SCHEDULING
 
 from ..scheduling.observer import Observer
 from ..scheduling.requests import FAREWELL
@@ -17,7 +17,7 @@ from .histogram import TokenHistogram
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-    from triolet.service_class import Claim, ServiceClass
+    from triolet.service_class import Scheduling, ServiceClass
 
     from ..contract.generation import Usage
 
@@ -134,13 +134,13 @@ class FleetMetrics(Observer):
             self.counters["workers_lost"].labels(cause)
         self._itl = self.histograms["inter_token_latency_seconds"]
 
-    def request_rejected(self, code: str, claim: Claim = DEFAULT_CLAIM) -> None:
+    def request_rejected(self, code: str, scheduling: Scheduling = DEFAULT_SCHEDULING) -> None:
         """A request was refused before anything was begun."""
         self.counters["requests_received"].inc()
         code = self._words["code"].bounded(code)
-        service_class = claim.service_class.name.lower()
+        service_class = scheduling.service_class.name.lower()
         self.counters["requests_rejected"].labels(code, service_class).inc()
-        self._tenants.ended(claim, REJECTED, NO_USAGE)
+        self._tenants.ended(scheduling, REJECTED, NO_USAGE)
 
     def request_accepted(self, max_tokens: int | None) -> None:
         """A request was taken on; None for an input, which has no tokens."""
@@ -164,18 +164,17 @@ class FleetMetrics(Observer):
         self.histograms["queue_seconds"].observe(queue_s)
         self._waits.labels(service_class.name.lower()).observe(queue_s)
 
-    def prefill_computed(self, queue_s: float, compute_s: float) -> None:
-        """A prefill worker said how long a prompt waited there and took."""
+    def prompt_computed(self, queue_s: float | None, compute_s: float) -> None:
+        """A prefill worker computed a prompt; or, with None, decode computed one itself."""
+        if queue_s is None:
+            self.histograms["local_prefill_seconds"].observe(compute_s)
+            return
         self.histograms["prefill_queue_seconds"].observe(queue_s)
         self.histograms["prefill_seconds"].observe(compute_s)
 
     def prompt_routed(self, role: str, why: str) -> None:
         """It is settled who computes a prompt, and why; both are words of our own."""
         self.counters["prompts_routed"].labels(str(role), str(why)).inc()
-
-    def local_prefill_computed(self, elapsed_s: float) -> None:
-        """Decode computed a prompt itself."""
-        self.histograms["local_prefill_seconds"].observe(elapsed_s)
 
     def first_token(self, ttft_s: float) -> None:
         """Its first token came."""
@@ -190,12 +189,16 @@ class FleetMetrics(Observer):
         self.counters["attempts_failed"].labels(self._words["cause"].bounded(cause)).inc()
 
     def request_ended(
-        self, outcome: str, usage: Usage, elapsed_s: float, claim: Claim = DEFAULT_CLAIM
+        self,
+        outcome: str,
+        usage: Usage,
+        elapsed_s: float,
+        scheduling: Scheduling = DEFAULT_SCHEDULING,
     ) -> None:
         """It got its terminal event."""
         outcome = self._words["outcome"].bounded(str(outcome))
         self.counters["requests"].labels(outcome).inc()
-        self._tenants.ended(claim, outcome, usage)
+        self._tenants.ended(scheduling, outcome, usage)
         self.counters["prompt_tokens"].inc(usage.prompt_tokens)
         self.counters["cached_prompt_tokens"].inc(usage.cached_tokens)
         self.counters["completion_tokens"].inc(usage.completion_tokens)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
-    from ..contract.fleet import FleetView
+    from ..scheduling.status import FleetStatus
 
 log = structlog.get_logger(__name__)
 
@@ -63,7 +63,7 @@ class Metrics:
 
     def watch(
         self,
-        status: Callable[[], FleetView],
+        status: Callable[[], FleetStatus],
         connections: Callable[[], int],
         writes: Callable[[], Mapping[str, int]] = dict,
         turned_away: Callable[[], Mapping[str, int]] = dict,

@@ -186,9 +186,9 @@ class Attempts:
                 sequence, route = turn
                 end = route if isinstance(route, Failure) else self.gate.too_late(sequence, now)
                 if end is None and isinstance(route, Route):
-                    is_beyond = line.is_beyond(sequence)
+                    is_over_share = line.is_over_share(sequence)
                     line.take(sequence)
-                    self._begin(sequence, route, now, is_beyond=is_beyond)
+                    self._begin(sequence, route, now, is_over_share=is_over_share)
                 elif end is not None:
                     self.fail(sequence, end, now)
 
@@ -245,7 +245,7 @@ class Attempts:
             case Refuse():
                 self.apply(sequence, self._refused(sequence, attempt, frame, now), now)
             case FirstToken():
-                self._observer.prefill_computed(frame.queue_s, frame.compute_s)
+                self._observer.prompt_computed(frame.queue_s, frame.compute_s)
                 attempt.first_token_at = now
                 self.recovery.worked(worker, now)
                 num_before = len(sequence.relay.token_ids)
@@ -253,9 +253,11 @@ class Attempts:
                 self._note_tokens(sequence, num_before, now)
                 self.apply(sequence, change, now)
             case Embedded():
-                self._observer.prefill_computed(frame.queue_s, frame.compute_s)
+                self._observer.prompt_computed(frame.queue_s, frame.compute_s)
                 self.recovery.worked(worker, now)
-                self._embedded(sequence, frame.vector, now)
+                self.release_attempt(sequence, None)  # its worker ends it by itself
+                self.inputs.end(sequence, 0)
+                self._table.embedded(sequence, frame.vector, now)
             case Ended():
                 change = take_ended(sequence, attempt, worker.role, frame, now)
                 if change is None and is_unknown:
@@ -366,12 +368,12 @@ class Attempts:
             decode = attempt.pair.decode
             self._outbox.allow(decode, attempt.key, attempt.allowed, num_tokens)
 
-    def _begin(self, sequence: Request, route: Route, now: float, *, is_beyond: bool) -> None:
+    def _begin(self, sequence: Request, route: Route, now: float, *, is_over_share: bool) -> None:
         pair, request = route.pair, sequence.request
         times = sequence.times
         if times.dispatched_at is None:
             times.dispatched_at = now
-            service_class = request.claim.service_class
+            service_class = request.scheduling.service_class
             self._observer.request_dispatched(now - times.submitted_at, service_class)
         self.gate.begun(sequence, now)
         need = sequence.need
@@ -379,7 +381,7 @@ class Attempts:
         attempt = Attempt(
             key=key,
             pair=pair,
-            rank=request.claim.rank(request.priority, is_beyond=is_beyond),
+            rank=request.scheduling.rank(request.priority, is_over_share=is_over_share),
             grant_by=now + self._config.link.peer_timeout_s,
             allowed=sequence.allowed,
             local_tokens=route.local_tokens,
@@ -401,7 +403,7 @@ class Attempts:
                 key,
                 num_tokens=num_tokens,
                 is_isolated=need.is_isolated,
-                band=Band(request.claim.service_class, is_beyond),
+                band=Band(request.scheduling.service_class, is_over_share),
             )
             # Soon: whoever comes next finds it there.
             pair.prefill.prefixes.keep(sequence.chain, pair.prefill.capacity)
@@ -426,12 +428,6 @@ class Attempts:
         sequence.step(Step.GRANT)
         sequence.is_begun = True
         self._outbox.send(worker, embed_frame(sequence, attempt, now))
-
-    def _embedded(self, sequence: Request, vector: bytes, now: float) -> None:
-        """Give out a vector. Its worker ends the attempt by itself."""
-        self.release_attempt(sequence, None)
-        self.inputs.end(sequence, 0)
-        self._table.embedded(sequence, vector, now)
 
     def _granted(
         self, sequence: Request, attempt: Attempt, grant: Grant, now: float
@@ -485,7 +481,7 @@ class Attempts:
         if attempt.pair.is_local:
             decode.computed(attempt.key)
             if attempt.granted_at is not None and attempt.fork_of is None:
-                self._observer.local_prefill_computed(now - attempt.granted_at)
+                self._observer.prompt_computed(None, now - attempt.granted_at)
         elif attempt.first_token_at is not None:
             self._turns.handed_over(now - attempt.first_token_at)
 

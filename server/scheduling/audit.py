@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from triolet.audit import AttemptAudit, Doubt, FleetAudit, ServerAudit, WorkerView
+from triolet.audit import MAX_SECONDS, AttemptAudit, Doubt, FleetAudit, ServerAudit, WorkerView
 from triolet.errors import overloaded
 from triolet.ids import shown_epoch
 
@@ -132,6 +132,7 @@ class Auditor:
     def server(self, now: float, connections: int, process: ProcessFacts) -> ServerAudit:
         """Return the server's own accounts."""
         requests, accounting = self._requests, self._requests.accounting
+        deadlines = [one.deadline for one in requests.table]
         return ServerAudit(
             name=self._me.name,
             epoch=shown_epoch(self._me.epoch),
@@ -141,8 +142,8 @@ class Auditor:
             ended=dict(accounting.ended),
             in_flight=requests.num_in_flight,
             waiting=requests.num_queued,
-            running=requests.num_running,
-            overdue_s=requests.overdue_s(now),
+            running=sum(one.attempt is not None for one in requests.table),
+            overdue_s=now - min(deadlines) if deadlines else -MAX_SECONDS,
             connections=connections,
             is_draining=requests.is_draining,
             process=process,

@@ -184,7 +184,7 @@ class Handout:
 
     def add(self, stream: Stream) -> None:
         """Take note of a stream that has something for its listener."""
-        self._due.setdefault(stream.request.claim.tenant, deque()).append(stream)
+        self._due.setdefault(stream.request.scheduling.tenant, deque()).append(stream)
         if not self._is_collecting:
             self._has_due.set()
 

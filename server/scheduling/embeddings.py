@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 import trio
 
 from ..contract.generation import Failed
+from .outcome import cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from triolet.config import ServerConfig
 
     from ..contract.generation import CancelReason, GenerationRequest
     from .request import Request
@@ -17,17 +20,19 @@ if TYPE_CHECKING:
 
 
 class EmbeddingRun:
-    """All inputs of one client's request (server/contract/fleet.py).
+    """All inputs of one client's request (`Links.embed`).
 
     It owns nothing: dropping it leaves the inputs to their deadlines.
 
     Args:
       requests: takes them.
+      config: for the words of a cancel.
       flush: sends what it has decided.
     """
 
-    def __init__(self, requests: Requests, flush: Callable[[], None]) -> None:
+    def __init__(self, requests: Requests, config: ServerConfig, flush: Callable[[], None]) -> None:
         self._requests = requests
+        self._config = config
         self._flush = flush
         self._inputs: Sequence[Request] = ()
         self._changed = trio.Event()
@@ -73,7 +78,7 @@ class EmbeddingRun:
         if rest:
             now = trio.current_time()
             self._requests.wake(now)
-            self._requests.cancel_all(rest, reason, now)
+            self._requests.end(rest, cancelled(reason, self._config), now)
             self._flush()
 
     def _note(self) -> None:

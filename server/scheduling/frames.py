@@ -21,7 +21,7 @@ from transport.tokens import pack_tokens
 if TYPE_CHECKING:
     from transport.frames import AnyFrame
     from triolet.ids import AttemptKey
-    from triolet.service_class import Claim
+    from triolet.service_class import Scheduling
 
     from .request import Attempt, Request
     from .workers import Worker
@@ -46,9 +46,9 @@ def reserve_frame(
         salt=sequence.request.cache_salt,
         local_tokens=attempt.local_tokens,
         fork_of=None if attempt.fork_of is None else AttemptRow(*attempt.fork_of),
-        tenant=tenant_digest(sequence.request.claim),
-        cache_share=sequence.request.claim.cache_share,
-        weight=sequence.request.claim.weight,
+        tenant=tenant_digest(sequence.request.scheduling),
+        cache_share=sequence.request.scheduling.cache_share,
+        weight=sequence.request.scheduling.weight,
         kv_key=_kv_key_for(attempt, attempt.pair.decode),
     )
 
@@ -73,8 +73,8 @@ def prefill_frame(
         held_blocks=held_blocks,
         eos_token_ids=eos_token_ids,
         salt=sequence.request.cache_salt,
-        tenant=tenant_digest(sequence.request.claim),
-        cache_share=sequence.request.claim.cache_share,
+        tenant=tenant_digest(sequence.request.scheduling),
+        cache_share=sequence.request.scheduling.cache_share,
         kv_key=_kv_key_for(attempt, attempt.pair.prefill),
     )
 
@@ -100,11 +100,11 @@ def _kv_key_for(attempt: Attempt, worker: Worker) -> bytes:
     return attempt.kv_key if worker.welcome.version >= KV_KEY_VERSION else b""
 
 
-def tenant_digest(claim: Claim) -> bytes:
+def tenant_digest(scheduling: Scheduling) -> bytes:
     """Return what workers call a tenant: empty for none. Two of one digest would share a share."""
-    if not claim.tenant:
+    if not scheduling.tenant:
         return b""
-    return blake2b(claim.tenant.encode(), digest_size=TENANT_BYTES).digest()
+    return blake2b(scheduling.tenant.encode(), digest_size=TENANT_BYTES).digest()
 
 
 class Outgoing(NamedTuple):

@@ -211,7 +211,7 @@ class Links:
         Raises:
           RequestError: refused; nothing was begun.
         """
-        run = EmbeddingRun(self._requests, self._flush)
+        run = EmbeddingRun(self._requests, self._config, self._flush)
         run.begin(requests)
         return run
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from triolet.service_class import Claim, ServiceClass
+    from triolet.service_class import Scheduling, ServiceClass
 
     from ..contract.generation import Usage
 
@@ -36,7 +36,7 @@ class Observer:
     def __init__(self, overload: OverloadObserver | None = None) -> None:
         self.overload = overload or OverloadObserver()
 
-    def request_rejected(self, code: str, claim: Claim) -> None:
+    def request_rejected(self, code: str, scheduling: Scheduling) -> None:
         """A request was refused before anything was begun."""
 
     def request_accepted(self, max_tokens: int | None) -> None:
@@ -45,7 +45,9 @@ class Observer:
     def request_dispatched(self, queue_s: float, service_class: ServiceClass) -> None:
         """Its first attempt begins, after so long in the queue."""
 
-    def request_ended(self, outcome: str, usage: Usage, elapsed_s: float, claim: Claim) -> None:
+    def request_ended(
+        self, outcome: str, usage: Usage, elapsed_s: float, scheduling: Scheduling
+    ) -> None:
         """It got its terminal event; `outcome` is the column of the accounts."""
 
     def choices_ended(self, num_choices: int, longest_tokens: int) -> None:
@@ -54,11 +56,9 @@ class Observer:
     def prompt_routed(self, role: str, why: str) -> None:
         """It is settled which role computes a prompt, and why."""
 
-    def prefill_computed(self, queue_s: float, compute_s: float) -> None:
-        """A prefill worker said how long a prompt waited there and took."""
-
-    def local_prefill_computed(self, elapsed_s: float) -> None:
-        """Decode computed a prompt itself, so long after it had granted the lease."""
+    def prompt_computed(self, queue_s: float | None, compute_s: float) -> None:
+        """A prefill worker computed a prompt that waited there for `queue_s`; or, with None, decode
+        computed one itself, so long after it had granted the lease."""
 
     def first_token(self, ttft_s: float) -> None:
         """The first token of a request came."""

@@ -96,8 +96,8 @@ class Turns:
 
     def _need(self, sequence: Request, now: float) -> Need:
         """Return what one that waits asks of workers now."""
-        own = sequence.request.claim.service_class
-        kept_share, band = self._kept_share(own, now), Band(own, self._line.is_beyond(sequence))
+        own = sequence.request.scheduling.service_class
+        kept_share, band = self._kept_share(own, now), Band(own, self._line.is_over_share(sequence))
         return sequence.need._replace(kept_share=kept_share, band=band)
 
     def _waits_for_probation(self, need: Need, now: float) -> bool:
@@ -115,7 +115,7 @@ _BEFORE_FIRST_TOKEN: Final = (Phase.QUEUED, Phase.RESERVING, Phase.PREFILLING)
 
 def is_background(request: GenerationRequest) -> bool:
     """Return whether a request stands back for all others."""
-    return request.claim.service_class is ServiceClass.BATCH
+    return request.scheduling.service_class is ServiceClass.BATCH
 
 
 def window_of(request: GenerationRequest, token_window: int) -> int:

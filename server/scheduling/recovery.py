@@ -193,7 +193,7 @@ class Recovery:
         """Return the end of a request with a prompt or grammar in quarantine."""
         grammar = request.sampling.grammar
         if grammar is not None:
-            one = TenantGrammar(request.claim.tenant, grammar)
+            one = TenantGrammar(request.scheduling.tenant, grammar)
             if self._grammars.remaining_s(one, now) is not None:
                 return outcome.grammar_too_costly()
         return self.objection(request.prompt_ids, now)
@@ -202,7 +202,7 @@ class Recovery:
         """Refuse the grammar of a request that held a worker up with it."""
         grammar = request.sampling.grammar
         if grammar is not None:
-            self._grammars.add(TenantGrammar(request.claim.tenant, grammar), now)
+            self._grammars.add(TenantGrammar(request.scheduling.tenant, grammar), now)
             self._observer.quarantined("grammar", request.request_id.hex())
 
     def worked(self, worker: Worker, now: float) -> None:

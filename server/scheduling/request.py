@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from transport.frames import TokenRow
     from triolet.ids import AttemptKey
-    from triolet.service_class import Claim, ServiceClass
+    from triolet.service_class import Scheduling, ServiceClass
 
     from ..contract.generation import FinishReason, GenerationRequest
     from .on_workers import Prompt
@@ -104,7 +104,7 @@ class Ask(NamedTuple):
     """What is decided upon.
 
     Attributes:
-      claim: whose it is, and of which class.
+      scheduling: whose it is, and of which class.
       num_tokens: of its prompt, or the least that it may have.
       deadline_s: within which all of it has to be done.
       key: names what it asks for, whoever asks again; 0 for nothing.
@@ -114,7 +114,7 @@ class Ask(NamedTuple):
       is_modest: its tenant asks for less than its share, beside others.
     """
 
-    claim: Claim
+    scheduling: Scheduling
     num_tokens: int
     deadline_s: float
     key: int = 0
@@ -331,7 +331,7 @@ class Request:
         """What the queue has to know of it."""
         request = self.request
         return Place(
-            request.claim,
+            request.scheduling,
             request.priority,
             self.turn if self.is_input else self.deadline,
             self.order,
@@ -351,7 +351,7 @@ class Request:
             self.poison.isolated,
             self.poison.is_of_prompt,
             self.chain,
-            band=Band(self.request.claim.service_class),
+            band=Band(self.request.scheduling.service_class),
             input_share=self.input_share,
         )
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
     from triolet.errors import RequestError
     from triolet.ids import AttemptKey
-    from triolet.service_class import Claim
+    from triolet.service_class import Scheduling
 
     from ..contract.charges import Charges
     from ..contract.generation import GenerationRequest
@@ -195,7 +195,7 @@ class RequestTable:
     def tenant_of(self, row: TokenRow) -> str:
         """Return the tenant of a token; that of no live sequence has none."""
         sequence = self._requests.get(row.request_id)
-        return "" if sequence is None else sequence.request.claim.tenant
+        return "" if sequence is None else sequence.request.scheduling.tenant
 
     def origin_of(self, row: TokenRow) -> bytes:
         """Return the first of the choices that a token's sequence is one of."""
@@ -206,11 +206,11 @@ class RequestTable:
         """Count a request that arrived."""
         self.accounting.received += 1
 
-    def reject(self, claim: Claim, error: RequestError) -> None:
+    def reject(self, scheduling: Scheduling, error: RequestError) -> None:
         """Count a request that was refused, and note in the error that it was counted."""
         error.is_of_queue = True
         self.accounting.rejected[error.code] += 1
-        self._observer.request_rejected(error.code, claim)
+        self._observer.request_rejected(error.code, scheduling)
 
     def accept(self, request: GenerationRequest, now: float, *, turn: int = 0) -> Request:
         """Take a request on.
@@ -236,7 +236,7 @@ class RequestTable:
             input_share=self._config.embedding.credit_share if is_input else 0.0,
         )
         self._requests[request.request_id] = taken
-        self._by_tenant[request.claim.tenant] += 1
+        self._by_tenant[request.scheduling.tenant] += 1
         if not is_input:
             first_id = request.origin_id or request.request_id
             choices = self._choices.setdefault(first_id, _Choices())
@@ -272,7 +272,7 @@ class RequestTable:
         phase = request.phase
         request.step(Step.END)
         del self._requests[request.request.request_id]
-        tenant = request.request.claim.tenant
+        tenant = request.request.scheduling.tenant
         self._by_tenant[tenant] -= 1
         if not self._by_tenant[tenant]:
             del self._by_tenant[tenant]
@@ -283,7 +283,7 @@ class RequestTable:
         usage = terminal.usage
         if request.request.origin_id:  # another completion: the first counts their prompt
             usage = replace(usage, prompt_tokens=0, cached_tokens=0)
-        self._observer.request_ended(outcome.account, usage, elapsed_s, request.request.claim)
+        self._observer.request_ended(outcome.account, usage, elapsed_s, request.request.scheduling)
         cost = self._charges.ended(
             request.request.request_id,
             terminal.usage,

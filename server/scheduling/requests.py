@@ -18,7 +18,6 @@ from transport.frames import (
     WorkerHeartbeat,
 )
 from transport.liveness import PeerEvent, PeerState, SelfFence
-from triolet.audit import MAX_SECONDS
 from triolet.errors import RequestError, crowded_out, draining, invalid_request, server_error
 from triolet.ids import Role, new_secret
 
@@ -116,6 +115,7 @@ class Requests:
         self.doorkeeper = Doorkeeper(self._attempts.gate, self.table)
         self.recovery = self._attempts.recovery
         self.queues = (self._attempts.line, self._attempts.inputs)
+        self._refusals = _Refusals(config, self._workers, self.table, self._attempts)
         self._drain_until: float | None = None
         self._fence: SelfFence | None = None
         self.sweep_times = SweepTimes(config, now)
@@ -139,11 +139,6 @@ class Requests:
     def is_restless(self) -> bool:
         """Whether what a sweep looks for may come at any time, so that none may be left out."""
         return bool(self.num_queued or self.background) or self.is_draining
-
-    @property
-    def num_running(self) -> int:
-        """Requests that have an attempt."""
-        return sum(sequence.attempt is not None for sequence in self.table)
 
     @property
     def max_model_len(self) -> int:
@@ -187,13 +182,15 @@ class Requests:
         inputs = [request for request in requests if request.form is not None]
         texts = [request for request in requests if request.form is None]
         try:
-            self._refuse_any(requests, now)
-            self._refuse_inputs(inputs, now)
-            self._refuse_texts(texts, now)
+            if self.is_draining:
+                raise draining()
+            self._refusals.check(requests, now)
+            self._refusals.check_inputs(inputs, now)
+            self._refusals.check_texts(texts, now)
             forecasts = gate.judge(texts, now)
         except RequestError as error:
             for request in requests:
-                self.table.reject(request.claim, error)
+                self.table.reject(request.scheduling, error)
             raise
         sequences = []
         for request, forecast in zip(texts, forecasts, strict=True):
@@ -213,20 +210,18 @@ class Requests:
 
     def cancel(self, sequence: Request, reason: CancelReason, now: float) -> None:
         """End a request from outside. Idempotent."""
-        self.cancel_all((sequence,), reason, now)
-
-    def cancel_all(self, sequences: Iterable[Request], reason: CancelReason, now: float) -> None:
-        """End several requests from outside. Idempotent."""
-        self._end(sequences, outcome.cancelled(reason, self._config), now)
+        self.end((sequence,), outcome.cancelled(reason, self._config), now)
 
     def cancel_tenants(self, tenants: Set[str], now: float) -> None:
         """End all requests of tenants that were disabled or removed."""
         failure = Outcome.DISMISSED.failure(
             "the tenant of this request was disabled or removed while it ran"
         )
-        self._end([one for one in self.table if one.request.claim.tenant in tenants], failure, now)
+        ended = [one for one in self.table if one.request.scheduling.tenant in tenants]
+        self.end(ended, failure, now)
 
-    def _end(self, sequences: Iterable[Request], failure: outcome.Failure, now: float) -> None:
+    def end(self, sequences: Iterable[Request], failure: outcome.Failure, now: float) -> None:
+        """End requests that are live in one way. Idempotent."""
         for sequence in sequences:
             if sequence.phase is not Phase.FINISHED:
                 self._attempts.fail(sequence, failure, now)
@@ -346,32 +341,62 @@ class Requests:
         attempt = None if sequence is None else sequence.attempt
         return attempt is not None and worker in attempt.pair
 
-    def overdue_s(self, now: float) -> float:
-        """Return by how much the most overdue request has outlived its deadline; negative if none
-        has."""
-        deadlines = [one.deadline for one in self.table]
-        return now - min(deadlines) if deadlines else -MAX_SECONDS
 
-    def _refuse_any(self, requests: Iterable[GenerationRequest], now: float) -> None:
-        if self.is_draining:
-            raise draining()
+class _Refusals:
+    """Requests that are refused at once, before anything is held for them.
+
+    Args:
+      config: bounds.
+      workers: every worker there is or will be.
+      table: the live requests.
+      attempts: the queues, and the memory of faults.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        workers: tuple[Worker, ...],
+        table: RequestTable,
+        attempts: Attempts,
+    ) -> None:
+        self._config = config
+        self._workers = workers
+        self._table = table
+        self._attempts = attempts
+
+    def check(self, requests: Iterable[GenerationRequest], now: float) -> None:
+        """Raise for a request that must not begin, whatever it asks for.
+
+        Raises:
+          RequestError: with the reason.
+        """
         for request in requests:
-            if request.request_id in self.table:
+            if request.request_id in self._table:
                 raise server_error()  # two requests with one id could not be told apart
-            objection = self.recovery.objection_to(request, now)
+            objection = self._attempts.recovery.objection_to(request, now)
             if objection is not None:
                 raise objection.error
 
-    def _refuse_texts(self, requests: Sequence[GenerationRequest], now: float) -> None:
-        limits = limits_of(self._workers, self.table.text.max_model_len)
+    def check_texts(self, requests: Sequence[GenerationRequest], now: float) -> None:
+        """Raise for a completion that cannot run, or for which there is no place.
+
+        Raises:
+          RequestError: with the numbers.
+        """
+        limits = limits_of(self._workers, self._table.text.max_model_len)
         roles = needed_roles(self._config.routing)
         for request in requests:
             refuse_unfit(request, limits)
-            self._refuse_without(roles, now)
-            refuse_full(self._attempts.line, request.claim, len(requests), self._config)
+            self._check_workers(roles, now)
+            refuse_full(self._attempts.line, request.scheduling, len(requests), self._config)
 
-    def _refuse_inputs(self, requests: Sequence[GenerationRequest], now: float) -> None:
-        most_tokens = self.max_model_len
+    def check_inputs(self, requests: Sequence[GenerationRequest], now: float) -> None:
+        """Raise for an input that is too long, or for which there is no place.
+
+        Raises:
+          RequestError: with the numbers.
+        """
+        most_tokens = limits_of(self._workers, self._table.text.max_model_len).max_model_len
         for at, request in enumerate(requests):
             if len(request.prompt_ids) > most_tokens:
                 raise invalid_request(
@@ -381,13 +406,13 @@ class Requests:
                     "context_length_exceeded",
                 )
         if requests:
-            self._refuse_without((Role.PREFILL,), now)
+            self._check_workers((Role.PREFILL,), now)
         most = self._config.embedding.max_waiting_inputs
-        for claim in {request.claim for request in requests}:
-            if num_waiting := crowd(self._attempts.inputs, claim, len(requests), most):
+        for scheduling in {request.scheduling for request in requests}:
+            if num_waiting := crowd(self._attempts.inputs, scheduling, len(requests), most):
                 raise crowded_out(f"{num_waiting} inputs wait already", 1.0)
 
-    def _refuse_without(self, roles: Iterable[Role], now: float) -> None:
+    def _check_workers(self, roles: Iterable[Role], now: float) -> None:
         role = missing_role(self._workers, roles, self._config.worker_wait_s, now)
         if role is not None:
             raise outcome.no_worker_left(role).error

@@ -297,15 +297,20 @@ def _input_route(workers: tuple[Worker, ...], need: Need) -> Route | None:
     admitted = [w for w in _admitted(usable, Role.PREFILL, need) if w.beat is not None]
 
     def rank(worker: Worker) -> tuple[bool, int, str]:
-        return worker.address in need.shunned, worker.input_tokens, worker.address
+        return worker.address in need.shunned, _input_tokens(worker), worker.address
 
     for worker in sorted(admitted, key=rank):
         assert worker.beat is not None, "see above"
-        under_way = worker.input_tokens
+        under_way = _input_tokens(worker)
         credit = need.input_share * worker.beat.token_credit
         if not under_way or under_way + need.prompt_tokens <= credit:
             return Route(Pair(worker, worker), 0, (Why.VECTOR, Why.VECTOR))
     return None
+
+
+def _input_tokens(worker: Worker) -> int:
+    """Return the tokens of this server's inputs on a worker."""
+    return sum(share.input_tokens for share in worker.shares.values())
 
 
 def is_prefill_away(workers: Iterable[Worker], grace_s: float, now: float) -> bool:

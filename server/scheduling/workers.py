@@ -357,11 +357,6 @@ class Worker:
         """Prompt tokens of this server that the worker has still to compute."""
         return sum(share.num_tokens for share in self.shares.values())
 
-    @property
-    def input_tokens(self) -> int:
-        """Tokens of this server's inputs there."""
-        return sum(share.input_tokens for share in self.shares.values())
-
     def welcomed(self, welcome: Welcome, now: float) -> bool:
         """Take in a WELCOME; return whether what an earlier life had is lost."""
         is_another_life = self.monitor.greeted(welcome.peer.epoch, now, welcome.capacity.step_s)

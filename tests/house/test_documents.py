@@ -25,13 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
-OPERATIONS = ROOT / "docs" / "operations.md"
-DOCUMENTS = (
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "docs").glob("*.md")),
-)
-PAGES = [pytest.param(page, id=page.name) for page in DOCUMENTS]
+DOCS = ROOT / "docs"
+OPTIONS = DOCS / "operations" / "options.md"
+METRICS = sorted((DOCS / "operations").glob("metrics*.md"))
+DOCUMENTS = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md")))
+PAGES = [pytest.param(page, id=str(page.relative_to(ROOT))) for page in DOCUMENTS]
 
 FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
@@ -152,7 +150,8 @@ def exposed_metrics() -> set[str]:
 
 def test_the_operator_is_told_of_every_metric_and_of_no_other() -> None:
     # In a table's first column, so that a pattern for grep is no claim.
-    rows = re.findall(r"^\| (`triolet_[^|]+)\|", text_of(OPERATIONS), re.MULTILINE)
+    text = "".join(map(text_of, METRICS))
+    rows = re.findall(r"^\| (`triolet_[^|]+)\|", text, re.MULTILINE)
     described = {name for row in rows for name in METRIC.findall(row)}
     assert described == exposed_metrics()
 
@@ -176,7 +175,7 @@ def options() -> Iterator[tuple[str, str, Any]]:
 
 
 def test_the_operator_is_told_of_every_option() -> None:
-    described = set(OPTION.findall(text_of(OPERATIONS).partition("\n## Options")[2]))
+    described = set(OPTION.findall(text_of(OPTIONS)))
     assert described == {option for _, option, _ in options()}
 
 
@@ -194,7 +193,7 @@ def test_every_option_of_triolet_that_is_named_exists(page: Path) -> None:
 
 
 def test_defaults_in_the_tables_are_the_real_ones() -> None:
-    section = text_of(OPERATIONS).partition("\n## Options")[2]
+    section = text_of(OPTIONS)
     rows = re.findall(r"^\| `(--[a-z-]+)` \| `([^`]+)` \|", section, re.MULTILINE)
     real: dict[str, set[str]] = {}
     for command, option, default in options():

@@ -6,12 +6,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.bench.admission import MOST_US, report_of
-from loadtest.bench.admission_path import OFF, OK, ON, REFUSED, Course, Found, measure
-from loadtest.bench.admission_refusals import FLOOD, LIMITED, OVERLOADED, TENANTS, ask_too_much
-from loadtest.bench.admission_refusals import tenants_file as refused_tenants
-from loadtest.bench.admission_server import Form
-from loadtest.bench.admission_stopwatch import SETTLED, STEPS, SUBMIT, SWEPT, TAKEN, Lap
+from loadtest.bench.admission import (
+    FLOOD,
+    LIMITED,
+    MOST_US,
+    OFF,
+    OK,
+    ON,
+    OVERLOADED,
+    REFUSED,
+    TENANTS,
+    Course,
+    Found,
+    ask_too_much,
+    measure,
+    report_of,
+)
+from loadtest.bench.admission import tenants_file as refused_tenants
+from loadtest.bench.admission_server import SETTLED, STEPS, SUBMIT, SWEPT, TAKEN, Form, Lap
 from server import app
 from server.api import generate
 from server.api.openai import completions
@@ -29,7 +41,7 @@ if TYPE_CHECKING:
     from server.contract.generation import GenerationRequest
     from server.tenants.quotas import Quotas
     from tests.server.support.fakes import FakeGeneration
-    from triolet.service_class import Claim
+    from triolet.service_class import Scheduling
 
 OTHERS, REQUESTS = 150, 24
 
@@ -93,7 +105,7 @@ class Choosy(FakeFleet):
         return super().submit(request)
 
     def answer(self, generation: FakeGeneration) -> None:
-        if generation.request.claim.tenant != FLOOD:
+        if generation.request.scheduling.tenant != FLOOD:
             answer_hello(generation)
 
 
@@ -103,9 +115,9 @@ class LargeText(FakeText):
 
 class ChoosyDoorkeeper(FakeDoorkeeper):
     def refuse_early(
-        self, claim: Claim, request_id: bytes, key: int, deadline_s: float, now: float
+        self, scheduling: Scheduling, request_id: bytes, key: int, deadline_s: float, now: float
     ) -> None:
-        if claim.tenant == TENANTS[OVERLOADED]:
+        if scheduling.tenant == TENANTS[OVERLOADED]:
             raise overloaded("too much", 1.0)
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from decode.speculation import GuessSource
     from server.contract.generation import Finished
     from worker.engine_port import EnginePort
-    from worker.shell import Shell
+    from worker.worker_loop import WorkerLoop
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -156,7 +156,7 @@ class Slot:
         self.lives = 0
         self.prepare: Callable[[EnginePort], None] = lambda engine: None
         self.engine: EnginePort
-        self.shell: Shell
+        self.shell: WorkerLoop
         self._network = network
         self._make_engine = make_engine
         self._scope = trio.CancelScope()

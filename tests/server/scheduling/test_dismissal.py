@@ -8,7 +8,7 @@ import pytest
 
 from server.contract.generation import Failed, Finished, input_request
 from triolet.pooling import VectorForm
-from triolet.service_class import Claim
+from triolet.service_class import Scheduling
 
 from .fakes import make_request
 from .stages import UNFINISHED, brought_to
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def test_a_dismissed_tenants_sequences_end_in_every_phase(phase: Phase) -> None:
     world = World()
     reader = brought_to(world, phase)
-    world.requests.cancel_tenants({reader.sequence.request.claim.tenant}, world.now)
+    world.requests.cancel_tenants({reader.sequence.request.scheduling.tenant}, world.now)
     world.read(reader)
     error = reader.failed.error
     assert (error.status, error.code) == (403, "permission_denied")
@@ -33,7 +33,7 @@ def test_a_dismissed_tenants_sequences_end_in_every_phase(phase: Phase) -> None:
 def test_others_go_on() -> None:
     world = World()
     readers = {
-        name: world.submit(make_request(n, max_tokens=8, claim=Claim(name)))
+        name: world.submit(make_request(n, max_tokens=8, scheduling=Scheduling(name)))
         for n, name in enumerate(("alice", "bob"), 1)
     }
     world.requests.cancel_tenants({"alice", "nobody"}, world.now)
@@ -47,7 +47,9 @@ def test_others_go_on() -> None:
 def test_inputs_of_a_dismissed_tenant_end_too() -> None:
     world = World()
     inputs = [
-        input_request(n.to_bytes(16, "big"), (1, 2, 3), VectorForm(), 600.0, claim=Claim(name))
+        input_request(
+            n.to_bytes(16, "big"), (1, 2, 3), VectorForm(), 600.0, scheduling=Scheduling(name)
+        )
         for n, name in enumerate(("alice", "bob"), 1)
     ]
     running = world.requests.submit(inputs, world.now)

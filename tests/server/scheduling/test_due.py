@@ -10,7 +10,7 @@ from server.scheduling.request import Phase
 from transport.frames import TokenCredit
 from transport.liveness import PeerMonitor, PeerState
 from triolet.pooling import VectorForm
-from triolet.service_class import Claim, ServiceClass
+from triolet.service_class import Scheduling, ServiceClass
 
 from .fakes import LINK, make_request, server_config
 from .stages import UNFINISHED, brought_to
@@ -87,7 +87,7 @@ def test_no_sweep_is_left_out_while_a_drain_may_end() -> None:
 def test_no_sweep_is_left_out_while_somebody_is_held_back() -> None:
     world = World()
     line = world.submit(
-        make_request(1, max_tokens=100, claim=Claim(service_class=ServiceClass.BATCH))
+        make_request(1, max_tokens=100, scheduling=Scheduling(service_class=ServiceClass.BATCH))
     )
     world.settle(read=False)
     world.down[world.worker(world.decode)].clear()

@@ -30,13 +30,13 @@ class FakeStream:
     def __init__(
         self, tenant: str, order: list[str], handout: Handout, *, again: bool = False
     ) -> None:
-        self.request = SimpleNamespace(claim=SimpleNamespace(tenant=tenant))
+        self.request = SimpleNamespace(scheduling=SimpleNamespace(tenant=tenant))
         self._order = order
         self._handout = handout
         self._again = again
 
     def hand_out(self) -> None:
-        self._order.append(self.request.claim.tenant)
+        self._order.append(self.request.scheduling.tenant)
         if self._again:
             self.add()
 
