@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from server.contract.charges import Charges
-    from server.scheduling.observer import FleetObserver
+    from server.scheduling.observer import Observer
     from server.scheduling.output import RelayText
     from server.scheduling.stream import Stream
     from triolet.audit import FleetAudit
@@ -90,7 +90,7 @@ class Front(NamedTuple):
     """
 
     text: RelayText
-    observer: FleetObserver | None = None
+    observer: Observer | None = None
     charges: Charges = NO_CHARGES
 
 

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from triolet.config import ResponseCacheConfig
 
     from ..contract.charges import Charges
-    from ..contract.embedding import EmbeddingRequest, EmbeddingRun
     from ..contract.generation import Generation, GenerationRequest
     from ..scheduling.admission import Admission
+    from ..scheduling.embeddings import EmbeddingRun
     from ..scheduling.links import Links
     from ..scheduling.status import FleetStatus
     from .store import Kept
@@ -137,7 +137,7 @@ class CachingFleet:
             for generation, name in zip(generations, names, strict=True)
         ]
 
-    def embed(self, requests: Sequence[EmbeddingRequest]) -> EmbeddingRun:
+    def embed(self, requests: Sequence[GenerationRequest]) -> EmbeddingRun:
         """Begin to make vectors; they are not kept."""
         return self._fleet.embed(requests)
 

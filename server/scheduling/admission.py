@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 FULL_RETRY_S: Final = 2 * SECONDS
 """After which a full queue has moved."""
+FULL_INPUTS_RETRY_S: Final = 1 * SECONDS
+"""The same for the queue of inputs, which take no rows."""
 DRAW_BYTES: Final = 4
 """Of a request's id, which is random: as much chance as a wait needs."""
 LEAST_TOKENS: Final = 1
@@ -68,10 +70,10 @@ class Admit(NamedTuple):
     """They are taken on.
 
     Attributes:
-      forecasts: what is expected of each, in order.
+      forecasts: what is expected of each, in order; None for a request for a vector.
     """
 
-    forecasts: tuple[Forecast, ...]
+    forecasts: tuple[Forecast | None, ...]
 
 
 class Refusal(NamedTuple):
@@ -90,7 +92,7 @@ class Admission:
     Args:
       config: bounds, and which mechanisms are on.
       workers: every worker there is or will be.
-      queue: the requests that wait for them.
+      queues: of requests for tokens, and of those for vectors.
       table: counts refused requests, and knows those that are live.
       recovery: the memory of faults.
       observer: told of refusals and levels.
@@ -105,7 +107,7 @@ class Admission:
         self,
         config: ServerConfig,
         workers: tuple[Worker, ...],
-        queue: FairQueue[Request],
+        queues: tuple[FairQueue[Request], FairQueue[Request]],
         table: RequestTable,
         recovery: Recovery,
         observer: OverloadObserver,
@@ -115,7 +117,7 @@ class Admission:
         self.is_draining = False
         self._config = config
         self._workers = workers
-        self._queue = queue
+        self._queue, self._inputs = queues
         self._table = table
         self._recovery = recovery
         self._swept_at = now
@@ -128,12 +130,16 @@ class Admission:
           ask: early without requests, when only the expected wait is looked at; late with them.
           now: the time.
         """
+        texts = tuple(request for request in ask.requests if request.form is None)
+        inputs = tuple(request for request in ask.requests if request.form is not None)
         try:
-            for request in ask.requests:
-                self._check(request, len(ask.requests), now)
-            return Admit(self._forecasts(ask, now))
+            self._check(ask.requests, now)
+            self._check_inputs(inputs, now)
+            self._check_texts(texts, now)
+            forecasts = iter(() if inputs and not texts else self._forecasts(ask, texts, now))
         except RequestError as error:
             return Refusal(error)
+        return Admit(tuple(next(forecasts) if r.form is None else None for r in ask.requests))
 
     def refuse_early(
         self, scheduling: Scheduling, request_id: bytes, key: int, deadline_s: float, now: float
@@ -188,28 +194,56 @@ class Admission:
         self.overload.prediction.advance(now, is_waiting=is_waiting)
         self.overload.sweep(_capacity(self._workers), self._tokens_waiting, now)
 
-    def _check(self, request: GenerationRequest, num_together: int, now: float) -> None:
-        """Raise for a request that can not run now, whatever else waits."""
-        if self.is_draining:
+    def _check(self, requests: tuple[GenerationRequest, ...], now: float) -> None:
+        """Raise for a request that must not begin, whatever it asks for."""
+        if requests and self.is_draining:
             raise draining()
-        if request.request_id in self._table:
-            raise server_error()  # two requests with one id could not be told apart
-        objection = self._recovery.objection_to(request, now)
-        if objection is not None:
-            raise objection.error
-        config = self._config
-        refuse_unfit(request, limits_of(self._workers, self._table.text.max_model_len))
-        role = missing_role(self._workers, needed_roles(config.routing), config.worker_wait_s, now)
+        for request in requests:
+            if request.request_id in self._table:
+                raise server_error()  # two requests with one id could not be told apart
+            objection = self._recovery.objection_to(request, now)
+            if objection is not None:
+                raise objection.error
+
+    def _check_texts(self, requests: tuple[GenerationRequest, ...], now: float) -> None:
+        """Raise for a completion that cannot run, or for which the queue has no room."""
+        limits = limits_of(self._workers, self._table.text.max_model_len)
+        roles, most = needed_roles(self._config.routing), self._config.max_queued_requests
+        for request in requests:
+            refuse_unfit(request, limits)
+            self._check_workers(roles, now)
+            # They would take memory, however quickly they would go.
+            if num_queued := num_crowding(self._queue, request.scheduling, len(requests), most):
+                raise crowded_out(f"{num_queued} requests wait already", FULL_RETRY_S)
+
+    def _check_inputs(self, requests: tuple[GenerationRequest, ...], now: float) -> None:
+        """Raise for an input that is too long, or for which the queue has no room."""
+        most_tokens = limits_of(self._workers, self._table.text.max_model_len).max_model_len
+        for at, request in enumerate(requests):
+            if len(request.prompt_ids) > most_tokens:
+                raise invalid_request(
+                    f"input {at} has {len(request.prompt_ids)} tokens; this model takes at most "
+                    f"{most_tokens}",
+                    "input",
+                    "context_length_exceeded",
+                )
+        if requests:
+            self._check_workers((Role.PREFILL,), now)
+        most = self._config.embedding.max_waiting_inputs
+        for scheduling in {request.scheduling for request in requests}:
+            if num_waiting := num_crowding(self._inputs, scheduling, len(requests), most):
+                raise crowded_out(f"{num_waiting} inputs wait already", FULL_INPUTS_RETRY_S)
+
+    def _check_workers(self, roles: Iterable[Role], now: float) -> None:
+        role = missing_role(self._workers, roles, self._config.worker_wait_s, now)
         if role is not None:
             raise outcome.no_worker_left(role).error
-        most = config.max_queued_requests
-        if num_queued := num_crowding(self._queue, request.scheduling, num_together, most):
-            # They would take memory, however quickly they would go.
-            raise crowded_out(f"{num_queued} requests wait already", FULL_RETRY_S)
 
-    def _forecasts(self, ask: Ask, now: float) -> tuple[Forecast, ...]:
+    def _forecasts(
+        self, ask: Ask, requests: tuple[GenerationRequest, ...], now: float
+    ) -> list[Forecast]:
         """Return what is expected of each request; RequestError where one would come too late."""
-        asked = [(_place(request, now), _demand(request)) for request in ask.requests]
+        asked = [(_place(request, now), _demand(request)) for request in requests]
         if not asked:
             place = Place(ask.scheduling, 0, now + ask.deadline_s, 0, LEAST_TOKENS, UNKNOWN_TOKENS)
             draw = _draw(ask.request_id)
@@ -226,7 +260,7 @@ class Admission:
             forecast = self.overload.judge(whole, ahead, now)
             # One answer holds them all: it begins with the first, and the others may take as long.
             forecasts.append(forecast.of_sibling(place.due) if forecasts else forecast)
-        return tuple(forecasts)
+        return forecasts
 
     def _tokens_waiting(self, service_class: ServiceClass) -> float:
         """Return the prompt tokens of a class and those above it that wait for workers."""

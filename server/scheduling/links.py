@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -24,8 +23,8 @@ from triolet.process import process_facts
 from ..contract.charges import NO_CHARGES
 from .audit import Auditor
 from .delivery import Handout, Intake
-from .embedding_run import begin_embeddings
-from .observer import SilentObserver
+from .embeddings import EmbeddingRun
+from .observer import Observer
 from .requests import FAREWELL, Requests
 from .routing import is_ready
 from .status import FleetStatus, present, queued_by_class, worker_status
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 
     from ..contract.charges import Charges
     from ..contract.generation import CancelReason, GenerationRequest
-    from .observer import FleetObserver
     from .output import RelayText
     from .request import Request
 
@@ -147,7 +145,6 @@ class Links:
 
     Attributes:
       admission: refuses before anything is spent on a request.
-      embed: begins to make vectors of inputs.
       hold_s: tells for how long a line of a batch stands back for others at most.
     """
 
@@ -156,7 +153,7 @@ class Links:
         config: ServerConfig,
         text: RelayText,
         network: Network,
-        observer: FleetObserver | None = None,
+        observer: Observer | None = None,
         name: str = "server",
         draw_epoch: Callable[[], int] = new_epoch,
         charges: Charges = NO_CHARGES,
@@ -171,11 +168,10 @@ class Links:
             for role, of_role in addresses.items()
             for address in of_role
         )
-        self._observer = observer or SilentObserver()
+        self._observer = observer or Observer()
         self._requests = Requests(
             config, self._workers, text, self._observer, now, charges, kv_secret
         )
-        self.embed = partial(begin_embeddings, self._requests, config, self._flush)
         self.admission = self._requests.admission
         self.hold_s = self._requests.background.hold_s
         self._auditor = Auditor(self._me, config, self._workers, self._requests)
@@ -209,6 +205,16 @@ class Links:
             Stream(sequence, self._taken, self._cancel, self._handout.add) for sequence in sequences
         ]
 
+    def embed(self, requests: Sequence[GenerationRequest]) -> EmbeddingRun:
+        """Begin to make vectors of inputs, of all or of none.
+
+        Raises:
+          RequestError: refused; nothing was begun.
+        """
+        run = EmbeddingRun(self._requests, self._config, self._flush)
+        run.begin(requests)
+        return run
+
     @property
     def max_model_len(self) -> int:
         """Most tokens of prompt and completion together."""
@@ -231,7 +237,7 @@ class Links:
             received=requests.accounting.received,
             accepted=requests.accounting.accepted,
             rejected=dict(requests.accounting.rejected),
-            ended={str(how): n for how, n in requests.accounting.ended.items()},
+            ended=dict(requests.accounting.ended),
             retries_left=requests.recovery.retries_left,
             quarantined=requests.recovery.num_quarantined,
             overload=self.admission.status(trio.current_time()),
@@ -239,10 +245,10 @@ class Links:
             queues=tuple(requests.queues),
         )
 
-    def dismiss(self, tenants: Set[str]) -> None:
-        """End whatever runs or waits for some tenants: they may ask no more."""
+    def cancel_tenants(self, tenants: Set[str]) -> None:
+        """End all requests of tenants that were disabled or removed."""
         self._requests.wake(trio.current_time())
-        self._requests.dismiss(tenants, trio.current_time())
+        self._requests.cancel_tenants(tenants, trio.current_time())
         self._flush()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -7,13 +7,11 @@ import math
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from transport.frames import EndReason
 from triolet.errors import crowded_out, deadline_exceeded
 from triolet.service_class import ServiceClass
 from triolet.units import SECONDS
 
-from . import outcome
-from .accounting import Outcome
+from .outcome import Failure, Outcome
 from .returns import MOST_S, PATIENCE_S, Returns
 from .status import OverloadStatus
 from .wait_estimate import Forecast, Outstanding, Prediction, Stage, Standing
@@ -358,7 +356,7 @@ class Overload:
         if standing.service_class is ServiceClass.CRITICAL:
             self._critical_until = now + self._config.admission.headroom_memory_s
 
-    def expired(self, forecast: Forecast | None, now: float) -> outcome.End | None:
+    def expired(self, forecast: Forecast | None, now: float) -> Failure | None:
         """Return the end of a request that waits in vain: nothing was spent on it, and its first
         token can not come in time any more. None for any other."""
         if forecast is None or forecast.standing is None or forecast.dispatched_at is not None:
@@ -372,10 +370,9 @@ class Overload:
             self.prediction.waited(own, forecast.queue_s, waited_s)
         if forecast.slo_s is None or forecast.deadline_s < forecast.slo_s:
             error = deadline_exceeded("its first token would come after the request's deadline")
-        else:
-            text = f"it waited {waited_s:.1f} s, and its first token would come too late"
-            error = crowded_out(text, max(forecast.slo_s / 2, 1.0))
-        return outcome.End(error, Outcome.EXPIRED, EndReason.DEADLINE)
+            return Failure(Outcome.EXPIRED_DEADLINE, error)
+        text = f"it waited {waited_s:.1f} s, and its first token would come too late"
+        return Failure(Outcome.EXPIRED, crowded_out(text, max(forecast.slo_s / 2, 1.0)))
 
     def dispatched(self, forecast: Forecast | None, now: float) -> None:
         """Learn from a request of which an attempt begins; only the first one counts."""

@@ -1,10 +1,9 @@
-"""The phases of a sequence in the server, and the steps that lead from one to the next.
+"""One accepted request: its phases and the steps between them, its attempt, its times.
 
-The table is the whole truth: a step that it does not have raises and changes nothing. Knows no
-frames, no workers and no time.
-
-A sequence may go round: whatever happens to a worker leads back to QUEUED and from there through a
-new attempt. END leads from everywhere to FINISHED, once.
+A step that the table does not have raises and changes nothing. A request may go round: the loss of
+a worker leads back to QUEUED and from there through a new attempt. END leads from everywhere to
+FINISHED, once. An input (a request for a vector) needs no lease of decode: its attempt begins in
+PREFILLING and ends with the vector.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 from triolet.errors import LocalProtocolError
 from triolet.service_class import Band
 
-from ..contract.generation import Usage
-from .poison import Suspicion
+from ..contract.generation import Failed, Finished, Usage
+from .poison import PoisonDetector
 from .queue import Place
 from .routing import Need, Why
 from .workers import PrefixChain
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Phase(Enum):
-    """Where a sequence is."""
+    """Where a request is."""
 
     QUEUED = auto()  # waits for workers with room
     RESERVING = auto()  # decode was asked for a lease
@@ -53,7 +52,7 @@ class Step(Enum):
     GRANT = auto()
     TOKEN = auto()
     COMPLETE = auto()  # decode says how many tokens there are
-    RETRY = auto()  # this attempt is over, the sequence is not
+    RETRY = auto()  # this attempt is over, the request is not
     END = auto()  # any terminal: finished, failed, cancelled
 
 
@@ -174,7 +173,7 @@ class Request:
       num_attempts: tries begun so far.
       faults: what tries failed by since it last got on, that nobody else was convicted of.
       faulted_at: tokens that it had at the last of them.
-      suspicion: whether it is what workers fail by.
+      poison: whether it makes workers fail.
       shunned: addresses of workers where it failed; others are preferred.
       fingerprint: of the model that made its first token.
       is_begun: a worker was told to compute its prompt.
@@ -183,6 +182,10 @@ class Request:
       held_tokens: of these, what decode had at the first attempt.
       forecast: what admission expected of it.
       chain: names the prompt's blocks.
+      turn: of an input, rises with its place in its client's request.
+      input_share: of an input, the share of prefill's credit that inputs may have; else 0.
+      vector: of an input, once it is there.
+      terminal: its end, once it is there.
     """
 
     request: GenerationRequest
@@ -196,7 +199,7 @@ class Request:
     num_attempts: int = 0
     faults: list[Hashable] = field(default_factory=list)
     faulted_at: int = 0
-    suspicion: Suspicion = field(default_factory=Suspicion)
+    poison: PoisonDetector = field(default_factory=PoisonDetector)
     shunned: frozenset[str] = frozenset()
     fingerprint: str = ""
     is_begun: bool = False
@@ -205,6 +208,10 @@ class Request:
     held_tokens: int = 0
     forecast: Forecast | None = None
     chain: PrefixChain = field(init=False)
+    turn: int = 0
+    input_share: float = 0.0
+    vector: bytes = b""
+    terminal: Finished | Failed | None = None
 
     def __post_init__(self) -> None:
         self.chain = PrefixChain(self.request.prompt_ids, self.request.cache_salt)
@@ -216,6 +223,11 @@ class Request:
           LocalProtocolError: the table has no such step from here.
         """
         self.phase = after(self.phase, step)
+
+    @property
+    def is_input(self) -> bool:
+        """Whether it ends with a vector: prefill computes it, and decode is not asked."""
+        return self.request.form is not None
 
     def needs(self, worker: Worker) -> bool:
         """Return whether its present attempt is over without this worker."""
@@ -233,7 +245,7 @@ class Request:
             return False
         if attempt.pair.is_local:
             return self.phase in (Phase.PREFILLING, Phase.DECODING)
-        computing = Phase.DECODING if worker is attempt.pair.decode else Phase.PREFILLING
+        computing = Phase.PREFILLING if worker is attempt.pair.prefill else Phase.DECODING
         return self.phase is computing
 
     def began_before(self, when: float) -> bool:
@@ -256,7 +268,7 @@ class Request:
         return Place(
             request.scheduling,
             request.priority,
-            self.deadline,
+            self.turn if self.is_input else self.deadline,
             self.order,
             len(request.prompt_ids),
             request.sampling.max_tokens,
@@ -271,10 +283,11 @@ class Request:
             prompt_tokens + len(self.relay.token_ids),
             self.fingerprint,
             self.shunned,
-            self.suspicion.is_on_probation,
-            self.suspicion.is_of_prompt,
+            self.poison.isolated,
+            self.poison.is_of_prompt,
             self.chain,
             band=Band(self.request.scheduling.service_class),
+            input_share=self.input_share,
         )
 
     @property

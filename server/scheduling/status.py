@@ -143,7 +143,7 @@ def worker_status(worker: Worker) -> WorkerStatus:
         fingerprint=worker.fingerprint,
         capacity=worker.capacity,
         load=worker.load,
-        attempts=len(worker.shares) + len(worker.inputs),
+        attempts=len(worker.shares),
         breaker=worker.breaker.state.value,
         trouble=worker.trouble,
     )

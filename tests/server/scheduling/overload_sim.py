@@ -15,7 +15,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
-from server.scheduling.observer import SilentOverloadObserver
+from server.scheduling.observer import OverloadObserver
 from server.scheduling.overload import Demand, Overload
 from server.scheduling.wait_estimate import Capacity
 from triolet.errors import RequestError
@@ -44,7 +44,7 @@ class Client:
     times_told: int = 0
 
 
-class Reasons(SilentOverloadObserver):
+class Reasons(OverloadObserver):
     """Counts why who was refused."""
 
     def __init__(self) -> None:

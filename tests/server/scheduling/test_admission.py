@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from server.contract.embedding import EmbeddingRequest
+from server.contract.generation import input_request
 from server.scheduling.admission import Admission, Admit, Ask, Refusal
 from server.scheduling.attempt import due_at
-from server.scheduling.observer import SilentOverloadObserver
+from server.scheduling.observer import OverloadObserver
 from server.scheduling.overload import LEAST_SAMPLES, AimdLimiter, Demand, Level, Overload
 from server.scheduling.queue import FairQueue
 from server.scheduling.request import Phase
@@ -59,10 +59,10 @@ class Scene:
         self.admission = Admission(
             ServerConfig("", "tiny", (), ()),
             world.workers,
-            self.line,  # type: ignore[arg-type]
+            (self.line, self.line),  # type: ignore[arg-type]
             world.requests.table,
             world.requests.recovery,
-            SilentOverloadObserver(),
+            OverloadObserver(),
             self.now,
         )
         self._names = count()
@@ -89,7 +89,7 @@ class Scene:
 def overload(tokens_per_s: float, slo_s: float = 10.0, **changes: object) -> Overload:
     """Return one of a fleet with 64 rows."""
     config = OverloadConfig(SloConfig(slo_s, slo_s, slo_s), **changes)  # type: ignore[arg-type]
-    one = Overload(config, SilentOverloadObserver(), 0.0)
+    one = Overload(config, OverloadObserver(), 0.0)
     one.sweep(Capacity(64, tokens_per_s, tokens_per_s), lambda _: 0.0, 0.0)
     return one
 
@@ -106,7 +106,7 @@ def served(one: Overload, num_tokens: int, ttft_s: float, now: float) -> None:
 
 def test_nobody_is_refused_for_a_long_prompt_that_it_overtakes() -> None:
     config = OverloadConfig(SloConfig(10.0, 10.0, 10.0))
-    one = Overload(config, SilentOverloadObserver(), 0.0, overtaken_s=1.0)
+    one = Overload(config, OverloadObserver(), 0.0, overtaken_s=1.0)
     one.sweep(Capacity(64, 100.0, 100.0), lambda _: 0.0, 0.0)
     long = Demand(Scheduling(), 5000, DEADLINE_S)
     forecast = one.judge(long, 0.0, 0.0)
@@ -343,16 +343,15 @@ def test_who_waits_in_vain_is_swept_when_its_first_token_is_too_late() -> None:
 
 def test_brownout_pauses_inputs_of_batches_too() -> None:
     world = World()
-    inputs = world.requests.embeddings
     world.prefill.token_credit = 0
     world.greet(world.worker(world.prefill))
     scheduling = Scheduling(service_class=ServiceClass.BATCH)
     for number in range(2):
-        request = EmbeddingRequest(
+        request = input_request(
             number.to_bytes(16, "big"), (1, 2, 3), VectorForm(), 600.0, scheduling=scheduling
         )
-        inputs.submit([request], lambda: None, world.now, is_draining=False)
-    [line] = (queue for queue in world.requests.queues if queue is inputs.line)
+        world.requests.submit([request], world.now)
+    line = world.requests._attempts.inputs
     assert line.first() is not None
     world.requests.admission.overload.brownout.level = Level.PAUSE_BATCH
     world.sweep()

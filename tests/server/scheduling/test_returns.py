@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from server.scheduling.observer import SilentOverloadObserver
+from server.scheduling.observer import OverloadObserver
 from server.scheduling.overload import Demand, Level, Overload
 from server.scheduling.returns import GRACE_S, MOST_S, PATIENCE_S, Returns
 from server.scheduling.wait_estimate import Capacity
@@ -125,7 +125,7 @@ def test_beyond_the_longest_time_requests_are_told_apart_and_not_remembered() ->
 
 def refusing() -> Overload:
     slo = SloConfig(2.0, 2.0, 2.0)
-    one = Overload(OverloadConfig(slo, EXACT), SilentOverloadObserver(), 0.0)
+    one = Overload(OverloadConfig(slo, EXACT), OverloadObserver(), 0.0)
     one.prediction.see(Capacity(64, RATE, RATE))
     return one
 
@@ -138,7 +138,7 @@ def told_by(one: Overload, demand: Demand, tokens_ahead: float, now: float = 0.0
 
 
 def test_before_the_rate_is_known_the_time_is_left_to_be_spread() -> None:
-    one = Overload(OverloadConfig(), SilentOverloadObserver(), 0.0)
+    one = Overload(OverloadConfig(), OverloadObserver(), 0.0)
     one.brownout.level = Level.CRITICAL_ONLY
     with pytest.raises(RequestError) as refusal:
         one.judge(Demand(ONE, 50, 600.0, 1), 0.0, 0.0)

@@ -34,7 +34,6 @@ from triolet.ids import Role
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from server.contract.embedding import EmbeddingRequest
     from server.contract.generation import Event, GenerationRequest
     from server.metrics.metrics import Metrics
     from server.scheduling.links import Fleet
@@ -259,7 +258,7 @@ class FakeFleet:
     def __init__(self, script: Callable[[FakeGeneration], None] = answer_hello) -> None:
         self.script = script
         self.generations: list[FakeGeneration] = []
-        self.inputs: list[EmbeddingRequest] = []
+        self.inputs: list[GenerationRequest] = []
         self.admission = FakeAdmission()
         self.refuse_with: RequestError | None = None
         self.refusals = 0
@@ -282,7 +281,7 @@ class FakeFleet:
     def submit_together(self, requests: Sequence[GenerationRequest]) -> list[FakeGeneration]:
         return [self.submit(request) for request in requests]
 
-    def embed(self, requests: Sequence[EmbeddingRequest]) -> FakeRun:
+    def embed(self, requests: Sequence[GenerationRequest]) -> FakeRun:
         self.inputs += requests
         return FakeRun(len(requests))
 
@@ -321,11 +320,11 @@ class ChargingFleet(FakeFleet):
             self.end(generation)
         return generation
 
-    def embed(self, requests: Sequence[EmbeddingRequest]) -> FakeRun:
+    def embed(self, requests: Sequence[GenerationRequest]) -> FakeRun:
         for request in requests:
             self.charges.accepted(request.request_id)
             self.charges.ended(request.request_id, Usage(0, 0), is_begun=True)
-            self.used += len(request.input_ids)
+            self.used += len(request.prompt_ids)
         return super().embed(requests)
 
     def end(self, generation: FakeGeneration, *, is_begun: bool = True) -> None:
