@@ -58,6 +58,7 @@ def steps_of_the_product() -> list[object]:
     return [getattr(place, name) for place, names in steps.items() for name in names]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_everybody_gets_a_place_or_a_refusal_and_every_step_is_timed() -> None:
     before, found = steps_of_the_product(), {}
