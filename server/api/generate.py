@@ -20,7 +20,7 @@ from .claims import current_scheduling, renew_tenant, tier_field
 from .openai.chunks import Envelope, RunningUsage, total_usage
 from .overload import capped, own_ask_key
 from .quota import reserved
-from .resuming import own_key, resumable_stream, resumable_whole
+from .resuming import current_key, resumable_stream, resumable_whole
 from .sampling import cache_ask, check_token_ids, of_choice, sampling_params
 from .stream import EventStreamBody, WholeAnswer, collect
 
@@ -366,7 +366,7 @@ async def begin_stream(
       fields: what the client sent, by which its retries are known.
       services: what it works with.
     """
-    key = own_key()
+    key = current_key()
     if key is None:
         with await reserved(requests, services):
             stream = submit_all(requests, services, current_scope())
@@ -422,7 +422,7 @@ async def begin_whole(
       fields: what the client sent, by which its retries are known.
       services: what it works with.
     """
-    key = own_key()
+    key = current_key()
     if key is None:
         with await reserved(requests, services):
             stream = submit_all(requests, services, current_scope())

@@ -42,7 +42,7 @@ JOINED: Final = "idempotency-replayed"
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 
 
-def own_key() -> str | None:
+def current_key() -> str | None:
     """Return the key that the client gave its request, or None.
 
     Raises:
@@ -170,7 +170,7 @@ def _begin(
 
 def has_answer(services: Services) -> bool:
     """Return whether something is kept by the request's key, whatever it was that asked."""
-    key = own_key()
+    key = current_key()
     return key is not None and services.kept.find(_name_of(key)) is not None
 
 
