@@ -12,7 +12,7 @@ from quart import has_request_context
 
 from .body import current_scope, deadline_s
 from .claims import current_scheduling
-from .resuming import own_key
+from .resuming import current_key
 
 if TYPE_CHECKING:
     from triolet.service_class import Scheduling
@@ -34,7 +34,7 @@ def refuse_early(fields: GenerationFields, services: Services) -> None:
     Raises:
       RequestError: 503.
     """
-    if not has_request_context() or own_key() is not None:
+    if not has_request_context() or current_key() is not None:
         return
     if fields.response_cache == "allow" and services.config.response_cache.max_bytes:
         return
