@@ -101,9 +101,9 @@ class Choosy(FakeFleet):
         self.charges = quotas
         self.doorkeeper = ChoosyDoorkeeper()
 
-    def submit(self, request: GenerationRequest) -> FakeGeneration:
+    def begin(self, request: GenerationRequest) -> FakeGeneration:
         self.charges.accepted(request.request_id)
-        return super().submit(request)
+        return super().begin(request)
 
     def answer(self, generation: FakeGeneration) -> None:
         if generation.request.scheduling.tenant != FLOOD:
