@@ -87,7 +87,7 @@ clients: $(CLIENTS)/.installed  ## clients of other makers, unpatched, against r
 proofs: clients  ## proofs that need packages or time beyond what tests have
 
 screenshot: install-dev system-deps  ## pictures of the pages, into docs/images/
-	$(BIN)/python -m loadtest.screenshot $(ARGS)
+	$(BIN)/python -m tools.screenshot $(ARGS)
 
 loadtest: install-dev  ## locust, headless, against a server it starts; report in build/loadtest/
 	$(BIN)/python -m loadtest.run $(ARGS)
@@ -178,7 +178,7 @@ bench-cache: install-dev  ## what the prefix cache finds of real conversations, 
 	$(BIN)/python -m loadtest.bench.cache $(ARGS)
 
 gpu-lease:  ## pack, list or run the stages for a GPU, without a network there (docs/gpu.md; ARGS="run --out DIR --part 1")
-	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m loadtest.bench.gpu_lease $(or $(ARGS),list)
+	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tools.gpu_lease.lease $(or $(ARGS),list)
 
 bench-interference: bench-model  ## gaps of running streams while long prompts arrive: one core each, mixed steps, vLLM
 	$(BIN)/python -m loadtest.bench.interference $(ARGS)

@@ -1,12 +1,13 @@
-"""One role as a process: by itself, or as one that belongs to a supervisor.
-
-Knows what every role's process has in common, and how a setting that cannot work is told; refuses
-to know any role.
-"""
+"""One role as a process: by itself, or as one that belongs to a supervisor."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import ctypes
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import typer
 
@@ -15,10 +16,8 @@ from triolet.private_files import keep_private
 from triolet.status import Failed, report
 
 from .exit_codes import EXIT_BAD_INPUT
-from .lifeline import hold_on_to, show_name
 from .logs import configure_logs
 from .plain_text import one_line
-from .spinning import spin_briefly
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,3 +63,61 @@ def run_role(
     # The supervisor prints the one line, after it has ended the others.
     report(Failed(one_line(str(problem))))
     raise typer.Exit(EXIT_BAD_INPUT)
+
+
+PR_SET_PDEATHSIG: Final = 1
+PR_SET_NAME: Final = 15
+
+
+def hold_on_to(supervisor_pid: int) -> None:
+    """Make this process end when the supervisor does. Takes over stdin, the pipe from it."""
+    if sys.platform == "linux":
+        # SIGKILL, because a drain without workers and without anybody to report to helps nobody.
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != supervisor_pid:
+        # It died before we asked to be told.
+        os._exit(1)
+    threading.Thread(target=_die_at_end_of_stdin, name="lifeline", daemon=True).start()
+
+
+def leave() -> NoReturn:
+    """End the process at once, as one that has done everything it had to do.
+
+    Python takes itself apart before it ends, and with torch loaded that takes two to three seconds
+    in which the worker is gone for its servers and still there for whoever waits for its end.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def show_name(name: str) -> None:
+    """Let `top` and `ps -o comm` show this name instead of `python`; 15 bytes are shown."""
+    if sys.platform == "linux":
+        _prctl(PR_SET_NAME, ctypes.create_string_buffer(name.encode()[:15]))
+
+
+def _prctl(option: int, argument: int | ctypes.Array[ctypes.c_char]) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, argument, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl({option}): {os.strerror(number)}")
+
+
+def _die_at_end_of_stdin() -> None:
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+SPIN_COUNT: Final = "1000"
+"""Looks, some tens of microseconds in all. By default a thread looks for milliseconds before it
+gives its core away, also where the one that it waits for needs that very core: beside one busy
+neighbour on two cores a step of 8 ms, which has a hundred such meetings, then took 390 ms, and
+takes 12. The price: with cores to itself a short step of two threads takes about a tenth longer."""
+
+
+def spin_briefly() -> None:
+    """Let threads sleep soon. To be called before anything loads the library, which reads it then
+    and never again."""
+    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)

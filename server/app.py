@@ -65,14 +65,22 @@ from .document.openapi import PATH as OPENAPI
 from .document.openapi import ServedDocument
 from .edge.quart import CuredHTTPConnection, CuredQuart
 from .jobs.batches_api import cancel_batch, create_batch, list_batches, show_batch
-from .jobs.files_api import delete_file, file_content, list_files, show_file, upload_file
+from .jobs.files_api import (
+    delete_file,
+    file_content,
+    keeps_no_files,
+    list_files,
+    show_file,
+    upload_file,
+)
 from .tenants.tenancy import current_tenant
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from typing import TypeAlias
 
-    from .api.ports import Services
+    from .api.services import Services
+    from .jobs.storage import Storage
 
     View: TypeAlias = Callable[..., Awaitable[Response] | Response]
 
@@ -84,8 +92,13 @@ NOT_FOUND: Final = "there is nothing at this path; the API is below /v1, the cha
 HEADERS: Final = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
 
 
-def build_app(services: Services) -> CuredQuart:
-    """Return the application, ready to be served."""
+def build_app(services: Services, storage: Storage | None = None) -> CuredQuart:
+    """Return the application, ready to be served.
+
+    Args:
+      services: what routes work with.
+      storage: files and batches; None where none are kept.
+    """
     app = CuredQuart("triolet", static_folder=None, template_folder=None)
     app.asgi_http_class = CuredHTTPConnection
     # A redirect to a tidier path would be a second way to each route.
@@ -98,7 +111,7 @@ def build_app(services: Services) -> CuredQuart:
     app.config["RESPONSE_TIMEOUT"] = None
     app.config["BODY_TIMEOUT"] = None
     app.config["PROPAGATE_EXCEPTIONS"] = False
-    _add_routes(app, services)
+    _add_routes(app, services, storage)
     app.before_request(partial(check_request, services))
     app.before_websocket(partial(check_websocket, services))
     app.after_request(partial(_finish, services))
@@ -106,7 +119,7 @@ def build_app(services: Services) -> CuredQuart:
     return app
 
 
-def _add_routes(app: CuredQuart, services: Services) -> None:
+def _add_routes(app: CuredQuart, services: Services, storage: Storage | None) -> None:
     def add(method: str, path: str, view: View) -> None:
         app.add_url_rule(
             path,
@@ -123,7 +136,7 @@ def _add_routes(app: CuredQuart, services: Services) -> None:
     add("POST", f"{RESPONSES}/input_tokens", count_input_tokens)
     add("POST", MESSAGES, by_owner(create_message))
     add("POST", f"{MESSAGES}/count_tokens", count_message_tokens)
-    _add_stored(add)
+    _add_stored(add, storage)
     _add_scoring(add)
     _add_ollama(add)
     add("GET", "/v1/models", list_models)
@@ -176,16 +189,19 @@ def _add_ollama(add: Callable[[str, str, View], None]) -> None:
     add("DELETE", "/api/delete", ollama_models.refuse)
 
 
-def _add_stored(add: Callable[[str, str, View], None]) -> None:
-    add("POST", "/v1/files", upload_file)
-    add("GET", "/v1/files", list_files)
-    add("GET", "/v1/files/<file_id>", show_file)
-    add("DELETE", "/v1/files/<file_id>", delete_file)
-    add("GET", "/v1/files/<file_id>/content", file_content)
-    add("POST", "/v1/batches", create_batch)
-    add("GET", "/v1/batches", list_batches)
-    add("GET", "/v1/batches/<batch_id>", show_batch)
-    add("POST", "/v1/batches/<batch_id>/cancel", cancel_batch)
+def _add_stored(add: Callable[[str, str, View], None], storage: Storage | None) -> None:
+    for method, path, view in (
+        ("POST", "/v1/files", upload_file),
+        ("GET", "/v1/files", list_files),
+        ("GET", "/v1/files/<file_id>", show_file),
+        ("DELETE", "/v1/files/<file_id>", delete_file),
+        ("GET", "/v1/files/<file_id>/content", file_content),
+        ("POST", "/v1/batches", create_batch),
+        ("GET", "/v1/batches", list_batches),
+        ("GET", "/v1/batches/<batch_id>", show_batch),
+        ("POST", "/v1/batches/<batch_id>/cancel", cancel_batch),
+    ):
+        add(method, path, keeps_no_files if storage is None else partial(view, storage))
 
 
 def _with_services(

@@ -32,13 +32,13 @@ from triolet.units import MIB
 
 from .api.live import Lifecycle
 from .api.peers import Siblings
-from .api.ports import Services
+from .api.services import Services
 from .app import build_app
 from .edge.listen import Edge, base_url, open_listening_socket, open_own_socket
 from .jobs.runner import BatchRunner
 from .jobs.storage import Storage
 from .metrics.metrics import Metrics
-from .scheduling.links import Fleet
+from .scheduling.links import Links
 from .tenants.opening import opened_quotas
 from .tenants.tenancy import Tenancy, TenantFile
 from .text.grammars import Grammars
@@ -113,7 +113,7 @@ async def serve(
             siblings = Siblings(config.siblings) if config.siblings else None
             grammars = _grammars(config, text, metrics)
             quotas = sockets.enter_context(_quotas(config, metrics, tenancy))
-            fleet = Fleet(config, text, network, metrics, _own_name(siblings), charges=quotas)
+            fleet = Links(config, text, network, metrics, _own_name(siblings), charges=quotas)
             services = Services(
                 config,
                 fleet,
@@ -126,12 +126,12 @@ async def serve(
                 embedding=read_embedding_model(config.model_dir),
                 card=read_model_card(config.model_dir),
                 page_words=_page_words(config, text),
-                storage=sockets.enter_context(_storage(config)),
                 siblings=siblings,
                 tenancy=tenancy,
                 quotas=quotas,
             )
-            edge = Edge(app := build_app(services), config)
+            storage = sockets.enter_context(_storage(config))
+            edge = Edge(app := build_app(services, storage), config)
             _show(metrics, fleet, edge, services, text.turns, grammars.turns)
             async with trio.open_nursery() as nursery:
                 for part in (quotas.store, fleet, services.kept, grammars):
@@ -139,7 +139,7 @@ async def serve(
                 await nursery.start(edge.run, *listening)
                 task_status.started(base_url(listening[0]))
                 nursery.start_soon(_hand_over, services.lifecycle, edge, config.handover_s)
-                nursery.start_soon(_run_beside, services, app, fleet, metrics, tenant_file)
+                nursery.start_soon(_run_beside, services, app, storage, fleet, tenant_file)
                 await services.lifecycle.draining.wait()
                 await _drain(fleet, siblings, edge, config, on_drained)
                 nursery.cancel_scope.cancel()
@@ -149,7 +149,7 @@ async def serve(
 
 def _show(
     metrics: Metrics,
-    fleet: Fleet,
+    fleet: Links,
     edge: Edge,
     services: Services,
     texts: Turns[Any],
@@ -158,11 +158,12 @@ def _show(
     """Let the metrics show what there is of everything."""
     metrics.watch(fleet.status, *edge.counters)
     lines = {"text": texts, "parser": services.parser_threads.turns, "grammar": grammars}
-    metrics.http.watch_door(lines, services.bodies)
+    bodies = services.bodies
+    metrics.http.watch_door(lines, lambda: bodies.held_bytes, bodies.refused)
 
 
 async def _drain(
-    fleet: Fleet,
+    fleet: Links,
     siblings: Siblings | None,
     edge: Edge,
     config: ServerConfig,
@@ -233,26 +234,23 @@ def _tenancy(config: ServerConfig, metrics: Metrics) -> tuple[Tenancy, TenantFil
 async def _run_beside(
     services: Services,
     app: QuartTrio,
-    fleet: Fleet,
-    metrics: Metrics,
+    storage: Storage | None,
+    fleet: Links,
     tenant_file: TenantFile | None,
 ) -> None:
     """Do what no client waits for: batches, and looking for other tenants."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_run_batches, services, app, fleet, metrics)
+        if storage is not None:
+            nursery.start_soon(_run_batches, services, app, storage, fleet)
         nursery.start_soon(services.recent.run)
         if tenant_file is not None:
             nursery.start_soon(tenant_file.run, services.tenancy, fleet.dismiss)
 
 
-async def _run_batches(services: Services, app: QuartTrio, fleet: Fleet, metrics: Metrics) -> None:
+async def _run_batches(services: Services, app: QuartTrio, storage: Storage, fleet: Links) -> None:
     """Run batches until this process is about to leave; a successor goes on with them."""
-    config, storage = services.config, services.storage
-    if storage is None:
-        return
-    runner = BatchRunner(
-        storage, config.batches, app, config.host, fleet.hold_s, metrics.http.batch_line
-    )
+    config, on_line = services.config, services.metrics.http.batch_line
+    runner = BatchRunner(storage, config.batches, app, config.host, fleet.hold_s, on_line)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runner.run)
         await services.lifecycle.leaving.wait()

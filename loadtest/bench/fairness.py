@@ -46,13 +46,12 @@ import httpx2
 import trio
 from rich.console import Console
 
-from ..cancel_report import percentile
-from ..server_process import running_server
+from ..cancels import percentile
+from ..harness.servers import running_server
 from .front import Source
 from .front_clients import CONTENT, chat_request
 from .front_servers import Front, OnCore, RunningFront
-from .machine import describe
-from .report import Ratio, Report
+from .report import Ratio, Report, describe
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ..server_process import stop, wait_ready
-from .environment import ENVIRONMENTS, python_of, why_not
+from ..harness.servers import stop, wait_ready
+from .engines import ENVIRONMENTS, python_of, why_not
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

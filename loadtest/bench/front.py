@@ -31,8 +31,7 @@ from rich.console import Console
 from .front_clients import Clients
 from .front_servers import DEMO, FASTAPI, FRONTS, OURS, ROOT, Front, OnCore, RunningFront
 from .front_source import IDLE_SEED
-from .machine import describe
-from .report import Ratio, Report
+from .report import Ratio, Report, describe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

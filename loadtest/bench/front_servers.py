@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, Self
 
-from .environment import install, python_of
+from .engines import install, python_of
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -67,7 +67,7 @@ class Front:
         """Return what starts it."""
         if self.peer:
             places = [str(DEMO / "tokenizer.json"), str(sockets), str(port)]
-            module = ["-m", "loadtest.bench.peer_front"]
+            module = ["-m", "loadtest.bench.drivers.front"]
             return [
                 str(python_of(ENVIRONMENT)), *module, *self.peer, *places, "--workers", str(workers)
             ]  # fmt: skip

@@ -22,9 +22,8 @@ from rich.console import Console
 
 from .engines import BENCH
 from .fleets import ALL, CO_LOCATED, DISAGGREGATED, VLLM, Arrangement, RunningFleet, running
-from .machine import describe
 from .model import SHAPES, model_directory, write_model
-from .report import Ratio, Report
+from .report import Ratio, Report, describe
 from .streams import Stream, Streams, prompt_of
 
 if TYPE_CHECKING:

@@ -21,10 +21,9 @@ from rich.console import Console
 from server.scheduling.fair_queue import FairQueue
 from server.scheduling.tenant_queue import Place
 from triolet.config import QueueConfig
-from triolet.service_class import Claim, ServiceClass
+from triolet.service_class import Scheduling, ServiceClass
 
-from .machine import describe
-from .report import Ratio, Report
+from .report import Ratio, Report, describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,9 +40,9 @@ def place(rng: random.Random, order: int, num_tenants: int) -> Place:
     """Return a request of somebody: a few tenants ask for most."""
     tenant = min(int(rng.expovariate(8.0) * num_tenants), num_tenants - 1)
     service_class = ServiceClass.DEFAULT if num_tenants == 1 else ServiceClass(rng.randrange(4))
-    claim = Claim(f"tenant {tenant}", 1.0 + tenant % 3, service_class)
+    scheduling = Scheduling(f"tenant {tenant}", 1.0 + tenant % 3, service_class)
     own = 0 if num_tenants == 1 else rng.choice((0, 0, 0, 1))
-    return Place(claim, own, order + rng.uniform(0, 1000), order, rng.randint(1, 4000), 200)
+    return Place(scheduling, own, order + rng.uniform(0, 1000), order, rng.randint(1, 4000), 200)
 
 
 class Timed:
@@ -89,7 +88,7 @@ def fair(size: int, num_tenants: int) -> list[dict[str, Any]]:
     running: list[int] = []
     for _ in range(REPETITIONS):
         new = place(rng, newest, num_tenants)
-        timed.call("tokens_ahead", queue.tokens_ahead, new.claim, new.own, new.due)
+        timed.call("tokens_ahead", queue.tokens_ahead, new.scheduling, new.own, new.due)
         timed.call("add", queue.add, newest, new)
         newest += 1
         turn = timed.call("first", queue.first)

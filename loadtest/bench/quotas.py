@@ -23,11 +23,10 @@ from server.tenants.memory_store import MemoryStore
 from server.tenants.redis_store import RedisStore
 from triolet.config import QuotaConfig
 
+from ..harness.redis import is_installed, own_redis
 from .engines import BENCH
-from .machine import describe
-from .own_redis import is_installed, own_redis
 from .quotas_servers import measure
-from .report import Ratio, Report
+from .report import Ratio, Report, describe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 from rich.console import Console
 
-from ..server_process import ServerDidNotStartError
+from ..harness.servers import ServerDidNotStartError
 from .engines import BENCH
-from .machine import describe
 from .model import SHAPES, model_directory, write_model
-from .report import Ratio, Report
+from .report import Ratio, Report, describe
 from .serve_client import Answer, Target, ask_together, at_once
 from .serve_servers import SERVERS, Running, started
 from .serve_shapes import lengths_in_words, scaled, shape_of

@@ -13,9 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from ..server_process import stop, wait_ready
-from .engines import ROOT
-from .environment import python_of, why_not
+from ..harness.servers import stop, wait_ready
+from .engines import ROOT, python_of, why_not
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,7 +20,7 @@ from .exchange import Connection, ConnectionBrokenError, HttpExchange, WebSocket
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .asks import Ask
+    from .answers import Ask
 
 ASK_TIMEOUT_S = 120.0
 """Of one try. Far above what any recovery takes: whoever waits this long has been forgotten."""

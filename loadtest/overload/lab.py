@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ops.simulation.campaign import keep_quiet
 
-from . import real_run, virtual_run
-from .mechanisms import NOTHING, configured
+from . import real as real_run
+from . import virtual as virtual_run
 from .plan import SIZES
-from .real_fleet import RealShape, real_fleet
-from .virtual_fleet import FleetShape
+from .real import RealShape, real_fleet
+from .switched_server import NOTHING, configured
+from .virtual import FleetShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from .plan import Experiment
-    from .virtual_run import Course
+    from .virtual import Course
 
 CLIENTS: Final = 64
 """At once, while capacity is measured: twice the rows of a fleet."""
@@ -61,7 +62,7 @@ def in_virtual_time(experiments: Sequence[Experiment], num_processes: int) -> li
 
 def _one(experiment: Experiment) -> Result:
     load = virtual_run.VirtualLoad(
-        experiment.arrivals, experiment.claims, do_return=experiment.do_return
+        experiment.arrivals, experiment.schedulings, do_return=experiment.do_return
     )
     return Result(experiment, virtual_run.drive(_virtual(experiment.mechanisms), load))
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from triolet.tenants import Tenant
 
     from .live import Entry
-    from .ports import Services
+    from .services import Services
 
 
 SUBPROTOCOL: Final = "triolet"

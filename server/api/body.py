@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from triolet.config import ServerConfig
 
-    from .ports import Services
     from .schemas import ModelT
+    from .services import Services
 
 _T = TypeVar("_T")
 

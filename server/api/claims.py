@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
 from triolet.errors import RequestError
-from triolet.service_class import Claim, ServiceClass
+from triolet.service_class import Scheduling, ServiceClass
 
 from ..tenants.tenancy import current_tenant, enter_tenant
 
@@ -47,7 +47,7 @@ def renew_tenant(tenancy: Tenancy) -> Tenant:
     return tenant
 
 
-def own_claim(service_tier: str | None = None, num_servers: int = 1) -> Claim:
+def current_scheduling(service_tier: str | None = None, num_servers: int = 1) -> Scheduling:
     """Return what the request that the running task serves claims.
 
     Args:
@@ -66,7 +66,7 @@ def own_claim(service_tier: str | None = None, num_servers: int = 1) -> Claim:
     if service_class not in plan.classes:
         raise outside_plan(service_class)
     most = plan.max_running
-    return Claim(
+    return Scheduling(
         tenant=tenant.name,
         weight=plan.weight,
         service_class=service_class,
@@ -82,16 +82,16 @@ def check_may_batch() -> None:
         raise outside_plan(ServiceClass.BATCH)
 
 
-def message_tier(service_tier: str | None, claim: Claim) -> dict[str, str]:
+def message_tier(service_tier: str | None, scheduling: Scheduling) -> dict[str, str]:
     """Return the same in Anthropic's words, where it belongs to the usage."""
     tier = {ServiceClass.CRITICAL: "priority", ServiceClass.BATCH: "batch"}
-    shown = tier.get(claim.service_class, "standard")
+    shown = tier.get(scheduling.service_class, "standard")
     return {} if service_tier is None else {"service_tier": shown}
 
 
-def tier_field(service_tier: str | None, claim: Claim) -> dict[str, str]:
+def tier_field(service_tier: str | None, scheduling: Scheduling) -> dict[str, str]:
     """Return what an answer says of its request's class; nothing unless the client spoke of it."""
-    return {} if service_tier is None else {"service_tier": _SHOWN[claim.service_class]}
+    return {} if service_tier is None else {"service_tier": _SHOWN[scheduling.service_class]}
 
 
 def outside_plan(service_class: ServiceClass) -> RequestError:

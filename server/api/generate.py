@@ -17,7 +17,7 @@ from triolet.ids import new_request_id
 from ..contract.generation import GenerationRequest
 from ..tenants.tenancy import current_tenant
 from .body import check_model, deadline_s, live_request, shown_request_id
-from .claims import own_claim, renew_tenant, tier_field
+from .claims import current_scheduling, renew_tenant, tier_field
 from .live import own_shortcut
 from .openai.chunks import ChunkStream, Envelope, RunningUsage, total_usage
 from .overload import capped, own_ask_key
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from ..text.tool_calls import ToolForm
     from .live import LiveRequest
     from .openai.chunks import ChunkWriter
-    from .ports import Services
     from .schemas import GenerationFields
+    from .services import Services
     from .stream import Answer, StreamForm
 
 
@@ -225,7 +225,7 @@ def check_fields(fields: GenerationFields, services: Services) -> None:
     if services.lifecycle.is_draining:
         raise draining()
     check_model(fields.model, services.config)
-    own_claim(fields.service_tier)
+    current_scheduling(fields.service_tier)
     check_output(fields, current_tenant().plan)
     check_token_ids(fields, services.text.vocab_size)
     if (fields.n or 1) > services.config.max_choices:
@@ -249,7 +249,7 @@ def generation_requests(
       RequestError: a prompt is too long for its completion.
     """
     fields, limits = plan.fields, renew_tenant(services.tenancy).plan
-    claim = own_claim(fields.service_tier, services.quotas.store.num_servers)
+    scheduling = current_scheduling(fields.service_tier, services.quotas.store.num_servers)
     context = context_of(services.fleet.max_model_len, limits)
     requests: list[GenerationRequest] = []
     for prompt_ids in plan.prompts:
@@ -260,7 +260,7 @@ def generation_requests(
             context,
             plan.param,
         )
-        max_tokens = capped(max_tokens, fields.min_tokens or 0, len(prompt_ids), claim, services)
+        max_tokens = capped(max_tokens, fields, len(prompt_ids), scheduling, services)
         params = sampling_params(
             fields,
             services.defaults,
@@ -284,7 +284,7 @@ def generation_requests(
                 client_request_id=client_request_id,
                 cache_salt=salt_of(fields.cache_salt),
                 origin_id=request_ids[0] if index else b"",
-                claim=claim,
+                scheduling=scheduling,
                 key=own_ask_key(),
                 cache=cache,
                 markers=_markers(plan, services) or None,
@@ -363,7 +363,7 @@ async def stream_response(
     if options is not None and options.continuous_usage_stats:
         running = RunningUsage(sum(map(len, plan.prompts)), plan.count)
     envelope = Envelope(
-        fields_of_chunk | tier_field(plan.fields.service_tier, requests[0].claim),
+        fields_of_chunk | tier_field(plan.fields.service_tier, requests[0].scheduling),
         with_usage=options is not None and bool(options.include_usage),
         with_token_ids=bool(plan.fields.return_token_ids),
         running=running,
@@ -419,7 +419,7 @@ async def whole_response(
 ) -> Response:
     """Begin a plan, wait for its end and return the answer."""
     requests = own_requests(plan, services, is_streamed=False)
-    tier = tier_field(plan.fields.service_tier, requests[0].claim)
+    tier = tier_field(plan.fields.service_tier, requests[0].scheduling)
 
     def document(answers: Sequence[Answer]) -> bytes:
         whole = fields_of_answer | {

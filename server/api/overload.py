@@ -11,14 +11,14 @@ import trio
 from quart import has_request_context
 
 from .body import deadline_s, live_request
-from .claims import own_claim
+from .claims import current_scheduling
 from .resuming import own_key
 
 if TYPE_CHECKING:
-    from triolet.service_class import Claim
+    from triolet.service_class import Scheduling
 
-    from .ports import Services
     from .schemas import GenerationFields
+    from .services import Services
 
 LEVEL_HEADER: Final = "x-triolet-brownout"
 """On answers that are shorter than their clients asked for: the level of brownout."""
@@ -40,9 +40,9 @@ def refuse_early(fields: GenerationFields, services: Services) -> None:
         return
     live = live_request()
     within_s = deadline_s(services.config, is_streamed=bool(fields.stream))
-    claim = own_claim(fields.service_tier)
+    scheduling = current_scheduling(fields.service_tier)
     services.fleet.doorkeeper.refuse_early(
-        claim, live.request_id, live.key, within_s, trio.current_time()
+        scheduling, live.request_id, live.key, within_s, trio.current_time()
     )
 
 
@@ -52,14 +52,18 @@ def own_ask_key() -> int:
 
 
 def capped(
-    max_tokens: int, min_tokens: int, prompt_tokens: int, claim: Claim, services: Services
+    max_tokens: int,
+    fields: GenerationFields,
+    prompt_tokens: int,
+    scheduling: Scheduling,
+    services: Services,
 ) -> int:
     """Return how many tokens an answer may have, of those asked for; the response says so."""
     doorkeeper = services.fleet.doorkeeper
-    cap = doorkeeper.max_tokens(claim, prompt_tokens)
-    if cap is None or max_tokens <= max(cap, min_tokens):
+    cap = doorkeeper.max_tokens(scheduling, prompt_tokens)
+    if cap is None or max_tokens <= max(cap, fields.min_tokens or 0):
         return max_tokens
-    cap = max(cap, min_tokens)
+    cap = max(cap, fields.min_tokens or 0)
     if has_request_context():
         headers = live_request().headers
         headers[LEVEL_HEADER] = str(doorkeeper.level)

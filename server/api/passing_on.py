@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from .peers import SiblingAnswer
-    from .ports import Services
+    from .services import Services
 
 log = structlog.get_logger(__name__)
 

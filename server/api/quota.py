@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..contract.generation import GenerationRequest
     from ..tenants.quotas import NoReservation, Quotas, Reservation
     from .live import Entry, LiveRequest
-    from .ports import Services
+    from .services import Services
 
 _ENTRY: Final[ContextVar[Entry | None]] = ContextVar("entry", default=None)
 """Of the request that the running task serves, until it is queued."""

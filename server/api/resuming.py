@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from ..contract.generation import Event
     from .live import LiveRequest
-    from .ports import Services
     from .resume import ResumingReader, Script
+    from .services import Services
     from .stream import Choices, StreamForm
 
 KEY: Final = "idempotency-key"

@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 
     from ..contract.charges import Charges
     from ..contract.embedding import EmbeddingRequest, EmbeddingRun
-    from ..contract.fleet import DoorkeeperPort, FleetPort, FleetView
     from ..contract.generation import Generation, GenerationRequest
+    from ..scheduling.gate import Doorkeeper
+    from ..scheduling.links import Links
+    from ..scheduling.status import FleetStatus
     from .store import Kept
 
 
@@ -50,7 +52,7 @@ def name_of(request: GenerationRequest, fingerprint: str) -> bytes:
         sampling = replace(sampling, seed=0)
     asked = msgspec.msgpack.encode(
         (
-            request.claim.tenant,
+            request.scheduling.tenant,
             request.cache_salt,
             fingerprint,
             sampling,
@@ -73,7 +75,7 @@ mostly be back in a second, with the same one."""
 
 
 class CachingFleet:
-    """A FleetPort (server/api/ports.py) that remembers.
+    """A fleet that gives answers again.
 
     Args:
       fleet: which computes what is not here.
@@ -86,7 +88,7 @@ class CachingFleet:
     """
 
     def __init__(
-        self, fleet: FleetPort, config: ResponseCacheConfig, charges: Charges = NO_CHARGES
+        self, fleet: Links, config: ResponseCacheConfig, charges: Charges = NO_CHARGES
     ) -> None:
         self.store = ResponseStore(config)
         self.outcomes: Counter[CacheOutcome] = Counter(dict.fromkeys(CacheOutcome, 0))
@@ -95,7 +97,7 @@ class CachingFleet:
         self._max_bytes = config.most_answer_bytes
 
     @property
-    def doorkeeper(self) -> DoorkeeperPort:
+    def doorkeeper(self) -> Doorkeeper:
         """The fleet's: what is kept is found by a prompt, and these have none yet."""
         return self._fleet.doorkeeper
 
@@ -144,7 +146,7 @@ class CachingFleet:
         """Most tokens of prompt and completion together."""
         return self._fleet.max_model_len
 
-    def status(self) -> FleetView:
+    def status(self) -> FleetStatus:
         """Look at the fleet."""
         return self._fleet.status()
 
@@ -173,6 +175,6 @@ class CachingFleet:
         # Whoever lets less be computed than was asked for changes the request, or its end.
         if not is_whole or name_of(request, script.fingerprint) != name:
             return
-        keeper = Keeper(request.claim.tenant.encode(), request.claim.cache_share)
+        keeper = Keeper(request.scheduling.tenant.encode(), request.scheduling.cache_share)
         answer = msgspec.msgpack.encode(script)
         self.store.keep(name, answer, keeper, trio.current_time())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from triolet.service_class import DEFAULT_CLAIM, Claim
+from triolet.service_class import DEFAULT_SCHEDULING, Scheduling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ class EmbeddingRequest:
       deadline_s: seconds from submission after which it ends with 504.
       priority: lower runs earlier among those of one tenant and class; 0 is normal.
       client_request_id: what its client calls it, for the log.
-      claim: whose it is, and of which class.
+      scheduling: whose it is, and of which class.
     """
 
     request_id: bytes
@@ -40,12 +40,12 @@ class EmbeddingRequest:
     deadline_s: float
     priority: int = 0
     client_request_id: str = ""
-    claim: Claim = DEFAULT_CLAIM
+    scheduling: Scheduling = DEFAULT_SCHEDULING
 
     @property
     def rank(self) -> int:
         """Where it stands among all tenants' requests: lower is earlier."""
-        return self.claim.rank(self.priority)
+        return self.scheduling.rank(self.priority)
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from triolet.service_class import DEFAULT_CLAIM, Claim
+from triolet.service_class import DEFAULT_SCHEDULING, Scheduling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -93,7 +93,7 @@ class GenerationRequest:
       cache_salt: whose KV it may share; empty for everybody's.
       origin_id: the request_id of another completion of the same prompt and salt, whose KV it may
         share while that runs; empty for none.
-      claim: whose it is, and of which class.
+      scheduling: whose it is, and of which class.
       key: names what is asked for, so that whoever asks again when told to is known; 0 for the
         prompt itself.
       cache: whether its answer may be one that was given before; None for no. The choices of one
@@ -114,7 +114,7 @@ class GenerationRequest:
     client_request_id: str = ""
     cache_salt: bytes = b""
     origin_id: bytes = b""
-    claim: Claim = DEFAULT_CLAIM
+    scheduling: Scheduling = DEFAULT_SCHEDULING
     key: int = 0
     cache: CacheAsk | None = None
     markers: Mapping[int, str] | None = None

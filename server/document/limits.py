@@ -13,7 +13,7 @@ from ..jobs.batches_api import MAX_WINDOW_NUMBER, MAX_WINDOW_S
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..api.ports import Services
+    from ..api.services import Services
 
 Schema = dict[str, Any]
 

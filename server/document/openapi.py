@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from quart_trio import QuartTrio
     from werkzeug.routing import Rule
 
-    from ..api.ports import Services
     from ..api.schemas import StrictModel
+    from ..api.services import Services
 
 Document = dict[str, Any]
 JSON: Final = "application/json"

@@ -24,13 +24,13 @@ from .stored import (
     owner_of_request,
     page_arguments,
     page_document,
-    storage_of,
 )
 
 if TYPE_CHECKING:
     from quart import Response
 
-    from ..api.ports import Services
+    from ..api.services import Services
+    from .storage import Storage
 
 MAX_WINDOW_NUMBER: Final = 999_999
 _WINDOW: Final = re.compile(r"([1-9][0-9]{0,5})([smhd])")
@@ -60,10 +60,9 @@ class BatchFields(StrictModel):
     metadata: Metadata | None = None
 
 
-async def create_batch(services: Services) -> Response:
+async def create_batch(storage: Storage, services: Services) -> Response:
     """Begin a batch; its file is looked at by whoever runs it."""
     check_may_batch()
-    storage = storage_of(services)
     fields = await read_fields(BatchFields, services)
     if services.lifecycle.is_draining:
         raise draining()
@@ -83,26 +82,23 @@ async def create_batch(services: Services) -> Response:
     return json_response(batch_document(record, storage.paused))
 
 
-async def list_batches(services: Services) -> Response:
+async def list_batches(storage: Storage, services: Services) -> Response:
     """Return batches, newest first."""
-    storage = storage_of(services)
     page = await storage.run(storage.batches.page, owner_of_request(), *page_arguments())
     items = [batch_document(one, storage.paused) for one in page.items]
     return json_response(page_document(page, items))
 
 
-async def show_batch(services: Services, batch_id: str) -> Response:
+async def show_batch(storage: Storage, services: Services, batch_id: str) -> Response:
     """Return one batch."""
-    storage = storage_of(services)
     record = await storage.run(storage.batches.get, checked_id(batch_id), owner_of_request())
     if record is None:
         raise missing(batch_id)
     return json_response(batch_document(record, storage.paused))
 
 
-async def cancel_batch(services: Services, batch_id: str) -> Response:
+async def cancel_batch(storage: Storage, services: Services, batch_id: str) -> Response:
     """Let a batch end; what is answered stays."""
-    storage = storage_of(services)
     record = await storage.run(
         storage.batches.cancel, owner_of_request(), checked_id(batch_id), int(time_of_day())
     )

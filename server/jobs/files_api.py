@@ -24,11 +24,10 @@ from .stored import (
     owner_of_request,
     page_arguments,
     page_document,
-    storage_of,
 )
 
 if TYPE_CHECKING:
-    from ..api.ports import Services
+    from ..api.services import Services
     from .records import FileRecord
     from .storage import Storage
 
@@ -92,9 +91,13 @@ def _in_memory(
 PURPOSES: Final = ("batch",)
 
 
-async def upload_file(services: Services) -> Response:
+def keeps_no_files(services: Services, **_ids: str) -> Response:
+    """Refuse every request about files and batches: 404."""
+    raise http_error(404, "this server keeps no files: start it with --batch-dir DIRECTORY")
+
+
+async def upload_file(storage: Storage, services: Services) -> Response:
     """Keep a file."""
-    storage = storage_of(services)
     if services.lifecycle.is_draining:
         raise draining()
     if request.mimetype != "multipart/form-data":
@@ -119,9 +122,8 @@ async def upload_file(services: Services) -> Response:
     return json_response(file_document(record))
 
 
-async def list_files(services: Services) -> Response:
+async def list_files(storage: Storage, services: Services) -> Response:
     """Return files, newest first."""
-    storage = storage_of(services)
     after, limit = page_arguments()
     page = await storage.run(
         storage.files.page, owner_of_request(), after, limit, request.args.get("purpose")
@@ -130,22 +132,20 @@ async def list_files(services: Services) -> Response:
     return json_response(page_document(page, items))
 
 
-async def show_file(services: Services, file_id: str) -> Response:
+async def show_file(storage: Storage, services: Services, file_id: str) -> Response:
     """Return one file, without its content."""
-    return json_response(file_document(await _record(storage_of(services), file_id)))
+    return json_response(file_document(await _record(storage, file_id)))
 
 
-async def delete_file(services: Services, file_id: str) -> Response:
+async def delete_file(storage: Storage, services: Services, file_id: str) -> Response:
     """Forget a file."""
-    storage = storage_of(services)
     if not await storage.run(storage.files.delete, owner_of_request(), checked_id(file_id)):
         raise missing(file_id)
     return json_response({"id": file_id, "object": "file", "deleted": True})
 
 
-async def file_content(services: Services, file_id: str) -> Response:
+async def file_content(storage: Storage, services: Services, file_id: str) -> Response:
     """Return what is in a file."""
-    storage = storage_of(services)
     record = await _record(storage, file_id)
     return Response(FileParts(storage, record.id), content_type="application/octet-stream")
 

@@ -1,4 +1,4 @@
-"""What endpoints over stored things have in common: ids, pages, the storage itself."""
+"""What endpoints over stored things have in common: ids and pages."""
 
 from __future__ import annotations
 
@@ -15,25 +15,12 @@ from .records import OPEN
 if TYPE_CHECKING:
     from triolet.errors import RequestError
 
-    from ..api.ports import Services
     from .records import BatchPage, BatchRecord, FilePage, FileRecord
-    from .storage import Storage
 
 _ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 PAUSED: Final = "batches_paused"
 MAX_PAGE: Final = 100
 DEFAULT_PAGE: Final = 20
-
-
-def storage_of(services: Services) -> Storage:
-    """Return where files and batches are.
-
-    Raises:
-      RequestError: 404; this server keeps none.
-    """
-    if services.storage is None:
-        raise http_error(404, "this server keeps no files: start it with --batch-dir DIRECTORY")
-    return services.storage
 
 
 def owner_of_request() -> str:

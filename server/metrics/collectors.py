@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from triolet.service_class import ServiceClass
 
     from ..cache.front import CachingFleet
-    from ..contract.fleet import FleetView, WorkerView
+    from ..scheduling.status import FleetStatus, WorkerStatus
 
 
 LABELS: Final = ("role", "worker")
@@ -42,7 +42,7 @@ COUNTS: Final = {
 }
 
 
-def cache_families(status: FleetView) -> Iterator[Metric]:
+def cache_families(status: FleetStatus) -> Iterator[Metric]:
     """Yield one family after the other."""
     counters = {
         name: CounterMetricFamily(f"triolet_prefix_cache_{name}", text, labels=LABELS)
@@ -87,7 +87,7 @@ class QueueMetrics:
         self._waits.labels(service_class.name.lower()).observe(queue_s)
 
 
-def queue_families(status: FleetView) -> Iterator[Metric]:
+def queue_families(status: FleetStatus) -> Iterator[Metric]:
     """Yield what a look at the queue shows."""
     waiting = GaugeMetricFamily(
         "triolet_class_requests_queued", "Requests that wait, by service class", labels=("class",)
@@ -173,7 +173,7 @@ class FleetCollector(Collector):
 
     def __init__(
         self,
-        status: Callable[[], FleetView],
+        status: Callable[[], FleetStatus],
         connections: Callable[[], int],
         writes: Callable[[], Mapping[str, int]],
         turned_away: Callable[[], Mapping[str, int]],
@@ -214,7 +214,7 @@ class FleetCollector(Collector):
         yield from _speculation(status)
         yield from cache_families(status)
 
-    def _pools(self, status: FleetView) -> Iterator[Metric]:
+    def _pools(self, status: FleetStatus) -> Iterator[Metric]:
         blocks = GaugeMetricFamily(
             "triolet_kv_blocks", "KV blocks by pool and state", labels=("pool", "worker", "state")
         )
@@ -248,7 +248,7 @@ class FleetCollector(Collector):
             shared.add_metric((worker.role.value, worker.name), worker.load.kv_shared_bytes)
         yield from (blocks, received, sent, shared, block_tokens, block_bytes)
 
-    def _workers(self, status: FleetView) -> Iterator[Metric]:
+    def _workers(self, status: FleetStatus) -> Iterator[Metric]:
         up = GaugeMetricFamily(
             "triolet_worker_up", "1 for a worker that is live", labels=("role", "worker")
         )
@@ -310,7 +310,7 @@ class AliasCollector(Collector):
     def __init__(
         self,
         family: Callable[[str], Metric],
-        status: Callable[[], FleetView],
+        status: Callable[[], FleetStatus],
         model_name: str,
     ) -> None:
         self._family = family
@@ -361,7 +361,7 @@ def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value=value)
 
 
-def _overload(status: FleetView) -> Iterator[Metric]:
+def _overload(status: FleetStatus) -> Iterator[Metric]:
     overload = status.overload
     for name, text, value in (
         ("brownout_level", "What is given up, from 0 for nothing to 4", overload.brownout),
@@ -380,7 +380,7 @@ def _overload(status: FleetView) -> Iterator[Metric]:
             yield _gauge(f"triolet_{name}", text, maybe)
 
 
-def _speculation(status: FleetView) -> Iterator[Metric]:
+def _speculation(status: FleetStatus) -> Iterator[Metric]:
     families = {
         name: CounterMetricFamily(f"triolet_speculative_{name}", text, labels=("worker",))
         for name, text in (
@@ -396,7 +396,7 @@ def _speculation(status: FleetView) -> Iterator[Metric]:
     yield from families.values()
 
 
-def _blocks_by_state(worker: WorkerView) -> tuple[tuple[str, int], ...]:
+def _blocks_by_state(worker: WorkerStatus) -> tuple[tuple[str, int], ...]:
     load = worker.load
     return (
         ("free", load.free_blocks),
@@ -405,7 +405,7 @@ def _blocks_by_state(worker: WorkerView) -> tuple[tuple[str, int], ...]:
     )
 
 
-def _decode_blocks(status: FleetView) -> tuple[int, int]:
+def _decode_blocks(status: FleetStatus) -> tuple[int, int]:
     """Return (leased, all) blocks of the decode pools."""
     decode = [worker for worker in status.workers if worker.role is Role.DECODE]
     leased = sum(worker.load.leased_blocks for worker in decode)

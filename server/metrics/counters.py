@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
 
-    from triolet.service_class import Claim, ServiceClass
+    from triolet.service_class import Scheduling, ServiceClass
 
-    from ..api.door import BodyRoom
     from ..cache.front import CachingFleet
     from ..tenants.quotas import Quotas
     from ..tenants.tenancy import TenancyReport
@@ -36,11 +35,17 @@ class DoorCollector(Collector):
 
     def __init__(self) -> None:
         self._lines: Mapping[str, Turns[Any]] = {}
-        self._bodies: BodyRoom | None = None
+        self._held_bytes: Callable[[], int] = lambda: 0
+        self._refused_bodies: Mapping[Any, int] = {}
 
-    def watch(self, lines: Mapping[str, Turns[Any]], bodies: BodyRoom) -> None:
+    def watch(
+        self,
+        lines: Mapping[str, Turns[Any]],
+        held_bytes: Callable[[], int],
+        refused_bodies: Mapping[Any, int],
+    ) -> None:
         """Show these from now on."""
-        self._lines, self._bodies = lines, bodies
+        self._lines, self._held_bytes, self._refused_bodies = lines, held_bytes, refused_bodies
 
     def collect(self) -> Iterable[Metric]:
         """Yield one family after the other."""
@@ -59,10 +64,9 @@ class DoorCollector(Collector):
         bodies = CounterMetricFamily(
             "triolet_body_refusals", "Bodies for which there was no room", labels=("reason",)
         )
-        if self._bodies is not None:
-            held.add_metric((), self._bodies.held_bytes)
-            for what, count in self._bodies.refused.items():
-                bodies.add_metric((what,), count)
+        held.add_metric((), self._held_bytes())
+        for what, count in self._refused_bodies.items():
+            bodies.add_metric((what,), count)
         yield from (jobs, refusals, held, bodies)
 
 
@@ -148,9 +152,14 @@ class HttpMetrics:
         """Answers are given again from now on."""
         self._response_cache.watch(cache)
 
-    def watch_door(self, lines: Mapping[str, Turns[Any]], bodies: BodyRoom) -> None:
-        """Show lines, by name, and bytes of bodies from now on."""
-        self._door.watch(lines, bodies)
+    def watch_door(
+        self,
+        lines: Mapping[str, Turns[Any]],
+        held_bytes: Callable[[], int],
+        refused_bodies: Mapping[Any, int],
+    ) -> None:
+        """Show lines, by name, bytes of bodies, and refused bodies by reason from now on."""
+        self._door.watch(lines, held_bytes, refused_bodies)
 
 
 log = structlog.get_logger()
@@ -393,19 +402,19 @@ class TenantMetrics:
         """Read this whenever the metrics are."""
         self._registry.register(_FileCollector(report))
 
-    def ended(self, claim: Claim, outcome: str, usage: Usage) -> None:
+    def ended(self, scheduling: Scheduling, outcome: str, usage: Usage) -> None:
         """A sequence ended, or was refused."""
-        if not claim.tenant:
+        if not scheduling.tenant:
             return
-        service_class = claim.service_class.name.lower()
-        self._requests.labels(claim.tenant, service_class, outcome).inc()
+        service_class = scheduling.service_class.name.lower()
+        self._requests.labels(scheduling.tenant, service_class, outcome).inc()
         for kind, count in (
             ("prompt", usage.prompt_tokens),
             ("cached", usage.cached_tokens),
             ("completion", usage.completion_tokens),
         ):
             if count:
-                self._tokens.labels(claim.tenant, service_class, kind).inc(count)
+                self._tokens.labels(scheduling.tenant, service_class, kind).inc(count)
 
 
 class _FileCollector:

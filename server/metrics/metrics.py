@@ -16,7 +16,7 @@ from prometheus_client import (
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
-from triolet.service_class import DEFAULT_CLAIM
+from triolet.service_class import DEFAULT_SCHEDULING
 
 from ..scheduling.requests import FAREWELL
 from .collectors import AliasCollector, FleetCollector, QueueMetrics
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
-    from triolet.service_class import Claim, ServiceClass
+    from triolet.service_class import Scheduling, ServiceClass
 
-    from ..contract.fleet import FleetView
     from ..contract.generation import Usage
+    from ..scheduling.status import FleetStatus
 
 log = structlog.get_logger(__name__)
 
@@ -155,7 +155,7 @@ class Metrics:
 
     def watch(
         self,
-        status: Callable[[], FleetView],
+        status: Callable[[], FleetStatus],
         connections: Callable[[], int],
         writes: Callable[[], Mapping[str, int]] = dict,
         turned_away: Callable[[], Mapping[str, int]] = dict,
@@ -189,12 +189,12 @@ class Metrics:
         """Somebody submitted."""
         self._counters["requests_received"].inc()
 
-    def request_rejected(self, code: str, claim: Claim = DEFAULT_CLAIM) -> None:
+    def request_rejected(self, code: str, scheduling: Scheduling = DEFAULT_SCHEDULING) -> None:
         """It was refused before anything was begun."""
         code = self._words["code"].bounded(code)
-        service_class = claim.service_class.name.lower()
+        service_class = scheduling.service_class.name.lower()
         self._counters["requests_rejected"].labels(code, service_class).inc()
-        self.tenants.ended(claim, REJECTED, NO_USAGE)
+        self.tenants.ended(scheduling, REJECTED, NO_USAGE)
 
     def request_accepted(self) -> None:
         """It will end in exactly one way."""
@@ -231,12 +231,16 @@ class Metrics:
         self._counters["attempts_failed"].labels(self._words["cause"].bounded(cause)).inc()
 
     def request_ended(
-        self, outcome: str, usage: Usage, elapsed_s: float, claim: Claim = DEFAULT_CLAIM
+        self,
+        outcome: str,
+        usage: Usage,
+        elapsed_s: float,
+        scheduling: Scheduling = DEFAULT_SCHEDULING,
     ) -> None:
         """It got its terminal event."""
         outcome = self._words["outcome"].bounded(str(outcome))
         self._counters["requests"].labels(outcome).inc()
-        self.tenants.ended(claim, outcome, usage)
+        self.tenants.ended(scheduling, outcome, usage)
         self._counters["prompt_tokens"].inc(usage.prompt_tokens)
         self._counters["cached_prompt_tokens"].inc(usage.cached_tokens)
         self._counters["completion_tokens"].inc(usage.completion_tokens)

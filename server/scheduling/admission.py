@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from triolet.config import ServerConfig
-    from triolet.service_class import Claim
+    from triolet.service_class import Scheduling
 
     from ..contract.generation import GenerationRequest
     from .fair_queue import FairQueue
@@ -105,18 +105,18 @@ def refuse_unfit(request: GenerationRequest, limits: Limits) -> None:
 
 
 def refuse_full(
-    line: FairQueue[Any], claim: Claim, num_together: int, config: ServerConfig
+    line: FairQueue[Any], scheduling: Scheduling, num_together: int, config: ServerConfig
 ) -> None:
     """Raise where no more requests may wait, however quickly they would go: they take memory.
 
     Args:
       line: where they would wait.
-      claim: theirs.
+      scheduling: theirs.
       num_together: that come.
       config: how many may.
 
     Raises:
       RequestError: 503 with the seconds after which a retry makes sense.
     """
-    if num_queued := crowd(line, claim, num_together, config.max_queued_requests):
+    if num_queued := crowd(line, scheduling, num_together, config.max_queued_requests):
         raise crowded_out(f"{num_queued} requests wait already", FULL_RETRY_S)

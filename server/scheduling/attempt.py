@@ -53,13 +53,13 @@ if TYPE_CHECKING:
 
     from transport.frames import TokenRow
     from triolet.config import ServerConfig
-    from triolet.service_class import Claim
+    from triolet.service_class import Scheduling
 
     from .observer import FleetObserver
     from .outbox import Outbox
     from .progress import Change
-    from .request import Sequence
-    from .request_table import RequestBook
+    from .request import Request
+    from .request_table import RequestTable
     from .workers import Worker
 
 
@@ -67,7 +67,7 @@ TENANT_BYTES: Final = 8
 
 
 def reserve_frame(
-    sequence: Sequence, attempt: Attempt, eos_token_ids: tuple[int, ...], now: float
+    sequence: Request, attempt: Attempt, eos_token_ids: tuple[int, ...], now: float
 ) -> Reserve:
     """Return what asks decode for a lease."""
     return Reserve(
@@ -82,15 +82,15 @@ def reserve_frame(
         salt=sequence.request.cache_salt,
         local_tokens=attempt.local_tokens,
         fork_of=None if attempt.fork_of is None else AttemptRow(*attempt.fork_of),
-        tenant=tenant_digest(sequence.request.claim),
-        cache_share=sequence.request.claim.cache_share,
-        weight=sequence.request.claim.weight,
+        tenant=tenant_digest(sequence.request.scheduling),
+        cache_share=sequence.request.scheduling.cache_share,
+        weight=sequence.request.scheduling.weight,
         kv_key=_kv_key_for(attempt, attempt.pair.decode),
     )
 
 
 def prefill_frame(
-    sequence: Sequence,
+    sequence: Request,
     attempt: Attempt,
     eos_token_ids: tuple[int, ...],
     held_blocks: int,
@@ -109,8 +109,8 @@ def prefill_frame(
         held_blocks=held_blocks,
         eos_token_ids=eos_token_ids,
         salt=sequence.request.cache_salt,
-        tenant=tenant_digest(sequence.request.claim),
-        cache_share=sequence.request.claim.cache_share,
+        tenant=tenant_digest(sequence.request.scheduling),
+        cache_share=sequence.request.scheduling.cache_share,
         kv_key=_kv_key_for(attempt, attempt.pair.prefill),
     )
 
@@ -121,11 +121,11 @@ def _kv_key_for(attempt: Attempt, worker: Worker) -> bytes:
     return attempt.kv_key if worker.welcome.version >= KV_KEY_VERSION else b""
 
 
-def tenant_digest(claim: Claim) -> bytes:
+def tenant_digest(scheduling: Scheduling) -> bytes:
     """Return what workers call a tenant: empty for none. Two of one digest would share a share."""
-    if not claim.tenant:
+    if not scheduling.tenant:
         return b""
-    return blake2b(claim.tenant.encode(), digest_size=TENANT_BYTES).digest()
+    return blake2b(scheduling.tenant.encode(), digest_size=TENANT_BYTES).digest()
 
 
 class SweepTimes:
@@ -166,7 +166,7 @@ class SweepTimes:
         return soon if is_restless else max(soon, self._due_at)
 
 
-def due_at(sequence: Sequence, config: ServerConfig) -> float:
+def due_at(sequence: Request, config: ServerConfig) -> float:
     """Return the first moment at which a sweep may have something to do for a sequence."""
     due = sequence.deadline
     waiting_since = sequence.relay.mailbox.waiting_since
@@ -186,13 +186,13 @@ def due_at(sequence: Sequence, config: ServerConfig) -> float:
     return due
 
 
-def quiet_since(sequence: Sequence, attempt: Attempt) -> float:
+def quiet_since(sequence: Request, attempt: Attempt) -> float:
     """Return since when nothing has come of what decode may send, nor its credit been repeated."""
     moments = (attempt.quiet_since, attempt.granted_at or 0.0, sequence.times.last_token_at or 0.0)
     return max(moments)
 
 
-def may_decode(sequence: Sequence, attempt: Attempt) -> bool:
+def may_decode(sequence: Request, attempt: Attempt) -> bool:
     """Return whether tokens may be under way of which only decode can tell."""
     is_computing = sequence.phase is Phase.PREFILLING and attempt.pair.is_local
     return is_computing or sequence.phase is Phase.DECODING
@@ -204,7 +204,7 @@ class Attempts:
     Args:
       config: bounds and deadlines.
       workers: every worker there is or will be.
-      book: the requests.
+      table: the requests.
       outbox: takes the frames.
       eos_token_ids: the model's end tokens, told to workers with each attempt.
       observer: told of what happens.
@@ -221,19 +221,19 @@ class Attempts:
         self,
         config: ServerConfig,
         workers: tuple[Worker, ...],
-        book: RequestBook,
+        table: RequestTable,
         outbox: Outbox,
         eos_token_ids: tuple[int, ...],
         observer: FleetObserver,
         now: float,
         kv_secret: bytes,
     ) -> None:
-        self.line: FairQueue[Sequence] = FairQueue(config.queue)
+        self.line: FairQueue[Request] = FairQueue(config.queue)
         self.gate = Gate(config, workers, self.line, observer.overload, now)
         self.recovery = Recovery(config, workers, observer, now)
         self._config = config
         self._workers = workers
-        self._book = book
+        self._table = table
         self._outbox = outbox
         self._eos_token_ids = eos_token_ids
         self._observer = observer
@@ -253,16 +253,16 @@ class Attempts:
             sequence, route = turn
             end = route if isinstance(route, outcome.End) else self.gate.too_late(sequence, now)
             if end is None and isinstance(route, Route):
-                is_beyond = self.line.is_beyond(sequence)
+                is_over_share = self.line.is_over_share(sequence)
                 self.line.take(sequence)
-                self._begin(sequence, route, now, is_beyond=is_beyond)
+                self._begin(sequence, route, now, is_over_share=is_over_share)
             elif end is not None:
                 self.fail(sequence, end, now)
 
     def take_rows(self, decode: Worker, rows: Iterable[TokenRow], now: float) -> None:
         """Take tokens of many sequences."""
         for row in rows:
-            sequence = self._book.of_attempt(row.request_id, row.attempt)
+            sequence = self._table.of_attempt(row.request_id, row.attempt)
             attempt = None if sequence is None else sequence.attempt
             if sequence is None or attempt is None or attempt.pair.decode is not decode:
                 self._observer.faults.frames_dropped("old_attempt")
@@ -289,7 +289,7 @@ class Attempts:
         is_unknown = isinstance(frame, Ended) and frame.reason is EndReason.UNKNOWN
         if isinstance(frame, Ended) and not is_unknown:
             worker.release(frame.key, frame.freed_blocks)
-        sequence = self._book.running(frame.key)
+        sequence = self._table.running(frame.key)
         attempt = None if sequence is None else sequence.attempt
         if sequence is None or attempt is None or worker not in attempt.pair:
             if not isinstance(frame, Ended):  # which is what a worker owes to an END
@@ -315,7 +315,7 @@ class Attempts:
                 # If not, END goes there all the same: what began the attempt may be still to come.
                 self.apply(sequence, change, now)
 
-    def apply(self, sequence: Sequence, change: Change | None, now: float) -> None:
+    def apply(self, sequence: Request, change: Change | None, now: float) -> None:
         """Do what follows from a frame, a loss or a timeout."""
         if isinstance(change, Again) and sequence.attempt and sequence.attempt.end:
             change = Finish(sequence.attempt.end)  # all tokens are there
@@ -327,10 +327,12 @@ class Attempts:
                 if sequence.attempt is not None:
                     decode = sequence.attempt.pair.decode
                     decode.prefixes.keep(sequence.whole_chain, decode.capacity)
-                self._leave(sequence, EndReason.STOP_STRING if is_ours else EndReason(end.reason))
+                self.release_attempt(
+                    sequence, EndReason.STOP_STRING if is_ours else EndReason(end.reason)
+                )
                 self.line.end(sequence, len(sequence.relay.token_ids))
                 self.gate.ended(sequence, now, is_well=True)
-                self._book.finish(sequence, end, now)
+                self._table.finish(sequence, end, now)
             case Fail(error=error, outcome=how, is_by_grammar=is_by_grammar):
                 if is_by_grammar:
                     self.recovery.condemn(sequence.request, now)
@@ -341,19 +343,19 @@ class Attempts:
                     self.fail(sequence, last, now)
                     return
                 self._observer.attempt_failed(cause)
-                self._leave(sequence, EndReason.SUPERSEDED)
+                self.release_attempt(sequence, EndReason.SUPERSEDED)
                 sequence.step(Step.RETRY)
                 sequence.times.queued_at = now
                 self.line.give_back(sequence)
 
-    def fail(self, sequence: Sequence, end: outcome.End, now: float) -> None:
+    def fail(self, sequence: Request, end: outcome.End, now: float) -> None:
         """End a sequence wherever it is; its workers free what it has."""
         self.line.end(sequence, len(sequence.relay.token_ids))
-        self._leave(sequence, end.reason)
+        self.release_attempt(sequence, end.reason)
         self.gate.ended(sequence, now, is_well=False)
-        self._book.fail(sequence, end.error, end.outcome, now)
+        self._table.fail(sequence, end.error, end.outcome, now)
 
-    def sweep(self, sequence: Sequence, drain_until: float | None, now: float) -> None:
+    def sweep(self, sequence: Request, drain_until: float | None, now: float) -> None:
         """Look for whatever time alone brings about for one sequence."""
         config = self._config
         attempt = sequence.attempt
@@ -398,11 +400,11 @@ class Attempts:
             if worker.is_connected:
                 worker.lost(now, is_its_fault=False)
                 self._observer.worker_lost(str(worker), cause)
-        for sequence in self._book:
+        for sequence in self._table:
             if sequence.attempt is not None:
                 self.apply(sequence, Again(cause), now)
 
-    def _repeat_credit(self, sequence: Sequence, attempt: Attempt, now: float) -> None:
+    def _repeat_credit(self, sequence: Request, attempt: Attempt, now: float) -> None:
         """Say again how far a stream may run that does not, and what it has. Decode may wait for a
         credit that was lost, or believe that the last tokens of its window are here; nothing else
         would ever tell."""
@@ -414,12 +416,12 @@ class Attempts:
             decode = attempt.pair.decode
             self._outbox.allow(decode, attempt.key, attempt.allowed, num_tokens)
 
-    def _begin(self, sequence: Sequence, route: Route, now: float, *, is_beyond: bool) -> None:
+    def _begin(self, sequence: Request, route: Route, now: float, *, is_over_share: bool) -> None:
         pair, request = route.pair, sequence.request
         times = sequence.times
         if times.dispatched_at is None:
             times.dispatched_at = now
-            service_class = request.claim.service_class
+            service_class = request.scheduling.service_class
             self._observer.request_dispatched(now - times.submitted_at, service_class)
         self.gate.begun(sequence, now)
         need = sequence.need
@@ -427,7 +429,7 @@ class Attempts:
         attempt = Attempt(
             key=key,
             pair=pair,
-            rank=request.claim.rank(request.priority, is_beyond=is_beyond),
+            rank=request.scheduling.rank(request.priority, is_over_share=is_over_share),
             grant_by=now + self._config.link.peer_timeout_s,
             allowed=sequence.allowed,
             local_tokens=route.local_tokens,
@@ -447,7 +449,7 @@ class Attempts:
                 key,
                 num_tokens=num_tokens,
                 is_on_probation=is_on_probation,
-                band=Band(request.claim.service_class, is_beyond),
+                band=Band(request.scheduling.service_class, is_over_share),
             )
             # Soon: whoever comes next finds it there.
             pair.prefill.prefixes.keep(sequence.chain, pair.prefill.capacity)
@@ -461,7 +463,7 @@ class Attempts:
         self._outbox.send(pair.decode, reserve_frame(sequence, attempt, self._eos_token_ids, now))
 
     def _granted(
-        self, sequence: Sequence, attempt: Attempt, grant: Grant, now: float
+        self, sequence: Request, attempt: Attempt, grant: Grant, now: float
     ) -> Change | None:
         decode, prefill = attempt.pair
         if sequence.phase is not Phase.RESERVING or grant.epoch != decode.monitor.epoch:
@@ -489,7 +491,7 @@ class Attempts:
         self._outbox.send(prefill, frame)
         return None
 
-    def _compute_there(self, sequence: Sequence, attempt: Attempt, now: float) -> None:
+    def _compute_there(self, sequence: Request, attempt: Attempt, now: float) -> None:
         """Take in that decode has the lease and computes the prompt itself."""
         decode, prefill = attempt.pair
         if prefill is not decode:
@@ -504,7 +506,7 @@ class Attempts:
         sequence.step(Step.GRANT)
         self._observer.prompt_routed(Role.DECODE, attempt.why[0])
 
-    def _first_decoded(self, sequence: Sequence, attempt: Attempt, now: float) -> None:
+    def _first_decoded(self, sequence: Request, attempt: Attempt, now: float) -> None:
         """Take in that decode has the whole prompt, by whose work whatever."""
         decode = attempt.pair.decode
         decode.prefixes.keep(sequence.chain, decode.capacity)
@@ -516,7 +518,7 @@ class Attempts:
         elif attempt.first_token_at is not None:
             self._turns.handed_over(now - attempt.first_token_at)
 
-    def _refused(self, sequence: Sequence, attempt: Attempt, refusal: Refuse, now: float) -> Change:
+    def _refused(self, sequence: Request, attempt: Attempt, refusal: Refuse, now: float) -> Change:
         if refusal.reason is RefuseReason.TOO_LONG:
             return refused_as_too_long()
         if refusal.reason is RefuseReason.NO_FORK:
@@ -529,7 +531,7 @@ class Attempts:
         fault = Fault(Role.DECODE, is_workers=False) if is_fault else None
         return Again(f"refused_{refusal.reason}", fault)
 
-    def _leave(self, sequence: Sequence, reason: EndReason) -> None:
+    def release_attempt(self, sequence: Request, reason: EndReason) -> None:
         """End the present attempt on both workers. The one path by which attempts end."""
         attempt, sequence.attempt = sequence.attempt, None
         if attempt is None:
@@ -538,7 +540,7 @@ class Attempts:
             if worker.release(attempt.key):
                 self._outbox.send(worker, End(*attempt.key, reason))
 
-    def _note_tokens(self, sequence: Sequence, num_before: int, now: float) -> None:
+    def _note_tokens(self, sequence: Request, num_before: int, now: float) -> None:
         times = sequence.times
         num_tokens = len(sequence.relay.token_ids)
         if num_tokens > num_before:

@@ -111,7 +111,7 @@ class ClassLine(Generic[T]):
             # Idling, or waiting for what runs to end, buys no share; it only lets past others.
             flow.credit = flow.credit_at(self.virtual_time, self.head_start)
             flow.charged = max(flow.charged, self.virtual_time)
-        flow.weight = entry.place.claim.weight
+        flow.weight = entry.place.scheduling.weight
         self.put_back(entry)
 
     def take_out(self, entry: Entry[T], *, is_charged: bool = False) -> None:

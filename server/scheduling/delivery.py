@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transport.frames import AnyFrame, TokenRow
     from transport.link import Connection
 
-    from .requests import Conductor
+    from .requests import Requests
     from .stream import Stream
     from .workers import Worker
 
@@ -79,7 +79,7 @@ class Intake:
     """Takes the frames of all workers, each worker's in their order.
 
     Args:
-      conductor: says how many tenants there are, and the tenant of a row.
+      requests: says how many tenants there are, and the tenant of a row.
       handout: hands out what frames bring.
       take: acts upon one frame.
       flush: sends what follows.
@@ -87,12 +87,12 @@ class Intake:
 
     def __init__(
         self,
-        conductor: Conductor,
+        requests: Requests,
         handout: Handout,
         take: Callable[[Worker, AnyFrame, float], None],
         flush: Callable[[], None],
     ) -> None:
-        self._conductor = conductor
+        self._requests = requests
         self._handout = handout
         self._take = take
         self._flush = flush
@@ -124,7 +124,7 @@ class Intake:
     def _without_turns(self, frames: deque[AnyFrame]) -> list[AnyFrame]:
         """Take out the first frames up to one with rows that need turns."""
         small: list[AnyFrame] = []
-        has_neighbours = self._conductor.book.num_tenants > 1
+        has_neighbours = self._requests.table.num_tenants > 1
         while frames:
             frame = frames[0]
             if has_neighbours and isinstance(frame, Tokens) and len(frame.rows) > ROWS_PER_TURN:
@@ -133,10 +133,10 @@ class Intake:
         return small
 
     async def _take_by_turns(self, worker: Worker, rows: Sequence[TokenRow]) -> None:
-        book = self._conductor.book
+        table = self._requests.table
         by_tenant: dict[str, list[TokenRow]] = {}
         for row in rows:
-            by_tenant.setdefault(book.tenant_of(row), []).append(row)
+            by_tenant.setdefault(table.tenant_of(row), []).append(row)
         # What a tenant with few rows has is handed out before those with many are put in order.
         large: dict[str, list[TokenRow]] = {}
         for tenant, own in by_tenant.items():
@@ -147,7 +147,7 @@ class Intake:
         self._give_turn()
         for tenant, own in large.items():
             # Choices of one request side by side, so that one write carries what they have.
-            own.sort(key=book.origin_of)
+            own.sort(key=table.origin_of)
             self._line.add(tenant, worker, own)
         self._has_rows.set()
         while self._line.has(worker):
@@ -163,7 +163,7 @@ class Intake:
 
     def _take_now(self, frames: Iterable[tuple[Worker, AnyFrame]]) -> None:
         now = trio.current_time()
-        self._conductor.wake(now)
+        self._requests.wake(now)
         self._handout.collect()
         try:
             for worker, frame in frames:
@@ -184,7 +184,7 @@ class Handout:
 
     def add(self, stream: Stream) -> None:
         """Take note of a stream that has something for its listener."""
-        self._due.setdefault(stream.request.claim.tenant, deque()).append(stream)
+        self._due.setdefault(stream.request.scheduling.tenant, deque()).append(stream)
         if not self._is_collecting:
             self._has_due.set()
 

@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
     from .attempt import Attempts
     from .embeddings import Embeddings
-    from .request_table import RequestBook
+    from .request_table import RequestTable
 
 
 def dismiss_tenants(
-    book: RequestBook, attempts: Attempts, embeddings: Embeddings, tenants: Set[str], now: float
+    book: RequestTable, attempts: Attempts, embeddings: Embeddings, tenants: Set[str], now: float
 ) -> None:
     """End everything of some tenants, sequences and inputs."""
     end = outcome.dismissed()
     for sequence in book:
-        if sequence.request.claim.tenant in tenants:
+        if sequence.request.scheduling.tenant in tenants:
             attempts.fail(sequence, end, now)
     for one in embeddings:
-        if one.request.claim.tenant in tenants:
+        if one.request.scheduling.tenant in tenants:
             embeddings.cancel(one, end, now)
     attempts.dispatch(now)
     embeddings.dispatch(now)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..contract.embedding import EmbeddingRequest
     from ..contract.generation import CancelReason
     from .embeddings import Input
-    from .requests import Conductor
+    from .requests import Requests
 
 
 class FleetEmbeddingRun:
@@ -32,9 +32,9 @@ class FleetEmbeddingRun:
     """
 
     def __init__(
-        self, conductor: Conductor, config: ServerConfig, flush: Callable[[], None]
+        self, conductor: Requests, config: ServerConfig, flush: Callable[[], None]
     ) -> None:
-        self._conductor = conductor
+        self._requests = conductor
         self._config = config
         self._flush = flush
         self._inputs: Sequence[Input] = ()
@@ -52,9 +52,9 @@ class FleetEmbeddingRun:
           RequestError: refused; nothing was begun.
         """
         now = trio.current_time()
-        self._conductor.wake(now)
-        is_draining = self._conductor.is_draining
-        embeddings = self._conductor.embeddings
+        self._requests.wake(now)
+        is_draining = self._requests.is_draining
+        embeddings = self._requests.embeddings
         self._inputs = embeddings.submit(requests, self.note, now, is_draining=is_draining)
         self._flush()
 
@@ -86,15 +86,15 @@ class FleetEmbeddingRun:
         if not rest:
             return
         now = trio.current_time()
-        self._conductor.wake(now)
+        self._requests.wake(now)
         for one in rest:
-            self._conductor.embeddings.cancel(one, outcome.cancelled(reason, self._config), now)
-        self._conductor.embeddings.dispatch(now)
+            self._requests.embeddings.cancel(one, outcome.cancelled(reason, self._config), now)
+        self._requests.embeddings.dispatch(now)
         self._flush()
 
 
 def begin_embeddings(
-    conductor: Conductor,
+    conductor: Requests,
     config: ServerConfig,
     flush: Callable[[], None],
     requests: Sequence[EmbeddingRequest],

@@ -89,7 +89,7 @@ class Input:
         """What the queue has to know of it."""
         request = self.request
         tokens = len(request.input_ids)
-        return Place(request.claim, request.priority, self.turn, self.order, tokens)
+        return Place(request.scheduling, request.priority, self.turn, self.order, tokens)
 
 
 class Embeddings:
@@ -166,7 +166,7 @@ class Embeddings:
             error.is_of_queue = True
             for request in requests:
                 self._accounting.rejected[error.code] += 1
-                self._observer.request_rejected(error.code, request.claim)
+                self._observer.request_rejected(error.code, request.scheduling)
             raise
         inputs = [self._accept(request, at, on_done, now) for at, request in enumerate(requests)]
         self.dispatch(now)
@@ -260,8 +260,8 @@ class Embeddings:
         if _is_hopeless(self._workers, self._config, now):
             raise outcome.no_worker_left(Role.PREFILL).error
         most = self._config.embedding.max_waiting_inputs
-        for claim in {request.claim for request in requests}:
-            if num_waiting := crowd(self.line, claim, len(requests), most):
+        for scheduling in {request.scheduling for request in requests}:
+            if num_waiting := crowd(self.line, scheduling, len(requests), most):
                 raise crowded_out(f"{num_waiting} inputs wait already", 1.0)
 
     def _accept(
@@ -315,7 +315,7 @@ class Embeddings:
     def _begin(self, one: Input, worker: Worker, now: float) -> None:
         request, form = one.request, one.request.form
         if not one.num_attempts:
-            service_class = request.claim.service_class
+            service_class = request.scheduling.service_class
             self._observer.request_dispatched(now - one.submitted_at, service_class)
         one.key, one.worker = AttemptKey(request.request_id, one.num_attempts), worker
         one.num_attempts += 1
@@ -366,7 +366,7 @@ class Embeddings:
         self._accounting.ended[outcome] += 1
         usage = Usage(len(one.request.input_ids), 0)
         elapsed_s = now - one.submitted_at
-        self._observer.request_ended(outcome, usage, elapsed_s, one.request.claim)
+        self._observer.request_ended(outcome, usage, elapsed_s, one.request.scheduling)
         cost = self._charges.ended(one.request.request_id, usage, is_begun=one.num_attempts > 0)
         log.info(
             "input_ended",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterator
 
     from triolet.config import QueueConfig
-    from triolet.service_class import Claim
+    from triolet.service_class import Scheduling
 
     from .tenant_queue import Flow
 
@@ -85,7 +85,7 @@ class FairQueue(Generic[T]):
 
     def tokens_ahead(
         self,
-        claim: Claim,
+        scheduling: Scheduling,
         own: int,
         due: float,
         prompt_tokens: int = 0,
@@ -94,26 +94,26 @@ class FairQueue(Generic[T]):
         """Return the prompt tokens that go before a newcomer, as things stand.
 
         Args:
-          claim: whose it is.
+          scheduling: whose it is.
           own: its priority among its tenant's.
           due: when it is.
           prompt_tokens: its own.
           max_tokens: of its completion.
         """
-        claim, own, due = heeded(self.config, claim, own, due)
-        cost = prompt_tokens + min(max_tokens, self.holdings.completion_tokens(claim.tenant))
-        higher = (line for line in self.lines[: claim.service_class] if not line.is_paused)
+        scheduling, own, due = heeded(self.config, scheduling, own, due)
+        cost = prompt_tokens + min(max_tokens, self.holdings.completion_tokens(scheduling.tenant))
+        higher = (line for line in self.lines[: scheduling.service_class] if not line.is_paused)
         # Whoever waits by its own limits is in nobody's way but its own.
-        tokens = sum(line.ready_tokens + _held(line.find(claim.tenant)) for line in higher)
-        line = self.lines[claim.service_class]
-        return tokens + tokens_ahead_in(line, claim, own, due, cost)
+        tokens = sum(line.ready_tokens + _held(line.find(scheduling.tenant)) for line in higher)
+        line = self.lines[scheduling.service_class]
+        return tokens + tokens_ahead_in(line, scheduling, own, due, cost)
 
     def is_skipped(self, item: T) -> bool:
         """Return whether one waits for something of its own tenant's to end."""
         entry = self._entries.get(item)
         return entry is not None and not entry.is_running and entry.flow.is_skipped
 
-    def is_beyond(self, item: T) -> bool:
+    def is_over_share(self, item: T) -> bool:
         """Return whether the tenant of one that waits asks for more than it left unused, so that
         whoever asks for less is computed before it: also who comes when it is alone now."""
         return not self._entries[item].flow.head_start
@@ -121,11 +121,11 @@ class FairQueue(Generic[T]):
     def add(self, item: T, place: Place) -> None:
         """Let somebody wait who is not here."""
         assert item not in self._entries, "nobody waits twice"
-        claim, own, due = heeded(self.config, place.claim, place.own, place.due)
-        place = place._replace(claim=claim, own=own, due=due)
-        holding = self.holdings.of(claim.tenant, claim.weight)
+        scheduling, own, due = heeded(self.config, place.scheduling, place.own, place.due)
+        place = place._replace(scheduling=scheduling, own=own, due=due)
+        holding = self.holdings.of(scheduling.tenant, scheduling.weight)
         completion_tokens = min(place.max_tokens, round(holding.completion_tokens))
-        flow = self.lines[claim.service_class].flow(claim.tenant, holding)
+        flow = self.lines[scheduling.service_class].flow(scheduling.tenant, holding)
         entry = Entry(item, place, flow, place.prompt_tokens + completion_tokens)
         self._entries[item] = entry
         self._num_waiting += 1
@@ -157,7 +157,7 @@ class FairQueue(Generic[T]):
         """Return whether others may go first if there is no room for this one, whose turn it is: it
         is before them only because its class waited, and not for too long yet."""
         entry = self._entries[item]
-        service_class = entry.place.claim.service_class
+        service_class = entry.place.scheduling.service_class
         is_below = any(_first_of(line, self.holdings) for line in self.lines[:service_class])
         return is_below and self.lines[service_class].earned < OVERDUE * entry.cost
 
@@ -168,7 +168,7 @@ class FairQueue(Generic[T]):
         if flow.line.take(entry):
             _earn(
                 self.lines,
-                entry.place.claim.service_class,
+                entry.place.scheduling.service_class,
                 entry.cost,
                 self.config.min_class_share,
             )
@@ -206,7 +206,7 @@ class FairQueue(Generic[T]):
         if completion_tokens:
             moved = completion_tokens - holding.completion_tokens
             holding.completion_tokens += self.config.completion_memory * moved
-        self.holdings.left(entry.place.claim.tenant)
+        self.holdings.left(entry.place.scheduling.tenant)
 
     def set_aside(self, item: T) -> None:
         """Leave one that waits out of `first` until `restore`."""

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from .routing import Pair, Route, Why, has_room
 
 if TYPE_CHECKING:
-    from .request import Attempt, Sequence
+    from .request import Attempt, Request
     from .routing import Need
 
 
-def fork_route(sequence: Sequence, now: float) -> Route | None:
+def fork_route(sequence: Request, now: float) -> Route | None:
     """Return the way to the prompt that a sequence can share, or None if there is none now.
 
     What may be what workers fail by goes alone: a fork and its origin would be struck together.
@@ -45,7 +45,7 @@ def need_on(route: Route, need: Need) -> Need:
     return need._replace(prompt_tokens=1, kv_tokens=own_tokens, chain=None)
 
 
-def note_no_fork(sequence: Sequence, attempt: Attempt) -> None:
+def note_no_fork(sequence: Request, attempt: Attempt) -> None:
     """Take in that decode does not have the prompt that an attempt was to share. Unless its origin
     has moved on meanwhile, nothing will change that."""
     origin = None if sequence.origin is None else sequence.origin.attempt

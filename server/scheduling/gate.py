@@ -25,14 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from triolet.config import ServerConfig
-    from triolet.service_class import Claim
+    from triolet.service_class import Scheduling
 
     from ..contract.generation import GenerationRequest
     from .fair_queue import FairQueue
     from .observer import OverloadObserver
-    from .request import Forecast
-    from .request import Sequence as RunningSequence
-    from .request_table import RequestBook
+    from .request import Forecast, Request
+    from .request_table import RequestTable
     from .status import OverloadStatus
     from .workers import Worker
 
@@ -61,7 +60,7 @@ class Gate:
         self,
         config: ServerConfig,
         workers: tuple[Worker, ...],
-        line: FairQueue[RunningSequence],
+        line: FairQueue[Request],
         observer: OverloadObserver,
         now: float,
     ) -> None:
@@ -83,9 +82,13 @@ class Gate:
         for request, one in zip(requests, asks, strict=True):
             due = now + request.deadline_s
             ahead = self._line.tokens_ahead(
-                request.claim, request.priority, due, one.num_tokens, request.sampling.max_tokens
+                request.scheduling,
+                request.priority,
+                due,
+                one.num_tokens,
+                request.sampling.max_tokens,
             )
-            spares = is_modest(self._line, request.claim, sizes)
+            spares = is_modest(self._line, request.scheduling, sizes)
             ask = one._replace(together_tokens=together, is_modest=spares)
             forecast = self.overload.judge(ask, ahead, now)
             # One answer holds them all: it begins with the first, and the others may take as long.
@@ -93,36 +96,36 @@ class Gate:
         return forecasts
 
     def judge_early(
-        self, claim: Claim, request_id: bytes, key: int, deadline_s: float, now: float
+        self, scheduling: Scheduling, request_id: bytes, key: int, deadline_s: float, now: float
     ) -> None:
         """Raise for a request that is refused whatever its prompt is, before anything is spent.
 
         Raises:
           RequestError: as `judge` does.
         """
-        ahead = self._line.tokens_ahead(claim, 0, now + deadline_s)
+        ahead = self._line.tokens_ahead(scheduling, 0, now + deadline_s)
         ask = Ask(
-            claim,
+            scheduling,
             LEAST_TOKENS,
             deadline_s,
             key,
             _draw(request_id),
             is_unread=True,
-            is_modest=self.is_modest(claim, LEAST_TOKENS),
+            is_modest=self.is_modest(scheduling, LEAST_TOKENS),
         )
         self.overload.judge(ask, ahead, now)
 
-    def is_modest(self, claim: Claim, prompt_tokens: int) -> bool:
-        """Return whether a claim's tenant asks for less than its share, beside others, and still
-        does with such a prompt."""
-        return is_modest(self._line, claim, [(prompt_tokens, math.inf)])
+    def is_modest(self, scheduling: Scheduling, prompt_tokens: int) -> bool:
+        """Return whether a tenant asks for less than its share, beside others, and still does with
+        such a prompt."""
+        return is_modest(self._line, scheduling, [(prompt_tokens, math.inf)])
 
-    def took(self, sequence: RunningSequence, forecast: Forecast, now: float) -> None:
+    def took(self, sequence: Request, forecast: Forecast, now: float) -> None:
         """Note a request that was taken on."""
         sequence.forecast = forecast
         self.overload.took(_ask(sequence.request), forecast, now)
 
-    def too_late(self, sequence: RunningSequence, now: float) -> outcome.End | None:
+    def too_late(self, sequence: Request, now: float) -> outcome.End | None:
         """Return the end of a sequence that waits in vain: on which nothing was spent, and whose
         first token cannot come in time any more."""
         forecast = sequence.forecast
@@ -139,7 +142,7 @@ class Gate:
             error = crowded_out(text, max(forecast.slo_s / 2, 1.0))
         return outcome.End(error, Outcome.EXPIRED, EndReason.DEADLINE)
 
-    def begun(self, sequence: RunningSequence, now: float) -> None:
+    def begun(self, sequence: Request, now: float) -> None:
         """Note that an attempt begins."""
         forecast = sequence.forecast
         if forecast is None or sequence.num_attempts:
@@ -153,14 +156,14 @@ class Gate:
             now=now,
         )
 
-    def first_token(self, sequence: RunningSequence, now: float) -> None:
+    def first_token(self, sequence: Request, now: float) -> None:
         """Note a sequence's first token."""
         forecast, times = sequence.forecast, sequence.times
         if forecast is not None and times.dispatched_at is not None:
             ttft_s, resided_s = now - times.submitted_at, now - times.dispatched_at
             self.overload.first_token(forecast, ttft_s, resided_s, now)
 
-    def ended(self, sequence: RunningSequence, now: float, *, is_well: bool) -> None:
+    def ended(self, sequence: Request, now: float, *, is_well: bool) -> None:
         """Note that a sequence ends."""
         forecast, dispatched_at = sequence.forecast, sequence.times.dispatched_at
         if forecast is not None:
@@ -193,14 +196,14 @@ class Gate:
 
 def _ask(request: GenerationRequest) -> Ask:
     num_tokens = LEAST_TOKENS if request.origin_id else len(request.prompt_ids)
-    key = request.key or hash((request.claim.tenant, request.prompt_ids))
-    return Ask(request.claim, num_tokens, request.deadline_s, key, _draw(request.request_id))
+    key = request.key or hash((request.scheduling.tenant, request.prompt_ids))
+    return Ask(request.scheduling, num_tokens, request.deadline_s, key, _draw(request.request_id))
 
 
-def _is_limited(sequence: RunningSequence) -> bool:
+def _is_limited(sequence: Request) -> bool:
     """Return whether one may wait by a limit of its tenant's, which says nothing of the line."""
-    claim = sequence.request.claim
-    return claim.max_running is not None or claim.kv_share < 1
+    scheduling = sequence.request.scheduling
+    return scheduling.max_running is not None or scheduling.kv_share < 1
 
 
 def _draw(request_id: bytes) -> float:
@@ -228,17 +231,17 @@ class Doorkeeper:
       book: counts.
     """
 
-    def __init__(self, gate: Gate, book: RequestBook) -> None:
+    def __init__(self, gate: Gate, book: RequestTable) -> None:
         self._gate = gate
         self._book = book
 
     def refuse_early(
-        self, claim: Claim, request_id: bytes, key: int, deadline_s: float, now: float
+        self, scheduling: Scheduling, request_id: bytes, key: int, deadline_s: float, now: float
     ) -> None:
         """Raise for a request that would be refused whatever its prompt is.
 
         Args:
-          claim: whose it is.
+          scheduling: whose it is.
           request_id: random bytes.
           key: names what it asks for, whoever asks again.
           deadline_s: within which it has to be done.
@@ -248,18 +251,18 @@ class Doorkeeper:
           RequestError: 503, and it is counted as one request that was refused.
         """
         try:
-            self._gate.judge_early(claim, request_id, key, deadline_s, now)
+            self._gate.judge_early(scheduling, request_id, key, deadline_s, now)
         except RequestError as error:
             self._book.receive()
-            self._book.reject(claim, error)
+            self._book.reject(scheduling, error)
             raise
 
-    def max_tokens(self, claim: Claim, prompt_tokens: int) -> int | None:
+    def max_tokens(self, scheduling: Scheduling, prompt_tokens: int) -> int | None:
         """Return how many tokens the answer to such a prompt may have at the moment; None for no
         cap. A tenant that asks for less than its share has none."""
-        if self._gate.is_modest(claim, prompt_tokens):
+        if self._gate.is_modest(scheduling, prompt_tokens):
             return None
-        return self._gate.overload.brownout.max_tokens(claim.service_class)
+        return self._gate.overload.brownout.max_tokens(scheduling.service_class)
 
     @property
     def level(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from triolet.service_class import Claim, ServiceClass
+    from triolet.service_class import Scheduling, ServiceClass
 
     from ..contract.generation import Usage
     from .accounting import Outcome
@@ -97,7 +97,7 @@ class FleetObserver(Protocol):
         """Somebody submitted."""
         ...
 
-    def request_rejected(self, code: str, claim: Claim) -> None:
+    def request_rejected(self, code: str, scheduling: Scheduling) -> None:
         """It was refused before anything was begun."""
         ...
 
@@ -133,7 +133,9 @@ class FleetObserver(Protocol):
         """An attempt is over and the request goes on with another one."""
         ...
 
-    def request_ended(self, outcome: Outcome, usage: Usage, elapsed_s: float, claim: Claim) -> None:
+    def request_ended(
+        self, outcome: Outcome, usage: Usage, elapsed_s: float, scheduling: Scheduling
+    ) -> None:
         """It got its terminal event."""
         ...
 
@@ -209,7 +211,7 @@ class SilentObserver:
     def request_received(self) -> None:
         """Ignore it."""
 
-    def request_rejected(self, code: str, claim: Claim) -> None:
+    def request_rejected(self, code: str, scheduling: Scheduling) -> None:
         """Ignore it."""
 
     def request_accepted(self) -> None:
@@ -236,7 +238,9 @@ class SilentObserver:
     def attempt_failed(self, cause: str) -> None:
         """Ignore it."""
 
-    def request_ended(self, outcome: Outcome, usage: Usage, elapsed_s: float, claim: Claim) -> None:
+    def request_ended(
+        self, outcome: Outcome, usage: Usage, elapsed_s: float, scheduling: Scheduling
+    ) -> None:
         """Ignore it."""
 
     def worker_joined(self, worker: str) -> None:

@@ -24,7 +24,7 @@ class Outgoing(NamedTuple):
 
 
 class Outbox:
-    """What the conductor wants sent."""
+    """What Requests wants sent."""
 
     def __init__(self) -> None:
         self._frames: list[Outgoing] = []

@@ -293,7 +293,7 @@ class Overload:
         Raises:
           RequestError: it is refused, with the seconds after which it will be let in.
         """
-        own = ask.claim.service_class
+        own = ask.scheduling.service_class
         slo_s = self._config.slo.of(own)
         is_return = self.returns.is_due(ask.key, now)
         # Newcomers of higher classes leave room for requests that return when they were told to.
@@ -457,7 +457,7 @@ class Overload:
             self.prediction.waited(forecast.service_class, forecast.line_s, waited_s)
 
     def _refuse_late(self, ask: Ask, wait_s: float, now: float, *, is_return: bool) -> None:
-        config, own = self._config.admission, ask.claim.service_class
+        config, own = self._config.admission, ask.scheduling.service_class
         slo_s = self._config.slo.of(own)
         share = config.return_share if is_return else self._newcomer_share(ask, now)
         bound_s = share * (ask.deadline_s - self.prediction.own_s(ask.num_tokens))
@@ -471,7 +471,7 @@ class Overload:
     def _newcomer_share(self, ask: Ask, now: float) -> float:
         """Return which share of its deadline a newcomer may wait: less while refused requests are
         expected before that, by how many of them return."""
-        config, slo_s = self._config.admission, self._config.slo.of(ask.claim.service_class)
+        config, slo_s = self._config.admission, self._config.slo.of(ask.scheduling.service_class)
         latest = now + (ask.deadline_s if slo_s is None else min(ask.deadline_s, slo_s))
         if not self.returns.are_due_by(latest) or _leaves_no_room(ask):
             return config.deadline_share
@@ -481,7 +481,7 @@ class Overload:
     def _refusal(
         self, ask: Ask, reason: str, room_in_s: float, now: float, wait_s: float | None = None
     ) -> RequestError:
-        own = ask.claim.service_class
+        own = ask.scheduling.service_class
         # Room is kept from newcomers of every class but the critical one.
         counted = min(own, ServiceClass.DEFAULT)
         rate = self.prediction.class_rate(counted, now)
@@ -494,7 +494,7 @@ class Overload:
             own_s = self.prediction.own_s(max(ask.num_tokens, usual_tokens))
             retry_s = self.returns.told_s(
                 ask.key if own_s < ask.deadline_s else 0,
-                ask.claim,
+                ask.scheduling,
                 max(ask.all_tokens, usual_tokens) / rate,
                 room_in_s=max(room_in_s, 0.0),
                 draw=ask.draw,
@@ -553,4 +553,4 @@ class Overload:
 def _leaves_no_room(ask: Ask) -> bool:
     """Return whether a newcomer leaves no room for requests that return: a critical one, and one of
     a tenant that asks for less than its share."""
-    return ask.is_modest or ask.claim.service_class is ServiceClass.CRITICAL
+    return ask.is_modest or ask.scheduling.service_class is ServiceClass.CRITICAL

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from triolet.errors import RequestError
 
     from .output import RelayEnd
-    from .request import Attempt, Sequence
+    from .request import Attempt, Request
 
 
 class Verdict(Enum):
@@ -131,7 +131,7 @@ Change: TypeAlias = Finish | Again | Fail
 _TOKEN_PHASES: Final = (Phase.PREFILLING, Phase.DECODING, Phase.FINISHING)
 
 
-def take_row(sequence: Sequence, attempt: Attempt, row: TokenRow, now: float) -> Change | None:
+def take_row(sequence: Request, attempt: Attempt, row: TokenRow, now: float) -> Change | None:
     """Take one token row of the present attempt."""
     if attempt.end is not None:
         return None  # decode goes on until it is told
@@ -161,7 +161,7 @@ def take_row(sequence: Sequence, attempt: Attempt, row: TokenRow, now: float) ->
 
 
 def take_first_token(
-    sequence: Sequence, attempt: Attempt, frame: FirstToken, now: float
+    sequence: Request, attempt: Attempt, frame: FirstToken, now: float
 ) -> Change | None:
     """Take position 0 as prefill sent it. With a replay it must repeat what the client has."""
     if sequence.cached_tokens is None:
@@ -176,7 +176,7 @@ def take_first_token(
 
 
 def take_ended(
-    sequence: Sequence, attempt: Attempt, role: Role, frame: Ended, now: float
+    sequence: Request, attempt: Attempt, role: Role, frame: Ended, now: float
 ) -> Change | None:
     """Take a worker's word that the attempt is over there."""
     if attempt.end is not None:
@@ -252,7 +252,7 @@ def _fault_at(role: Role, frame: Ended, *, is_local: bool = False) -> Fault:
             return Fault(role, is_workers=False, is_shared=True)
 
 
-def _prefill_ended(sequence: Sequence, attempt: Attempt, frame: Ended) -> Change | None:
+def _prefill_ended(sequence: Request, attempt: Attempt, frame: Ended) -> Change | None:
     reason = frame.reason
     match OF_PREFILL.get(reason, Verdict.IGNORE):
         case Verdict.COMPLETE:
@@ -272,7 +272,7 @@ def _prefill_ended(sequence: Sequence, attempt: Attempt, frame: Ended) -> Change
             return None
 
 
-def _finish(sequence: Sequence, attempt: Attempt, end: RelayEnd, now: float) -> Finish | None:
+def _finish(sequence: Request, attempt: Attempt, end: RelayEnd, now: float) -> Finish | None:
     """Finish, or wait for FIRST_TOKEN, which says how many tokens of the prompt were cached.
 
     Prefill sends it before it ships the KV, but decode's tokens may overtake it; of a completion of
@@ -285,7 +285,7 @@ def _finish(sequence: Sequence, attempt: Attempt, end: RelayEnd, now: float) -> 
     return None
 
 
-def _settle(sequence: Sequence, attempt: Attempt, now: float) -> Change | None:
+def _settle(sequence: Request, attempt: Attempt, now: float) -> Change | None:
     """Note whether something is missing; finish if decode has ended and nothing is."""
     num_have = len(sequence.relay.token_ids)
     if attempt.num_tokens == num_have and attempt.finish_reason is not None:

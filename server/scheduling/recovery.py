@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from ..contract.generation import GenerationRequest
     from .observer import FleetObserver
     from .progress import Again, Fault
-    from .request import Attempt
-    from .request import Sequence as RunningSequence
+    from .request import Attempt, Request
     from .workers import Worker
 
 
@@ -236,7 +235,7 @@ class Recovery:
         """Return the end of a request with a prompt or grammar in quarantine."""
         grammar = request.sampling.grammar
         if grammar is not None:
-            one = TenantGrammar(request.claim.tenant, grammar)
+            one = TenantGrammar(request.scheduling.tenant, grammar)
             if self._grammars.remaining_s(one, now) is not None:
                 return outcome.grammar_too_costly()
         return self.objection(request.prompt_ids, now)
@@ -245,7 +244,7 @@ class Recovery:
         """Refuse the grammar of a request that held a worker up with it."""
         grammar = request.sampling.grammar
         if grammar is not None:
-            self._grammars.add(TenantGrammar(request.claim.tenant, grammar), now)
+            self._grammars.add(TenantGrammar(request.scheduling.tenant, grammar), now)
             self._observer.faults.grammar_quarantined(request.request_id.hex())
 
     def worked(self, worker: Worker, now: float) -> None:
@@ -253,7 +252,7 @@ class Recovery:
         worker.breaker.succeeded(now)
         self._show(worker)
 
-    def after(self, sequence: RunningSequence, again: Again, now: float) -> outcome.End | None:
+    def after(self, sequence: Request, again: Again, now: float) -> outcome.End | None:
         """Take in why the present attempt of a sequence is over.
 
         Returns:
@@ -288,7 +287,7 @@ class Recovery:
             return outcome.retries_spent(again.cause)
         return None
 
-    def advanced(self, sequence: RunningSequence) -> None:
+    def advanced(self, sequence: Request) -> None:
         """Take in that a sequence has more tokens: one that gets on is no lost cause."""
         num_tokens = len(sequence.relay.token_ids)
         if sequence.faults and num_tokens - sequence.faulted_at >= CLEARING_TOKENS:
@@ -308,7 +307,7 @@ class Recovery:
             self._show(worker)
 
     def _is_anothers(
-        self, event: Hashable, fault: Fault, sequence: RunningSequence, worker: Worker
+        self, event: Hashable, fault: Fault, sequence: Request, worker: Worker
     ) -> bool:
         """Return whether somebody on probation was there, whose doing this was. Its own ENDED may
         be still to come."""
@@ -323,7 +322,7 @@ class Recovery:
             for share in worker.shares.values()
         )
 
-    def _convict(self, sequence: RunningSequence, now: float) -> None:
+    def _convict(self, sequence: Request, now: float) -> None:
         """Refuse its prompt, and hold what it did against no other request."""
         self._prompts.add(sequence.request.prompt_ids, now)
         for event in sequence.faults:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from transport.frames import TokenRow
     from triolet.ids import AttemptKey
-    from triolet.service_class import Claim, ServiceClass
+    from triolet.service_class import Scheduling, ServiceClass
 
     from ..contract.generation import FinishReason, GenerationRequest
     from .on_workers import Prompt
@@ -105,7 +105,7 @@ class Ask(NamedTuple):
     """What is decided upon.
 
     Attributes:
-      claim: whose it is, and of which class.
+      scheduling: whose it is, and of which class.
       num_tokens: of its prompt, or the least that it may have.
       deadline_s: within which all of it has to be done.
       key: names what it asks for, whoever asks again; 0 for nothing.
@@ -115,7 +115,7 @@ class Ask(NamedTuple):
       is_modest: its tenant asks for less than its share, beside others.
     """
 
-    claim: Claim
+    scheduling: Scheduling
     num_tokens: int
     deadline_s: float
     key: int = 0
@@ -224,7 +224,7 @@ class Times:
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class Request:
     """An accepted request until its terminal event.
 
     Attributes:
@@ -265,7 +265,7 @@ class Sequence:
     shunned: frozenset[str] = frozenset()
     fingerprint: str = ""
     is_begun: bool = False
-    origin: Sequence | None = None
+    origin: Request | None = None
     cached_tokens: int | None = None
     held_tokens: int = 0
     forecast: Forecast | None = None
@@ -319,7 +319,7 @@ class Sequence:
         """What the queue has to know of it."""
         request = self.request
         return Place(
-            request.claim,
+            request.scheduling,
             request.priority,
             self.deadline,
             self.order,
@@ -339,7 +339,7 @@ class Sequence:
             self.suspicion.is_on_probation,
             self.suspicion.is_of_prompt,
             self.chain,
-            band=Band(self.request.claim.service_class),
+            band=Band(self.request.scheduling.service_class),
         )
 
     @property

@@ -17,7 +17,7 @@ from ..contract.generation import Failed, Finished
 from .accounting import Accounting, Outcome
 from .output import Relay
 from .pick_next import window_of
-from .request import Sequence, Step, Times
+from .request import Request, Step, Times
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
     from triolet.errors import RequestError
     from triolet.ids import AttemptKey
-    from triolet.service_class import Claim
+    from triolet.service_class import Scheduling
 
     from ..contract.charges import Charges
     from ..contract.generation import GenerationRequest
@@ -58,7 +58,7 @@ class _Choices:
     longest_tokens: int = 0
 
 
-class RequestBook:
+class RequestTable:
     """Live sequences, and the accounts.
 
     Attributes:
@@ -78,22 +78,22 @@ class RequestBook:
         self.text = text
         self._observer = observer
         self._charges = charges
-        self._sequences: dict[bytes, Sequence] = {}
-        self._unswept: list[Sequence] = []
+        self._sequences: dict[bytes, Request] = {}
+        self._unswept: list[Request] = []
         self._by_tenant: Counter[str] = Counter()
         self._choices: dict[bytes, _Choices] = {}
 
     def __len__(self) -> int:
         return len(self._sequences)
 
-    def __iter__(self) -> Iterator[Sequence]:
+    def __iter__(self) -> Iterator[Request]:
         """Go through the live sequences; they may end meanwhile."""
         return iter(list(self._sequences.values()))
 
     def __contains__(self, request_id: bytes) -> bool:
         return request_id in self._sequences
 
-    def next_swept(self) -> list[Sequence]:
+    def next_swept(self) -> list[Request]:
         """Return whom to look after in this sweep: everybody where there are few, else a part, so
         that all have had their turn after `SWEEP_TURNS`, or as many as `MAX_SWEPT` makes it."""
         if not self._unswept:
@@ -107,11 +107,11 @@ class RequestBook:
         """Whether some have still to have their turn."""
         return bool(self._unswept)
 
-    def running(self, key: AttemptKey) -> Sequence | None:
+    def running(self, key: AttemptKey) -> Request | None:
         """Return the sequence whose present attempt this is, or None for any other attempt."""
         return self.of_attempt(*key)
 
-    def of_attempt(self, request_id: bytes, number: int) -> Sequence | None:
+    def of_attempt(self, request_id: bytes, number: int) -> Request | None:
         """Return the same, of the key's parts: for every token."""
         sequence = self._sequences.get(request_id)
         if sequence is None or sequence.attempt is None or sequence.attempt.key.attempt != number:
@@ -126,7 +126,7 @@ class RequestBook:
     def tenant_of(self, row: TokenRow) -> str:
         """Return the tenant of a token; that of no live sequence has none."""
         sequence = self._sequences.get(row.request_id)
-        return "" if sequence is None else sequence.request.claim.tenant
+        return "" if sequence is None else sequence.request.scheduling.tenant
 
     def origin_of(self, row: TokenRow) -> bytes:
         """Return the first of the choices that a token's sequence is one of."""
@@ -138,18 +138,18 @@ class RequestBook:
         self.accounting.received += 1
         self._observer.request_received()
 
-    def reject(self, claim: Claim, error: RequestError) -> None:
+    def reject(self, scheduling: Scheduling, error: RequestError) -> None:
         """Count a request that was refused, and note in the error that it was counted."""
         error.is_of_queue = True
         self.accounting.rejected[error.code] += 1
-        self._observer.request_rejected(error.code, claim)
+        self._observer.request_rejected(error.code, scheduling)
 
-    def accept(self, request: GenerationRequest, now: float) -> Sequence:
+    def accept(self, request: GenerationRequest, now: float) -> Request:
         """Take a request on."""
         self.accounting.accepted += 1
         self._observer.request_accepted()
         self._charges.accepted(request.request_id)
-        sequence = Sequence(
+        sequence = Request(
             request=request,
             order=self.accounting.accepted,
             relay=Relay(request, self.text),
@@ -159,14 +159,14 @@ class RequestBook:
             origin=self._sequences.get(request.origin_id),
         )
         self._sequences[request.request_id] = sequence
-        self._by_tenant[request.claim.tenant] += 1
+        self._by_tenant[request.scheduling.tenant] += 1
         choices = self._choices.setdefault(request.origin_id or request.request_id, _Choices())
         choices.num += 1
         choices.num_live += 1
         self._observer.work.asked(request.sampling.max_tokens)
         return sequence
 
-    def finish(self, sequence: Sequence, end: RelayEnd, now: float) -> None:
+    def finish(self, sequence: Request, end: RelayEnd, now: float) -> None:
         """Give out the good end."""
         terminal = Finished(
             end.reason,
@@ -177,17 +177,17 @@ class RequestBook:
         )
         self._close(sequence, terminal, Outcome(end.reason), now)
 
-    def fail(self, sequence: Sequence, error: RequestError, outcome: Outcome, now: float) -> None:
+    def fail(self, sequence: Request, error: RequestError, outcome: Outcome, now: float) -> None:
         """Give out the bad end."""
         self._close(sequence, Failed(error, sequence.usage(now)), outcome, now)
 
     def _close(
-        self, sequence: Sequence, terminal: Finished | Failed, outcome: Outcome, now: float
+        self, sequence: Request, terminal: Finished | Failed, outcome: Outcome, now: float
     ) -> None:
         phase = sequence.phase
         sequence.step(Step.END)
         del self._sequences[sequence.request.request_id]
-        tenant = sequence.request.claim.tenant
+        tenant = sequence.request.scheduling.tenant
         self._by_tenant[tenant] -= 1
         if not self._by_tenant[tenant]:
             del self._by_tenant[tenant]
@@ -197,7 +197,7 @@ class RequestBook:
         usage = terminal.usage
         if sequence.request.origin_id:  # another completion: the first counts their prompt
             usage = replace(usage, prompt_tokens=0, cached_tokens=0)
-        self._observer.request_ended(outcome, usage, elapsed_s, sequence.request.claim)
+        self._observer.request_ended(outcome, usage, elapsed_s, sequence.request.scheduling)
         cost = self._charges.ended(
             sequence.request.request_id,
             terminal.usage,
@@ -218,7 +218,7 @@ class RequestBook:
         )
         sequence.relay.mailbox.close(terminal, now)
 
-    def _note_choice(self, sequence: Sequence) -> None:
+    def _note_choice(self, sequence: Request) -> None:
         """Count the completions of a prompt when the last of them has ended."""
         first_id = sequence.request.origin_id or sequence.request.request_id
         choices = self._choices[first_id]

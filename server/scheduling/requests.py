@@ -2,7 +2,7 @@
 takes.
 
 Decides everything and does nothing: frames, times and calls come in, frames to send pile up in the
-outbox. Knows no sockets, no tasks and no HTTP. Each request is a Sequence that moves by the table
+outbox. Knows no sockets, no tasks and no HTTP. Each request is a Request that moves by the table
 in phases.py; what a frame means for it is in progress.py; which workers it gets, in dispatch.py.
 """
 
@@ -28,7 +28,7 @@ from .outbox import Outbox
 from .pick_next import Background, window_of
 from .progress import Again, Fault
 from .request import Phase
-from .request_table import RequestBook
+from .request_table import RequestTable
 from .routing import is_ready, needed_roles
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .accounting import Accounting
     from .observer import FleetObserver
     from .output import RelayText
-    from .request import Sequence
+    from .request import Request
     from .workers import Worker
 
 
@@ -56,7 +56,7 @@ that is only silent was stopped, or cut off. A GOODBYE that is no farewell is no
 a worker with attempts it means that a new life answers at its address."""
 
 
-class Conductor:
+class Requests:
     """All requests of one server.
 
     Args:
@@ -75,7 +75,7 @@ class Conductor:
       embeddings: inputs that become vectors.
       dismiss: ends whatever there is of some tenants.
       background: who stands still for others.
-      book: of the requests that are live.
+      table: of the requests that are live.
       queues: of all that wait: for tokens, and for vectors.
       sweep_times: when `sweep` is to be called; see `is_restless`.
     """
@@ -94,31 +94,31 @@ class Conductor:
         self._config = config
         self._workers = tuple(workers)
         self._observer = observer
-        self.book = RequestBook(config, text, observer, charges)
+        self.table = RequestTable(config, text, observer, charges)
         self._attempts = Attempts(
             config,
             self._workers,
-            self.book,
+            self.table,
             self.outbox,
             text.eos_token_ids,
             observer,
             now,
             new_secret() if kv_secret is None else kv_secret,
         )
-        self.background = Background(self.book, self._attempts.line)
-        self.doorkeeper = Doorkeeper(self._attempts.gate, self.book)
+        self.background = Background(self.table, self._attempts.line)
+        self.doorkeeper = Doorkeeper(self._attempts.gate, self.table)
         self.recovery = self._attempts.recovery
         self.embeddings = Embeddings(
             config,
             self._workers,
-            self.book.accounting,
+            self.table.accounting,
             self.outbox,
             self.recovery,
             observer,
             text.max_model_len,
             charges,
         )
-        self.dismiss = partial(dismiss_tenants, self.book, self._attempts, self.embeddings)
+        self.dismiss = partial(dismiss_tenants, self.table, self._attempts, self.embeddings)
         self.queues = (self._attempts.line, self.embeddings.line)
         self._drain_until: float | None = None
         self._fence: SelfFence | None = None
@@ -127,7 +127,7 @@ class Conductor:
     @property
     def accounting(self) -> Accounting:
         """Requests received, accepted, rejected, ended."""
-        return self.book.accounting
+        return self.table.accounting
 
     @property
     def num_queued(self) -> int:
@@ -137,7 +137,7 @@ class Conductor:
     @property
     def num_in_flight(self) -> int:
         """Requests without a terminal event, the waiting ones included."""
-        return len(self.book) + len(self.embeddings)
+        return len(self.table) + len(self.embeddings)
 
     @property
     def is_restless(self) -> bool:
@@ -147,13 +147,13 @@ class Conductor:
     @property
     def num_running(self) -> int:
         """Requests that have an attempt."""
-        running = sum(sequence.attempt is not None for sequence in self.book)
+        running = sum(sequence.attempt is not None for sequence in self.table)
         return running + len(self.embeddings) - self.embeddings.num_waiting
 
     @property
     def max_model_len(self) -> int:
         """The longest prompt and completion together."""
-        return limits_of(self._workers, self.book.text.max_model_len).max_model_len
+        return limits_of(self._workers, self.table.text.max_model_len).max_model_len
 
     @property
     def is_draining(self) -> bool:
@@ -173,7 +173,7 @@ class Conductor:
         if not absence_s:
             return
         self._observer.faults.server_paused(absence_s)
-        for sequence in self.book:
+        for sequence in self.table:
             sequence.excuse(absence_s)
         for worker in self._workers:
             worker.excuse(absence_s)
@@ -181,7 +181,7 @@ class Conductor:
             self._attempts.begin_anew(OWN_PAUSE, now)
             self.embeddings.begin_anew(OWN_PAUSE, now)
 
-    def submit(self, requests: Iterable[GenerationRequest], now: float) -> list[Sequence]:
+    def submit(self, requests: Iterable[GenerationRequest], now: float) -> list[Request]:
         """Accept requests, all of them or none; events come to the returned sequences' mailboxes.
 
         Raises:
@@ -189,18 +189,18 @@ class Conductor:
         """
         requests, gate = tuple(requests), self._attempts.gate
         for _ in requests:
-            self.book.receive()
+            self.table.receive()
         try:
             for request in requests:
                 self._refuse(request, len(requests), now)
             forecasts = gate.judge(requests, now)
         except RequestError as error:
             for request in requests:
-                self.book.reject(request.claim, error)
+                self.table.reject(request.scheduling, error)
             raise
         sequences = []
         for request, forecast in zip(requests, forecasts, strict=True):
-            sequence = self.book.accept(request, now)
+            sequence = self.table.accept(request, now)
             gate.took(sequence, forecast, now)
             self.sweep_times.note(sequence.deadline)
             self.recovery.accepted()
@@ -211,13 +211,13 @@ class Conductor:
         self._attempts.dispatch(now)
         return sequences
 
-    def cancel(self, sequence: Sequence, reason: CancelReason, now: float) -> None:
+    def cancel(self, sequence: Request, reason: CancelReason, now: float) -> None:
         """End a request from outside. Idempotent."""
         if sequence.phase is not Phase.FINISHED:
             self._attempts.fail(sequence, outcome.cancelled(reason, self._config), now)
             self._attempts.dispatch(now)
 
-    def taken(self, sequence: Sequence, *, is_released: bool = False) -> None:
+    def taken(self, sequence: Request, *, is_released: bool = False) -> None:
         """Note that its reader has taken tokens, which makes room for as many more; of one that
         stands still for others, that it goes on."""
         if not is_released and self.background.holds(sequence):
@@ -231,7 +231,7 @@ class Conductor:
         # Whoever has taken half of that joins, and from then on they need one frame together.
         decode = attempt.pair.decode
         for key in decode.shares:
-            other = self.book.running(key)
+            other = self.table.running(key)
             if other is None or other.attempt is None:
                 continue
             if other.allowed - other.attempt.allowed >= max(window // 8, 1):
@@ -255,7 +255,7 @@ class Conductor:
         worker.lost(now, is_its_fault=not left)
         self._attempts.note_pools()
         self._observer.worker_lost(str(worker), cause)
-        struck = [sequence for sequence in self.book if sequence.needs(worker)]
+        struck = [sequence for sequence in self.table if sequence.needs(worker)]
         has_died = not left and cause not in NO_DEATH
         suspects = {s for s in struck if s.computes_on(worker)} if has_died else set()
         if cause == PeerEvent.WEDGED.value:
@@ -318,13 +318,13 @@ class Conductor:
             if worker.monitor.check(now) is PeerState.DEAD:
                 self.lost(worker, worker.monitor.reason.value, now)
             self.sweep_times.note(worker.monitor.due_at)
-        for sequence in self.book.next_swept():
+        for sequence in self.table.next_swept():
             due = due_at(sequence, self._config)
             if due <= now or self.is_draining:
                 self._attempts.sweep(sequence, self._drain_until, now)
                 due = max(now, due_at(sequence, self._config))
             self.sweep_times.note(due)
-        self.sweep_times.swept(now, is_round_over=not self.book.has_unswept)
+        self.sweep_times.swept(now, is_round_over=not self.table.has_unswept)
         for sequence in self.background.released(now):
             self.taken(sequence, is_released=True)
         self._attempts.end_hopeless(now)
@@ -340,27 +340,27 @@ class Conductor:
         """Return whether a request in flight has this as its present attempt, on this worker."""
         if self.embeddings.is_wanted(worker, key):
             return True
-        sequence = self.book.running(key)
+        sequence = self.table.running(key)
         attempt = None if sequence is None else sequence.attempt
         return attempt is not None and worker in attempt.pair
 
     def overdue_s(self, now: float) -> float:
         """Return by how much the most overdue request has outlived its deadline; negative if none
         has."""
-        deadlines = [one.deadline for one in (*self.book, *self.embeddings)]
+        deadlines = [one.deadline for one in (*self.table, *self.embeddings)]
         return now - min(deadlines) if deadlines else -MAX_SECONDS
 
     def _refuse(self, request: GenerationRequest, num_together: int, now: float) -> None:
         if self.is_draining:
             raise draining()
-        if request.request_id in self.book:
+        if request.request_id in self.table:
             raise server_error()  # two requests with one id could not be told apart
         objection = self.recovery.objection_to(request, now)
         if objection is not None:
             raise objection.error
-        refuse_unfit(request, limits_of(self._workers, self.book.text.max_model_len))
+        refuse_unfit(request, limits_of(self._workers, self.table.text.max_model_len))
         roles = needed_roles(self._config.routing)
         role = missing_role(self._workers, roles, self._config.worker_wait_s, now)
         if role is not None:
             raise outcome.no_worker_left(role).error
-        refuse_full(self._attempts.line, request.claim, num_together, self._config)
+        refuse_full(self._attempts.line, request.scheduling, num_together, self._config)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ..contract.generation import CancelReason, Event, GenerationRequest
-    from .request import Sequence as RunningSequence
+    from .request import Request
 
 
 class Stream:
@@ -32,9 +32,9 @@ class Stream:
 
     def __init__(
         self,
-        sequence: RunningSequence,
-        on_taken: Callable[[RunningSequence], None],
-        on_cancel: Callable[[RunningSequence, CancelReason], None],
+        sequence: Request,
+        on_taken: Callable[[Request], None],
+        on_cancel: Callable[[Request, CancelReason], None],
         on_due: Callable[[Stream], None],
     ) -> None:
         self._sequence = sequence

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeAlias, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
-    from triolet.service_class import Claim
+    from triolet.service_class import Scheduling
 
     from .class_queue import ClassLine
     from .tenant_usage import Holding
@@ -194,7 +194,7 @@ class Place(NamedTuple):
     """What the queue has to know of whoever waits.
 
     Attributes:
-      claim: whose it is, and of which class.
+      scheduling: whose it is, and of which class.
       own: its priority among those of its tenant and class; lower is earlier.
       due: the earlier one goes first among these.
       order: rises with each arrival, like nobody else's.
@@ -202,7 +202,7 @@ class Place(NamedTuple):
       max_tokens: of its completion.
     """
 
-    claim: Claim
+    scheduling: Scheduling
     own: int
     due: float
     order: int

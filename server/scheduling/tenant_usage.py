@@ -1,6 +1,6 @@
 """What each tenant has on workers, and whether it may have more.
 
-Pure. Knows counts and the limits of a claim; knows neither order nor workers.
+Pure. Knows counts and the limits of a scheduling; knows neither order nor workers.
 """
 
 from __future__ import annotations
@@ -153,12 +153,12 @@ class Holdings:
         holding, head = flow.holding, flow.head
         if not holding.num_running:
             return True
-        claim = head.place.claim
-        if claim.max_running is not None and holding.num_running >= claim.max_running:
+        scheduling = head.place.scheduling
+        if scheduling.max_running is not None and holding.num_running >= scheduling.max_running:
             return False
-        if claim.kv_share >= 1 or not self.all_kv_tokens:
+        if scheduling.kv_share >= 1 or not self.all_kv_tokens:
             return True
-        return holding.kv_tokens + head.cost <= claim.kv_share * self.all_kv_tokens
+        return holding.kv_tokens + head.cost <= scheduling.kv_share * self.all_kv_tokens
 
     def leaves_rows(self, flow: Flow[Any]) -> bool:
         """Return whether one more of a tenant, which has its share of the rows already, would take

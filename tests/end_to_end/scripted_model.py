@@ -125,8 +125,8 @@ def command(directory: Path) -> tuple[str, ...]:
 
 def run() -> int:
     """Become a supervisor that starts scripted workers, or one of its processes."""
-    from ops import serve
     from ops.cli import main
+    from ops.supervisor import serve
 
     directory, arguments = Path(sys.argv[1]), sys.argv[2:]
     setattr(serve, "command_line", lambda: command(directory))  # noqa: B010

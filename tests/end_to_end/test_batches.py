@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai.types.responses import Response
 
-from loadtest.campaign.batch_kills import run_batch
+from loadtest.campaign.batches import run_batch
 
 from .fleet_process import PATIENCE_S, wait_until
 from .test_api_document import BATCH_RECIPE, run_recipe

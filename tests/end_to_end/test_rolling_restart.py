@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from loadtest.campaign.asks import lengthened
+from loadtest.campaign.answers import lengthened
 from loadtest.campaign.client import ask_all
-from loadtest.campaign.processes import FleetLog
+from loadtest.harness.servers import FleetLog
 from loadtest.restart import SERVE_OPTIONS, long_asks, parse, restart_under_load
 
 from .conftest import PATIENT, WATCHED
@@ -23,7 +23,7 @@ from .fleet_process import FleetProcess, wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from loadtest.campaign.asks import Ask
+    from loadtest.campaign.answers import Ask
     from loadtest.campaign.client import Story
 
 pytestmark = pytest.mark.slow

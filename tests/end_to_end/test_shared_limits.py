@@ -13,10 +13,10 @@ from zlib import crc32
 import pytest
 import trio
 
-from loadtest.campaign.asks import draw_asks, lengthened
-from loadtest.campaign.disturbed import ask_under_faults
+from loadtest.campaign.answers import draw_asks, lengthened
+from loadtest.campaign.faults import ask_under_faults
 from loadtest.campaign.limits import Taken, take_all
-from loadtest.campaign.processes import FleetLog
+from loadtest.harness.servers import FleetLog
 from server.tenants.redis_calls import PREFIX
 from tests.server.tenants.redis_server import RedisServer, running_redis
 
@@ -34,9 +34,9 @@ from .tenants import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from loadtest.campaign.asks import Ask
+    from loadtest.campaign.answers import Ask
     from loadtest.campaign.client import Story
-    from loadtest.campaign.disturbed import Disturbed
+    from loadtest.campaign.faults import Disturbed
 
 pytestmark = pytest.mark.slow
 

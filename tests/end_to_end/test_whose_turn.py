@@ -17,9 +17,9 @@ import pytest
 import trio
 
 from loadtest.overload.http_client import Asker, request_bytes
-from loadtest.overload.mechanisms import QUEUE_ALONE
 from loadtest.overload.modelled import StepCost
-from loadtest.overload.real_fleet import SERVER, RealShape, real_fleet
+from loadtest.overload.real import SERVER, RealShape, real_fleet
+from loadtest.overload.switched_server import QUEUE_ALONE
 from triolet.audit import FleetAudit
 from triolet.invariants import check_at_rest
 

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from loadtest.campaign.asks import draw_asks, lengthened
+from loadtest.campaign.answers import draw_asks, lengthened
 from loadtest.campaign.client import ask_all
-from loadtest.campaign.disturbed import ask_under_faults, wait_whole
-from loadtest.campaign.processes import FleetLog
-from loadtest.campaign.soaking import Soak, SoakPlan
-from loadtest.campaign.verdicts import SERVER_KILL, Verdict, judge
-from loadtest.soak import SERVE_OPTIONS, STALL_TIMEOUT_S
+from loadtest.campaign.faults import ask_under_faults, wait_whole
+from loadtest.harness.servers import FleetLog
+from loadtest.kills import SERVER_KILL, Verdict, judge
+from loadtest.soak import SERVE_OPTIONS, STALL_TIMEOUT_S, Soak, SoakPlan
 
 from .conftest import PATIENT
 from .tenants import NAMED, OPERATOR, check_charges, key_of, write_tenants
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from loadtest.campaign.answers import Answer
-    from loadtest.campaign.asks import Ask
+    from loadtest.campaign.answers import Answer, Ask
     from loadtest.campaign.client import Story
 
     from .fleet_process import FleetProcess

@@ -30,7 +30,7 @@ from transport.frames import (
     Tokens,
     Welcome,
 )
-from worker.shell import EXIT_DEVICE_LOST
+from worker.worker_loop import EXIT_DEVICE_LOST
 
 from .client import READ_BYTES, Surface
 from .fleet import SERVER, WORKERS, FleetUnwellError

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from loadtest.bench import front
-from loadtest.bench.environment import install
+from loadtest.bench.engines import install
 from loadtest.bench.front import Case, delays_ms, ratios_of
 from loadtest.bench.front_clients import ClientStream
 from loadtest.bench.front_servers import DEMO, FASTAPI, OURS
@@ -75,7 +75,7 @@ def test_an_environment_that_cannot_be_made_says_why(
 ) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
-    monkeypatch.setattr("loadtest.bench.environment.ENVIRONMENTS", blocked / "peers")
+    monkeypatch.setattr("loadtest.bench.engines.ENVIRONMENTS", blocked / "peers")
     assert str(install("x", ())).startswith("its environment cannot be made: ")
 
 

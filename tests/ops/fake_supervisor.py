@@ -6,7 +6,7 @@ import sys
 
 import trio
 
-from ops.supervisor import Supervisor, stop_on_signals
+from ops.supervisor.supervisor import Supervisor, stop_on_signals
 from triolet.config import SupervisorConfig
 
 from .recording import Recorder, spec

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, TextIO
 
 import trio
 
-from ops.process_spec import ProcessSpec
+from ops.supervisor.process_spec import ProcessSpec
 from triolet.ids import Role
 from triolet.status import ServerReady
 
 if TYPE_CHECKING:
-    from ops.restart_policy import Ending, Verdict
+    from ops.supervisor.restart_policy import Ending, Verdict
     from triolet.status import Report
 
 ROOT = Path(__file__).parents[2]

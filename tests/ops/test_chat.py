@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pytest
 from rich.console import Console
 
-from ops.chat import ChatOptions, Conversation, _show_answer, run_chat, summary
-from ops.chat_client import AnswerFailed, AnswerTimes, ChatClient
 from ops.cli import main
+from ops.cli.chat import ChatOptions, Conversation, _show_answer, run_chat, summary
+from ops.cli.chat_client import AnswerFailed, AnswerTimes, ChatClient
 from ops.exit_codes import CommandFailed
 
 if TYPE_CHECKING:

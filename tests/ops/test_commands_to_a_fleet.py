@@ -9,11 +9,12 @@ import msgspec
 import pytest
 import trio
 
-from ops import running_fleets, supervisor_socket
+from ops import running_fleets
 from ops.exit_codes import CommandFailed
 from ops.private_directory import private_directory
 from ops.running_fleets import NOTE, Note, find_fleet, write_note
-from ops.supervisor_socket import (
+from ops.supervisor import supervisor_socket
+from ops.supervisor.supervisor_socket import (
     MAX_LINE_BYTES,
     Finished,
     Refused,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from ops.supervisor_socket import Answer, Tell
+    from ops.supervisor.supervisor_socket import Answer, Tell
 
 PATIENCE_S = 60.0
 REQUEST = RestartRequest((Role.DECODE, Role.SERVER))

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ops.check_machine import (
+from ops.cli import main
+from ops.cli.check_machine import (
     available_memory_bytes,
     check_cpu,
     check_driver,
@@ -23,9 +24,8 @@ from ops.check_machine import (
     check_triton,
     driver_version,
 )
-from ops.cli import main
-from ops.doctor import Wanted, serve_command, show
-from ops.finding import Finding, Status
+from ops.cli.doctor import Wanted, serve_command, show
+from ops.cli.finding import Finding, Status
 from triolet.config import Dtype, EngineConfig
 
 

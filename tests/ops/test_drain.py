@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from ops.cli import main
-from ops.drain import LEAVE_MARGIN_S, address_of, drain_worker, what_is_left
+from ops.cli.fleet_commands import LEAVE_MARGIN_S, address_of, drain_worker, what_is_left
 from ops.exit_codes import CommandFailed
 from ops.running_fleets import Note, RunningFleet
 from tests.worker.fake_engine import completion
@@ -183,7 +183,7 @@ FLEETS = [
 @pytest.fixture
 def fleets(monkeypatch: pytest.MonkeyPatch) -> list[RunningFleet]:
     running = list(FLEETS)
-    monkeypatch.setattr("ops.drain.running_fleets", lambda: running)
+    monkeypatch.setattr("ops.cli.fleet_commands.running_fleets", lambda: running)
     monkeypatch.setattr("ops.running_fleets.running_fleets", lambda: running)
     return running
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from ops.cli import main
-from ops.ledger import SILENCE_S, run_ledger, show_ledger
+from ops.cli.ledger import SILENCE_S, run_ledger, show_ledger
 from tests.triolet.audits import (
     ATTEMPT,
     OTHER_ATTEMPT,

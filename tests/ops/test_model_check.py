@@ -14,9 +14,9 @@ from typer.main import get_command
 
 from engine.preflight.tensors import tensor_shapes
 from ops import plain_text
-from ops.check_places import check_model
 from ops.cli import app, main
-from ops.finding import Status
+from ops.cli.check_places import check_model
+from ops.cli.finding import Status
 from ops.model_directory import demo_model_path
 from ops.plain_text import as_typed
 from ops.ports import claim_port

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ops.check_machine import package_problem
-from ops.check_places import check_links, check_port
-from ops.finding import Finding, Status
+from ops.cli.check_machine import package_problem
+from ops.cli.check_places import check_links, check_port
+from ops.cli.finding import Finding, Status
 from ops.model_directory import demo_model_path, find_model
 from ops.ports import base_url, claim_port
 from ops.private_directory import LOCK, PREFIX, parent_directory, private_directory

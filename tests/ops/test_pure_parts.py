@@ -12,15 +12,15 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.arguments import (
+from ops.cli.arguments import (
     engine_arguments,
     gpu_arguments,
     link_arguments,
     server_arguments,
     speculation_arguments,
 )
-from ops.option_groups import with_groups
-from ops.options import (
+from ops.cli.option_groups import with_groups
+from ops.cli.options import (
     engine_options,
     gpu_options,
     link_options,
@@ -28,13 +28,13 @@ from ops.options import (
     server_options,
     speculation_options,
 )
-from ops.overload_options import overload_arguments, overload_options
-from ops.placement import VISIBLE_GPUS, Pinning, gpu_names, own_cores, own_gpus
+from ops.cli.overload_options import overload_arguments, overload_options
+from ops.cli.word_wrap import WordWrap
 from ops.plain_text import one_line, printable
-from ops.plan import Door, FleetPlan, plan_processes
 from ops.quantities import parse_size, show_count, show_size
-from ops.rolling import Move, Step, restart_steps
-from ops.word_wrap import WordWrap
+from ops.supervisor.placement import VISIBLE_GPUS, Pinning, gpu_names, own_cores, own_gpus
+from ops.supervisor.plan import Door, FleetPlan, plan_processes
+from ops.supervisor.rolling import Move, Step, restart_steps
 from triolet.config import (
     AdmissionConfig,
     BrownoutConfig,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ops.restart_policy import Ending, GiveUp, Restart, RestartPolicy
+from ops.supervisor.restart_policy import Ending, GiveUp, Restart, RestartPolicy
 from triolet.config import SupervisorConfig
 
 CONFIG = SupervisorConfig(

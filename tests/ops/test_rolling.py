@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from ops.restart_policy import Ending, Restart
-from ops.rolling import ORDER
-from ops.slot import RestartFailed
-from ops.supervisor import Supervisor
+from ops.supervisor.restart_policy import Ending, Restart
+from ops.supervisor.rolling import ORDER
+from ops.supervisor.slot import RestartFailed
+from ops.supervisor.supervisor import Supervisor
 from triolet.config import SupervisorConfig
 from triolet.ids import Role
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
-    from ops.rolling import Step
+    from ops.supervisor.rolling import Step
 
 pytestmark = pytest.mark.slow
 

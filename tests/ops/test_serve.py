@@ -12,9 +12,9 @@ import pytest
 import trio
 
 from ops.model_directory import demo_model_path
-from ops.restart_policy import GiveUp
-from ops.serve import command_line, run_fleet
-from ops.supervisor import Supervisor
+from ops.supervisor.restart_policy import GiveUp
+from ops.supervisor.serve import command_line, run_fleet
+from ops.supervisor.supervisor import Supervisor
 from triolet.config import SupervisorConfig
 
 from .recording import Recorder, spec

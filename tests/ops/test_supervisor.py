@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from ops.process_spec import ProcessSpec
-from ops.restart_policy import Ending, GiveUp, Restart
-from ops.supervisor import Supervisor
+from ops.supervisor.process_spec import ProcessSpec
+from ops.supervisor.restart_policy import Ending, GiveUp, Restart
+from ops.supervisor.supervisor import Supervisor
 from triolet.config import SupervisorConfig
 from triolet.ids import Role
 from triolet.status import Failed, Progress, ServerReady

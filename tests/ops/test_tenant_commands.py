@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from ops.cli import main
-from ops.tenant_edit import edited, rotate_keys
-from ops.tenant_usage import words_for_missing
+from ops.cli.tenant_edit import edited, rotate_keys
+from ops.cli.tenant_usage import words_for_missing
 from triolet.api_keys import KEY_PREFIX, digest_of
 from triolet.errors import ConfigError
 from triolet.tenants import Tenant, TenantRole, Tenants

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
-from ops.json_view import JsonView
-from ops.plan import FleetPlan
-from ops.restart_policy import Ending, GiveUp, Restart
-from ops.terminal_view import TerminalView, log_line, room_for
+from ops.supervisor.json_view import JsonView
+from ops.supervisor.plan import FleetPlan
+from ops.supervisor.restart_policy import Ending, GiveUp, Restart
+from ops.supervisor.terminal_view import TerminalView, log_line, room_for
 from triolet.config import EngineConfig, LinkConfig, ServerConfig
 from triolet.status import Progress, ServerReady, WorkerReady
 
 if TYPE_CHECKING:
-    from ops.view import View
+    from ops.supervisor.view import View
 
 URL = "http://127.0.0.1:8000"
 PLAN = FleetPlan(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ops.cli import app
-from ops.options import server_options
+from ops.cli.options import server_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -180,7 +180,7 @@ def test_the_server_of_the_compose_file_is_what_is_meant() -> None:
 
 def longest_stop_s(config: ServerConfig) -> float:
     """Return how long the end of a fleet may take: its server's, then its workers'."""
-    from ops.serve import server_exit_s
+    from ops.supervisor.serve import server_exit_s
     from triolet.config import SupervisorConfig
 
     return server_exit_s(config) + SupervisorConfig().worker_exit_s

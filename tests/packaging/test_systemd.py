@@ -15,8 +15,8 @@ import pytest
 import structlog
 import trio
 
-from ops.serve import NOTIFY_VARIABLE, READY, run_fleet, tell_service_manager
-from ops.supervisor import Supervisor
+from ops.supervisor.serve import NOTIFY_VARIABLE, READY, run_fleet, tell_service_manager
+from ops.supervisor.supervisor import Supervisor
 from tests.house.test_layout import ROOT
 from tests.ops.recording import Recorder, spec
 from triolet.config import SupervisorConfig

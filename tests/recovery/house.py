@@ -17,7 +17,7 @@ import trio
 import decode.worker
 import prefill.worker
 from server.contract.generation import Delta, Failed, GenerationRequest, TokenLogprob
-from server.scheduling.links import Fleet
+from server.scheduling.links import Links
 from server.scheduling.observer import SilentObserver
 from tests.server.scheduling.fakes import server_config
 from tests.server.tiny_text import tiny_text
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from decode.speculation import GuessSource
     from server.contract.generation import Finished
     from worker.engine_port import EnginePort
-    from worker.shell import Shell
+    from worker.worker_loop import WorkerLoop
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -157,7 +157,7 @@ class Slot:
         self.lives = 0
         self.prepare: Callable[[EnginePort], None] = lambda engine: None
         self.engine: EnginePort
-        self.shell: Shell
+        self.shell: WorkerLoop
         self._network = network
         self._make_engine = make_engine
         self._scope = trio.CancelScope()
@@ -251,7 +251,7 @@ class House:
             "decode_addresses": tuple(slot.config.control_address for slot in self.decodes),
         }
         settings = server_config(link=LINK, **addresses, **config)
-        self.fleet = Fleet(settings, TEXT, self.network, self.seen)
+        self.fleet = Links(settings, TEXT, self.network, self.seen)
         self._news = trio.Event()
 
     async def ask(self, number: int, request: GenerationRequest) -> Record:

@@ -22,7 +22,7 @@ from tests.server.scheduling.world import World
 from tests.server.support.fakes import FakeFleet
 from tests.server.support.surface import surface
 from transport.frames import Load, WorkerHeartbeat
-from triolet.service_class import DEFAULT_CLAIM, Claim, ServiceClass
+from triolet.service_class import DEFAULT_SCHEDULING, Scheduling, ServiceClass
 from triolet.tenants import Plan
 
 if TYPE_CHECKING:
@@ -136,10 +136,10 @@ def test_sizes_of_requests_and_steps_are_counted(metrics: Metrics) -> None:
 def test_tenants_are_counted_by_class_and_outcome_and_nobody_where_there_are_none(
     metrics: Metrics,
 ) -> None:
-    alice = Claim("alice", service_class=ServiceClass.CRITICAL)
+    alice = Scheduling("alice", service_class=ServiceClass.CRITICAL)
     usage = Usage(prompt_tokens=100, completion_tokens=2, cached_tokens=64)
     metrics.request_ended("stop", usage, 0.5, alice)
-    metrics.request_ended("stop", Usage(10, 0), 0.5, DEFAULT_CLAIM)
+    metrics.request_ended("stop", Usage(10, 0), 0.5, DEFAULT_SCHEDULING)
     metrics.request_rejected("overloaded", alice)
     metrics.tenants.watch(lambda: TenancyReport(2, 3, 1, "no TOML"))
     of_tenants = {line for line in lines(metrics) if line.startswith("triolet_tenant")}
@@ -349,7 +349,7 @@ async def test_scrapes_at_once_share_one_text_that_was_begun_after_they_asked() 
 def test_the_text_is_the_client_library_s_byte_for_byte(metrics: Metrics) -> None:
     metrics._registry.register(Families())
     metrics.first_token(12345678.9)
-    metrics.tenants.ended(Claim('a "quoted"\n\\ name'), "stop", Usage(10**9, 3))
+    metrics.tenants.ended(Scheduling('a "quoted"\n\\ name'), "stop", Usage(10**9, 3))
     for _ in range(2):  # names are remembered from the first time on
         ours = metrics.exposition().decode().splitlines()
         theirs = generate_latest(metrics._registry).decode().splitlines()

@@ -11,12 +11,11 @@ import pytest
 import trio
 
 from server.api.peers import Siblings
-from server.api.ports import Services
 from server.app import build_app
 from server.edge.listen import Edge, base_url, open_listening_socket, open_own_socket
 from server.metrics.metrics import Metrics
 from server.tenants.tenancy import Tenancy
-from tests.server.support.fakes import FakeFleet, FakeGrammars, FakeText, by_hand
+from tests.server.support.fakes import FakeFleet, FakeGrammars, by_hand, fake_services
 from tests.server.support.surface import CONFIG, PATIENCE_S, Surface, request_bytes
 from tests.server.support.tenants import tenancy_of
 from triolet.config import SiblingConfig
@@ -85,10 +84,9 @@ async def pair(
                     FakeGrammars(),
                     Metrics("demo", "none"),
                 )
-                services = Services(
+                services = fake_services(
                     CONFIG,
                     fleet,
-                    FakeText(),
                     metrics,
                     grammars,
                     siblings=Siblings(config),

@@ -30,12 +30,12 @@ from triolet.config import ResponseCacheConfig
 from triolet.errors import LocalProtocolError
 from triolet.fair_lru import ANYBODY, Keeper
 from triolet.sampling import Grammar, GrammarKind, SamplingParams
-from triolet.service_class import Claim, ServiceClass
+from triolet.service_class import Scheduling, ServiceClass
 
 ANSWER = bytes(1000 - ENTRY_BYTES)
 CONFIG = ResponseCacheConfig(max_bytes=10_000, ttl_s=60.0)
 REQUEST = GenerationRequest(
-    bytes(16), (1, 2, 3), SamplingParams(seed=1), 60.0, claim=Claim("alice")
+    bytes(16), (1, 2, 3), SamplingParams(seed=1), 60.0, scheduling=Scheduling("alice")
 )
 USAGE = Usage(3, 2, 1, queue_s=0.5, ttft_s=0.7)
 
@@ -121,7 +121,7 @@ def test_whatever_comes_it_adds_up(steps: list[tuple[int, int, int, float]]) -> 
         {"cache_salt": b"other"},
         {"skip_special_tokens": False},
         {"include_stop": True},
-        {"claim": Claim("bob")},
+        {"scheduling": Scheduling("bob")},
         {"sampling": SamplingParams(seed=2)},
         {"sampling": SamplingParams(seed=1, grammar=Grammar(GrammarKind.REGEX, "a"))},
         {"sampling": SamplingParams(seed=1, max_tokens=15)},
@@ -134,8 +134,10 @@ def test_whatever_may_change_an_answer_changes_its_name(change: dict[str, Any]) 
 
 def test_a_name_is_of_one_model_and_of_nothing_that_changes_no_token() -> None:
     assert name_of(REQUEST, "model") != name_of(REQUEST, "other")
-    hurried = Claim("alice", weight=3.0, service_class=ServiceClass.CRITICAL)
-    same = replace(REQUEST, request_id=bytes([1] * 16), deadline_s=1.0, priority=5, claim=hurried)
+    hurried = Scheduling("alice", weight=3.0, service_class=ServiceClass.CRITICAL)
+    same = replace(
+        REQUEST, request_id=bytes([1] * 16), deadline_s=1.0, priority=5, scheduling=hurried
+    )
     assert name_of(same, "model") == name_of(REQUEST, "model")
 
 

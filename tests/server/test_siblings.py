@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from server.api.peers import Siblings
-from server.api.ports import Services
 from server.app import build_app
 from server.edge.listen import Edge, open_own_socket
 from server.metrics.metrics import Metrics
-from tests.server.support.fakes import FakeFleet, FakeGrammars, FakeText
+from tests.server.support.fakes import FakeFleet, fake_services
 from tests.server.support.surface import CONFIG
 from triolet.config import SiblingConfig
 
@@ -50,11 +49,9 @@ async def two_servers(
                 metrics = Metrics("demo", "none")
                 siblings = Siblings(config)
                 parts = {part: of_each[number] for part, of_each in more.items()}
-                services = Services(
-                    CONFIG, fleet, FakeText(), metrics, FakeGrammars(), siblings=siblings
-                )
+                services = fake_services(CONFIG, fleet, metrics, siblings=siblings)
                 services = replace(services, **parts)
-                metrics.watch(fleet.status, lambda: 0)
+                metrics.watch(services.fleet.status, lambda: 0)
                 edge = Edge(build_app(services), CONFIG)
                 own = open_own_socket(config)
                 door.detach()  # the edge's from now on

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from quart import Response
 
     from ..generate import Plan
-    from ..ports import Services
+    from ..services import Services
     from ..stream import Answer
     from .schema import OfferedTool, PromptFields, ToolUse
 
@@ -70,7 +70,7 @@ async def create_message(services: Services) -> Response:
         services.config.model_name,
         fields.max_tokens,
         plan.tool_form,
-        message_tier(fields.service_tier, request.claim),
+        message_tier(fields.service_tier, request.scheduling),
         plan.thinking,
     )
     if fields.stream:

@@ -6,6 +6,7 @@ without text is written: clients add it to what they have, and a client that lef
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ...contract.generation import Delta, Failed, Finished
-from ...jobs.storage import time_of_day
 from ...text.tool_calls import Arguments, CallBegins, Reasoning, Text
 from ..openai.tools import parsed_arguments
 from ..pieces import reader_of
@@ -44,7 +44,7 @@ def ollama_error(error: RequestError) -> dict[str, Any]:
 
 def stamp(at: float | None = None) -> str:
     """Return a Unix time, or the present one, as RFC 3339 has it."""
-    moment = datetime.fromtimestamp(time_of_day() if at is None else at, UTC)
+    moment = datetime.fromtimestamp(time.time() if at is None else at, UTC)
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 

@@ -39,8 +39,8 @@ from .schema import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..ports import Services
     from ..schemas import ModelT
+    from ..services import Services
     from .schema import AnyRequest, OllamaTurn
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from quart import Response
 
     from ...text.model_card import ModelCard
-    from ..ports import Services
+    from ..services import Services
 
 SPOKEN: Final = "0.12.6"
 """The release of Ollama whose API is spoken. Clients compare it with the oldest that they take."""

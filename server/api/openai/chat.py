@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from ...text.reasoning import Reasoner, ReasoningPlan
     from ...text.tokenizer import ChatPrompt
-    from ..ports import Services
+    from ..services import Services
     from ..stream import Answer
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from quart import Response
 
-    from ..ports import Services
     from ..schemas import Prompt
+    from ..services import Services
     from ..stream import Answer
 
 DEFAULT_MAX_TOKENS: Final = 16

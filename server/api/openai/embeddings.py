@@ -20,7 +20,7 @@ from ...tenants.quotas import Asked
 from ...tenants.tenancy import current_tenant
 from .. import fields
 from ..body import check_model, deadline_s, live_request, read_fields, shown_request_id
-from ..claims import own_claim, renew_tenant
+from ..claims import current_scheduling, renew_tenant
 from ..generate import check_input
 from ..quota import reserve_for
 from ..sampling import unknown_token
@@ -29,8 +29,8 @@ from ..schemas import MAX_INT, Prompt, StrictModel, read_prompts
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..ports import Services
     from ..schemas import Prompt
+    from ..services import Services
 
 
 class EmbeddingFields(StrictModel):
@@ -92,12 +92,12 @@ async def embed(
     if services.lifecycle.is_draining:
         raise draining()
     check_model(fields.model, services.config)
-    own_claim(fields.service_tier)
+    current_scheduling(fields.service_tier)
     form = _form(fields, services)
     inputs = await _input_ids(fields.input, services, names, is_cut=is_cut)
     live, within_s = live_request(), deadline_s(services.config)
     renew_tenant(services.tenancy)
-    claim = own_claim(fields.service_tier, services.quotas.store.num_servers)
+    scheduling = current_scheduling(fields.service_tier, services.quotas.store.num_servers)
     requests = [
         EmbeddingRequest(
             request_id=new_request_id(),
@@ -106,7 +106,7 @@ async def embed(
             deadline_s=within_s,
             priority=fields.priority or 0,
             client_request_id=shown_request_id(),
-            claim=claim,
+            scheduling=scheduling,
         )
         for ids in inputs
     ]

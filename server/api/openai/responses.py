@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from quart import Response
 
-    from ..ports import Services
+    from ..services import Services
     from ..stream import Answer
     from .responses_schema import ResponseFields
 

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from ..door import BodyHold
     from ..generate import Plan
     from ..live import Departure
-    from ..ports import Services
     from ..resume import ResumingReader
+    from ..services import Services
     from .responses_schema import ResponseCreate, ResponseResume
     from .ws_outbox import WsOutbox
 

@@ -208,7 +208,7 @@ class ResponseDocument:
             "top_p": request.sampling.top_p,
             "truncation": "disabled",
             "usage": None,
-            **tier_field(fields.service_tier, request.claim),
+            **tier_field(fields.service_tier, request.scheduling),
         }
 
     def reader(self) -> PieceReader:

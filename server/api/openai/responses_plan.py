@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ..conversations import Turns
     from ..generate import Plan
-    from ..ports import Services
+    from ..services import Services
     from .responses_events import Item
     from .responses_schema import FunctionChoice, FunctionTool, InputItem, ResponseFields
 

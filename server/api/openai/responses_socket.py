@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from quart.wrappers import Websocket
 
     from ..door import BodyHold
-    from ..ports import Services
+    from ..services import Services
 
     LaneAnswer = ResponseAnswer | ResumedAnswer
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from quart import Response
 
-    from ..ports import Services
+    from ..services import Services
 
 
 Text = Annotated[str, Field(min_length=1)]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ...contract.generation import TextWatch
     from ...text.tool_calls import ToolForm
-    from ..ports import Services
+    from ..services import Services
     from ..tool_schema import Function, ToolFields
 
 NO_ARGUMENTS: Final[dict[str, Any]] = {

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
     from triolet.config import ServerConfig
 
-    from ...contract.fleet import WorkerView
-    from ..ports import MetricsPort, Services
+    from ...metrics.metrics import Metrics
+    from ...scheduling.status import WorkerStatus
+    from ..services import Services
 
 
 FORWARDED: Final = frozenset({"forwarded", "x-forwarded-for", "x-real-ip", "via"})
@@ -119,7 +120,7 @@ class RecentFigures:
       config: how long, and how often they are looked at.
     """
 
-    def __init__(self, metrics: MetricsPort, config: ServerConfig) -> None:
+    def __init__(self, metrics: Metrics, config: ServerConfig) -> None:
         self._metrics = metrics
         self._sample_s = config.sample_s
         num_samples = 1 + round(config.recent_s / config.sample_s)
@@ -159,7 +160,7 @@ class RecentFigures:
         }
 
 
-def _grown(metrics: MetricsPort) -> dict[str, Any]:
+def _grown(metrics: Metrics) -> dict[str, Any]:
     figures = metrics.figures()
     return {
         "counters": {name: sum(figures[name].values()) for name in GROWING},
@@ -236,7 +237,7 @@ def _histogram(buckets: Mapping[str, float]) -> dict[str, list[float]]:
     }
 
 
-def _worker(worker: WorkerView) -> dict[str, Any]:
+def _worker(worker: WorkerStatus) -> dict[str, Any]:
     load, capacity = worker.load, worker.capacity
     return {
         "name": worker.name,

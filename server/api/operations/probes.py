@@ -19,8 +19,8 @@ from ..generate import json_response
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...contract.fleet import WorkerView
-    from ..ports import Services
+    from ...scheduling.status import WorkerStatus
+    from ..services import Services
 
 VERSION: Final = installed_version("triolet")
 ANOTHER_MODEL: Final = "another_model"
@@ -63,7 +63,7 @@ def ready(services: Services) -> Response:
     )
 
 
-def _troubles(workers: Sequence[WorkerView]) -> list[str]:
+def _troubles(workers: Sequence[WorkerStatus]) -> list[str]:
     """Return what keeps workers from being used, where that is known."""
     return [
         f"{worker.role} at {worker.address} {worker.trouble}"
@@ -85,7 +85,7 @@ def _needed(services: Services) -> set[Role]:
     return {Role.DECODE} if may_compute_there else {Role.PREFILL, Role.DECODE}
 
 
-def _is_used(worker: WorkerView, workers: Sequence[WorkerView], services: Services) -> bool:
+def _is_used(worker: WorkerStatus, workers: Sequence[WorkerStatus], services: Services) -> bool:
     """Whether requests go there: with a worker of the other role, or without one where decode
     computes prompts and there is nobody else to do it."""
     others = [other for other in workers if other is not worker]
@@ -95,7 +95,7 @@ def _is_used(worker: WorkerView, workers: Sequence[WorkerView], services: Servic
     return _is_paired(worker, workers) or (len(_needed(services)) == 1 and is_alone)
 
 
-def _is_paired(worker: WorkerView, workers: Sequence[WorkerView]) -> bool:
+def _is_paired(worker: WorkerStatus, workers: Sequence[WorkerStatus]) -> bool:
     """Whether the fleet has a worker of the other role with the same model."""
     return any(
         other.role is not worker.role and other.fingerprint == worker.fingerprint

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from triolet.tenants import Tenant
 
-    from ..ports import Services
+    from ..services import Services
 
 FLEET_USAGE: Final = "/fleet/usage"
 """For operators."""

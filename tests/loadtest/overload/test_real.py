@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from loadtest.overload.arrivals import Arrival, Sizes, poisson, requests
-from loadtest.overload.mechanisms import NOTHING
 from loadtest.overload.outcomes import Fate, figures
-from loadtest.overload.real_fleet import RealShape, real_fleet
-from loadtest.overload.real_run import RealLoad, drive
+from loadtest.overload.real import RealLoad, RealShape, drive, real_fleet
+from loadtest.overload.switched_server import NOTHING
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ from tests.server.scheduling.world import World
 from tests.server.support.fakes import FakeFleet
 from tests.server.support.surface import CONFIG, surface
 from triolet.errors import no_worker, overloaded
-from triolet.service_class import Claim, ServiceClass
+from triolet.service_class import Scheduling, ServiceClass
 
 if TYPE_CHECKING:
     from tests.server.support.fakes import FakeGeneration
@@ -39,8 +39,8 @@ async def test_it_tells_workers_blocks_and_what_was_counted() -> None:
 async def test_refusals_are_told_by_code_whatever_their_class() -> None:
     async with surface() as server:
         for service_class in (ServiceClass.DEFAULT, ServiceClass.BATCH):
-            claim = Claim(service_class=service_class)
-            server.services.metrics.request_rejected("overloaded", claim)
+            scheduling = Scheduling(service_class=service_class)
+            server.services.metrics.request_rejected("overloaded", scheduling)
         server.services.metrics.request_rejected("no_worker")
         status = (await server.request("GET", "/fleet/status")).json
     assert status["rejected_by_code"] == {"overloaded": 2, "no_worker": 1}
@@ -102,7 +102,7 @@ async def test_a_503_is_told_by_status_unless_the_queue_told_its_reason() -> Non
         told = (await server.request("GET", "/fleet/status")).json["errors_by_status"]
         assert told == {"503": 2}
         refusal = overloaded("no room", retry_after_s=1.0)
-        World(connect=False).conductor.book.reject(Claim(), refusal)
+        World(connect=False).requests.table.reject(Scheduling(), refusal)
         server.fleet.refuse_with = refusal
         assert (await server.post("/v1/chat/completions", asked)).status == 503
         told = (await server.request("GET", "/fleet/status")).json["errors_by_status"]

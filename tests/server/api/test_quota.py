@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
+from ops.cli.tenant_usage import show_usage
 from ops.exit_codes import CommandFailed
-from ops.tenant_usage import show_usage
 from server.tenants.amounts import limits_of
 from server.tenants.opening import quotas_in_memory
 from server.tenants.tenancy import Tenancy

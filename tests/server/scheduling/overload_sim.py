@@ -20,7 +20,7 @@ from server.scheduling.overload import Overload
 from server.scheduling.request import Ask
 from server.scheduling.wait_estimate import Capacity
 from triolet.errors import RequestError
-from triolet.service_class import Claim, ServiceClass
+from triolet.service_class import Scheduling, ServiceClass
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -174,7 +174,7 @@ class FleetSim:
         if client.times_told:
             self.report.returned += 1
         ask = Ask(
-            Claim(service_class=client.service_class),
+            Scheduling(service_class=client.service_class),
             client.prompt_tokens,
             600.0,
             client.number,

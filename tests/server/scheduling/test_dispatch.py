@@ -14,7 +14,7 @@ from transport.liveness import PeerState
 from triolet.config import QueueConfig, RecoveryConfig
 from triolet.errors import RequestError
 from triolet.ids import AttemptKey
-from triolet.service_class import Band, Claim, ServiceClass
+from triolet.service_class import Band, Scheduling, ServiceClass
 
 from .fakes import BLOCK_SIZE, FakeDecode, FakePrefill, make_request, server_config
 from .test_fair_queue import place
@@ -238,7 +238,7 @@ def test_what_just_fits_is_taken() -> None:
 
 def test_a_full_line_refuses_with_the_time_to_come_back() -> None:
     config, line = server_config(max_queued_requests=8), FairQueue[int](QueueConfig())
-    loud, quiet = Claim("loud"), Claim("quiet")
+    loud, quiet = Scheduling("loud"), Scheduling("quiet")
     refuse_full(line, loud, 9, config)  # one that is empty moves
     for number in range(8):
         refuse_full(line, loud, 1, config)
@@ -248,19 +248,19 @@ def test_a_full_line_refuses_with_the_time_to_come_back() -> None:
     assert (refusal.value.status, refusal.value.code) == (503, "overloaded")
     assert refusal.value.retry_after_s == FULL_RETRY_S
     # Nor is it full of lower classes, nor for a tenant that has less than its part.
-    refuse_full(line, Claim("loud", service_class=ServiceClass.CRITICAL), 1, config)
+    refuse_full(line, Scheduling("loud", service_class=ServiceClass.CRITICAL), 1, config)
     for number in range(8, 12):
         refuse_full(line, quiet, 1, config)
         line.add(number, place(quiet))
     with pytest.raises(RequestError, match="12 requests wait"):
         refuse_full(line, quiet, 1, config)
     with pytest.raises(RequestError, match="12 requests wait"):
-        refuse_full(line, Claim("quiet", service_class=ServiceClass.SHEDDABLE), 1, config)
+        refuse_full(line, Scheduling("quiet", service_class=ServiceClass.SHEDDABLE), 1, config)
 
 
 def test_limits_follow_what_workers_said_last() -> None:
     world = world_of(FakePrefill(num_blocks=4), FakeDecode(num_blocks=8))
-    assert world.conductor.max_model_len == 4096
+    assert world.requests.max_model_len == 4096
     with pytest.raises(RequestError, match="largest prefill pool holds 16"):
         world.submit(make_request(prompt="x" * 17, max_tokens=1))
     with pytest.raises(RequestError, match="largest decode pool holds 32"):
@@ -268,7 +268,7 @@ def test_limits_follow_what_workers_said_last() -> None:
     with pytest.raises(RequestError, match="the context of this model is 4096"):
         world.submit(make_request(max_tokens=5000))
     world.check_accounting()
-    assert world.conductor.accounting.rejected == {"context_length_exceeded": 3}
+    assert world.requests.accounting.rejected == {"context_length_exceeded": 3}
 
 
 def test_a_long_line_is_refused_by_the_conductor() -> None:
@@ -315,13 +315,13 @@ def test_waiting_for_workers_to_start_says_nothing_of_their_pace() -> None:
 
 def test_decode_is_told_a_tenants_weight_and_of_its_own_priorities_nothing() -> None:
     world = World()
-    claim = Claim("t", weight=4.0, service_class=ServiceClass.SHEDDABLE)
-    world.submit(make_request(1, priority=-100, claim=claim))
+    scheduling = Scheduling("t", weight=4.0, service_class=ServiceClass.SHEDDABLE)
+    world.submit(make_request(1, priority=-100, scheduling=scheduling))
     world.submit(make_request(2, priority=-100))
     world.deliver()
     told = {f.request_id: f for f in world.decode.received if isinstance(f, Reserve)}
     tenants, nobodys = (told[number.to_bytes(16, "big")] for number in (1, 2))
-    assert (tenants.weight, tenants.priority) == (4.0, claim.priority(0))
+    assert (tenants.weight, tenants.priority) == (4.0, scheduling.priority(0))
     assert (nobodys.weight, nobodys.priority) == (1.0, -100)
     world.settle()
     world.check_idle()

@@ -32,8 +32,8 @@ def request(number: int, text: str = "Hallo", priority: int = 0) -> EmbeddingReq
 
 
 def submit(world: World, requests: Sequence[EmbeddingRequest]) -> list[Input]:
-    inputs = world.conductor.embeddings.submit(
-        requests, lambda: None, world.now, is_draining=world.conductor.is_draining
+    inputs = world.requests.embeddings.submit(
+        requests, lambda: None, world.now, is_draining=world.requests.is_draining
     )
     world.collect()
     return inputs
@@ -60,7 +60,7 @@ def test_each_input_gets_its_vector() -> None:
     inputs = submit(world, [request(n) for n in range(40)])
     world.settle()
     check_done(world, inputs)
-    assert world.conductor.accounting.ended["embedded"] == 40  # type: ignore[index]
+    assert world.requests.accounting.ended["embedded"] == 40  # type: ignore[index]
     assert {fake.steps for fake in world.prefills} == {1}
 
 
@@ -167,7 +167,7 @@ def test_a_cancel_ends_it_here_and_there(is_sent: bool) -> None:
     world.deliver()
     for one in inputs:
         end = outcome.cancelled(CancelReason.CLIENT_GONE, world.config)
-        world.conductor.embeddings.cancel(one, end, world.now)
+        world.requests.embeddings.cancel(one, end, world.now)
     world.collect()
     world.deliver()
     sent = [type(frame) for frame in world.prefill.received]
@@ -199,7 +199,7 @@ def test_a_deadline_and_the_servers_own_drain_end_it() -> None:
     assert late[0].result.error is not None
     assert late[0].result.error.code == "deadline_exceeded"
     rest = submit(world, [request(2)])
-    world.conductor.begin_drain(world.now)
+    world.requests.begin_drain(world.now)
     with pytest.raises(RequestError, match="shutting down"):
         submit(world, [request(3)])
     world.sweep(world.config.drain_timeout_s + 1)
@@ -220,7 +220,7 @@ def test_too_many_or_too_long_is_refused_whole() -> None:
         submit(world, [request(20), request(21, "x" * 5000)])
     world.settle()
     check_done(world, kept)
-    assert world.conductor.accounting.rejected == {"overloaded": 3, "context_length_exceeded": 2}
+    assert world.requests.accounting.rejected == {"overloaded": 3, "context_length_exceeded": 2}
 
 
 def test_without_a_prefill_worker_inputs_end_while_chats_go_on() -> None:

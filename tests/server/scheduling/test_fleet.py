@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from server.contract.generation import CancelReason, Delta, Failed, Finished
-from server.scheduling.links import Fleet
+from server.scheduling.links import Links
 from tests.server.tiny_text import tiny_text
 from transport.digest import KV_KEY_BYTES
 from transport.frames import PROTOCOL_VERSION, EndReason, Prefill, RefuseReason, Reserve
@@ -48,7 +48,7 @@ class Cluster:
         self.decodes = [self.decode]
         self.decode_process = FakeProcess(self.network, self.decode)
         self.prefill_process = FakeProcess(self.network, self.prefill, self.decodes)
-        self.fleet = Fleet(server_config(**config), tiny_text(), self.network)
+        self.fleet = Links(server_config(**config), tiny_text(), self.network)
 
     async def restart_decode(self, *, kill: bool = True) -> None:
         """Begin the next life of the decode worker."""

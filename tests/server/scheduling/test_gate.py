@@ -25,7 +25,7 @@ from triolet.config import (
 )
 from triolet.errors import RequestError
 from triolet.pooling import VectorForm
-from triolet.service_class import Claim, ServiceClass
+from triolet.service_class import Scheduling, ServiceClass
 
 from .fakes import make_request
 from .test_fair_queue import place
@@ -62,10 +62,10 @@ class Scene:
         self._names = count()
         self.sweep(TICK_S)
 
-    def wait(self, claim: Claim, prompt_tokens: int) -> str:
+    def wait(self, scheduling: Scheduling, prompt_tokens: int) -> str:
         """Let somebody wait."""
-        name = f"{claim.tenant} {next(self._names)}"
-        self.line.add(name, place(claim, prompt_tokens))
+        name = f"{scheduling.tenant} {next(self._names)}"
+        self.line.add(name, place(scheduling, prompt_tokens))
         return name
 
     def sweep(self, seconds: float) -> None:
@@ -86,7 +86,7 @@ def overload(tokens_per_s: float, slo_s: float = 10.0, **changes: object) -> Ove
 
 def served(one: Overload, num_tokens: int, ttft_s: float, now: float) -> None:
     """Let somebody have its first token and its end."""
-    ask = Ask(Claim(), num_tokens, DEADLINE_S)
+    ask = Ask(Scheduling(), num_tokens, DEADLINE_S)
     forecast = one.judge(ask, 0.0, now)
     one.took(ask, forecast, now)
     one.dispatched(forecast, 0.0, has_waited=False, now=now)
@@ -98,15 +98,15 @@ def test_nobody_is_refused_for_a_long_prompt_that_it_overtakes() -> None:
     config = OverloadConfig(SloConfig(10.0, 10.0, 10.0))
     one = Overload(config, SilentOverloadObserver(), 0.0, overtaken_s=1.0)
     one.sweep(Capacity(64, 100.0, 100.0), lambda _: 0.0, 0.0)
-    long = Ask(Claim(), 5000, DEADLINE_S)
+    long = Ask(Scheduling(), 5000, DEADLINE_S)
     forecast = one.judge(long, 0.0, 0.0)
     one.took(long, forecast, 0.0)
     one.dispatched(forecast, 0.0, has_waited=False, now=0.0)
-    short = one.judge(Ask(Claim(), 100, DEADLINE_S), 0.0, 0.0)
+    short = one.judge(Ask(Scheduling(), 100, DEADLINE_S), 0.0, 0.0)
     assert short.ttft_s == pytest.approx(1.0)
     with pytest.raises(RequestError, match="too late"):
-        one.judge(Ask(Claim(), 101, DEADLINE_S), 0.0, 0.0)  # as long as to wait for its turn
-    lower = Claim(service_class=ServiceClass.SHEDDABLE)
+        one.judge(Ask(Scheduling(), 101, DEADLINE_S), 0.0, 0.0)  # as long as to wait for its turn
+    lower = Scheduling(service_class=ServiceClass.SHEDDABLE)
     with pytest.raises(RequestError, match="too late"):
         one.judge(Ask(lower, 100, DEADLINE_S), 0.0, 0.0)
     one.first_token(forecast, 50.0, 50.0, 50.0)
@@ -116,7 +116,7 @@ def test_nobody_is_refused_for_a_long_prompt_that_it_overtakes() -> None:
 @pytest.mark.parametrize("max_running", [1, None])
 def test_who_waits_by_its_own_limit_is_load_to_nobody(max_running: int | None) -> None:
     scene = Scene(tokens_per_s=100.0)
-    limited = Claim("limited", max_running=max_running)
+    limited = Scheduling("limited", max_running=max_running)
     scene.line.take(scene.wait(limited, 100))
     for _ in range(50):
         scene.wait(limited, 100)
@@ -128,7 +128,7 @@ def test_who_waits_by_its_own_limit_is_load_to_nobody(max_running: int | None) -
 
 def test_who_waited_by_its_own_limit_teaches_nothing_of_the_line() -> None:
     one = overload(1000.0)
-    forecast = one.judge(Ask(Claim(max_running=1), 100, DEADLINE_S), 200.0, 1.0)
+    forecast = one.judge(Ask(Scheduling(max_running=1), 100, DEADLINE_S), 200.0, 1.0)
     for _ in range(50):
         one.expired(forecast, 9.0, is_limited=True)
     assert one.prediction.bias[D] == 1.0
@@ -142,10 +142,10 @@ def test_who_waited_by_its_own_limit_teaches_nothing_of_the_line() -> None:
 
 def test_the_pace_of_a_line_is_seen_while_it_leaves_rows_to_others() -> None:
     scene = Scene(tokens_per_s=30_000.0)
-    both = Claim("one"), Claim("other")
-    for claim in both:
+    both = Scheduling("one"), Scheduling("other")
+    for scheduling in both:
         for _ in range(100):
-            scene.wait(claim, 100)
+            scene.wait(scheduling, 100)
     running = []
     while (turn := scene.line.first()) is not None:
         scene.line.take(turn)
@@ -169,10 +169,10 @@ def test_the_pace_of_a_line_is_seen_while_it_leaves_rows_to_others() -> None:
 def test_rows_that_one_class_leaves_free_are_for_those_below_it() -> None:
     line: FairQueue[str] = FairQueue(QueueConfig())
     line.note_pools(10**6, 64)
-    line.add("seldom", place(Claim("seldom")))
+    line.add("seldom", place(Scheduling("seldom")))
     line.take("seldom")
     line.end("seldom", 5)
-    critical = Claim("critical", service_class=ServiceClass.CRITICAL)
+    critical = Scheduling("critical", service_class=ServiceClass.CRITICAL)
     for number in range(100):
         line.add(f"critical {number}", place(critical))
     num_running = 0
@@ -180,7 +180,7 @@ def test_rows_that_one_class_leaves_free_are_for_those_below_it() -> None:
         line.take(turn)
         num_running += 1
     assert num_running < 64
-    line.add("seldom", place(Claim("seldom")))
+    line.add("seldom", place(Scheduling("seldom")))
     assert line.first() == "seldom"
     # Nobody who could go is passed by it, so it lets nobody pass.
     assert not line.lets_pass("seldom")
@@ -228,11 +228,11 @@ def test_who_is_taken_on_is_not_dropped_in_the_same_breath() -> None:
     for _ in range(100):  # prompts take more than twice what workers say of themselves
         now += 1.0
         served(one, 100, 0.25, now)
-    ask = Ask(Claim(), 100, DEADLINE_S)
+    ask = Ask(Scheduling(), 100, DEADLINE_S)
     forecast = one.judge(ask, 0.0, now)
     one.took(ask, forecast, now)
     one.dispatched(forecast, 0.0, has_waited=False, now=now)
-    long = one.judge(Ask(Claim(), 4000, DEADLINE_S), 0.0, now)
+    long = one.judge(Ask(Scheduling(), 4000, DEADLINE_S), 0.0, now)
     assert not one.is_hopeless(long, now)
     assert one.is_hopeless(long, now + 3.0)
 
@@ -284,7 +284,7 @@ def test_who_was_refused_unread_is_reckoned_with_like_the_usual_request() -> Non
     waits = []
     for key in (7, 8, 9):
         with pytest.raises(RequestError) as refusal:
-            one.judge(Ask(Claim(), 1, DEADLINE_S, key, is_unread=True), 10_000.0, 1.0)
+            one.judge(Ask(Scheduling(), 1, DEADLINE_S, key, is_unread=True), 10_000.0, 1.0)
         assert refusal.value.retry_after_s is not None
         waits.append(refusal.value.retry_after_s)
     jitter = (AdmissionConfig().retry_jitter_least + AdmissionConfig().retry_jitter_most) / 2
@@ -302,9 +302,9 @@ def test_who_waits_in_vain_is_swept_when_its_first_token_is_too_late() -> None:
         GuardConfig(is_on=False),
     )
     world = World(overload=config)
-    claim = Claim("limited", max_running=1)
-    world.submit(make_request(1, claim=claim))
-    waiting = world.submit(make_request(2, claim=claim))
+    scheduling = Scheduling("limited", max_running=1)
+    world.submit(make_request(1, scheduling=scheduling))
+    waiting = world.submit(make_request(2, scheduling=scheduling))
     assert waiting.sequence.phase is Phase.QUEUED
     assert due_at(waiting.sequence, world.config) <= world.now + 2.5
     for _ in range(60):
@@ -314,33 +314,33 @@ def test_who_waits_in_vain_is_swept_when_its_first_token_is_too_late() -> None:
 
 def test_brownout_pauses_inputs_of_batches_too() -> None:
     world = World()
-    inputs = world.conductor.embeddings
+    inputs = world.requests.embeddings
     world.prefill.token_credit = 0
     world.greet(world.worker(world.prefill))
-    claim = Claim(service_class=ServiceClass.BATCH)
+    scheduling = Scheduling(service_class=ServiceClass.BATCH)
     for number in range(2):
         request = EmbeddingRequest(
-            number.to_bytes(16, "big"), (1, 2, 3), VectorForm(), 600.0, claim=claim
+            number.to_bytes(16, "big"), (1, 2, 3), VectorForm(), 600.0, scheduling=scheduling
         )
         inputs.submit([request], lambda: None, world.now, is_draining=False)
-    [line] = (queue for queue in world.conductor.queues if queue is inputs.line)
+    [line] = (queue for queue in world.requests.queues if queue is inputs.line)
     assert line.first() is not None
-    world.conductor._attempts.gate.overload.brownout.level = Level.PAUSE_BATCH
+    world.requests._attempts.gate.overload.brownout.level = Level.PAUSE_BATCH
     world.sweep()
     assert line.first() is None
     assert len(line) == 1
-    world.conductor._attempts.gate.overload.brownout.level = Level.NORMAL
+    world.requests._attempts.gate.overload.brownout.level = Level.NORMAL
     world.sweep()
     assert line.first() is not None
 
 
 def test_who_waits_by_its_own_limit_holds_up_no_batch() -> None:
     world = World(token_window=4)
-    claim = Claim("limited", max_running=1)
-    world.submit(make_request(1, max_tokens=100, claim=claim))
+    scheduling = Scheduling("limited", max_running=1)
+    world.submit(make_request(1, max_tokens=100, scheduling=scheduling))
     world.settle(read=False)
-    waiting = world.submit(make_request(2, claim=claim))
+    waiting = world.submit(make_request(2, scheduling=scheduling))
     assert waiting.sequence.phase is Phase.QUEUED
-    assert not world.conductor.background.is_urgent()
+    assert not world.requests.background.is_urgent()
     world.submit(make_request(3))
-    assert world.conductor.background.is_urgent()
+    assert world.requests.background.is_urgent()

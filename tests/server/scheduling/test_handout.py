@@ -30,13 +30,13 @@ class FakeStream:
     def __init__(
         self, tenant: str, order: list[str], handout: Handout, *, again: bool = False
     ) -> None:
-        self.request = SimpleNamespace(claim=SimpleNamespace(tenant=tenant))
+        self.request = SimpleNamespace(scheduling=SimpleNamespace(tenant=tenant))
         self._order = order
         self._handout = handout
         self._again = again
 
     def hand_out(self) -> None:
-        self._order.append(self.request.claim.tenant)
+        self._order.append(self.request.scheduling.tenant)
         if self._again:
             self.add()
 
@@ -130,7 +130,7 @@ async def test_a_tenant_with_few_rows_waits_for_no_order_of_those_with_many() ->
         did.extend(tenant_of(row) for row in frame.rows)
 
     book = SimpleNamespace(num_tenants=2, tenant_of=tenant_of, origin_of=origin_of)
-    conductor = SimpleNamespace(book=book, wake=lambda now: None)
+    conductor = SimpleNamespace(table=book, wake=lambda now: None)
     intake = Intake(cast("Any", conductor), Handout(), cast("Any", take), lambda: None)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(intake.run)

@@ -11,7 +11,7 @@ import trio
 from server.contract.generation import Delta, Failed, Finished
 from server.scheduling import delivery
 from triolet.errors import LocalProtocolError
-from triolet.service_class import Claim
+from triolet.service_class import Scheduling
 
 from .fakes import completion_ids, make_request
 from .test_fleet import read_all, running
@@ -85,15 +85,15 @@ async def test_a_neighbours_token_waits_for_one_turn_and_not_for_a_crowds_frame(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery, "ROWS_PER_TURN", ROWS_OF_A_TURN, raising=False)
-    crowd, neighbour = Claim(tenant="crowd"), Claim(tenant="neighbour")
+    crowd, neighbour = Scheduling(tenant="crowd"), Scheduling(tenant="neighbour")
     async with running() as cluster:
         cluster.decode.row_credit = 100
         await trio.sleep(1.0)
         streams = [
-            cluster.fleet.submit(make_request(number, max_tokens=40, claim=crowd))
+            cluster.fleet.submit(make_request(number, max_tokens=40, scheduling=crowd))
             for number in range(1, 61)
         ]
-        late = cluster.fleet.submit(make_request(61, max_tokens=40, claim=neighbour))
+        late = cluster.fleet.submit(make_request(61, max_tokens=40, scheduling=neighbour))
         held: list[int] = []
         handed = 0
         over = trio.Event()

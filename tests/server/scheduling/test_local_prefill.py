@@ -38,7 +38,7 @@ class Routes(SilentObserver):
 def world_of(num_prefills: int, num_decodes: int = 1, **config: object) -> tuple[World, Routes]:
     world, routes = World(num_prefills, num_decodes, **config), Routes()
     world.observer = routes
-    world.conductor._observer = world.conductor._attempts._observer = routes
+    world.requests._observer = world.requests._attempts._observer = routes
     return world, routes
 
 
@@ -198,7 +198,7 @@ def test_decode_that_ends_a_prompt_of_its_own_is_not_a_broken_path() -> None:
     world.deliver()
     [key] = world.decode.rows
     world.hear(world.worker(world.decode), world.decode.end(key, EndReason.ERROR))
-    assert len(world.conductor.recovery.paths) == 0
+    assert len(world.requests.recovery.paths) == 0
     world.settle()
     assert reader.token_ids == completion_ids(0, 16)
     assert routes.causes == {"error": 1}

@@ -9,16 +9,16 @@ from server.scheduling.fair_queue import FairQueue
 from server.scheduling.newcomer import is_modest
 from server.scheduling.tenant_queue import Place
 from triolet.config import QueueConfig
-from triolet.service_class import Claim, ServiceClass
+from triolet.service_class import Scheduling, ServiceClass
 
 CONFIG = QueueConfig(expected_completion_tokens=10, completion_memory=0.0, head_start_tokens=100)
 ORDERS = count(1)
-FLOOD = Claim("flood")
-QUIET = Claim("quiet")
+FLOOD = Scheduling("flood")
+QUIET = Scheduling("quiet")
 
 
-def place(claim: Claim) -> Place:
-    return Place(claim, 0, 9.0, next(ORDERS), 10, 10)
+def place(scheduling: Scheduling) -> Place:
+    return Place(scheduling, 0, 9.0, next(ORDERS), 10, 10)
 
 
 def flooded(queue: FairQueue[str], num_turns: int) -> None:
@@ -35,14 +35,14 @@ def turns_of(queue: FairQueue[str], num_turns: int) -> list[tuple[str, bool]]:
     for _ in range(num_turns):
         turn = queue.first()
         assert turn is not None
-        turns.append((turn.split()[0], queue.is_beyond(turn)))
+        turns.append((turn.split()[0], queue.is_over_share(turn)))
         queue.take(turn)
     return turns
 
 
-def is_modest_with(queue: FairQueue[str], claim: Claim, prompt_tokens: int) -> bool:
+def is_modest_with(queue: FairQueue[str], scheduling: Scheduling, prompt_tokens: int) -> bool:
     """Ask for a newcomer whose completion is as long as others'."""
-    return is_modest(queue, claim, [(prompt_tokens, math.inf)])
+    return is_modest(queue, scheduling, [(prompt_tokens, math.inf)])
 
 
 def test_a_burst_of_who_asks_for_little_goes_before_a_flood_and_is_computed_before_it() -> None:
@@ -63,12 +63,12 @@ def test_who_asks_for_more_than_it_left_unused_is_ahead_of_nobody() -> None:
     flooded(queue, 20)
     for number in range(6):
         queue.add(f"quiet {number}", place(QUIET))
-    assert {name for name, is_beyond in turns_of(queue, 12) if not is_beyond} <= {"quiet"}
+    assert {name for name, is_over_share in turns_of(queue, 12) if not is_over_share} <= {"quiet"}
     # What it was ahead by is paid for: in the long run both have the same.
     for number in range(6, 60):
         queue.add(f"quiet {number}", place(QUIET))
     turns = turns_of(queue, 60)
-    assert all(is_beyond for _, is_beyond in turns)
+    assert all(is_over_share for _, is_over_share in turns)
     assert 24 <= sum(name == "quiet" for name, _ in turns) <= 33
 
 
@@ -82,7 +82,7 @@ def test_alone_nobody_is_spared_but_its_first_ones_are_within_its_share() -> Non
         assert turns == [("flood", number >= 5)]
     assert is_modest_with(queue, QUIET, 90)
     assert not is_modest_with(queue, QUIET, 91)
-    assert is_modest_with(queue, Claim("quiet", weight=2.0), 190)
+    assert is_modest_with(queue, Scheduling("quiet", weight=2.0), 190)
 
 
 def test_a_flood_is_not_modest_in_a_moment_in_which_nothing_of_it_waits() -> None:
@@ -109,13 +109,13 @@ def test_who_uses_all_of_its_share_one_by_one_is_ahead_of_nobody() -> None:
     flooded(queue, 1)
     num_ahead = 0
     for number in range(60):
-        queue.add(f"even {number}", place(Claim("even")))
+        queue.add(f"even {number}", place(Scheduling("even")))
         name = ""
         while name != f"even {number}":
             turn = queue.first()
             assert turn is not None
             name = turn
-            num_ahead += name == f"even {number}" and not queue.is_beyond(name)
+            num_ahead += name == f"even {number}" and not queue.is_over_share(name)
             queue.take(name)
             queue.end(name, 10)
         queue.add(f"more {number}", place(FLOOD))
@@ -137,7 +137,7 @@ def test_who_left_all_of_it_unused_is_forgotten() -> None:
     queue: FairQueue[str] = FairQueue(CONFIG)
     flooded(queue, 1)
     for number in range(20):
-        queue.add(f"once {number}", place(Claim(f"once {number}")))
+        queue.add(f"once {number}", place(Scheduling(f"once {number}")))
         turns_of(queue, 2)
         queue.end(f"once {number}", 10)
         turns_of(queue, 4)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from server.scheduling.fair_queue import FairQueue
-from triolet.service_class import Claim, ServiceClass
+from triolet.service_class import Scheduling, ServiceClass
 
 from .test_fair_queue import CONFIG, place
 
 
 def test_who_waits_by_its_own_limit_is_ahead_of_nobody_but_itself() -> None:
     queue: FairQueue[str] = FairQueue(CONFIG)
-    full = Claim("full", max_running=1, service_class=ServiceClass.CRITICAL)
+    full = Scheduling("full", max_running=1, service_class=ServiceClass.CRITICAL)
     for number in range(5):
         queue.add(f"full {number}", place(full, 100))
     line = queue.lines[ServiceClass.CRITICAL]
@@ -18,8 +18,8 @@ def test_who_waits_by_its_own_limit_is_ahead_of_nobody_but_itself() -> None:
     queue.take("full 0")
     assert queue.first() is None
     assert (line.prompt_tokens, line.ready_tokens) == (400, 0)
-    assert queue.tokens_ahead(Claim("other"), 0, 9.0) == 0
-    assert queue.tokens_ahead(Claim("full", max_running=1), 0, 9.0) == 400
+    assert queue.tokens_ahead(Scheduling("other"), 0, 9.0) == 0
+    assert queue.tokens_ahead(Scheduling("full", max_running=1), 0, 9.0) == 400
     queue.end("full 0", 5)
     assert line.ready_tokens == 400
 
@@ -27,15 +27,15 @@ def test_who_waits_by_its_own_limit_is_ahead_of_nobody_but_itself() -> None:
 def test_a_crowd_of_tenants_with_one_request_each_is_ahead_of_a_newcomer() -> None:
     queue: FairQueue[int] = FairQueue(CONFIG)
     for name in range(500):
-        queue.add(name, place(Claim(f"tenant {name}"), 10))
-    assert 2000 <= queue.tokens_ahead(Claim("new"), 0, 9.0, 10, 10) <= 5000
+        queue.add(name, place(Scheduling(f"tenant {name}"), 10))
+    assert 2000 <= queue.tokens_ahead(Scheduling("new"), 0, 9.0, 10, 10) <= 5000
     # As much larger as they are, it has less of them before it.
-    assert queue.tokens_ahead(Claim("new"), 0, 9.0, 1, 1) < 1000
+    assert queue.tokens_ahead(Scheduling("new"), 0, 9.0, 1, 1) < 1000
 
 
 def test_who_had_one_stream_running_has_saved_nothing() -> None:
     queue: FairQueue[str] = FairQueue(CONFIG)
-    keeps, busy, quiet = Claim("keeps"), Claim("busy"), Claim("quiet")
+    keeps, busy, quiet = Scheduling("keeps"), Scheduling("busy"), Scheduling("quiet")
     queue.add("stream", place(keeps))
     queue.take("stream")
     for number in range(201):
@@ -57,7 +57,7 @@ def test_who_had_one_stream_running_has_saved_nothing() -> None:
 def test_rows_that_a_higher_class_leaves_are_for_whoever_may_have_them() -> None:
     queue: FairQueue[str] = FairQueue(CONFIG)
     queue.note_pools(10**6, 16)
-    loud, low = Claim("loud", service_class=ServiceClass.CRITICAL), Claim("low")
+    loud, low = Scheduling("loud", service_class=ServiceClass.CRITICAL), Scheduling("low")
     queue.add("low 0", place(low))
     for number in range(32):
         queue.add(f"loud {number}", place(loud))
@@ -72,13 +72,13 @@ def test_rows_that_a_higher_class_leaves_are_for_whoever_may_have_them() -> None
 
 def test_who_comes_and_goes_while_others_stand_still_leaves_no_notes() -> None:
     queue: FairQueue[str] = FairQueue(CONFIG)
-    queue.add("stands still", place(Claim("other")))
-    queue.add("long", place(Claim("ahead")))
+    queue.add("stands still", place(Scheduling("other")))
+    queue.add("long", place(Scheduling("ahead")))
     queue.take("long")
     queue.end("long", 10)
     line = queue.lines[ServiceClass.DEFAULT]
     for _ in range(100):
-        queue.add("again", place(Claim("ahead")))
+        queue.add("again", place(Scheduling("ahead")))
         queue.end("again", 0)
     assert len(line) == 2
     assert len(line._idle) <= 2

@@ -196,7 +196,7 @@ def test_frames_for_a_worker_that_is_gone_are_not_kept() -> None:
     decode = world.worker(world.decode)
     outbox = Outbox()
     outbox.allow(decode, AttemptKey(RID, 0), 9, 1)
-    world.conductor.lost(decode, "test", world.now)
+    world.requests.lost(decode, "test", world.now)
     outbox.send(decode, End(RID, 0, EndReason.CANCEL))
     assert outbox.drain_frames() == []
     assert outbox.drain_credit() == []

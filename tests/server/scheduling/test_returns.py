@@ -13,14 +13,14 @@ from server.scheduling.returns import GRACE_S, MOST_S, PATIENCE_S, Returns
 from server.scheduling.wait_estimate import Capacity
 from triolet.config import AdmissionConfig, OverloadConfig, SloConfig
 from triolet.errors import ConfigError, RequestError
-from triolet.service_class import Claim, ServiceClass
+from triolet.service_class import Scheduling, ServiceClass
 
 RATE = 10_000.0
 ROOM_S = 2.0
 CONFIG = AdmissionConfig()
 EXACT = AdmissionConfig(retry_jitter_least=1.0, retry_jitter_most=1.0)
-ONE, OTHER, HEAVY = Claim("one"), Claim("other"), Claim("heavy", weight=3.0)
-CRITICAL = Claim("other", service_class=ServiceClass.CRITICAL)
+ONE, OTHER, HEAVY = Scheduling("one"), Scheduling("other"), Scheduling("heavy", weight=3.0)
+CRITICAL = Scheduling("other", service_class=ServiceClass.CRITICAL)
 
 
 def told(
@@ -30,10 +30,12 @@ def told(
     *,
     draw: float = 0.5,
     now: float = 0.0,
-    claim: Claim = ONE,
+    scheduling: Scheduling = ONE,
     most_s: float = MOST_S,
 ) -> float:
-    return returns.told_s(key, claim, work_s, room_in_s=ROOM_S, draw=draw, now=now, most_s=most_s)
+    return returns.told_s(
+        key, scheduling, work_s, room_in_s=ROOM_S, draw=draw, now=now, most_s=most_s
+    )
 
 
 def test_a_wait_is_the_estimate_times_a_factor_within_its_bounds() -> None:
@@ -56,18 +58,18 @@ def test_a_tenants_flood_is_its_own_schedule_and_critical_requests_are_behind_no
     for key in range(1, 1001):
         told(returns, key)
     assert told(returns, 2000) > 100.0
-    for key, claim in ((2001, OTHER), (2002, CRITICAL)):
-        assert told(returns, key, claim=claim) == pytest.approx(ROOM_S + 0.1)
+    for key, scheduling in ((2001, OTHER), (2002, CRITICAL)):
+        assert told(returns, key, scheduling=scheduling) == pytest.approx(ROOM_S + 0.1)
 
 
 def test_tenants_with_refused_requests_share_the_rate_by_weight() -> None:
     returns = Returns(EXACT)
-    for claim in (ONE, HEAVY):
+    for scheduling in (ONE, HEAVY):
         for key in range(1, 101):
-            told(returns, hash((claim.tenant, key)), claim=claim)
+            told(returns, hash((scheduling.tenant, key)), scheduling=scheduling)
     waits = [
-        told(returns, hash((claim.tenant, key)), claim=claim)
-        for claim in (ONE, HEAVY)
+        told(returns, hash((scheduling.tenant, key)), scheduling=scheduling)
+        for scheduling in (ONE, HEAVY)
         for key in (200, 201)
     ]
     gap_s = 0.1 / CONFIG.return_rate_share
@@ -109,7 +111,7 @@ def test_requests_that_are_not_remembered_move_no_other() -> None:
     for key in range(1, 101):
         told(full, key, 10.0)
     assert len(full) == 2, "as many as are left"
-    told(full, 150, 10.0, claim=OTHER)
+    told(full, 150, 10.0, scheduling=OTHER)
     assert len(full) == 3
     assert told(full, 200, 0.0) <= CONFIG.retry_jitter_most * (ROOM_S + 25.0)
 

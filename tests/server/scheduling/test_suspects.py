@@ -13,7 +13,7 @@ from transport.frames import EndReason
 from triolet.errors import RequestError
 from triolet.ids import Role
 from triolet.sampling import Grammar, GrammarKind
-from triolet.service_class import Claim
+from triolet.service_class import Scheduling
 
 from .fakes import FakePrefill, completion_ids, make_request
 from .stages import fail_step
@@ -113,7 +113,9 @@ def test_a_grammar_that_held_a_worker_up_ends_its_request_and_is_refused_for_its
     grammar = Grammar(GrammarKind.LARK, 'start: s\ns: s s | "a"')
 
     def asked(number: int, tenant: str, prompt: str = "frage") -> GenerationRequest:
-        request = make_request(number, prompt=prompt, max_tokens=60, claim=Claim(tenant=tenant))
+        request = make_request(
+            number, prompt=prompt, max_tokens=60, scheduling=Scheduling(tenant=tenant)
+        )
         return replace(request, sampling=replace(request.sampling, grammar=grammar))
 
     culprit = world.submit(asked(1, "a"))
@@ -125,7 +127,7 @@ def test_a_grammar_that_held_a_worker_up_ends_its_request_and_is_refused_for_its
     world.read(culprit)
     error = culprit.failed.error
     assert (error.status, error.code) == (400, "grammar_too_costly")
-    assert world.conductor.recovery.num_quarantined == 1
+    assert world.requests.recovery.num_quarantined == 1
     with pytest.raises(RequestError) as caught:
         world.submit(asked(3, "a"))
     assert (caught.value.status, caught.value.code) == (400, "grammar_too_costly")

@@ -8,11 +8,12 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import trio
 from msgspec.structs import replace
 
+from server.api.services import Services
 from server.contract.generation import (
     CancelReason,
     Delta,
@@ -35,11 +36,16 @@ if TYPE_CHECKING:
 
     from server.contract.embedding import EmbeddingRequest
     from server.contract.generation import Event, GenerationRequest
+    from server.metrics.metrics import Metrics
+    from server.scheduling.links import Fleet
     from server.tenants.quotas import Quotas
+    from server.text.grammars import Grammars
     from server.text.reasoning import Reasoner
+    from server.text.tokenizer import TextModel
     from server.text.tool_calls import ToolForm
+    from triolet.config import ServerConfig
     from triolet.sampling import Grammar
-    from triolet.service_class import Claim
+    from triolet.service_class import Scheduling
 
 MAX_MODEL_LEN = 4096
 CAPACITY = Capacity(
@@ -188,13 +194,13 @@ class FakeDoorkeeper:
         self.keys: list[int] = []
 
     def refuse_early(
-        self, claim: Claim, request_id: bytes, key: int, deadline_s: float, now: float
+        self, scheduling: Scheduling, request_id: bytes, key: int, deadline_s: float, now: float
     ) -> None:
         self.keys.append(key)
         if self.refuse_with is not None:
             raise self.refuse_with
 
-    def max_tokens(self, claim: Claim, prompt_tokens: int) -> int | None:
+    def max_tokens(self, scheduling: Scheduling, prompt_tokens: int) -> int | None:
         return self.cap
 
 
@@ -409,3 +415,22 @@ class FakeText:
 
     async def decode_each(self, token_ids: Sequence[int]) -> list[str]:
         return [bytes([token_id]).decode(errors="replace") for token_id in token_ids]
+
+
+def fake_services(
+    config: ServerConfig,
+    fleet: FakeFleet,
+    metrics: Metrics,
+    grammars: FakeGrammars | None = None,
+    text: FakeText | TextModel | None = None,
+    **parts: Any,  # noqa: ANN401 (fields of Services)
+) -> Services:
+    """Return the parts of a server whose fleet, text and grammars are fakes."""
+    return Services(
+        config,
+        cast("Fleet", fleet),
+        cast("TextModel", text or FakeText()),
+        metrics,
+        cast("Grammars", grammars or FakeGrammars()),
+        **parts,
+    )

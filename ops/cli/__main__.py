@@ -1,0 +1,8 @@
+"""`python -m ops.cli`: the command `triolet` from a checkout that is not installed."""
+
+import sys
+
+from . import main
+
+if __name__ == "__main__":
+    sys.exit(main())

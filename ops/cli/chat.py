@@ -1,0 +1,210 @@
+"""`triolet chat`: a conversation in the terminal, or one turn per line of a pipe.
+
+Reads questions, shows answers as they come, and what they cost. What goes over the wire is
+chat_client.py's.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Console
+from rich.text import Text
+
+from ..exit_codes import CommandFailed
+from ..plain_text import printable
+from .chat_client import AnswerFailed, AnswerTimes, ChatClient, Message, Thought
+from .word_wrap import WordWrap
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+ACCENT: Final = "bright_magenta"
+PROMPT: Final = "› "
+THINKING: Final = "Thinking…"
+"""Stands for a model's reasoning, which is folded away here."""
+HELP: Final = "/new begins another conversation, /quit leaves. Ctrl-C stops an answer."
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """What the command line said; None leaves the choice to the server."""
+
+    url: str
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+
+    def parameters(self) -> dict[str, float]:
+        """Return the sampling parameters that were given."""
+        given = {"max_tokens": self.max_tokens, "temperature": self.temperature}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def run_chat(options: ChatOptions) -> None:
+    """Talk until the input ends.
+
+    Raises:
+      CommandFailed: no server answers, or, in a pipe, an answer failed.
+    """
+    client = ChatClient(options.url, options.parameters())
+    try:
+        conversation = Conversation(client, options.model or client.model_name())
+        if sys.stdin.isatty() and sys.stdout.isatty():
+            _talk(conversation, options.url)
+        else:
+            if isinstance(sys.stdin, io.TextIOWrapper):
+                # A pipe may hold anything; what is no UTF-8 is asked as well as it can be.
+                sys.stdin.reconfigure(encoding="utf-8", errors="replace")
+            _answer_lines(conversation)
+    finally:
+        client.close()
+
+
+class Conversation:
+    """The turns so far. A turn that failed or was stopped before any text leaves no trace."""
+
+    def __init__(self, client: ChatClient, model: str) -> None:
+        self.model = model
+        self.num_forgotten = 0
+        self._client = client
+        self._messages: list[Message] = []
+
+    def begin_anew(self) -> None:
+        """Forget everything."""
+        self._messages.clear()
+
+    def ask(self, question: str, times: AnswerTimes) -> Generator[str]:
+        """Yield the answer; what came stays in the conversation even if stopped.
+
+        When the conversation outgrows the model's context, the oldest turns are forgotten.
+        """
+        self.num_forgotten = 0
+        self._messages.append({"role": "user", "content": question})
+        answer = reasoning = ""
+        try:
+            while True:
+                try:
+                    with closing(self._client.ask(self.model, self._messages, times)) as pieces:
+                        for piece in pieces:
+                            if isinstance(piece, Thought):
+                                reasoning += piece
+                            else:
+                                answer += piece
+                            yield piece
+                    return
+                except AnswerFailed as error:
+                    has_begun = bool(answer or reasoning)
+                    is_too_long = error.code == "context_length_exceeded" and not has_begun
+                    if not is_too_long or len(self._messages) < 3:
+                        raise
+                    del self._messages[:2]
+                    self.num_forgotten += 1
+        finally:
+            if answer:
+                turn: Message = {"role": "assistant", "content": answer}
+                if reasoning:
+                    turn["reasoning_content"] = reasoning
+                self._messages.append(turn)
+            else:
+                self._messages.pop()
+
+
+def _answer_lines(conversation: Conversation) -> None:
+    for line in sys.stdin:
+        question = line.strip()
+        if question == "/new":
+            conversation.begin_anew()
+        elif question == "/quit":
+            return
+        elif question:
+            for piece in conversation.ask(question, AnswerTimes(time.monotonic())):
+                if not isinstance(piece, Thought):
+                    sys.stdout.write(piece)
+                    sys.stdout.flush()
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+
+
+def _talk(conversation: Conversation, url: str) -> None:
+    console = Console(highlight=False)
+    console.print(
+        Text.assemble(
+            ("\nTriolet", f"bold {ACCENT}"), ("  talking to ", "dim"), conversation.model
+        ),
+        Text(f"{url}\n{HELP}\n", style="dim"),
+        sep="\n",
+    )
+    while True:
+        try:
+            question = console.input(Text(PROMPT, style=f"bold {ACCENT}")).strip()
+        except (EOFError, KeyboardInterrupt):
+            console.print()
+            return
+        match question:
+            case "":
+                continue
+            case "/quit" | "/exit":
+                return
+            case "/new":
+                conversation.begin_anew()
+                console.print(Text("A new conversation.\n", style="dim"))
+            case "/help":
+                console.print(Text(f"{HELP}\n", style="dim"))
+            case _ if question.startswith("/"):
+                console.print(Text(f"There is no {question}. {HELP}\n", style="dim"))
+            case _:
+                _show_answer(console, conversation, question)
+
+
+def _show_answer(console: Console, conversation: Conversation, question: str) -> None:
+    def write(text: str) -> None:
+        console.print(Text(text), end="", soft_wrap=True)
+
+    times = AnswerTimes(time.monotonic())
+    note = ""
+    wrap = WordWrap(console.width)
+    pieces = conversation.ask(question, times)
+    is_thinking = False
+    try:
+        for piece in pieces:
+            if isinstance(piece, Thought):
+                if not is_thinking:
+                    console.print(Text(THINKING, style="dim"))
+                is_thinking = True
+            else:
+                write(wrap.feed(printable(piece)))
+    except KeyboardInterrupt:
+        note = "stopped"
+    except CommandFailed as error:
+        note = str(error)
+    finally:
+        # Ends the request now, not when the generator happens to be collected.
+        pieces.close()
+        write(wrap.finish())
+    if times.first_at is not None:
+        console.print()
+    console.print(Text(f"{summary(times, conversation.num_forgotten, note)}\n", style="dim"))
+
+
+def summary(times: AnswerTimes, num_forgotten: int, note: str) -> str:
+    """Return one line on how the answer came."""
+    parts = []
+    if times.ttft_s is not None:
+        parts.append(f"first token {times.ttft_s * 1000:.0f} ms")
+    if times.tokens is not None:
+        parts.append(f"{times.tokens} token{'' if times.tokens == 1 else 's'}")
+    if times.tokens_per_s is not None:
+        parts.append(f"{times.tokens_per_s:.0f} tokens/s")
+    if times.finish_reason == "length":
+        parts.append("cut at its longest")
+    if num_forgotten:
+        parts.append(f"context full, oldest turns forgotten: {num_forgotten}")
+    if note:
+        parts.append(note)
+    return " · ".join(parts)

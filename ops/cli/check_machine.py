@@ -1,0 +1,285 @@
+"""What `triolet doctor` asks of the machine: Python, packages, CPU, memory, torch, GPU, limits."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import resource
+import shutil
+import sys
+import sysconfig
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ..quantities import show_size
+from .finding import Finding, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MIN_PYTHON: Final = (3, 11)
+MIN_FILES: Final = 4096 + 256
+"""ServerConfig.max_connections, and what the process itself has open."""
+_REQUIREMENT: Final = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*(==|>=)\s*([0-9][0-9.]*)")
+_NUMBER: Final = re.compile(r"\d+")
+
+
+def check_python() -> Finding:
+    """Look at the interpreter."""
+    detail = f"{platform.python_version()} at {sys.executable}"
+    if sys.version_info < MIN_PYTHON:
+        return Finding("Python", Status.FAIL, detail, "install Python 3.11 or newer")
+    return Finding("Python", Status.OK, detail)
+
+
+def check_packages() -> Finding:
+    """Compare what is installed with what the package asks for, exact pins included."""
+    remedy = "install Triolet again: pip install --force-reinstall triolet, or make install"
+    try:
+        wanted = [line for line in requires("triolet") or [] if "extra ==" not in line]
+    except PackageNotFoundError:
+        return Finding("Packages", Status.FAIL, "triolet itself is not installed", remedy)
+    problems = [problem for line in wanted if (problem := package_problem(line, version))]
+    if problems:
+        return Finding("Packages", Status.FAIL, "; ".join(problems), remedy)
+    return Finding("Packages", Status.OK, f"{len(wanted)} present, exact pins met")
+
+
+def package_problem(requirement: str, installed_version: Callable[[str], str]) -> str | None:
+    """Return what is wrong with one requirement (`name==1.2` or `name>=1.2`), or None."""
+    match = _REQUIREMENT.match(requirement)
+    if match is None:
+        return f"requirement {requirement!r} is not understood"
+    name, relation, wanted = match.groups()
+    try:
+        found = installed_version(name)
+    except PackageNotFoundError:
+        return f"{name} is missing"
+    numbers = [int(n) for n in _NUMBER.findall(found.partition("+")[0])]
+    wanted_numbers = [int(n) for n in _NUMBER.findall(wanted)]
+    is_met = found == wanted if relation == "==" else numbers >= wanted_numbers
+    return None if is_met else f"{name} is {found}, wanted {relation}{wanted}"
+
+
+def check_cpu() -> Finding:
+    """Count cores and look for the vector instructions that the kernels live on."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    flags = _cpu_flags()
+    known = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags]
+    detail = f"{cores} cores, {platform.machine()}" + (f", {' '.join(known)}" if known else "")
+    if platform.machine() in {"x86_64", "AMD64"} and flags and "avx2" not in flags:
+        return Finding("CPU", Status.WARN, detail, "without AVX2 answers come many times slower")
+    if cores < 2:
+        return Finding(
+            "CPU", Status.WARN, detail, "with one core prefill and decode slow each other down"
+        )
+    return Finding("CPU", Status.OK, detail)
+
+
+def _cpu_flags() -> frozenset[str]:
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
+        return frozenset()
+    match = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE)
+    return frozenset(match[1].split()) if match else frozenset()
+
+
+def check_memory(wanted_bytes: int) -> Finding:
+    """Compare free memory with what one prefill and one decode worker take."""
+    available = available_memory_bytes()
+    if available is None:
+        return Finding("Memory", Status.OK, "this system does not say how much is free")
+    detail = f"{show_size(available)} free; one fleet takes about {show_size(wanted_bytes)}"
+    if available < wanted_bytes:
+        return Finding(
+            "Memory", Status.WARN, detail, "give smaller pools, such as --kv-pool 128MiB"
+        )
+    return Finding("Memory", Status.OK, detail)
+
+
+def available_memory_bytes() -> int | None:
+    """Return what can be had without swapping, or None where that is not known."""
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists():
+        return None
+    match = re.search(r"^MemAvailable:\s*(\d+) kB", meminfo.read_text(), re.MULTILINE)
+    return int(match[1]) * 1024 if match else None
+
+
+def check_torch() -> list[Finding]:
+    """Load torch and see whether its build fits the machine."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        remedy = "install Triolet again; on a machine without GPU with --constraint constraints.txt"
+        return [Finding("torch", Status.FAIL, f"cannot be loaded: {error}", remedy)]
+    cuda = torch.version.cuda
+    detail = f"{torch.__version__}, {torch.get_num_threads()} threads by default"
+    torch_row = Finding("torch", Status.OK, detail)
+    driver = driver_version()
+    has_driver = driver is not None or shutil.which("nvidia-smi") is not None
+    if not torch.cuda.is_available():
+        if has_driver and cuda is None:
+            return [
+                torch_row,
+                Finding(
+                    "GPU",
+                    Status.WARN,
+                    "there is a driver, but torch is the CPU build",
+                    "install torch for CUDA: pip install 'torch>=2.11' without constraints.txt",
+                ),
+            ]
+        if has_driver:
+            remedy = "compare `nvidia-smi` with the CUDA version of torch"
+            return [
+                torch_row,
+                Finding("GPU", Status.WARN, f"torch (CUDA {cuda}) cannot use it", remedy),
+                check_driver(driver, cuda),
+            ]
+        return [torch_row, Finding("GPU", Status.OK, "none; the CPU computes")]
+    names = ", ".join(
+        torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())
+    )
+    return [
+        torch_row,
+        Finding("GPU", Status.OK, f"{names}, CUDA {cuda}"),
+        check_driver(driver, cuda),
+        *check_triton(_header_directory()),
+        *check_flash(),
+    ]
+
+
+def torch_unloaded() -> Finding:
+    """Name the torch that is installed, without loading it."""
+    try:
+        detail = f"{version('torch')}; not loaded while something else is to be mended"
+    except PackageNotFoundError:
+        remedy = "install Triolet again; on a machine without GPU with --constraint constraints.txt"
+        return Finding("torch", Status.FAIL, "is missing", remedy)
+    return Finding("torch", Status.OK, detail)
+
+
+def _header_directory() -> Path:
+    """Return where Triton looks for Python.h: as it does, not below /usr/local on Debian."""
+    scheme = sysconfig.get_default_scheme()
+    return Path(sysconfig.get_path("include", scheme.replace("posix_local", "posix_prefix")))
+
+
+_DRIVER_FILE: Final = Path("/proc/driver/nvidia/version")
+_DRIVER_VERSION: Final = re.compile(r"\b(\d{3,})\.\d+(?:\.\d+)?\b")
+OLDEST_DRIVERS: Final = {12: 525, 13: 580}
+"""Major version of CUDA to that of the oldest driver that runs it, by NVIDIA's release notes."""
+TRITON_REQUIREMENT: Final = "triton>=3.6"
+FLASH_VERSION: Final = "2.8.3"
+"""Later ones wait for the GPU in each decode call."""
+
+
+def driver_version(file: Path = _DRIVER_FILE) -> str | None:
+    """Return the version of the NVIDIA driver that is loaded, None if none is."""
+    if not file.exists():
+        return None
+    match = _DRIVER_VERSION.search(file.read_text(encoding="utf-8", errors="replace"))
+    return match[0] if match else None
+
+
+def check_driver(driver: str | None, cuda: str | None) -> Finding:
+    """Compare the driver with the CUDA version that torch was built for."""
+    subject = "NVIDIA driver"
+    if driver is None:
+        return Finding(subject, Status.OK, "its version is not told here")
+    oldest = OLDEST_DRIVERS.get(int((cuda or "0").partition(".")[0]), 0)
+    if int(driver.partition(".")[0]) < oldest:
+        remedy = f"install driver {oldest} or newer, or torch for an older CUDA"
+        return Finding(subject, Status.WARN, f"{driver}, too old for CUDA {cuda}", remedy)
+    return Finding(subject, Status.OK, driver)
+
+
+def check_triton(include: Path) -> list[Finding]:
+    """Look at the package and at what it needs to build the launcher of each kernel.
+
+    Args:
+      include: where this Python keeps its headers.
+    """
+    findings = [_check_triton_package()]
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is not None and shutil.which(compiler) is not None:
+        findings.append(Finding("C compiler", Status.OK, compiler))
+    else:
+        findings.append(
+            Finding(
+                "C compiler",
+                Status.WARN,
+                "none found" if compiler is None else f"CC is {compiler}, which does not run",
+                "Triton builds a launcher for each kernel: install gcc or clang, or set CC",
+            )
+        )
+    if (include / "Python.h").exists():
+        findings.append(Finding("Python.h", Status.OK, str(include)))
+    else:
+        package = f"python{sys.version_info[0]}.{sys.version_info[1]}-dev"
+        remedy = f"Triton's launchers need it: install {package} (Fedora: python3-devel)"
+        findings.append(Finding("Python.h", Status.WARN, f"not in {include}", remedy))
+    return findings
+
+
+def check_flash() -> list[Finding]:
+    """Look at flash-attn where it is installed: beside Triton it is not needed."""
+    try:
+        found = version("flash-attn")
+    except PackageNotFoundError:
+        return []
+    if found.startswith(FLASH_VERSION):
+        return [Finding("flash-attn", Status.OK, f"{found}: --backend flash --block-size 256")]
+    detail = f"{found}, wanted {FLASH_VERSION}: others cannot be captured in a CUDA graph"
+    return [Finding("flash-attn", Status.WARN, detail, "pip install 'triolet[flash]'")]
+
+
+def _check_triton_package() -> Finding:
+    problem = package_problem(TRITON_REQUIREMENT, version)
+    if problem is not None:
+        remedy = "pip install 'triolet[gpu]', then --device cuda --backend triton"
+        return Finding("Triton", Status.WARN, f"{problem}; sdpa computes attention", remedy)
+    return Finding("Triton", Status.OK, f"{version('triton')}: serve with --backend triton")
+
+
+KERNELS: Final = {
+    "avx512bf16": ("avx512f", "avx512bw", "avx512vl", "avx512_bf16"),
+    "avx512": ("avx512f", "avx512bw", "avx512vl"),
+    "avx2": ("avx2", "fma"),
+}
+"""The builds of the engine's kernels, best first, and what a CPU needs for them."""
+
+
+def check_kernels(flags: frozenset[str] | None = None) -> Finding:
+    """See whether the compiled kernels are installed that this CPU can run."""
+    present = _cpu_flags() if flags is None else flags
+    fitting = [build for build, needed in KERNELS.items() if present.issuperset(needed)]
+    if not fitting:
+        return Finding("Kernels", Status.OK, "none for this CPU; torch computes")
+    for build in fitting:
+        if importlib.util.find_spec(f"engine.native._{build}") is not None:
+            return Finding("Kernels", Status.OK, build)
+    return Finding(
+        "Kernels",
+        Status.WARN,
+        "not built; torch computes, at half the speed or less",
+        "install a C compiler (gcc or clang), then install Triolet again",
+    )
+
+
+def check_open_files() -> Finding:
+    """Look at how many files, and so connections, a process may have open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    detail = f"{soft:,} per process"
+    if soft < MIN_FILES:
+        most = "" if hard == resource.RLIM_INFINITY else f" (at most {hard})"
+        return Finding(
+            "Open files",
+            Status.WARN,
+            detail,
+            f"for many connections at once: ulimit -n 8192{most}, or give --max-connections",
+        )
+    return Finding("Open files", Status.OK, detail)

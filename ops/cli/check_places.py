@@ -1,0 +1,129 @@
+"""What `triolet doctor` asks of the model, the port, the sockets' place and a running server."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+import httpx2
+import trio
+
+from transport.frames import Goodbye
+from transport.zmq_network import ZmqNetwork
+from triolet.config import LinkConfig
+from triolet.errors import ConfigError, TrioletError
+
+from ..api_key import key_headers
+from ..model_directory import check_start, shown_path
+from ..plain_text import as_typed, one_line
+from ..ports import base_url, claim_port
+from ..private_directory import private_directory
+from ..quantities import show_size
+from .finding import Finding, Status
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from engine.preflight.check import CheckedModel
+    from triolet.config import EngineConfig
+
+ROUND_TRIP_TIMEOUT_S: Final = 5.0
+HEALTH_TIMEOUT_S: Final = 2.0
+MAX_COMPLAINT: Final = 1000
+"""Characters of what keeps a server from being ready: a sentence for each of several workers."""
+
+
+def check_model(model: Path | None, engine: EngineConfig) -> tuple[Finding, CheckedModel | None]:
+    """Look at a model, its settings and the device as `triolet serve` does before it starts."""
+    try:
+        path, found = check_start(model, engine)
+    except ConfigError as error:
+        cause, _, remedy = as_typed(one_line(str(error))).partition("; ")
+        return Finding("Model", Status.FAIL, cause, remedy), None
+    detail = (
+        f"{shown_path(path)}: {found.config.architecture}, "
+        f"{show_size(found.weight_bytes)} of weights, context of {found.max_model_len}"
+    )
+    return Finding("Model", Status.OK, detail), found
+
+
+def check_port(host: str, port: int) -> Finding:
+    """See whether a server could listen there, or which one does already."""
+    subject = f"Port {port}"
+    try:
+        claim_port(host, port)
+    except ConfigError as error:
+        running = running_server(base_url(host, port))
+        if running is not None:
+            return running._replace(subject=subject)
+        cause, _, remedy = str(error).partition("; ")
+        return Finding(subject, Status.FAIL, cause, remedy)
+    return Finding(subject, Status.OK, f"free on {host}")
+
+
+def running_server(url: str) -> Finding | None:
+    """Return how a Triolet server at this address is, or None if there is none."""
+    try:
+        with httpx2.Client(
+            base_url=url, timeout=HEALTH_TIMEOUT_S, trust_env=False, headers=key_headers()
+        ) as client:
+            version = client.get("/version")
+            name = str(version.raise_for_status().json()["version"])
+            ready = client.get("/health/ready")
+    except (httpx2.HTTPError, ValueError, LookupError, TypeError):
+        return None
+    detail = f"Triolet {one_line(name)[:40]} serves there"
+    if ready.is_success:
+        return Finding("Server", Status.OK, f"{detail} and is ready")
+    return Finding(
+        "Server",
+        Status.WARN,
+        f"{detail}, but is not ready: {_complaint(ready)[:MAX_COMPLAINT]}",
+        "see its log; it waits for a worker, or it is shutting down",
+    )
+
+
+def _complaint(ready: httpx2.Response) -> str:
+    """Return why a server is not ready: its own words, in which the remedy is."""
+    try:
+        return one_line(str(ready.json()["error"]["message"]))
+    except (ValueError, LookupError, TypeError):
+        return one_line(ready.text)
+
+
+def check_links(parent: Path) -> list[Finding]:
+    """Make a directory for sockets in `parent` and send a frame through it and back."""
+    try:
+        with private_directory(parent) as directory:
+            mode = directory.stat().st_mode & 0o777
+            place = Finding("Sockets", Status.OK, f"{directory.parent}, private (mode {mode:04o})")
+            took_s = trio.run(_round_trip, f"ipc://{directory}/doctor")
+    except ConfigError as error:
+        cause, _, remedy = str(error).rpartition("; ")
+        return [Finding("Sockets", Status.FAIL, cause, remedy)]
+    except (TrioletError, trio.TooSlowError) as error:
+        remedy = "see whether the directory allows Unix sockets; set TMPDIR to another one"
+        cause = one_line(str(error)) or "no answer"
+        return [place, Finding("ZeroMQ", Status.FAIL, f"no round trip: {cause}", remedy)]
+    return [place, Finding("ZeroMQ", Status.OK, f"round trip over ipc in {took_s * 1000:.2f} ms")]
+
+
+async def _round_trip(address: str) -> float:
+    """Return how long a frame takes there and back, once connected."""
+    link = LinkConfig()
+    network = ZmqNetwork(link)
+    bounds = {"hwm": link.control_hwm, "max_frame_bytes": link.max_control_frame_bytes}
+    try:
+        with trio.fail_after(ROUND_TRIP_TIMEOUT_S):
+            listener = network.listen(address, **bounds)
+            connection = network.connect(address, b"doctor", **bounds)
+            for _ in range(2):
+                # The first round waits for the connection too; the second is the one that counts.
+                began = time.perf_counter()
+                await connection.send(Goodbye("ping"))
+                message = (await listener.receive_many())[0]
+                listener.send_nowait(message.sender, Goodbye("pong"))
+                await connection.receive_many()
+            return time.perf_counter() - began
+    finally:
+        network.close()

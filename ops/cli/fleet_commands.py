@@ -1,0 +1,201 @@
+"""`triolet drain` and `triolet restart`: what is asked of a fleet that runs."""
+
+from __future__ import annotations
+
+import time
+from contextlib import aclosing, closing
+from typing import TYPE_CHECKING
+
+import trio
+import typer
+
+from transport.frames import Drain, Goodbye, Welcome, WorkerHeartbeat
+from transport.handshake import agree_version, goodbye, make_hello
+from transport.link import PeerBusy, PeerGone
+from transport.zmq_network import ZmqNetwork
+from triolet.config import LinkConfig
+from triolet.errors import ConfigError
+from triolet.ids import PeerId, Role, new_epoch
+
+from ..exit_codes import CommandFailed
+from ..running_fleets import find_fleet, running_fleets
+from ..supervisor.plan import SERVER_NAME, control_address
+from ..supervisor.rolling import ORDER
+from ..supervisor.supervisor_socket import Finished, Refused, RestartRequest, StepBegan, ask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from transport.frames import AnyFrame, Load
+    from transport.link import Connection, Network
+
+
+LEAVE_MARGIN_S = 10.0
+"""Beyond the deadline: for the running step, last words, and a machine that is busy."""
+SILENCE_S = 5.0
+"""Ten heartbeats. Longer than servers wait, which lose nothing by it: whoever gives up here would
+leave a worker that drains to itself, because a busy machine let it stand still for a moment."""
+
+
+def run_drain(target: str, deadline_s: float, keys: Path | None, port: int | None) -> None:
+    """Drain a worker and show how far it is.
+
+    Args:
+      target: control address of a worker, or the name of one of a local fleet.
+      deadline_s: after which what still runs there moves to other workers.
+      keys: key directory, for tcp addresses.
+      port: of the local fleet that is meant, if several run.
+
+    Raises:
+      ConfigError: the target cannot be what is meant.
+      CommandFailed: it was not drained.
+    """
+    is_address = "://" in target
+    address = target if is_address else address_of(target, port)
+    with closing(ZmqNetwork(LinkConfig(), None if keys is None else str(keys))) as network:
+        name = trio.run(drain_worker, network, address, deadline_s, typer.echo)
+    if is_address:
+        typer.echo(f"{name} has left; start it again where it ran, or leave it out")
+    else:
+        typer.echo(f"{name} has left; its supervisor starts a fresh one")
+
+
+def address_of(name: str, port: int | None) -> str:
+    """Return the control address of a worker of a local fleet.
+
+    Raises:
+      ConfigError: there is no worker of this name, or in several fleets.
+      CommandFailed: no fleet runs.
+    """
+    having = [fleet for fleet in running_fleets() if name in fleet.note.processes]
+    fleet = having[0] if port is None and len(having) == 1 else find_fleet(port)
+    if name.startswith(SERVER_NAME):
+        raise ConfigError(
+            "a server is drained by SIGTERM; `triolet restart --role server` replaces it while it "
+            "serves"
+        )
+    workers = [process for process in fleet.note.processes if not process.startswith(SERVER_NAME)]
+    if name not in workers:
+        raise ConfigError(
+            f"the fleet on port {fleet.note.port} has no worker {name!r}; allowed: "
+            f"{', '.join(workers)}, or a control address"
+        )
+    return control_address(fleet.directory, name)
+
+
+async def drain_worker(
+    network: Network, address: str, deadline_s: float, show: Callable[[str], object]
+) -> str:
+    """Drain a worker; return its name once it has left.
+
+    Args:
+      network: makes the link.
+      address: the worker's control address.
+      deadline_s: after which what still runs there moves to other workers.
+      show: called with each change, in words.
+
+    Raises:
+      ConfigError: the address cannot be used.
+      CommandFailed: it does not answer, does not let us, or is gone without having said so.
+    """
+    link = LinkConfig()
+    me = PeerId(Role.OPERATOR, "operator", new_epoch())
+    bounds = {"hwm": link.control_hwm, "max_frame_bytes": link.max_control_frame_bytes}
+    with closing(network.connect(address, me.identity(), **bounds)) as connection:
+        worker = await _greet(connection, me, address, link)
+        until = trio.current_time() + deadline_s
+        shown = ""
+        with trio.move_on_after(deadline_s + LEAVE_MARGIN_S):
+            while True:
+                left_s = max(0.0, until - trio.current_time())
+                # Said again with each heartbeat, which also keeps the worker listening to us.
+                _say(connection, Drain(left_s), worker)
+                for frame in await _hear(connection, worker):
+                    if isinstance(frame, Goodbye):
+                        # It waits for us to have heard it.
+                        _say(connection, goodbye("heard"), worker)
+                        return worker
+                    if isinstance(frame, WorkerHeartbeat) and frame.is_draining:
+                        words = f"{worker}: {what_is_left(frame.load)}"
+                        if words != shown:
+                            show(f"{words}; what remains in {left_s:.0f} s moves elsewhere")
+                        shown = words
+        raise CommandFailed(
+            f"{worker} has not left {LEAVE_MARGIN_S:.0f} s after the deadline; its log says why, "
+            "and SIGKILL does no harm: what runs there goes on elsewhere"
+        )
+
+
+async def _greet(connection: Connection, me: PeerId, address: str, link: LinkConfig) -> str:
+    with trio.move_on_after(link.hello_timeout_s):
+        await connection.send(make_hello(me))
+        while True:
+            for message in await connection.receive_many():
+                match message.frame:
+                    case Welcome(peer=peer, version=version):
+                        if agree_version(version, version) is None:
+                            raise CommandFailed(
+                                f"{peer.name} speaks protocol version {version}; use the "
+                                "`triolet` of its release"
+                            )
+                        return peer.name
+                    case Goodbye(reason=reason):
+                        raise CommandFailed(f"the worker at {address} refuses: {reason}")
+    if connection.trouble:
+        raise CommandFailed(f"the worker at {address} {connection.trouble}")
+    raise CommandFailed(
+        f"no worker answers at {address} within {link.hello_timeout_s:g} s: check the address"
+    )
+
+
+async def _hear(connection: Connection, worker: str) -> list[AnyFrame]:
+    with trio.move_on_after(SILENCE_S):
+        return [message.frame for message in await connection.receive_many()]
+    raise CommandFailed(
+        f"{worker} fell silent before it was drained; what ran there goes on elsewhere"
+    )
+
+
+def _say(connection: Connection, frame: AnyFrame, worker: str) -> None:
+    try:
+        connection.send_nowait(frame)
+    except (PeerGone, PeerBusy) as error:
+        raise CommandFailed(
+            f"{worker} is gone before it was drained; what ran there goes on elsewhere"
+        ) from error
+
+
+def what_is_left(load: Load) -> str:
+    """Return the work of a worker in words."""
+    left = load.running + load.paused + load.waiting
+    return f"{left} sequence{'' if left == 1 else 's'} left"
+
+
+def run_restart(roles: Sequence[str], port: int | None) -> None:
+    """Restart every process of some roles and show each step.
+
+    Raises:
+      ConfigError: there is no such role, or several fleets run and no port says which is meant.
+      CommandFailed: none runs, or the restart was not done to its end.
+    """
+    for role in roles:
+        if role not in ORDER:
+            raise ConfigError(f"--role is {role!r}; allowed: {', '.join(sorted(ORDER))}")
+    fleet = find_fleet(port)
+    request = RestartRequest(tuple(Role(role) for role in roles))
+    trio.run(_show, fleet.supervisor_socket, request)
+
+
+async def _show(path: Path, request: RestartRequest) -> None:
+    began = time.monotonic()
+    async with aclosing(ask(path, request)) as answers:
+        async for answer in answers:
+            took_s = time.monotonic() - began
+            match answer:
+                case StepBegan(text):
+                    typer.echo(f"{took_s:6.1f} s  {text}")
+                case Finished():
+                    typer.echo(f"{took_s:6.1f} s  done: every process is a new one")
+                case Refused(message):
+                    raise CommandFailed(message)

@@ -1,0 +1,277 @@
+"""`triolet doctor --ledger URL`: who holds which block in a running fleet, and what is wrong.
+
+Asks the server for an audit and judges it here. What only lasting makes wrong is looked at twice.
+Draws for somebody who was woken up: what to do stands beside what is seen.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Final
+
+import httpx2
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from triolet.audit import FleetAudit
+from triolet.config import require
+from triolet.invariants import check_invariants
+
+from ..api_key import key_headers, key_remedy
+from ..exit_codes import EXIT_BAD_INPUT, EXIT_FAILED, CommandFailed
+from ..plain_text import one_line
+from ..quantities import show_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from triolet.audit import LeaseAudit, ProcessFacts, ServerAudit, WorkerAudit, WorkerView
+    from triolet.invariants import Violation
+
+PATH: Final = "/fleet/audit"
+TIMEOUT_S: Final = 10.0
+"""A server answers within a second and its own pauses, whatever its workers do."""
+MARGIN_S: Final = 0.5
+SILENCE_S: Final = 2.0
+"""Before a worker that gave no account is asked again: on a busy machine it may just have been late
+for the server, which waits a second."""
+ATTEMPT_CHARACTERS: Final = 34
+"""Of a request id, a slash and a number: never cut, because logs are searched for it."""
+SHOWN_LEASES: Final = 20
+"""Per worker, the oldest first: a leak is old."""
+
+
+def run_ledger(url: str, *, as_json: bool, sleep: Callable[[float], None] = time.sleep) -> int:
+    """Ask, judge and show; return the exit code: 0 if all is well, 1 if something is not.
+
+    Raises:
+      CommandFailed: the server could not be asked; its exit code is 2.
+    """
+    audit = fetch_audit(url)
+    patience_s = doubtful_for_s(audit)
+    if patience_s > 0:
+        sys.stderr.write(
+            f"a worker may be late, or a frame under way; looking again in {patience_s:.1f} s\n"
+        )
+        sleep(patience_s)
+        audit = fetch_audit(url)
+    violations = check_invariants(audit)
+    silent = [view for view in audit.workers if view.audit is None]
+    is_well = not violations and not silent
+    if as_json:
+        document = {
+            "ok": is_well,
+            "violations": violations,
+            **msgspec.structs.asdict(audit),
+        }
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(document)).decode() + "\n")
+    else:
+        show_ledger(audit, violations, Console(highlight=False))
+    return 0 if is_well else EXIT_FAILED
+
+
+def fetch_audit(url: str) -> FleetAudit:
+    """Return what the server at a base address says of its fleet.
+
+    Raises:
+      CommandFailed: nobody answers there, or not with an audit.
+    """
+    url = url.rstrip("/")
+    try:
+        is_web = httpx2.URL(url).scheme in {"http", "https"}
+    except httpx2.InvalidURL:
+        is_web = False
+    require(is_web, "--ledger", url, "a base address such as http://127.0.0.1:8000")
+    try:
+        answer = httpx2.get(
+            f"{url}{PATH}", timeout=TIMEOUT_S, trust_env=False, headers=key_headers()
+        )
+    except httpx2.TransportError as error:
+        raise CommandFailed(
+            f"{url} does not answer ({one_line(str(error)) or type(error).__name__}); is the "
+            "server's process alive, and is this its port? `/health/live` says whether its loop "
+            "turns",
+            EXIT_BAD_INPUT,
+        ) from error
+    if answer.status_code != httpx2.codes.OK:
+        raise CommandFailed(
+            f"{url}{PATH} answers {answer.status_code}: {_complaint(answer)}"
+            + (f"; {remedy}" if (remedy := key_remedy(answer.status_code)) else ""),
+            EXIT_BAD_INPUT,
+        )
+    try:
+        return FleetAudit.from_json(answer.content)
+    except ValueError as error:
+        message = f"{url}{PATH} is no audit ({one_line(str(error))}); another release of Triolet?"
+        raise CommandFailed(message, EXIT_BAD_INPUT) from error
+
+
+def doubtful_for_s(audit: FleetAudit) -> float:
+    """Return how long to wait until what is in doubt is either gone or wrong."""
+    views = [view for each in (audit, *audit.siblings) for view in each.workers]
+    return max(
+        (
+            SILENCE_S if view.audit is None else view.audit.lease_ttl_s + audit.grace_s + MARGIN_S
+            for view in views
+            if view.audit is None or view.unknown or view.missing
+        ),
+        default=0.0,
+    )
+
+
+def show_ledger(audit: FleetAudit, violations: Sequence[Violation], console: Console) -> None:
+    """Print the accounts of the server, of each worker, every lease, and what is wrong."""
+    console.print()
+    for each in (audit, *audit.siblings):
+        console.print(_server_line(each.server))
+    console.print()
+    console.print(_workers_table(audit.workers))
+    console.print()
+    for view in audit.workers:
+        if view.audit is not None:
+            console.print(_beside(view.name, view.audit))
+    for view in audit.workers:
+        if view.audit is not None and view.audit.num_leases:
+            shown = view.audit.leases[:SHOWN_LEASES]
+            for server in dict.fromkeys(lease.server for lease in shown):
+                heading = f"Leases on {one_line(view.name)} of {one_line(server)}"
+                console.print()
+                console.print(Text(heading, style="bold"))
+                console.print(_leases_table([one for one in shown if one.server == server]))
+            more = view.audit.num_leases - min(SHOWN_LEASES, len(view.audit.leases))
+            if more:
+                console.print(f"… and {more} younger ones; --json lists more")
+    console.print()
+    for violation in violations:
+        console.print(_violation(violation))
+    _sum_up(audit, violations, console)
+    console.print()
+
+
+def _sum_up(audit: FleetAudit, violations: Sequence[Violation], console: Console) -> None:
+    silent = [view for view in audit.workers if view.audit is None]
+    for view in silent:
+        words = Text("! ", style="bold yellow")
+        words.append(one_line(view.name), style="bold")
+        words.append(f" gives no account: {one_line(view.silence)}", style="default")
+        words.append(
+            "\n→ if it does not come back by itself within seconds, restart it; what ran there "
+            "continues elsewhere",
+            style="cyan",
+        )
+        console.print(words)
+    if violations:
+        console.print(f"[bold red]{len(violations)} wrong.[/] Do what stands beside each.")
+    elif silent:
+        console.print("[bold yellow]Nothing wrong in what could be seen.[/]")
+    else:
+        console.print("[bold green]All blocks, leases and requests add up.[/]")
+
+
+def _server_line(server: ServerAudit) -> Text:
+    line = Text(one_line(server.name), style="bold")
+    line.append(
+        f"  {server.received} requests received, {server.accepted} accepted, "
+        f"{sum(server.rejected.values())} rejected, {sum(server.ended.values())} ended; "
+        f"{server.waiting} wait, {server.running} run; {server.connections} connections"
+        f"{', draining' if server.is_draining else ''}; {_process(server.process)}",
+        style="default",
+    )
+    return line
+
+
+def _workers_table(views: Sequence[WorkerView]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in (
+        "worker",
+        "state",
+        "free / total blocks",
+        "cached",
+        "leased",
+        "leases",
+        "in step",
+    ):
+        table.add_column(heading, no_wrap=True)
+    for view in views:
+        audit = view.audit
+        name, state = Text(one_line(view.name), style="bold"), Text(one_line(view.state))
+        if audit is None:
+            table.add_row(name, state, *["?"] * 5)
+            continue
+        pool = audit.pool
+        table.add_row(
+            name,
+            state,
+            f"{pool.free_blocks} / {pool.total_blocks}",
+            str(pool.cached_blocks),
+            _leased(audit),
+            str(audit.num_leases),
+            str(audit.rows),
+        )
+    return table
+
+
+def _beside(name: str, audit: WorkerAudit) -> Text:
+    """Return what is told of a worker beside its blocks."""
+    dropped = ", ".join(f"{count} {reason}" for reason, count in audit.dropped.items())
+    line = Text(one_line(name), style="bold")
+    line.append(
+        f"  {_process(audit.process)}; KV under way: "
+        f"{show_size(audit.windows.kv_under_way_bytes)}; "
+        f"frames dropped: {one_line(dropped) or 'none'}",
+        style="default",
+    )
+    return line
+
+
+def _leased(audit: WorkerAudit) -> str:
+    draft = audit.draft_pool
+    return str(audit.pool.leased_blocks) + (f" + {draft.leased_blocks} draft" if draft else "")
+
+
+def _leases_table(leases: Sequence[LeaseAudit]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("attempt", no_wrap=True, min_width=ATTEMPT_CHARACTERS)
+    for heading in ("state", "blocks", "age", "renewed", "deadline in", "tokens"):
+        table.add_column(heading, overflow="fold")
+    for lease in leases:
+        window = "" if lease.allowed is None else f" of {lease.allowed}"
+        table.add_row(
+            Text(one_line(lease.attempt)),
+            Text(one_line(lease.state)),
+            str(lease.num_blocks),
+            f"{lease.age_s:.1f} s",
+            f"{lease.renewed_ago_s:.1f} s ago",
+            f"{lease.remaining_s:.0f} s",
+            f"{lease.num_tokens}{window}",
+        )
+    return table
+
+
+def _violation(violation: Violation) -> Text:
+    words = Text("✗ ", style="bold red")
+    words.append(f"{violation.invariant} {one_line(violation.where)}: ", style="bold default")
+    words.append(f"{one_line(violation.what)}\n  {violation.meaning}\n", style="default")
+    words.append(f"→ {violation.remedy}\n", style="cyan")
+    return words
+
+
+def _process(process: ProcessFacts) -> str:
+    known = [
+        f"pid {process.pid}" if process.pid is not None else "",
+        f"{process.open_fds} files" if process.open_fds is not None else "",
+        f"{process.tasks} tasks" if process.tasks is not None else "",
+        show_size(process.rss_bytes) if process.rss_bytes is not None else "",
+    ]
+    return ", ".join(fact for fact in known if fact) or "not known"
+
+
+def _complaint(answer: httpx2.Response) -> str:
+    try:
+        message = str(answer.json()["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        message = "not as a Triolet server does"
+    return one_line(message)[:300]

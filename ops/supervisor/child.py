@@ -1,0 +1,163 @@
+"""One life of one supervised process: started, listened to, signalled, and waited for to its end.
+
+Knows pipes and pids; does not know what is restarted, nor what a role does. The process lives in a
+session of its own, so that Ctrl-C reaches the supervisor only, which ends the fleet in order.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING
+
+import trio
+
+from triolet.status import Failed, Progress, ServerReady, WorkerReady, parse_report
+
+from ..logs import never_waiting
+from .restart_policy import Ending
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import IO, TextIO
+
+    from triolet.config import SupervisorConfig
+    from triolet.status import Report
+
+    from ..log_stream import LogStream
+    from .process_spec import ProcessSpec
+
+
+@cache
+def stray_lines() -> LogStream | TextIO:
+    """Return where lines go that are no reports, when nobody shows them."""
+    return never_waiting(sys.stderr)
+
+
+class Child:
+    """A running process.
+
+    Args:
+      spec: what to start; it is running when this returns.
+      config: bounds on silence and output.
+      on_report: called with each report of the process.
+      on_log: called with each line on its stderr; None leaves stderr where the supervisor's goes.
+
+    Raises:
+      OSError: the program cannot be started.
+    """
+
+    def __init__(
+        self,
+        spec: ProcessSpec,
+        config: SupervisorConfig,
+        on_report: Callable[[Report], None],
+        on_log: Callable[[bytes], None] | None,
+    ) -> None:
+        self._config = config
+        self._on_report = on_report
+        self._on_log = on_log
+        self._news = trio.Event()
+        self._is_starting = True
+        self._was_silent = False
+        self._failure: str | None = None
+        self._ended = trio.Event()
+        # From this thread, not from one of Trio's: Linux ties the signal of a parent's death to the
+        # thread that forked, and Trio's threads end after some idle seconds.
+        self._popen = subprocess.Popen(
+            spec.argv,
+            env={**os.environ, **spec.env},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=None if on_log is None else subprocess.PIPE,
+            start_new_session=True,
+            pass_fds=spec.pass_fds,
+        )
+        if spec.cores:
+            # It has no threads yet, and those that it begins inherit this. If it has ended already,
+            # whoever waits for it will see that.
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(self._popen.pid, spec.cores)
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def signal(self, number: int) -> None:
+        """Send a signal; nothing happens if the process has ended."""
+        self._popen.send_signal(number)
+
+    async def wait_ended(self) -> None:
+        """Wait until the process is gone and everything it wrote has been read."""
+        await self._ended.wait()
+
+    async def run(self) -> Ending:
+        """Listen until the process has ended and return how. Cancelled, it kills the process."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._read_lines, self._popen.stdout, self._take_output)
+                if self._on_log is not None:
+                    nursery.start_soon(self._read_lines, self._popen.stderr, self._on_log)
+                nursery.start_soon(self._expect_news)
+                code = await trio.to_thread.run_sync(
+                    self._popen.wait, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1)
+                )
+                self._is_starting = False
+                self._news.set()
+                nursery.cancel_scope.deadline = trio.current_time() + self._config.output_drain_s
+        finally:
+            self._popen.kill()
+            self._popen.wait()
+            for pipe in (self._popen.stdin, self._popen.stdout, self._popen.stderr):
+                if pipe is not None:
+                    pipe.close()
+            self._ended.set()
+        return Ending(code, self._failure, self._was_silent)
+
+    async def _expect_news(self) -> None:
+        """Kill the process if it starts and says nothing for too long."""
+        while self._is_starting:
+            with trio.move_on_after(self._config.start_silence_s) as scope:
+                await self._news.wait()
+            if scope.cancelled_caught:
+                self._was_silent = True
+                self.signal(signal.SIGKILL)
+                return
+
+    def _take_output(self, line: bytes) -> None:
+        what = parse_report(line)
+        if what is None:
+            # A library that prints: worth seeing, but not on our stdout, which is for reports.
+            if self._on_log is not None:
+                self._on_log(line)
+            else:
+                stray_lines().write(line.decode(errors="backslashreplace") + "\n")
+            return
+        match what:
+            case WorkerReady() | ServerReady():
+                self._is_starting = False
+            case Failed():
+                self._failure = what.message
+            case Progress():
+                pass
+        self._news.set()
+        self._news = trio.Event()
+        self._on_report(what)
+
+    async def _read_lines(self, pipe: IO[bytes] | None, on_line: Callable[[bytes], None]) -> None:
+        assert pipe is not None
+        longest = self._config.max_line_bytes
+        unfinished = b""
+        # A duplicate, because the stream closes what it is given and Popen closes its own.
+        async with trio.lowlevel.FdStream(os.dup(pipe.fileno())) as stream:
+            async for data in stream:
+                *lines, unfinished = (unfinished + data).split(b"\n")
+                for line in lines:
+                    on_line(line[:longest])
+                unfinished = unfinished[:longest]
+        if unfinished:
+            on_line(unfinished)

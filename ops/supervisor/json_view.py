@@ -1,0 +1,96 @@
+"""What `triolet serve` says to pipes and log collectors.
+
+JSON logs on stderr, and one line on stdout when requests are taken."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from triolet.status import Progress, ServerReady, WorkerReady
+
+from ..logs import never_waiting
+from ..model_directory import shown_path
+from .restart_policy import GiveUp, Restart
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from triolet.status import Report
+
+    from .plan import FleetPlan
+    from .restart_policy import Ending, Verdict
+
+log = structlog.get_logger(__name__)
+
+
+class JsonView:
+    """For programs."""
+
+    def __init__(self, plan: FleetPlan) -> None:
+        self._plan = plan
+        self._pids: dict[str, int] = {}
+        self._last_stage: dict[str, str] = {}
+
+    def __enter__(self) -> JsonView:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        pass
+
+    def started(self, name: str, pid: int) -> None:
+        self._pids[name] = pid
+        log.info("process_started", name=name, pid=pid)
+
+    def reported(self, name: str, report: Report) -> None:
+        match report:
+            case Progress(stage):
+                # One line per stage: a large model reports thousands of steps.
+                if self._last_stage.get(name) != stage:
+                    self._last_stage[name] = stage
+                    log.info("process_progress", name=name, stage=stage)
+            case WorkerReady():
+                log.info("process_ready", **msgspec.structs.asdict(report))
+            case ServerReady(url):
+                log.info("process_ready", name=name, url=url)
+
+    def ended(self, name: str, ending: Ending, verdict: Verdict | None) -> None:
+        match verdict:
+            case None:
+                log.info("process_ended", name=name, how=str(ending))
+            case Restart(delay_s, was_asked_for=True):
+                log.info("process_left", name=name, how=str(ending), restart_in_s=delay_s)
+            case Restart(delay_s):
+                log.warning("process_died", name=name, how=str(ending), restart_in_s=delay_s)
+            case GiveUp():
+                # Why is the last line of all.
+                log.info("process_given_up", name=name, how=str(ending))
+
+    def stopping(self) -> None:
+        log.info("stopping", drain_timeout_s=self._plan.server.drain_timeout_s)
+
+    def serving(self, url: str) -> None:
+        line = {
+            "event": "ready",
+            "url": url,
+            "api": f"{url}/v1",
+            "metrics": f"{url}/metrics",
+            "model": str(shown_path(self._plan.model_dir)),
+            "pids": {
+                "supervisor": os.getpid(),
+                **{name: self._pids[name] for name in self._plan.process_names},
+            },
+        }
+        out = never_waiting(sys.stdout)  # nobody may hold up the supervisor
+        out.write(json.dumps(line) + "\n")
+        out.flush()

@@ -1,0 +1,114 @@
+"""Whether a process that ended is started again, when, or never. Decides; starts nothing.
+
+Two counts per process. Deaths in a row stretch the delay; a long enough life clears them. Deaths
+before ready count on their own, because they repeat: after a few of them, or at once where the
+process itself said that its configuration cannot work, trying again is no answer.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from ..exit_codes import EXIT_BAD_INPUT, EXIT_FAILED
+
+if TYPE_CHECKING:
+    from triolet.config import SupervisorConfig
+
+
+class Ending(NamedTuple):
+    """How a process ended.
+
+    Attributes:
+      code: exit code; negative is the number of the signal that killed it.
+      failure: its own one-line cause, if it reported one.
+      was_silent: it was killed for reporting nothing while it started.
+    """
+
+    code: int
+    failure: str | None = None
+    was_silent: bool = False
+
+    def __str__(self) -> str:
+        if self.was_silent:
+            return "reported nothing while starting and was killed"
+        if self.code >= 0:
+            return f"exited with code {self.code}"
+        try:
+            name = signal.Signals(-self.code).name
+        except ValueError:
+            name = f"signal {-self.code}"
+        return f"was killed by {name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Start it again.
+
+    Attributes:
+      delay_s: after this time.
+      was_asked_for: somebody told the process itself to leave, and it did so in order.
+    """
+
+    delay_s: float
+    was_asked_for: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Do not start it again.
+
+    Attributes:
+      message: cause and remedy in one line.
+      exit_code: what the supervisor should exit with.
+    """
+
+    message: str
+    exit_code: int
+
+
+Verdict: TypeAlias = Restart | GiveUp
+
+
+class RestartPolicy:
+    """The record of one process over all its lives.
+
+    Args:
+      name: what messages call it.
+      config: delays and bounds.
+    """
+
+    def __init__(self, name: str, config: SupervisorConfig) -> None:
+        self._name = name
+        self._config = config
+        self._ready_since: float | None = None
+        self._deaths = 0
+        self._failed_starts = 0
+
+    def became_ready(self, now: float) -> None:
+        """Note that this life reached ready."""
+        self._ready_since = now
+        self._failed_starts = 0
+
+    def ended(self, now: float, ending: Ending) -> Verdict:
+        """Return what to do about the end of this life."""
+        if ending.failure is not None:
+            return GiveUp(f"{self._name}: {ending.failure}", EXIT_BAD_INPUT)
+        ready_since, self._ready_since = self._ready_since, None
+        if ready_since is None:
+            self._failed_starts += 1
+            if self._failed_starts >= self._config.max_failed_starts:
+                return GiveUp(
+                    f"{self._name} {ending} {self._failed_starts} times in a row before it was "
+                    "ready; its log lines above say why, and `triolet doctor` checks this machine",
+                    EXIT_FAILED,
+                )
+        elif ending.code == 0:
+            return Restart(self._config.restart_delay_s, was_asked_for=True)
+        elif now - ready_since >= self._config.stable_s:
+            self._deaths = 0
+        # The exponent is bounded so that a long record of deaths cannot overflow the float.
+        delay_s = self._config.restart_delay_s * 2.0 ** min(self._deaths, 32)
+        self._deaths += 1
+        return Restart(min(delay_s, self._config.max_restart_delay_s))

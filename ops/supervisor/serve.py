@@ -1,0 +1,251 @@
+"""`triolet serve`: servers and their workers on this machine, from first check to clean end.
+
+Puts the parts together: finds out what cannot work before anything is started, runs the supervisor,
+waits until requests are taken, and says so. What it looks like is the view's.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from triolet.config import SupervisorConfig
+from triolet.errors import ConfigError
+
+from ..exit_codes import EXIT_FAILED, CommandFailed
+from ..ports import base_url, bind_door, bind_ports
+from ..private_directory import parent_directory, private_directory
+from ..running_fleets import SUPERVISOR_SOCKET, Note, write_note
+from .json_view import JsonView
+from .placement import VISIBLE_GPUS, Pinning, gpu_names
+from .plan import Door, door_path, plan_processes
+from .readiness import Readiness
+from .restart_policy import GiveUp
+from .rolling import ORDER
+from .slot import RestartFailed
+from .supervisor import Supervisor, stop_on_signals
+from .supervisor_socket import Finished, Refused, StepBegan, answer_commands
+from .terminal_view import TerminalView
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from triolet.config import ServerConfig
+
+    from .plan import FleetPlan
+    from .rolling import Step
+    from .supervisor_socket import RestartRequest, Tell
+    from .view import View
+
+NOTIFY_VARIABLE: Final = "NOTIFY_SOCKET"
+READY: Final = "READY=1"
+STOPPING: Final = "STOPPING=1"
+
+log = structlog.get_logger(__name__)
+
+EXIT_MARGIN_S = 2.0
+"""Between the server's own watchdog and ours, so that it is the server that decides."""
+
+
+def serve(plan: FleetPlan) -> None:
+    """Serve until a signal asks for the end.
+
+    Raises:
+      ConfigError: port or directory cannot be had; nothing was started.
+      CommandFailed: a process could not be kept alive; nothing runs any more.
+    """
+    config = SupervisorConfig()
+    if plan.pin is not Pinning.OFF and sys.platform != "linux":
+        raise ConfigError(f"--pin is {plan.pin.value!r}; allowed on this system: off")
+    with ExitStack() as held:
+        bound = bind_ports(plan.server.host, plan.server.port, plan.servers)
+        for one in bound:
+            held.enter_context(one)
+        directory = held.enter_context(private_directory(parent_directory()))
+        port: int = bound[0].getsockname()[1]
+        plan = replace(plan, server=replace(plan.server, port=port), gpus=available_gpus())
+        doors = [Door(one.fileno()) for one in bound]
+        own_paths: list[Path] = []
+        if plan.servers > 1:
+            own_paths = [door_path(directory, name) for name in plan.server_names]
+            own = [held.enter_context(bind_door(path)) for path in own_paths]
+            doors = [
+                door._replace(own_fd=one.fileno()) for door, one in zip(doors, own, strict=True)
+            ]
+        specs, spares = plan_processes(
+            plan, command_line(), directory, os.getpid(), available_cores(), doors
+        )
+        view, on_log = choose_view(plan)
+        supervisor = Supervisor(
+            specs,
+            config,
+            server_exit_s(plan.server),
+            view,
+            on_log,
+            spares=spares,
+            worker_drain_s=plan.worker_drain_timeout_s,
+        )
+        write_note(directory, Note(port, tuple(plan.process_names)))
+        with view:
+            outcome = trio.run(
+                run_fleet,
+                supervisor,
+                config,
+                base_url(plan.server.host, port),
+                view,
+                directory / SUPERVISOR_SOCKET,
+                own_paths,
+            )
+    if outcome is not None:
+        raise CommandFailed(outcome.message, outcome.exit_code)
+
+
+def server_exit_s(server: ServerConfig) -> float:
+    """Return how long a server may take from the request to leave to its end."""
+    return server.handover_s + server.drain_timeout_s + server.exit_grace_s + EXIT_MARGIN_S
+
+
+def choose_view(plan: FleetPlan) -> tuple[View, Callable[[str, bytes], None] | None]:
+    """Return how to show the fleet, and where the log lines of its processes go."""
+    if not sys.stdout.isatty():
+        return JsonView(plan), None
+    view = TerminalView(plan)
+    # Lines between the bars would tear them; lines that go to a file do not.
+    return view, view.logged if sys.stderr.isatty() else None
+
+
+def tell_service_manager(*states: str) -> None:
+    """Send states to the service manager that started this process, as sd_notify(3) does: one
+    datagram to the unix socket that $NOTIFY_SOCKET names. Without that variable do nothing.
+
+    Never waits and never raises: a state that cannot be sent is a warning in the log.
+
+    Args:
+      states: assignments such as `READY=1`.
+    """
+    address = os.environ.get(NOTIFY_VARIABLE, "")
+    if not address:
+        return
+    # A leading @ is a name in the abstract namespace, which the kernel writes as a zero byte.
+    name = f"\0{address[1:]}" if address.startswith("@") else address
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+            sender.setblocking(False)
+            sender.sendto("\n".join(states).encode(), name)
+    except OSError as error:
+        log.warning("notify_failed", address=address, states=states, reason=str(error))
+
+
+def command_line() -> tuple[str, ...]:
+    """Return what means `triolet` in this environment, whatever the user's PATH and directory."""
+    script = Path(sys.executable).with_name("triolet")
+    if script.is_file():
+        return (sys.executable, str(script))
+    return (sys.executable, "-P", "-m", "triolet.launch.entry")
+
+
+def available_cores() -> list[int]:
+    """Return the cores that this process may use, which a container may have cut down."""
+    if sys.platform == "linux":
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def available_gpus() -> tuple[str, ...]:
+    """Return the NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    files = [path for path in Path("/dev").glob("nvidia*") if path.name[6:].isdecimal()]
+    return gpu_names(os.environ.get(VISIBLE_GPUS), len(files))
+
+
+async def run_fleet(
+    supervisor: Supervisor,
+    config: SupervisorConfig,
+    url: str,
+    view: View,
+    socket_path: Path | None = None,
+    own_paths: Sequence[Path] = (),
+) -> GiveUp | None:
+    """Run a fleet and say when it takes requests; return why it had to end, if it had to.
+
+    Args:
+      supervisor: of the processes.
+      config: deadlines.
+      url: where the server answers.
+      view: who is told.
+      socket_path: where commands reach the supervisor; None for nowhere.
+      own_paths: where each server is reached if there are several.
+    """
+    readiness = partial(Readiness, url, own_paths)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(stop_on_signals, supervisor)
+        nursery.start_soon(_tell_of_the_end, supervisor)
+        nursery.start_soon(_announce, supervisor, config, url, readiness, view)
+        if socket_path is not None:
+            command = partial(_restart, supervisor, readiness)
+            await nursery.start(answer_commands, socket_path, command)
+        outcome = await supervisor.run()
+        nursery.cancel_scope.cancel()
+    return outcome
+
+
+async def _tell_of_the_end(supervisor: Supervisor) -> None:
+    await supervisor.wait_stopping()
+    tell_service_manager(STOPPING, "STATUS=Shutting down")
+
+
+async def _restart(
+    supervisor: Supervisor,
+    readiness: Callable[[], Readiness],
+    request: RestartRequest,
+    tell: Tell,
+) -> None:
+    """Do what a command asked for, and tell it of each step."""
+
+    async def begun(step: Step) -> None:
+        log.info("restart_step", name=step.name, move=step.move.name.lower())
+        await tell(StepBegan(str(step)))
+
+    async with readiness() as servers:
+        try:
+            await supervisor.restart(request.roles or tuple(ORDER), servers.is_met, begun)
+        except RestartFailed as error:
+            log.warning("restart_failed", message=str(error))
+            await tell(Refused(str(error)))
+        else:
+            log.info("restarted")
+            await tell(Finished())
+
+
+async def _announce(
+    supervisor: Supervisor,
+    config: SupervisorConfig,
+    url: str,
+    readiness: Callable[[], Readiness],
+    view: View,
+) -> None:
+    """Wait until requests are taken and say so; end the fleet if that does not come."""
+    await supervisor.wait_all_ready()
+    state: str | None = "it did not answer"
+    async with readiness() as servers:
+        with trio.move_on_after(config.ready_timeout_s):
+            while (state := await servers.objection()) is not None:  # noqa: ASYNC110
+                await trio.sleep(config.ready_poll_s)
+            view.serving(url)
+            tell_service_manager(READY, f"STATUS=Requests are taken at {url}")
+            return
+    supervisor.fail(
+        GiveUp(
+            f"all processes are up, but {url}/health/ready is not ready after "
+            f"{config.ready_timeout_s:.0f} s: {state}; see the server's log lines",
+            EXIT_FAILED,
+        )
+    )

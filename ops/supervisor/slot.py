@@ -1,0 +1,225 @@
+"""One place in the fleet and the lives of the process that fills it: one after another, or two at a
+time while a successor takes over.
+
+Knows when a life begins, is ready and is over, and which of two is the one that counts; does not
+know in which order places are restarted, nor when the fleet ends.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+
+from triolet.errors import TrioletError
+from triolet.status import SUCCESSOR_SIGNAL, ServerReady, WorkerReady
+
+from ..exit_codes import EXIT_FAILED
+from .child import Child
+from .restart_policy import GiveUp, RestartPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from triolet.config import SupervisorConfig
+    from triolet.status import Report
+
+    from .process_spec import ProcessSpec
+    from .restart_policy import Ending
+    from .view import Watcher
+
+
+class RestartFailed(TrioletError):
+    """A restart that was asked for did not come about; what ran before still runs where it can."""
+
+
+@dataclass(eq=False, slots=True)
+class Life:
+    """One process, from its start to its end.
+
+    Attributes:
+      child: the process.
+      ready: set once it serves.
+      over: set once it is gone; `ending` says how.
+      ending: None while it runs.
+      is_leaving: it was asked to; its end is no death.
+    """
+
+    child: Child
+    ready: trio.Event = field(default_factory=trio.Event)
+    over: trio.Event = field(default_factory=trio.Event)
+    ending: Ending | None = None
+    is_leaving: bool = False
+
+    def ask_to_leave(self, number: int) -> None:
+        """Send the signal by which this kind of process leaves in order."""
+        self.is_leaving = True
+        self.child.signal(number)
+
+    async def see_out(self, within_s: float) -> None:
+        """Wait for its end; kill it if that does not come in time."""
+        with trio.move_on_after(within_s):
+            await self.over.wait()
+        self.child.signal(signal.SIGKILL)
+        await self.over.wait()
+
+
+class Slot:
+    """A place in the fleet.
+
+    Args:
+      spec: what runs there.
+      config: delays and bounds.
+      watcher: who is told.
+      on_log: called with each line on stderr; None lets it go where the supervisor's goes.
+      stop: set when the fleet ends: nothing is started any more.
+      nursery: for the lives.
+
+    Attributes:
+      spec: as given.
+      lives: those that run, oldest first.
+      current: the one that counts; None before the first.
+    """
+
+    def __init__(
+        self,
+        spec: ProcessSpec,
+        config: SupervisorConfig,
+        watcher: Watcher,
+        on_log: Callable[[str, bytes], None] | None,
+        stop: trio.Event,
+        nursery: trio.Nursery,
+    ) -> None:
+        self.spec = spec
+        self.lives: list[Life] = []
+        self.current: Life | None = None
+        self._config = config
+        self._watcher = watcher
+        self._on_log = on_log
+        self._stop = stop
+        self._nursery = nursery
+        self._policy = RestartPolicy(spec.name, config)
+        self._news = trio.Event()
+
+    async def keep(self) -> GiveUp | None:
+        """Start the process, and again whenever it ends, until `stop` is set.
+
+        Returns:
+          Why it cannot be kept alive, if so.
+        """
+        life: Life | None = None
+        while not self._stop.is_set():
+            if self.current is life:
+                try:
+                    self.current = self._begin()
+                except OSError as error:
+                    return GiveUp(f"cannot start {self.spec.argv[0]}: {error}", EXIT_FAILED)
+            life = self.current
+            assert life is not None
+            await life.over.wait()
+            if self._stop.is_set() or life.is_leaving or life is not self.current:
+                continue
+            assert life.ending is not None
+            verdict = self._policy.ended(trio.current_time(), life.ending)
+            self._watcher.ended(self.spec.name, life.ending, verdict)
+            if isinstance(verdict, GiveUp):
+                return verdict
+            with trio.move_on_after(verdict.delay_s):
+                await self._stop.wait()
+        return None
+
+    async def restart(self, within_s: float) -> None:
+        """Let the present life leave, and wait until the next one is ready.
+
+        Args:
+          within_s: after which it is killed.
+        """
+        old = self.current
+        if old is not None:
+            old.ask_to_leave(signal.SIGTERM)
+            await old.see_out(within_s)
+        while self.current in (None, old) or not self.current.ready.is_set():
+            await self._news.wait()
+
+    async def replace(self, within_s: float) -> None:
+        """Start a successor beside the present life, and let that one leave once the other serves.
+
+        Args:
+          within_s: after which the old life is killed.
+
+        Raises:
+          RestartFailed: the successor did not become ready; the present life goes on.
+        """
+        new = await self.start_one()
+        old, self.current = self.current, new
+        self._policy.became_ready(trio.current_time())
+        if old is not None:
+            old.ask_to_leave(SUCCESSOR_SIGNAL)
+            await old.see_out(within_s)
+
+    async def start_one(self) -> Life:
+        """Start a life that nothing starts again, and wait until it is ready.
+
+        Raises:
+          RestartFailed: it ended before, or the fleet ends.
+        """
+        name = self.spec.name
+        if self._stop.is_set():
+            raise RestartFailed("the fleet is being stopped")
+        try:
+            life = self._begin()
+        except OSError as error:
+            raise RestartFailed(f"cannot start {self.spec.argv[0]}: {error}") from error
+        while not life.ready.is_set():
+            if life.ending is not None:
+                raise RestartFailed(
+                    f"a new {name} {life.ending} before it was ready"
+                    + (f": {life.ending.failure}" if life.ending.failure else "; see its log lines")
+                )
+            await self._news.wait()
+        return life
+
+    async def retire(self, within_s: float) -> None:
+        """Let every life leave in order; kill what is left after a time."""
+        for life in tuple(self.lives):
+            life.ask_to_leave(signal.SIGTERM)
+            await life.see_out(within_s)
+
+    async def wait_ready(self) -> None:
+        """Wait until a life is ready."""
+        while self.current is None or not self.current.ready.is_set():
+            await self._news.wait()
+
+    def _begin(self) -> Life:
+        name = self.spec.name
+
+        def take_report(report: Report) -> None:
+            if isinstance(report, WorkerReady | ServerReady):
+                life.ready.set()
+                if life is self.current:
+                    self._policy.became_ready(trio.current_time())
+                self._tell()
+            self._watcher.reported(name, report)
+
+        take_log = None if self._on_log is None else partial(self._on_log, name)
+        life = Life(Child(self.spec, self._config, take_report, take_log))
+        self.lives.append(life)
+        self._watcher.started(name, life.child.pid)
+        self._nursery.start_soon(self._see_through, life)
+        self._tell()
+        return life
+
+    async def _see_through(self, life: Life) -> None:
+        life.ending = await life.child.run()
+        self.lives.remove(life)
+        if self._stop.is_set() or life.is_leaving or life is not self.current:
+            self._watcher.ended(self.spec.name, life.ending, None)
+        life.over.set()
+        self._tell()
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = trio.Event()

@@ -1,0 +1,133 @@
+"""How commands speak to the supervisor of a local fleet: lines of JSON over a socket that only this
+user can reach.
+
+Knows requests, answers and the socket; what a request does is the caller's.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import msgspec
+import structlog
+import trio
+
+from triolet.ids import Role  # noqa: TC001 (msgspec reads the annotations)
+
+from ..exit_codes import CommandFailed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from pathlib import Path
+
+log = structlog.get_logger(__name__)
+
+MAX_LINE_BYTES: Final = 64 * 1024
+REQUEST_TIMEOUT_S: Final = 5.0
+"""For a command to say what it wants once it is connected."""
+ANSWER_TIMEOUT_S: Final = 1.0
+"""For a command to take a line of the answer; one that is stopped misses it."""
+
+
+class RestartRequest(msgspec.Struct, frozen=True, tag_field="request", tag="restart"):
+    """Restart every process of these roles, one after the other."""
+
+    roles: tuple[Role, ...]
+
+
+class StepBegan(msgspec.Struct, frozen=True, tag_field="event", tag="step"):
+    """What is done now, in words."""
+
+    text: str
+
+
+class Finished(msgspec.Struct, frozen=True, tag_field="event", tag="finished"):
+    """All of it is done."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag_field="event", tag="refused"):
+    """It was not done, or not to its end."""
+
+    message: str
+
+
+Answer: TypeAlias = StepBegan | Finished | Refused
+Tell: TypeAlias = "Callable[[Answer], Awaitable[None]]"
+
+_ANSWERS: Final[msgspec.json.Decoder[Answer]] = msgspec.json.Decoder(Answer)
+
+
+async def answer_commands(
+    path: Path,
+    restart: Callable[[RestartRequest, Tell], Awaitable[None]],
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Take requests until cancelled. What one has begun goes on when its command leaves."""
+    listening = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
+    await listening.bind(str(path))
+    listening.listen(8)
+    task_status.started()
+    await trio.serve_listeners(partial(_serve_one, restart), [trio.SocketListener(listening)])
+
+
+async def ask(path: Path, request: RestartRequest) -> AsyncGenerator[Answer, None]:
+    """Send a request and yield the answers, the last of which is Finished or Refused.
+
+    Raises:
+      CommandFailed: nobody answers there, or not to the end.
+    """
+    gone = f"the supervisor behind {path} is gone; its log says why"
+    try:
+        async with await trio.open_unix_socket(str(path)) as stream:
+            await stream.send_all(msgspec.json.encode(request) + b"\n")
+            lines = _lines(stream)
+            async with aclosing(lines):
+                async for line in lines:
+                    answer = _ANSWERS.decode(line)
+                    yield answer
+                    if not isinstance(answer, StepBegan):
+                        return
+    except (OSError, trio.BrokenResourceError) as error:
+        raise CommandFailed(f"{gone} ({error})") from error
+    raise CommandFailed(gone)
+
+
+async def _serve_one(
+    restart: Callable[[RestartRequest, Tell], Awaitable[None]], stream: trio.SocketStream
+) -> None:
+    async def tell(answer: Answer) -> None:
+        try:
+            with trio.move_on_after(ANSWER_TIMEOUT_S):
+                await stream.send_all(msgspec.json.encode(answer) + b"\n")
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            log.debug("command_gone")
+
+    async with stream:
+        try:
+            request = await _request(stream)
+        except (msgspec.MsgspecError, trio.TooSlowError, trio.BrokenResourceError) as error:
+            await tell(Refused(f"this supervisor does not understand the request: {error}"))
+        else:
+            await restart(request, tell)
+
+
+async def _request(stream: trio.SocketStream) -> RestartRequest:
+    with trio.fail_after(REQUEST_TIMEOUT_S):
+        async with aclosing(_lines(stream)) as lines:
+            async for line in lines:
+                return msgspec.json.decode(line, type=RestartRequest)
+    raise msgspec.DecodeError("it ends before its first line does")
+
+
+async def _lines(stream: trio.SocketStream) -> AsyncGenerator[bytes, None]:
+    """Yield whole lines; a longer one than is allowed ends them."""
+    unfinished = b""
+    while len(unfinished) <= MAX_LINE_BYTES:
+        data = await stream.receive_some(MAX_LINE_BYTES)
+        if not data:
+            return
+        *lines, unfinished = (unfinished + data).split(b"\n")
+        for line in lines:
+            yield line

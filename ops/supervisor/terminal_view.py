@@ -1,0 +1,224 @@
+"""What `triolet serve` shows to a person: bars while processes start, then one table, then news.
+
+Draws what it is told; decides nothing. Log lines of the processes are printed above the bars.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Final
+
+import trio
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from triolet.status import Progress as ProgressReport
+from triolet.status import ServerReady, WorkerReady
+
+from ..model_directory import shown_path
+from ..plain_text import printable
+from ..quantities import show_count, show_size
+from .restart_policy import GiveUp, Restart
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from rich.console import RenderableType
+
+    from triolet.status import Report
+
+    from .plan import FleetPlan
+    from .restart_policy import Ending, Verdict
+
+ACCENT: Final = "bright_magenta"
+LEVEL_STYLES: Final = {"warning": "yellow", "error": "red", "critical": "bold red"}
+UNSHOWN_KEYS: Final = frozenset({"event", "level", "timestamp", "process", "exception"})
+
+
+class TerminalView:
+    """For people."""
+
+    def __init__(self, plan: FleetPlan, console: Console | None = None) -> None:
+        self._plan = plan
+        self._console = Console(highlight=False) if console is None else console
+        self._bars = Progress(
+            SpinnerColumn(style=ACCENT, finished_text="[green]✓"),
+            TextColumn("{task.fields[process]:<10}"),
+            TextColumn("[dim]{task.description:<12}"),
+            BarColumn(bar_width=28, complete_style=ACCENT, finished_style="green"),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._pids: dict[str, int] = {}
+        self._workers: dict[str, WorkerReady] = {}
+        self._began = 0.0
+        self._is_serving = False
+        self._is_stopping = False
+
+    def __enter__(self) -> TerminalView:
+        title = Text.assemble(("Triolet ", f"bold {ACCENT}"), (version("triolet"), "dim"))
+        self._console.print(Text(), title, Text(), sep="\n")
+        for name in self._plan.process_names:
+            self._tasks[name] = self._bars.add_task("starting", total=None, process=name)
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._bars.stop()
+        if self._is_serving:
+            self._console.print("[dim]Stopped.")
+
+    def started(self, name: str, pid: int) -> None:
+        if not self._pids:
+            self._began = trio.current_time()
+        self._pids[name] = pid
+        if name in self._tasks:
+            self._bars.reset(self._tasks[name], description="starting", total=None)
+
+    def reported(self, name: str, report: Report) -> None:
+        # What stands in during a restart has no bar: it is no part of the start.
+        task = self._tasks.get(name)
+        match report:
+            case ProgressReport(stage, done, total) if task is not None:
+                self._bars.update(
+                    task, description=stage.replace("_", " "), completed=done, total=total
+                )
+            case WorkerReady() | ServerReady():
+                if task is not None:
+                    self._bars.update(task, description="ready", completed=1, total=1)
+                if isinstance(report, WorkerReady):
+                    self._workers[name] = report
+                if self._is_serving:
+                    is_new = "is there" if task is None else "is back"
+                    self._news("green", f"{name} {is_new} (pid {self._pids[name]})")
+
+    def logged(self, name: str, line: bytes) -> None:
+        """Show a line from the stderr of a process."""
+        self._console.print(log_line(name, line))
+
+    def ended(self, name: str, ending: Ending, verdict: Verdict | None) -> None:
+        match verdict:
+            case Restart(was_asked_for=True):
+                self._news("dim", f"{name} was drained and left; starting it afresh")
+            case Restart(delay_s):
+                self._news("yellow", f"{name} {ending}; starting it again in {delay_s:g} s")
+            case None if self._is_serving and not self._is_stopping:
+                self._news("dim", f"{name} left, as it was asked to")
+            case GiveUp() | None:
+                self._bars.stop()
+
+    def stopping(self) -> None:
+        self._is_stopping = True
+        if self._is_serving:
+            self._news(
+                "dim",
+                f"Stopping: answers under way may finish within "
+                f"{self._plan.server.drain_timeout_s:g} s. Ctrl-C again ends them now.",
+            )
+
+    def serving(self, url: str) -> None:
+        self._bars.stop()
+        self._is_serving = True
+        self._console.print(self._model_lines(), Text(), self._processes(), self._places(url))
+        took_s = trio.current_time() - self._began
+        self._console.print(
+            Text.assemble(
+                ("Ready", "bold green"), (f" after {took_s:.1f} s. Ctrl-C stops everything.", "dim")
+            ),
+            Text(),
+            sep="\n",
+        )
+
+    def _news(self, style: str, text: str) -> None:
+        self._console.print(Text(text, style=style))
+
+    def _model_lines(self) -> RenderableType:
+        worker = next(iter(self._workers.values()))
+        lines = Table.grid(padding=(0, 2))
+        lines.add_column(style="dim", min_width=9)
+        lines.add_row("Model", Text(self._plan.served_name, style="bold"))
+        lines.add_row("", Text(str(shown_path(self._plan.model_dir)), style="dim", overflow="fold"))
+        lines.add_row(
+            "",
+            f"{show_count(worker.parameters)} parameters, {worker.dtype}, context of "
+            f"{worker.max_model_len:,} tokens",
+        )
+        return Padding(lines, (0, 0, 0, 1))
+
+    def _processes(self) -> RenderableType:
+        table = Table(box=None, padding=(0, 2, 0, 1), header_style="dim")
+        table.add_column("Process")
+        table.add_column("pid", justify="right")
+        table.add_column("Device")
+        table.add_column("KV blocks", justify="right")
+        table.add_column("Tokens", justify="right")
+        table.add_column("Memory", justify="right")
+        table.add_column("Room for")
+        for name in self._plan.process_names:
+            pid, worker = self._pids[name], self._workers.get(name)
+            if worker is None:
+                table.add_row(name, str(pid))
+                continue
+            table.add_row(
+                name,
+                str(pid),
+                worker.device,
+                f"{worker.num_blocks:,} × {worker.block_size}",
+                f"{worker.num_blocks * worker.block_size:,}",
+                show_size(worker.pool_bytes),
+                room_for(worker),
+            )
+        return table
+
+    def _places(self, url: str) -> RenderableType:
+        places = Table.grid(padding=(0, 2))
+        places.add_column(style="dim", min_width=9)
+        places.add_row("Chat", Text(f"{url}/", style=f"bold {ACCENT} underline"))
+        places.add_row("API", Text.assemble(f"{url}/v1", ("  base_url of OpenAI clients", "dim")))
+        places.add_row("Metrics", f"{url}/metrics")
+        return Group(Text(), Padding(places, (0, 0, 0, 1)), Text())
+
+
+def room_for(worker: WorkerReady) -> str:
+    """Return how many sequences of full length a pool holds, or of which length it holds one."""
+    tokens = worker.num_blocks * worker.block_size
+    blocks_each = -(-worker.max_model_len // worker.block_size)
+    sequences = worker.num_blocks // blocks_each
+    if sequences == 0:
+        return f"1 sequence of {tokens:,} tokens"
+    noun = "sequence" if sequences == 1 else "sequences"
+    return f"{sequences:,} {noun} of {worker.max_model_len:,} tokens"
+
+
+def log_line(name: str, line: bytes) -> Text:
+    """Return a log line of a process for people; what is no JSON object is shown as it is."""
+    text = line.decode("utf-8", "replace").expandtabs()
+    try:
+        entry = json.loads(text)
+    except ValueError:
+        entry = None
+    if not isinstance(entry, dict):
+        return Text.assemble((f"{name:<10} ", "dim"), printable(text))
+    rest = " ".join(
+        f"{key}={json.dumps(value)}" for key, value in entry.items() if key not in UNSHOWN_KEYS
+    )
+    return Text.assemble(
+        (f"{name:<10} ", "dim"),
+        (
+            f"{printable(str(entry.get('event', '')))} ",
+            LEVEL_STYLES.get(str(entry.get("level")), ""),
+        ),
+        (rest, "dim"),
+        (printable(f"\n{entry['exception']}"), "dim") if "exception" in entry else "",
+    )

@@ -1,0 +1,43 @@
+"""What is told of a fleet's processes, and to what."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from triolet.status import Report
+
+    from .restart_policy import Ending, Verdict
+
+
+class Watcher(Protocol):
+    """Called from the supervisor's tasks; must not block."""
+
+    def started(self, name: str, pid: int) -> None: ...
+
+    def reported(self, name: str, report: Report) -> None: ...
+
+    def ended(self, name: str, ending: Ending, verdict: Verdict | None) -> None:
+        """A process ended; the verdict is None if that was asked for."""
+        ...
+
+    def stopping(self) -> None: ...
+
+
+class View(Watcher, Protocol):
+    """A Watcher that is open while the fleet runs and also shows that requests are taken."""
+
+    def __enter__(self) -> View: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+    def serving(self, url: str) -> None:
+        """Show that requests are taken at this base address."""
+        ...
