@@ -40,6 +40,9 @@ SOURCE_FILE = re.compile(r"[\w./-]+\.(?:py|js|css|html|md|toml|txt)\b")
 ROOMS = "triolet|transport|engine|worker|prefill|decode|server|ops|loadtest|tests|docs"
 MADE = {"tenants.toml"}
 """Files that commands make."""
+MAX_PAGE_WORDS = 1000
+REFERENCES = {"metrics.md", "options.md"}
+"""Pages that are one long table."""
 METHOD = re.compile(r"([A-Z][a-z]\w+)\.(_?[a-z]\w*)")
 PLACE = re.compile(rf"(?:{ROOMS})(?:/\w+)*/?")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
@@ -104,6 +107,14 @@ def test_every_source_file_that_is_named_exists(page: Path) -> None:
         if name not in MADE and not any(f"/{known}".endswith(f"/{name}") for known in repository())
     )
     assert not missing
+
+
+def test_a_page_has_one_subject() -> None:
+    pages = (page for page in DOCUMENTS if page.parent.name in {"operations", "architecture"})
+    lengths = {page.name: len(text_of(page).split()) for page in pages}
+    assert {
+        name for name, words in lengths.items() if words > MAX_PAGE_WORDS
+    } == REFERENCES & lengths.keys()
 
 
 @cache
