@@ -12,9 +12,8 @@ from rich.console import Console
 
 from loadtest.bench import front
 from loadtest.bench.engines import install
-from loadtest.bench.front import Case, delays_ms, ratios_of
+from loadtest.bench.front import DEMO, FASTAPI, OURS, Case, delays_ms, ratios_of
 from loadtest.bench.front_clients import ClientStream
-from loadtest.bench.front_servers import DEMO, FASTAPI, OURS
 from loadtest.bench.front_source import word_ids
 from loadtest.bench.report import Ratio
 
