@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
-from quart import Response
+import trio
+from quart import Response, has_request_context
 
 from triolet.errors import draining, invalid_request
 from triolet.ids import new_request_id
@@ -17,9 +17,9 @@ from triolet.ids import new_request_id
 from ..contract.generation import GenerationRequest
 from ..tenants.tenancy import current_tenant
 from .body import check_model, current_scope, deadline_s, shown_request_id
-from .limits import capped, current_scheduling, own_ask_key, renew_tenant, reserved, tier_field
+from .limits import current_scheduling, renew_tenant, reserved, tier_field
 from .openai.chunks import Envelope, RunningUsage, total_usage
-from .resuming import join_whole, kept_answer, own_key, read_whole, resumable_stream
+from .resuming import current_key, resumable_stream, resumable_whole
 from .sampling import cache_ask, check_token_ids, of_choice, sampling_params
 from .stream import EventStreamBody, WholeAnswer, collect
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from triolet.errors import RequestError
     from triolet.sampling import Grammar
+    from triolet.service_class import Scheduling
     from triolet.tenants import Plan as TenantPlan
 
     from ..contract.generation import TextWatch
@@ -224,6 +225,57 @@ def check_fields(fields: GenerationFields, services: Services) -> None:
         raise invalid_request("is for streams only; set stream to true", "stream_options")
 
 
+LEVEL_HEADER: Final = "x-triolet-brownout"
+"""On answers that are shorter than their clients asked for: the level of brownout."""
+CAP_HEADER: Final = "x-triolet-max-tokens"
+"""With it: how long the answer may get."""
+
+
+def refuse_early(fields: GenerationFields, services: Services) -> None:
+    """Raise for a request that waits too long whatever its prompt is, before that is tokenised.
+
+    A request that may join a running or kept answer is not refused here.
+
+    Raises:
+      RequestError: 503.
+    """
+    if not has_request_context() or current_key() is not None:
+        return
+    if fields.response_cache == "allow" and services.config.response_cache.max_bytes:
+        return
+    live = current_scope()
+    within_s = deadline_s(services.config, is_streamed=bool(fields.stream))
+    scheduling = current_scheduling(fields.service_tier)
+    services.fleet.admission.refuse_early(
+        scheduling, live.request_id, live.key, within_s, trio.current_time()
+    )
+
+
+def current_ask_key() -> int:
+    """Return what names the request that is being answered; 0 if its prompt has to."""
+    return current_scope().key if has_request_context() else 0
+
+
+def capped(
+    max_tokens: int,
+    fields: GenerationFields,
+    prompt_tokens: int,
+    scheduling: Scheduling,
+    services: Services,
+) -> int:
+    """Return how many tokens an answer may have, of those asked for; the response says so."""
+    admission = services.fleet.admission
+    cap = admission.max_tokens(scheduling, prompt_tokens)
+    if cap is None or max_tokens <= max(cap, fields.min_tokens or 0):
+        return max_tokens
+    cap = max(cap, fields.min_tokens or 0)
+    if has_request_context():
+        headers = current_scope().headers
+        headers[LEVEL_HEADER] = str(admission.level)
+        headers[CAP_HEADER] = str(cap)
+    return cap
+
+
 def generation_requests(
     plan: Plan, services: Services, *, within_s: float, client_request_id: str
 ) -> list[GenerationRequest]:
@@ -275,7 +327,7 @@ def generation_requests(
                 cache_salt=salt_of(fields.cache_salt),
                 origin_id=request_ids[0] if index else b"",
                 scheduling=scheduling,
-                key=own_ask_key(),
+                key=current_ask_key(),
                 cache=cache,
                 markers=_markers(plan, services) or None,
                 watch=plan.watch,
@@ -365,16 +417,12 @@ async def begin_stream(
       fields: what the client sent, by which its retries are known.
       services: what it works with.
     """
-    live = current_scope()
-    key = own_key()
+    key = current_key()
     if key is None:
         with await reserved(requests, services):
-            stream = submit_all(requests, services, live)
+            stream = submit_all(requests, services, current_scope())
         return event_stream(stream, serializer, services)
-    submit = partial(services.fleet.submit, *requests)
-    found = kept_answer(key, fields, services)
-    with await reserved(() if found else requests, services):
-        response = resumable_stream(key, fields, serializer, submit, live, services, found)
+    response = await resumable_stream(key, fields, serializer, requests, services)
     response.headers.update(STREAM_HEADERS)
     return response
 
@@ -425,19 +473,14 @@ async def begin_whole(
       fields: what the client sent, by which its retries are known.
       services: what it works with.
     """
-    live = current_scope()
-    key = own_key()
+    key = current_key()
     if key is None:
         with await reserved(requests, services):
-            stream = submit_all(requests, services, live)
+            stream = submit_all(requests, services, current_scope())
         answers = await collect(stream, len(requests))
         return Response(document(answers), content_type="application/json")
     whole = WholeAnswer(len(requests), document)
-    submit = partial(services.fleet.submit, *requests)
-    found = kept_answer(key, fields, services)
-    with await reserved(() if found else requests, services):
-        reader, is_new = join_whole(key, fields, whole, submit, live, services, found)
-    return await read_whole(reader, is_new=is_new)
+    return await resumable_whole(key, fields, whole, requests, services)
 
 
 def json_response(document: object, status: int = 200) -> Response:

@@ -30,9 +30,10 @@ from ..generate import (
     check_output,
     json_response,
     own_requests,
+    refuse_early,
     warming,
 )
-from ..limits import message_tier, refuse_early
+from ..limits import message_tier
 from ..openai.chat import encode_chat, plan_chat
 from ..openai.tools import parsed_arguments, plan_tools
 from ..schemas import ChatRequest, GenerationFields, Message

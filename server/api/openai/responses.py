@@ -19,8 +19,15 @@ from ...contract.generation import Delta
 from ..body import current_scope, read_fields
 from ..errors import echo, params_called
 from ..fields import CalledFunction, Function, FunctionName, NamedTool, Tool, ToolCall
-from ..generate import begin_stream, begin_whole, check_fields, json_response, own_requests, warming
-from ..limits import refuse_early
+from ..generate import (
+    begin_stream,
+    begin_whole,
+    check_fields,
+    json_response,
+    own_requests,
+    refuse_early,
+    warming,
+)
 from ..schemas import ChatRequest, GenerationFields, Message
 from .chat import encode_chat, plan_chat
 from .responses_events import (
