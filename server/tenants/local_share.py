@@ -1,24 +1,22 @@
 """What one server goes by while Redis is away: its part of each limit, and what it reports then.
 
-Pure. Rate limits begin anew, with this server's full part of a minute. Spend is kept per tenant and
-reported in one sum when Redis is back; requests that are not settled by then are reserved there.
+Pure. Rate limits begin anew, with this server's full part of a minute. When Redis is back it is
+told one sum for each tenant: what was spent, and what is lacking in the buckets here. Requests that
+are not settled by then are reserved there.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from .accounts import Ledger, Limits, Settlement
+from .accounts import Ledger
 
 if TYPE_CHECKING:
-    from .accounts import Account, Ask, Verdict
-
-NO_ID: Final = ""
-"""Of a question that takes nothing, and of a sum for which nothing is reserved."""
+    from .accounts import Account, Ask, Limits, Settlement, Verdict
 
 
 @dataclass(slots=True)
@@ -98,15 +96,16 @@ class LocalShare:
         """Return what there is of this server's part."""
         return self._ledger.account(tenant, self.opened[tenant].part(servers), month, now)
 
-    def report(self, journal: Journal) -> None:
-        """Write down what the shared accounts have to learn."""
+    def report(self, journal: Journal, servers: int, month: str, now: float) -> None:
+        """Write down what the shared accounts have to learn. Of rates that is what the buckets
+        here, full at first, lack by now: what was taken and is not refilled yet."""
         for tenant, opened in self.opened.items():
-            if opened.cost or opened.used_tokens:
-                journal.settle(
-                    Settlement(
-                        NO_ID, tenant, Limits(), opened.used_tokens, opened.cost, is_begun=False
-                    )
-                )
+            part, left = opened.part(servers), self.account(tenant, servers, month, now)
+            requests, tokens = (
+                (part.requests or 0.0) - left.requests,
+                (part.tokens or 0.0) - left.tokens,
+            )
+            journal.owe(tenant, opened, requests, tokens)
         for ask in self.held.values():
             journal.adopt(ask, self.opened[ask.tenant].limits)
 
@@ -168,6 +167,20 @@ class Journal:
                 "tokens": ask.tokens,
                 "cost": ask.cost,
                 **_limits(limits),
+            }
+        )
+
+    def owe(self, tenant: str, opened: Opened, requests: float, tokens: float) -> None:
+        """Charge what was taken elsewhere: these of the rates, and all that was spent."""
+        self._changes.append(
+            {
+                "kind": "debt",
+                "tenant": tenant,
+                "requests": requests,
+                "tokens": tokens,
+                "cost": opened.cost,
+                "used_tokens": opened.used_tokens,
+                **_limits(opened.limits),
             }
         )
 

@@ -15,7 +15,7 @@ from triolet.config import shown_url
 from triolet.units import SECONDS
 
 from .accounts import GRAIN, Account, Ask, Bucket, Limit, Verdict, month_of
-from .local_share import NO_ID, Journal, LocalShare
+from .local_share import Journal, LocalShare
 from .memory_store import time_of_day
 from .redis_calls import APPLY, BEAT, LEAVE, RESERVE, StoreGone, with_calls
 
@@ -72,6 +72,10 @@ log = structlog.get_logger(__name__)
 
 LAST_WORDS_S: Final = 3 * SECONDS
 """For telling what is left when this process ends."""
+
+
+NO_ID: Final = ""
+"""Of a question that takes nothing."""
 
 
 class RedisStore:
@@ -273,7 +277,7 @@ class RedisStore:
 
     def _settle_up(self) -> None:
         """Tell what was spent and reserved here while Redis was not asked."""
-        self._local.report(self._journal)
+        self._local.report(self._journal, self.num_servers, _month(), trio.current_time())
         self._reserved |= self._local.held
         self._local.clear()
         if self._journal:
