@@ -98,7 +98,7 @@ class GenerationRequest:
       cache_salt: whose KV it may share; empty for everybody's.
       origin_id: the request_id of another completion of the same prompt and salt, whose KV it may
         share while that runs; empty for none.
-      scheduling: whose it is, and of which class.
+      scheduling: its tenant and class.
       key: names what is asked for, so that whoever asks again when told to is known; 0 for the
         prompt itself.
       cache: whether its answer may be one that was given before; None for no. The choices of one

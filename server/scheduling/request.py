@@ -104,10 +104,10 @@ class Ask(NamedTuple):
     """What is decided upon.
 
     Attributes:
-      scheduling: whose it is, and of which class.
+      scheduling: its tenant and class.
       num_tokens: of its prompt, or the least that it may have.
       deadline_s: within which all of it has to be done.
-      key: names what it asks for, whoever asks again; 0 for nothing.
+      key: names what it asks for, the same when it is asked again; 0 for nothing.
       draw: between 0 and 1, at random.
       together_tokens: of all prompts that come in one request with it; 0 if it comes alone.
       is_unread: its prompt was not looked at yet.
@@ -134,14 +134,14 @@ class Forecast:
     """What was expected of a request that was taken on, to learn from.
 
     Attributes:
-      service_class: whose deadline it has.
+      service_class: that gives its deadline.
       num_tokens: of its prompt.
       line_s: predicted wait in the line, uncorrected; None if nothing was known.
       ttft_s: predicted first token; None likewise.
       first_token_by: after which its first token is worth nothing; None for never.
       slo_s: of its class; None for none.
       computing_s: what workers had to compute before its first token, at dispatch.
-      idle_s: in which no worker could have taken anybody, before it came.
+      idle_s: in which no worker could have taken a request, before it came.
       is_owed: it has neither a first token nor an end.
       on_worker: as it counts there, since it was dispatched.
     """
@@ -236,14 +236,14 @@ class Request:
       phase: where it is.
       attempt: the present try; None while it waits.
       num_attempts: tries begun so far.
-      faults: what tries failed by since it last got on, that nobody else was convicted of.
+      faults: what tries failed by since its last progress, unless another request caused it.
       faulted_at: tokens that it had at the last of them.
       poison: whether it makes workers fail.
       shunned: addresses of workers where it failed; others are preferred.
       fingerprint: of the model that made its first token.
       is_begun: a worker was told to compute its prompt.
       origin: another completion of the same prompt, which it may share; None for none.
-      cached_tokens: prompt tokens whose KV was there already; None before anybody has said so.
+      cached_tokens: prompt tokens whose KV was there already; None before a worker has said so.
       held_tokens: of these, what decode had at the first attempt.
       forecast: what admission expected of it.
       chain: names the prompt's blocks.

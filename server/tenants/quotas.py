@@ -15,6 +15,7 @@ import trio
 
 from triolet.errors import RequestError, invalid_request
 
+from ..contract.charges import Charges
 from .amounts import NANOS, Account, Ask, Limit, Limits, Settlement, cost_of, limits_of
 from .buckets import MINUTE_S
 
@@ -238,7 +239,7 @@ class Ticket:
             self._close(self.has_cost)
 
 
-class Quotas:
+class Quotas(Charges):
     """All tenants' limits, seen from one server.
 
     Args:
