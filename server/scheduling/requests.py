@@ -151,8 +151,10 @@ class Requests:
         return self._drain_until is not None
 
     def wake(self, now: float) -> None:
-        """Take back the time of a standstill; called first in every turn. This process must not take
-        it for the silence of workers, nor go on with leases that it did not renew."""
+        """Take back the time of a standstill; called first in every turn.
+
+        It must not be taken for the silence of workers, nor may leases go on that were not renewed.
+        """
         if self._fence is None:
             # A worker's last renewal may be one heartbeat older than the standstill.
             link = self._config.link
