@@ -425,6 +425,7 @@ class Attempts:
             is_isolated=sequence.poison.isolated,
         )
         worker.asked(attempt.key)
+        attempt.granted_at = now
         sequence.step(Step.GRANT)
         sequence.is_begun = True
         self._outbox.send(worker, embed_frame(sequence, attempt, now))

@@ -183,7 +183,7 @@ class Attempt:
       quiet_since: when its credit was repeated last, or there was none to repeat.
       is_handed_over: decode has the KV, prefill's part is done.
       has_decoded: decode has sent a token.
-      granted_at: when decode granted the lease.
+      granted_at: when decode granted the lease, or prefill was asked for a vector.
       first_token_at: when prefill's first token came.
       num_tokens: completion tokens there are in all, once decode has said so.
       finish_reason: how decode said that it ended.
