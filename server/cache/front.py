@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
     from ..contract.charges import Charges
     from ..contract.generation import CancelReason, Event, GenerationRequest
+    from ..scheduling.admission import Admission
     from ..scheduling.embeddings import EmbeddingRun
-    from ..scheduling.gate import Doorkeeper
     from ..scheduling.links import Links
     from ..scheduling.status import FleetStatus
     from .store import Kept
@@ -241,9 +241,9 @@ class CachingFleet:
         self._max_bytes = config.most_answer_bytes
 
     @property
-    def doorkeeper(self) -> Doorkeeper:
+    def admission(self) -> Admission:
         """The fleet's: what is kept is found by a prompt, and these have none yet."""
-        return self._fleet.doorkeeper
+        return self._fleet.admission
 
     def submit(self, *requests: GenerationRequest) -> OutputStream:
         """Begin the choices of one answer, all of them or none; or give all of them again.

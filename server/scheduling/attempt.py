@@ -20,11 +20,9 @@ from triolet.ids import AttemptKey, Role
 from triolet.service_class import Band
 
 from . import outcome
-from .admission import missing_role
-from .fair_queue import FairQueue
+from .admission import Admission, missing_role
 from .forking import need_on, note_no_fork
 from .frames import embed_frame, prefill_frame, reserve_frame
-from .gate import Gate
 from .outcome import Failure, Outcome
 from .pick_next import Turns
 from .progress import (
@@ -35,6 +33,7 @@ from .progress import (
     take_first_token,
     take_row,
 )
+from .queue import FairQueue
 from .recovery import Recovery
 from .request import Attempt, Phase, Step
 from .routing import Pair, Route, blocks_needed, counted_tokens, needed_roles, tokens_to_compute
@@ -139,7 +138,7 @@ class Attempts:
     Attributes:
       line: requests that wait for workers, and what those on workers were charged.
       inputs: the same of requests for vectors: no prompt waits behind them.
-      gate: what is taken on, and what is expected of it.
+      admission: what is taken on, and what is expected of it.
       recovery: what faults so far mean for the next ones.
     """
 
@@ -156,8 +155,11 @@ class Attempts:
     ) -> None:
         self.line: FairQueue[Request] = FairQueue(config.queue)
         self.inputs: FairQueue[Request] = FairQueue(config.queue)
-        self.gate = Gate(config, workers, self.line, observer.overload, now)
         self.recovery = Recovery(config, workers, observer, now)
+        self.admission = Admission(
+            config, workers, (self.line, self.inputs), table, self.recovery, observer.overload, now
+        )
+        self._overload = self.admission.overload
         self._config = config
         self._workers = workers
         self._table = table
@@ -165,7 +167,7 @@ class Attempts:
         self._eos_token_ids = eos_token_ids
         self._observer = observer
         self._kv_secret = kv_secret
-        kept_share = self.gate.overload.kept_share
+        kept_share = self._overload.kept_share
         self._turns = Turns(config, workers, self.line, self.recovery, kept_share)
         self._input_turns = Turns(config, workers, self.inputs, self.recovery, kept_share)
 
@@ -184,7 +186,11 @@ class Attempts:
         for line, turns in ((self.line, self._turns), (self.inputs, self._input_turns)):
             while line and (turn := turns.next(now)) is not None:
                 sequence, route = turn
-                end = route if isinstance(route, Failure) else self.gate.too_late(sequence, now)
+                end = (
+                    route
+                    if isinstance(route, Failure)
+                    else self._overload.expired(sequence.forecast, now)
+                )
                 if end is None and isinstance(route, Route):
                     is_over_share = line.is_over_share(sequence)
                     line.take(sequence)
@@ -281,7 +287,7 @@ class Attempts:
                     sequence, EndReason.STOP_STRING if is_ours else EndReason(end.reason)
                 )
                 self.line.end(sequence, len(sequence.relay.token_ids))
-                self.gate.ended(sequence, now, is_well=True)
+                self._overload.ended(sequence.forecast, now, is_well=True)
                 self._table.finish(sequence, end, now)
             case Failure(outcome=how):
                 if how is Outcome.GRAMMAR_TOO_COSTLY:
@@ -302,7 +308,7 @@ class Attempts:
         """End a request wherever it is; its workers free what it has."""
         self.line_of(sequence).end(sequence, len(sequence.relay.token_ids))
         self.release_attempt(sequence, failure.outcome.value.end)
-        self.gate.ended(sequence, now, is_well=False)
+        self._overload.ended(sequence.forecast, now, is_well=False)
         self._table.fail(sequence, failure, now)
 
     def sweep(self, sequence: Request, drain_until: float | None, now: float) -> None:
@@ -321,7 +327,9 @@ class Attempts:
             self.fail(sequence, outcome.drained(), now)
         elif waiting_since is not None and now - waiting_since >= config.stall_timeout_s:
             self.fail(sequence, outcome.stalled(config.stall_timeout_s), now)
-        elif attempt is None and (late := self.gate.too_late(sequence, now)) is not None:
+        elif (
+            attempt is None and (late := self._overload.expired(sequence.forecast, now)) is not None
+        ):
             self.fail(sequence, late, now)
         elif attempt is not None and sequence.phase is Phase.RESERVING and now >= attempt.grant_by:
             self.apply(sequence, Again("no_grant", Fault(Role.DECODE)), now)
@@ -375,7 +383,7 @@ class Attempts:
             times.dispatched_at = now
             service_class = request.scheduling.service_class
             self._observer.request_dispatched(now - times.submitted_at, service_class)
-        self.gate.begun(sequence, now)
+        self._overload.dispatched(sequence.forecast, now)
         need = sequence.need
         key = AttemptKey(request.request_id, sequence.num_attempts)
         attempt = Attempt(
@@ -522,7 +530,7 @@ class Attempts:
         for _ in range(num_before, num_tokens):
             if times.last_token_at is None:
                 times.first_token_at = now
-                self.gate.first_token(sequence, now)
+                self._overload.first_token(sequence.forecast, now)
                 self._observer.first_token(now - times.submitted_at)
             else:
                 self._observer.next_token(now - times.last_token_at)

@@ -144,7 +144,7 @@ class Links:
       kv_secret: from which the keys of attempts' KV are made; a simulator brings its own.
 
     Attributes:
-      doorkeeper: whom to ask before anything is spent on a request.
+      admission: refuses before anything is spent on a request.
       hold_s: tells for how long a line of a batch stands back for others at most.
     """
 
@@ -172,7 +172,7 @@ class Links:
         self._requests = Requests(
             config, self._workers, text, self._observer, now, charges, kv_secret
         )
-        self.doorkeeper = self._requests.doorkeeper
+        self.admission = self._requests.admission
         self.hold_s = self._requests.background.hold_s
         self._auditor = Auditor(self._me, config, self._workers, self._requests)
         self._links = _Connections(network, self._me, config.link, self._requests.wake)
@@ -230,7 +230,7 @@ class Links:
             ended=dict(requests.accounting.ended),
             retries_left=requests.recovery.retries_left,
             quarantined=requests.recovery.num_quarantined,
-            overload=self.doorkeeper.status(trio.current_time()),
+            overload=self.admission.status(trio.current_time()),
             queued_by_class=queued_by_class(requests.queues),
             queues=tuple(requests.queues),
         )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
 
     from ..contract.generation import GenerationRequest
-    from .fair_queue import FairQueue
+    from .queue import FairQueue
     from .recovery import Recovery
     from .request import Request
     from .routing import Need
@@ -147,7 +147,7 @@ class Background:
             sequence.phase in _BEFORE_FIRST_TOKEN
             and not sequence.is_input
             and not is_background(sequence.request)
-            and not self._line.is_skipped(sequence)
+            and not self._line.is_held(sequence)
             for sequence in self._sequences
         )
 
@@ -155,7 +155,7 @@ class Background:
         """Return for how long what would begin now stands back at most: not for ever while others
         wait, of whom its class has a part; but while its class is paused, when it would only grow
         old in the line."""
-        if self._line.lines[ServiceClass.BATCH].is_paused:
+        if self._line.classes[ServiceClass.BATCH].is_paused:
             return math.inf
         return BACKGROUND_HOLD_S if self.is_urgent() else 0.0
 

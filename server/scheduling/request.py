@@ -8,17 +8,17 @@ PREFILLING and ends with the vector.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from triolet.errors import LocalProtocolError
 from triolet.service_class import Band
 
 from ..contract.generation import Failed, Finished, Usage
 from .poison import PoisonDetector
+from .queue import Place
 from .routing import Need, Why
-from .tenant_queue import Place
 from .workers import PrefixChain
 
 if TYPE_CHECKING:
@@ -26,12 +26,11 @@ if TYPE_CHECKING:
 
     from transport.frames import TokenRow
     from triolet.ids import AttemptKey
-    from triolet.service_class import Scheduling, ServiceClass
 
     from ..contract.generation import FinishReason, GenerationRequest
-    from .on_workers import Prompt
     from .output import Relay, RelayEnd
     from .routing import Pair
+    from .wait_estimate import Forecast
     from .workers import Worker
 
 
@@ -98,70 +97,6 @@ def after(phase: Phase, step: Step) -> Phase:
         return TRANSITIONS[phase][step]
     except KeyError:
         raise LocalProtocolError(f"{step.name} is not a step from {phase.name}") from None
-
-
-class Ask(NamedTuple):
-    """What is decided upon.
-
-    Attributes:
-      scheduling: its tenant and class.
-      num_tokens: of its prompt, or the least that it may have.
-      deadline_s: within which all of it has to be done.
-      key: names what it asks for, the same when it is asked again; 0 for nothing.
-      draw: between 0 and 1, at random.
-      together_tokens: of all prompts that come in one request with it; 0 if it comes alone.
-      is_unread: its prompt was not looked at yet.
-      is_modest: its tenant asks for less than its share, beside others.
-    """
-
-    scheduling: Scheduling
-    num_tokens: int
-    deadline_s: float
-    key: int = 0
-    draw: float = 0.5
-    together_tokens: int = 0
-    is_unread: bool = False
-    is_modest: bool = False
-
-    @property
-    def all_tokens(self) -> int:
-        """Prompt tokens that come if it is taken on."""
-        return max(self.num_tokens, self.together_tokens)
-
-
-@dataclass(slots=True)
-class Forecast:
-    """What was expected of a request that was taken on, to learn from.
-
-    Attributes:
-      service_class: that gives its deadline.
-      num_tokens: of its prompt.
-      line_s: predicted wait in the line, uncorrected; None if nothing was known.
-      ttft_s: predicted first token; None likewise.
-      first_token_by: after which its first token is worth nothing; None for never.
-      slo_s: of its class; None for none.
-      computing_s: what workers had to compute before its first token, at dispatch.
-      idle_s: in which no worker could have taken a request, before it came.
-      is_owed: it has neither a first token nor an end.
-      on_worker: as it counts there, since it was dispatched.
-    """
-
-    service_class: ServiceClass
-    num_tokens: int
-    line_s: float | None
-    ttft_s: float | None
-    first_token_by: float | None
-    slo_s: float | None
-    computing_s: float = 0.0
-    idle_s: float = 0.0
-    is_owed: bool = True
-    on_worker: Prompt | None = None
-
-    def of_sibling(self, due: float) -> Forecast:
-        """Return what is expected of another one of the same request, which waits for its siblings
-        and is due with the answer: nothing is to be learnt from how long that is."""
-        by = None if self.first_token_by is None else due
-        return replace(self, line_s=None, ttft_s=None, first_token_by=by, slo_s=None)
 
 
 @dataclass(slots=True, eq=False)

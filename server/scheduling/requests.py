@@ -18,25 +18,22 @@ from transport.frames import (
     WorkerHeartbeat,
 )
 from transport.liveness import PeerEvent, PeerState, SelfFence
-from triolet.errors import RequestError, crowded_out, draining, invalid_request, server_error
-from triolet.ids import Role, new_secret
+from triolet.ids import new_secret
 
 from ..contract.charges import NO_CHARGES
 from . import outcome
-from .admission import limits_of, missing_role, refuse_full, refuse_unfit
+from .admission import Ask, Refusal, limits_of
 from .attempt import Attempts, SweepTimes, due_at
 from .frames import Outbox
-from .gate import Doorkeeper
-from .newcomer import crowd
 from .outcome import Outcome
 from .pick_next import Background, window_of
 from .progress import Again, Fault
 from .request import Phase
 from .request_table import RequestTable
-from .routing import is_ready, needed_roles
+from .routing import is_ready
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence, Set
+    from collections.abc import Iterable, Set
 
     from transport.frames import AnyFrame, Welcome
     from triolet.config import ServerConfig
@@ -77,7 +74,7 @@ class Requests:
 
     Attributes:
       outbox: frames to send.
-      doorkeeper: refuses before anything is spent.
+      admission: decides what is taken on.
       recovery: the memory of faults.
       embeddings: inputs that become vectors.
       background: streams held for others.
@@ -112,10 +109,9 @@ class Requests:
             new_secret() if kv_secret is None else kv_secret,
         )
         self.background = Background(self.table, self._attempts.line)
-        self.doorkeeper = Doorkeeper(self._attempts.gate, self.table)
+        self.admission = self._attempts.admission
         self.recovery = self._attempts.recovery
         self.queues = (self._attempts.line, self._attempts.inputs)
-        self._refusals = _Refusals(config, self._workers, self.table, self._attempts)
         self._drain_until: float | None = None
         self._fence: SelfFence | None = None
         self.sweep_times = SweepTimes(config, now)
@@ -178,35 +174,27 @@ class Requests:
         Raises:
           RequestError: one was refused, and nothing was begun.
         """
-        requests, gate = tuple(requests), self._attempts.gate
+        requests = tuple(requests)
         for _ in requests:
             self.table.receive()
-        inputs = [request for request in requests if request.form is not None]
-        texts = [request for request in requests if request.form is None]
-        try:
-            if self.is_draining:
-                raise draining()
-            self._refusals.check(requests, now)
-            self._refusals.check_inputs(inputs, now)
-            self._refusals.check_texts(texts, now)
-            forecasts = gate.judge(texts, now)
-        except RequestError as error:
+        decision = self.admission.decide(Ask.of(requests), now)
+        if isinstance(decision, Refusal):
             for request in requests:
-                self.table.reject(request.scheduling, error)
-            raise
+                self.table.reject(request.scheduling, decision.error)
+            raise decision.error
         sequences = []
-        for request, forecast in zip(texts, forecasts, strict=True):
-            sequence = self.table.accept(request, now)
-            gate.took(sequence, forecast, now)
-            if not self._attempts.line:
-                gate.overload.prediction.advance(now, is_waiting=False)
-            sequences.append(sequence)
-        for at, request in enumerate(inputs):
-            sequences.append(self.table.accept(request, now, turn=at // INPUTS_PER_TURN))
-        for sequence in sequences:
+        for at, (request, forecast) in enumerate(zip(requests, decision.forecasts, strict=True)):
+            turn = at // INPUTS_PER_TURN if forecast is None else 0
+            sequence = self.table.accept(request, now, turn=turn)
+            if forecast is not None:
+                sequence.forecast = forecast
+                self.admission.overload.took(forecast, now)
+                if not self._attempts.line:
+                    self.admission.overload.prediction.advance(now, is_waiting=False)
             self.sweep_times.note(sequence.deadline)
             self.recovery.accepted()
             self._attempts.line_of(sequence).add(sequence, sequence.place)
+            sequences.append(sequence)
         self._attempts.dispatch(now)
         return sequences
 
@@ -311,10 +299,9 @@ class Requests:
         """Look for whatever time alone brings about."""
         # A line in front of absent workers says nothing of how fast they are.
         is_able = is_ready(self._workers, self._config.routing, now)
-        gate = self._attempts.gate
-        gate.sweep(now, is_able=is_able)
+        self.admission.sweep(now, is_able=is_able)
         for queue in self.queues:
-            queue.pause(gate.paused)
+            queue.pause(self.admission.paused)
         self.recovery.sweep(now)
         for worker in self._workers:
             if worker.monitor.check(now) is PeerState.DEAD:
@@ -336,85 +323,10 @@ class Requests:
         """Refuse what is new; what runs may finish until `drain_timeout_s`. Idempotent."""
         if self._drain_until is None:
             self._drain_until = now + self._config.drain_timeout_s
+            self.admission.is_draining = True
 
     def is_wanted(self, worker: Worker, key: AttemptKey) -> bool:
         """Return whether a request in flight has this as its present attempt, on this worker."""
         sequence = self.table.running(key)
         attempt = None if sequence is None else sequence.attempt
         return attempt is not None and worker in attempt.pair
-
-
-class _Refusals:
-    """Requests that are refused at once, before anything is held for them.
-
-    Args:
-      config: bounds.
-      workers: every worker there is or will be.
-      table: the live requests.
-      attempts: the queues, and the memory of faults.
-    """
-
-    def __init__(
-        self,
-        config: ServerConfig,
-        workers: tuple[Worker, ...],
-        table: RequestTable,
-        attempts: Attempts,
-    ) -> None:
-        self._config = config
-        self._workers = workers
-        self._table = table
-        self._attempts = attempts
-
-    def check(self, requests: Iterable[GenerationRequest], now: float) -> None:
-        """Raise for a request that must not begin, whatever it asks for.
-
-        Raises:
-          RequestError: with the reason.
-        """
-        for request in requests:
-            if request.request_id in self._table:
-                raise server_error()  # two requests with one id could not be told apart
-            objection = self._attempts.recovery.objection_to(request, now)
-            if objection is not None:
-                raise objection.error
-
-    def check_texts(self, requests: Sequence[GenerationRequest], now: float) -> None:
-        """Raise for a completion that cannot run, or for which there is no place.
-
-        Raises:
-          RequestError: with the numbers.
-        """
-        limits = limits_of(self._workers, self._table.text.max_model_len)
-        roles = needed_roles(self._config.routing)
-        for request in requests:
-            refuse_unfit(request, limits)
-            self._check_workers(roles, now)
-            refuse_full(self._attempts.line, request.scheduling, len(requests), self._config)
-
-    def check_inputs(self, requests: Sequence[GenerationRequest], now: float) -> None:
-        """Raise for an input that is too long, or for which there is no place.
-
-        Raises:
-          RequestError: with the numbers.
-        """
-        most_tokens = limits_of(self._workers, self._table.text.max_model_len).max_model_len
-        for at, request in enumerate(requests):
-            if len(request.prompt_ids) > most_tokens:
-                raise invalid_request(
-                    f"input {at} has {len(request.prompt_ids)} tokens; this model takes at most "
-                    f"{most_tokens}",
-                    "input",
-                    "context_length_exceeded",
-                )
-        if requests:
-            self._check_workers((Role.PREFILL,), now)
-        most = self._config.embedding.max_waiting_inputs
-        for scheduling in {request.scheduling for request in requests}:
-            if num_waiting := crowd(self._attempts.inputs, scheduling, len(requests), most):
-                raise crowded_out(f"{num_waiting} inputs wait already", 1.0)
-
-    def _check_workers(self, roles: Iterable[Role], now: float) -> None:
-        role = missing_role(self._workers, roles, self._config.worker_wait_s, now)
-        if role is not None:
-            raise outcome.no_worker_left(role).error

@@ -162,7 +162,7 @@ class FakeWorker:
     address: str = "ipc:///w"
 
 
-class FakeDoorkeeper:
+class FakeAdmission:
     """Lets everybody in.
 
     Attributes:
@@ -232,7 +232,7 @@ class FakeFleet:
     """Begins generations that follow a script.
 
     Attributes:
-      doorkeeper: refuses early.
+      admission: refuses early.
       script: what happens to a new generation; nothing, if a test drives it by hand.
       generations: all of them, in order.
       inputs: all that vectors were asked for, in order.
@@ -245,7 +245,7 @@ class FakeFleet:
         self.script = script
         self.generations: list[FakeGeneration] = []
         self.inputs: list[GenerationRequest] = []
-        self.doorkeeper = FakeDoorkeeper()
+        self.admission = FakeAdmission()
         self.refuse_with: RequestError | None = None
         self.refusals = 0
         self.accounts = ServerAudit("server", "1", 3, 2, {"overloaded": 1}, {"stop": 2}, 0, 0, 0)
