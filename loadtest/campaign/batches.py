@@ -6,32 +6,26 @@ Knows the API's form; judges nothing.
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 import httpx2
 import trio
 
-from ..harness.servers import START_DEADLINE_S, FleetLog, is_gone, stop, wait_ready, wait_until
+from ..harness.servers import TRIOLET, ServerProcess, is_gone, running, wait_until
 from ..prompts import PromptMix
 from .answers import Ask, draw_asks, lengthened
 from .client import Story, tell
 from .faults import PROOF_TIMEOUT_S, Injected, blocks_when_settled, kill, violations_now, wait_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
 
 CHAT: Final = "/v1/chat/completions"
@@ -164,78 +158,20 @@ def num_done(batch: dict[str, Any]) -> int:
 SUPERVISOR = "supervisor"
 
 
-class OwnFleet:
-    """A `triolet serve`, over as many lives as it takes.
-
-    Args:
-      command: to start it, without the port.
-      log_path: where all of its lives write.
-      kept: a socket that is bound to its port.
-
-    Attributes:
-      url: of its servers.
-      log: what it has written.
-    """
-
-    def __init__(self, command: Sequence[str], log_path: Path, kept: socket.socket) -> None:
-        port: int = kept.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-        self.log = FleetLog(log_path)
-        self._command = [*command, "--port", str(port)]
-        self._process = self._start()
-
-    def stop(self) -> None:
-        """End it as its user would."""
-        stop(self._process)
-
-    async def kill_supervisor(self) -> Injected:
-        """SIGKILL the supervisor, wait until every child is gone too, and start another one."""
-        pids, pid = self.log.pids(), self._process.pid
-        at, epoch_s = trio.current_time(), time.time()
-        os.kill(pid, signal.SIGKILL)
-        self._process.wait()
-        await wait_until(
-            lambda: all(map(is_gone, pids.values())),
-            PROOF_TIMEOUT_S,
-            f"the children {pids} of the killed supervisor are gone",
-        )
-        proof = f"pid {pid} gone, its {len(pids)} children {trio.current_time() - at:.2f} s later"
-        self._process = await trio.to_thread.run_sync(self._start)
-        return Injected(f"{SUPERVISOR}-kill", SUPERVISOR, pid, at, epoch_s, proof)
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        with self.log.path.open("ab") as output:
-            process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
-            )
-        try:
-            wait_ready(process, f"{self.url}/health/ready", self.log.path, START_DEADLINE_S)
-        except BaseException:
-            stop(process)
-            raise
-        return process
-
-
-@contextmanager
-def own_fleet(options: Sequence[str], log_path: Path) -> Iterator[OwnFleet]:
-    """Run `triolet serve` with these options and yield it.
-
-    Raises:
-      ServerDidNotStartError: with the end of its log.
-    """
-    program = str(Path(sys.executable).with_name("triolet"))
-    log_path.write_bytes(b"")
-    with socket.socket() as kept:
-        # Bound and never listening: nobody else gets the port while nobody is there. Several
-        # servers share it, and may only do so with sockets that say so from the start.
-        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        kept.bind(("127.0.0.1", 0))
-        fleet = OwnFleet([program, "serve", *options], log_path, kept)
-        try:
-            yield fleet
-        finally:
-            fleet.stop()
+async def kill_supervisor(fleet: ServerProcess) -> Injected:
+    """SIGKILL the supervisor, wait until every child is gone too, and start another one."""
+    pids, pid = fleet.log.pids(), fleet.pid
+    at, epoch_s = trio.current_time(), time.time()
+    fleet.kill()
+    await wait_until(
+        lambda: all(map(is_gone, pids.values())),
+        PROOF_TIMEOUT_S,
+        f"the children {pids} of the killed supervisor are gone",
+    )
+    proof = f"pid {pid} gone, its {len(pids)} children {trio.current_time() - at:.2f} s later"
+    fleet.start()
+    await trio.to_thread.run_sync(fleet.wait_ready)
+    return Injected(f"{SUPERVISOR}-kill", SUPERVISOR, pid, at, epoch_s, proof)
 
 
 REFERENCES: Final = 20
@@ -309,7 +245,8 @@ async def run_batch(
         *("--batch-dir", str(out / f"jobs-{num_servers}"), "--servers", str(num_servers)),
         *("--log-level", "info", *options),
     ]
-    with own_fleet(serve, out / f"batch-{num_servers}.log") as fleet:
+    log = out / f"batch-{num_servers}.log"
+    with running(ServerProcess([*TRIOLET, "serve", *serve], log)) as fleet:
         await wait_whole(fleet.url, fleet.log)
         async with BatchClient(fleet.url) as client:
             began_at = trio.current_time()
@@ -334,7 +271,7 @@ async def run_batch(
 
 
 async def _kill_everything(
-    client: BatchClient, fleet: OwnFleet, batch_id: str, rng: Random, verdict: BatchVerdict
+    client: BatchClient, fleet: ServerProcess, batch_id: str, rng: Random, verdict: BatchVerdict
 ) -> None:
     names = sorted(fleet.log.pids())
     last = [name for name in names if name.startswith("prefill-")]
@@ -350,7 +287,7 @@ async def _kill_everything(
             return
         began_at = trio.current_time()
         if victim == SUPERVISOR:
-            fault = await fleet.kill_supervisor()
+            fault = await kill_supervisor(fleet)
         else:
             fault = await kill(fleet.log, victim, f"{victim}-kill")
         back_s = trio.current_time() - began_at
@@ -466,7 +403,7 @@ async def compare(load: Load, out: Path, options: Sequence[str]) -> tuple[Side, 
     """
     serve = ["--batch-dir", str(out / "jobs-beside"), "--log-level", "info", *options]
     without, beside = Side(), Side()
-    with own_fleet(serve, out / "beside.log") as fleet:
+    with running(ServerProcess([*TRIOLET, "serve", *serve], out / "beside.log")) as fleet:
         await wait_whole(fleet.url, fleet.log)
         async with BatchClient(fleet.url) as client:
             for turn in range(-1, load.turns):

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ..harness.http import Connection, ConnectionBrokenError, HttpExchange, WebSocket
 from ..readers import StreamFailedError
 from .answers import READERS, Answer, AnswerReader
-from .exchange import Connection, ConnectionBrokenError, HttpExchange, WebSocket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

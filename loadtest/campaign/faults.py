@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from ..cancels import KvBlocks, blocks_of
+from ..harness.http import ConnectionBrokenError, get
 from ..harness.servers import HasNotHappenedError, is_gone, seconds_of, state_of, wait_until
 from .answers import key_headers
 from .client import ask_all
-from .exchange import ConnectionBrokenError, get
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -1,36 +1,158 @@
-"""A server of one's own, `triolet serve` or another's: started, waited for, stopped by its pid."""
+"""Servers and fleets as processes: started, waited for, watched by /proc and their log, ended."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections import defaultdict
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx2
 import trio
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
-START_DEADLINE_S = 120.0
-"""Loading a large checkpoint takes a while; the demo model takes seconds."""
+ROOT = Path(__file__).parents[2]
+# Not the script `triolet`: where dependencies come from PYTHONPATH there is none.
+TRIOLET = (sys.executable, "-m", "ops.cli")
+START_DEADLINE_S = 300.0
+"""Loading a large checkpoint takes a while, and vLLM compiles for a minute and a half at first."""
 STOP_DEADLINE_S = 30.0
-READY_POLL_S = 0.1
+READY_POLL_S = 0.05
+LAST_LINES = 15
+"""Of the log of a server that did not start."""
+SCHEDULER_CLOCK = 2
+"""CPUCLOCK_SCHED: the CPU time that the scheduler counts, in nanoseconds."""
+POLL_S = 0.02
+KIB = 1024
 
 
 class ServerDidNotStartError(Exception):
     """It ended before it was ready, or was not ready in time."""
+
+
+class ServerProcess:
+    """A server or a whole fleet as one process with its children, over as many lives as it takes.
+
+    Args:
+      command: program and arguments; `--port PORT` is added.
+      log: file for the output of all lives.
+      environment: of the process; None for this one's.
+      ready_path: answers below 500 once requests are taken.
+
+    Attributes:
+      port: on loopback; reserved until `close`, also while no life listens.
+      url: of it.
+      log: what was written so far.
+      command: with its port.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        ready_path: str = "/health/ready",
+    ) -> None:
+        # Bound and never listening. Servers that share a port need both options.
+        self._kept = socket.socket()
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            self._kept.setsockopt(socket.SOL_SOCKET, option, 1)
+        self._kept.bind(("127.0.0.1", 0))
+        self.port: int = self._kept.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = FleetLog(log)
+        self.command = [*command, "--port", str(self.port)]
+        self._environment = environment
+        self._ready_path = ready_path
+        self._process: subprocess.Popen[bytes] | None = None
+        log.write_bytes(b"")
+
+    @property
+    def pid(self) -> int:
+        """Of the newest life."""
+        assert self._process is not None, "start it first"
+        return self._process.pid
+
+    def start(self, core: int | None = None) -> None:
+        """Begin a life, on one core or on all of them; see `wait_ready`."""
+        with on_core(core), self.log.path.open("ab") as output:
+            self._process = subprocess.Popen(
+                self.command,
+                cwd=ROOT,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def wait_ready(self) -> None:
+        """Return once requests are taken.
+
+        Raises:
+          ServerDidNotStartError: with the end of the log.
+        """
+        assert self._process is not None, "start it first"
+        give_up = time.monotonic() + START_DEADLINE_S
+        while not self._is_ready():
+            if self._process.poll() is not None:
+                what = f"the server ended with exit code {self._process.returncode}"
+            elif time.monotonic() > give_up:
+                what = f"the server was not ready within {START_DEADLINE_S:.0f} s"
+            else:
+                time.sleep(READY_POLL_S)
+                continue
+            lines = self.log.path.read_text(errors="replace").splitlines()[-LAST_LINES:]
+            raise ServerDidNotStartError("\n".join([f"{what}; {self.log.path} ends:", *lines]))
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for the process; not for its children."""
+        assert self._process is not None, "start it first"
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        """End it as Ctrl-C would, by force if that takes too long, and give the port back."""
+        if self._process is not None:
+            if self._process.poll() is None:
+                self._process.send_signal(signal.SIGINT)
+            try:
+                self._process.wait(STOP_DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        self._kept.close()
+
+    def _is_ready(self) -> bool:
+        try:
+            answer = httpx2.get(f"{self.url}{self._ready_path}", timeout=2.0, trust_env=False)
+        except httpx2.TransportError:
+            return False
+        return answer.status_code < httpx2.codes.INTERNAL_SERVER_ERROR
+
+
+@contextmanager
+def running(server: ServerProcess, core: int | None = None) -> Iterator[ServerProcess]:
+    """Run a server: ready at the beginning, ended at the end.
+
+    Raises:
+      ServerDidNotStartError: with the end of its log.
+    """
+    with closing(server):
+        server.start(core)
+        server.wait_ready()
+        yield server
 
 
 @contextmanager
@@ -40,73 +162,30 @@ def running_server(options: Sequence[str], log: Path) -> Iterator[str]:
     Raises:
       ServerDidNotStartError: with the end of its log.
     """
-    # Not the script `triolet`: where dependencies come from PYTHONPATH there is none.
-    command = [sys.executable, "-m", "ops.cli", "serve", *options]
-    with socket.socket() as kept, log.open("wb") as output:
-        # Bound and never listening: nobody else gets the port, while the server is away either.
-        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        kept.bind(("127.0.0.1", 0))
-        port: int = kept.getsockname()[1]
-        process = subprocess.Popen(
-            [*command, "--port", str(port)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-        url = f"http://127.0.0.1:{port}"
-        try:
-            wait_ready(process, f"{url}/health/ready", log, START_DEADLINE_S)
-            yield url
-        finally:
-            stop(process)
+    with running(ServerProcess([*TRIOLET, "serve", *options], log)) as server:
+        yield server.url
 
 
-def wait_ready(process: subprocess.Popen[bytes], url: str, log: Path, deadline_s: float) -> None:
-    """Return once a server says 200 at a URL.
+@contextmanager
+def on_core(core: int | None) -> Iterator[None]:
+    """Let processes that are started meanwhile have one core alone; None for no choice."""
+    own = os.sched_getaffinity(0)
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, own)
 
-    Args:
-      process: of the server.
-      url: what to ask.
-      log: what the server writes.
-      deadline_s: from now.
+
+def cpu_s_of(pid: int) -> float:
+    """Return the CPU seconds of a process so far, its threads of before included.
 
     Raises:
-      ServerDidNotStartError: it ended, or took longer; with the end of its log.
+      OSError: there is no such process.
     """
-    give_up_s = time.monotonic() + deadline_s
-    while not _is_ready(url):
-        if process.poll() is not None:
-            what = f"the server ended with exit code {process.returncode}"
-        elif time.monotonic() > give_up_s:
-            what = f"the server was not ready within {deadline_s:.0f} s"
-        else:
-            time.sleep(READY_POLL_S)
-            continue
-        last_lines = log.read_text(errors="replace").splitlines()[-15:]
-        raise ServerDidNotStartError("\n".join([f"{what}; its log {log} ends:", *last_lines]))
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=2.0) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a server as its user would, and by force if that takes too long."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-    try:
-        process.wait(STOP_DEADLINE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-POLL_S = 0.02
-KIB = 1024
+    # Linux's name for the clock of a whole process.
+    return time.clock_gettime(~pid << 3 | SCHEDULER_CLOCK)
 
 
 @dataclass(frozen=True, slots=True)

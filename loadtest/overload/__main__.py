@@ -23,7 +23,7 @@ from ..bench.report import Report, describe
 from . import plan
 from .goals import Line, Panel, draw, ratios, row
 from .lab import in_virtual_time, on_real_processes, real_capacity, virtual_capacity
-from .switched_server import ALL, EVERYTHING, NOTHING
+from .lab_process import ALL, EVERYTHING, NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

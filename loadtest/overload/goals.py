@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from triolet.service_class import ServiceClass
 
 from ..bench.report import Ratio
+from .lab_process import EVERYTHING
 from .outcomes import (
     figures,
     in_slo,
@@ -24,7 +25,6 @@ from .outcomes import (
     within,
 )
 from .plan import WEIGHTS
-from .switched_server import EVERYTHING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

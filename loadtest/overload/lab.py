@@ -14,9 +14,9 @@ from ops.simulation.campaign import keep_quiet
 
 from . import real as real_run
 from . import virtual as virtual_run
+from .lab_process import NOTHING, configured
 from .plan import SIZES
 from .real import RealShape, real_fleet
-from .switched_server import NOTHING, configured
 from .virtual import FleetShape
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _virtual(name: str) -> FleetShape:
 
 async def real_capacity(logs: Path) -> float:
     """Return the requests per second that a fleet of real processes answers."""
-    async with real_fleet(RealShape(mechanisms=NOTHING), logs / "capacity") as fleet:
+    with real_fleet(RealShape(mechanisms=NOTHING), logs / "capacity") as fleet:
         return await real_run.capacity(fleet, SIZES, CLIENTS, REAL_CAPACITY_S)
 
 
@@ -91,7 +91,7 @@ async def on_real_processes(
     results: list[Result] = []
     ordered = sorted(experiments, key=lambda experiment: experiment.mechanisms)
     for name, group in groupby(ordered, key=lambda experiment: experiment.mechanisms):
-        async with real_fleet(RealShape(mechanisms=name), logs / name.replace(" ", "-")) as fleet:
+        with real_fleet(RealShape(mechanisms=name), logs / name.replace(" ", "-")) as fleet:
             for experiment in group:
                 note(f"{name}: {experiment.kind} {experiment.case} {experiment.load:.2f}x")
                 load = real_run.RealLoad(experiment.arrivals, do_return=experiment.do_return)

@@ -26,7 +26,7 @@ from .arrivals import (
     requests,
     shifted,
 )
-from .switched_server import ALL, EVERYTHING, NOTHING
+from .lab_process import ALL, EVERYTHING, NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,6 @@
 """A fleet of real processes whose capacity is a formula: one server, and paced workers.
 
-Knows how to start, audit and stop them; knows no load. With `cost=None` the workers are the
+With `cost=None` the workers are the
 product's own and compute the demo model.
 """
 
@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import os
 import random
-import socket
-import sys
-import tempfile
 import time
-from contextlib import asynccontextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -23,25 +19,23 @@ from triolet.audit import FleetAudit
 from triolet.invariants import check_at_rest
 from triolet.service_class import ServiceClass
 
-from ..harness.processes import RoleProcess, get
+from ..harness.http import get
+from ..harness.servers import ServerProcess, running
 from .arrivals import Arrival
 from .http_client import Asker, BrokenAnswerError, request_bytes
+from .lab_process import EVERYTHING, command
 from .modelled import COST, StepCost
 from .outcomes import Fate, Outcome
-from .switched_server import EVERYTHING
 from .virtual import Course, prompt_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from .arrivals import Sizes
     from .http_client import Answer
 
 
-SERVER: Final = "server"
-START_DEADLINE_S: Final = 240.0
-"""Three interpreters, two of which import torch: seconds on a machine with nothing else to do."""
-START_POLL_S: Final = 0.1
 ENVIRONMENT: Final = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -50,10 +44,6 @@ ENVIRONMENT: Final = {
 }
 KV_POOL: Final = "96MiB"
 """1000 blocks of the demo model: rows are what decode runs out of, not blocks."""
-
-
-class FleetDidNotStartError(Exception):
-    """A process ended, or requests were not taken in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,107 +67,34 @@ class RealShape:
     server_options: tuple[str, ...] = ()
 
 
-class RealFleet:
-    """Its processes.
+@contextmanager
+def real_fleet(shape: RealShape, logs: Path) -> Iterator[ServerProcess]:
+    """Run a fleet of a supervisor, one server and workers; its log is `fleet.log` in `logs`.
 
-    Attributes:
-      port: of the server.
-      processes: by name.
+    Raises:
+      ServerDidNotStartError: with the end of its log.
     """
-
-    def __init__(self, shape: RealShape, directory: Path, logs: Path) -> None:
-        # Bound and never listening: nobody else gets the port, while the server is away either.
-        self._kept = socket.socket()
-        self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._kept.bind(("127.0.0.1", 0))
-        self.port: int = self._kept.getsockname()[1]
-        self.processes = {
-            name: RoleProcess(name, command, os.environ | ENVIRONMENT, logs / f"{name}.log")
-            for name, command in commands(shape, directory, self.port).items()
-        }
-
-    async def start(self, nursery: trio.Nursery) -> None:
-        """Start everything and wait until requests are taken.
-
-        Raises:
-          FleetDidNotStartError: with the last words of whoever ended.
-        """
-        for process in self.processes.values():
-            process.start(nursery)
-        with trio.move_on_after(START_DEADLINE_S):
-            while True:
-                for process in self.processes.values():
-                    if not process.is_running:
-                        raise FleetDidNotStartError(f"{process.name}: {process.last_words()}")
-                try:
-                    status, _ = await get(self.port, "/health/ready")
-                except (OSError, trio.TooSlowError):
-                    status = 0
-                if status == 200:
-                    return
-                await trio.sleep(START_POLL_S)
-        raise FleetDidNotStartError(f"not ready within {START_DEADLINE_S:.0f} s")
-
-    async def stop(self) -> None:
-        """End every process."""
-        with trio.CancelScope(shield=True):
-            async with trio.open_nursery() as nursery:
-                for process in self.processes.values():
-                    nursery.start_soon(process.terminate)
-        self._kept.close()
-
-    async def audit(self) -> FleetAudit:
-        """Return every process's account of itself.
-
-        Raises:
-          OSError: the server does not answer, or not with an audit.
-        """
-        status, body = await get(self.port, "/fleet/audit")
-        if status != 200:
-            raise ConnectionError(f"no audit: {body.decode()}")
-        return FleetAudit.from_json(body)
-
-
-@asynccontextmanager
-async def real_fleet(shape: RealShape, logs: Path) -> AsyncIterator[RealFleet]:
-    """Run a fleet; end it, and everything that it left, at the end."""
-    await trio.Path(logs).mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="overload-") as directory:
-        async with trio.open_nursery() as nursery:
-            fleet = RealFleet(shape, Path(directory), logs)
-            try:
-                await fleet.start(nursery)
-                yield fleet
-            finally:
-                await fleet.stop()
-                nursery.cancel_scope.cancel()
-
-
-def commands(shape: RealShape, directory: Path, port: int) -> dict[str, list[str]]:
-    """Return what starts each process."""
-    belongs = ("--supervisor-pid", str(os.getpid()))
-    server = [
-        *(sys.executable, "-m", "loadtest.overload.switched_server", shape.mechanisms),
-        *(SERVER, "--port", str(port)),
-        *shape.server_options,
-        *belongs,
+    logs.mkdir(parents=True, exist_ok=True)
+    started = [
+        *(*command(shape.mechanisms, shape.cost), "serve", "--threads", "1"),
+        *("--prefill", str(shape.prefills), "--decode", str(shape.decodes)),
+        *("--max-num-seqs", str(shape.max_num_seqs), "--kv-pool", KV_POOL),
+        *("--log-level", "info", *shape.server_options),
     ]
-    started = {SERVER: server}
-    worker = [sys.executable, "-m", "ops.cli"]
-    if shape.cost is not None:
-        paced = "loadtest.overload.paced_worker"
-        worker = [sys.executable, "-m", paced, *map(str, shape.cost)]
-    for role, number in (("prefill", shape.prefills), ("decode", shape.decodes)):
-        for name in (f"{role}-{n}" for n in range(number)):
-            control = f"ipc://{directory}/{name}.control"
-            server += [f"--{role}", control]
-            started[name] = [
-                *(*worker, role, "--name", name, "--control", control, "--threads", "1"),
-                *("--max-num-seqs", str(shape.max_num_seqs), "--kv-pool", KV_POOL),
-                *(("--kv", f"ipc://{directory}/{name}.kv") if role == "decode" else ()),
-                *belongs,
-            ]
-    return started
+    with running(ServerProcess(started, logs / "fleet.log", os.environ | ENVIRONMENT)) as fleet:
+        yield fleet
+
+
+async def audit_of(fleet: ServerProcess) -> FleetAudit:
+    """Return every process's account of itself.
+
+    Raises:
+      ConnectionError: the server does not answer, or not with an audit.
+    """
+    status, body = await get(fleet.url, "/fleet/audit")
+    if status != 200:
+        raise ConnectionError(f"no audit: {body.decode()}")
+    return FleetAudit.from_json(body)
 
 
 FIRST_ID, LAST_ID = 256, 2000
@@ -212,9 +129,9 @@ class RealLoad:
     seed: int = 0
 
 
-async def drive(fleet: RealFleet, load: RealLoad) -> Course:
+async def drive(fleet: ServerProcess, load: RealLoad) -> Course:
     """Let everybody come and go; return when the fleet is at rest."""
-    before = await fleet.audit()
+    before = await audit_of(fleet)
     numbers = random.Random(f"prompts {load.seed}")
     asked = [_request(fleet.port, load, arrival, numbers) for arrival in load.arrivals]
     outcomes = [Outcome(arrival) for arrival in load.arrivals]
@@ -236,7 +153,7 @@ async def drive(fleet: RealFleet, load: RealLoad) -> Course:
     )
 
 
-async def capacity(fleet: RealFleet, sizes: Sizes, num_clients: int, seconds: float) -> float:
+async def capacity(fleet: ServerProcess, sizes: Sizes, num_clients: int, seconds: float) -> float:
     """Return the requests per second that a fleet answers to clients who each ask for the next
     thing as soon as they have the last: its throughput, whatever anybody waits.
 
@@ -306,11 +223,11 @@ async def _ask(asker: Asker, request: bytes, outcome: Outcome, due: float) -> No
         outcome.fate = Fate.DROPPED  # its stream had begun, with nothing in it
 
 
-async def _at_rest(fleet: RealFleet) -> tuple[FleetAudit, tuple[str, ...]]:
+async def _at_rest(fleet: ServerProcess) -> tuple[FleetAudit, tuple[str, ...]]:
     """Return the account of the fleet once nothing is left, or after a while what is."""
     deadline = trio.current_time() + REST_S
     while True:
-        audit = await fleet.audit()
+        audit = await audit_of(fleet)
         left = tuple(map(str, check_at_rest(audit)))
         if not left or trio.current_time() > deadline:
             return audit, left

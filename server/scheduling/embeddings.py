@@ -52,7 +52,7 @@ class EmbeddingRun:
         self._requests.wake(now)
         self._inputs = self._requests.submit(inputs, now)
         for one in self._inputs:
-            one.relay.mailbox.on_filled = self._note
+            one.relay.mailbox.bind(self._note)
         self._flush()
 
     async def vectors(self) -> Sequence[bytes]:

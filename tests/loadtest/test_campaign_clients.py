@@ -14,7 +14,7 @@ import trio
 from loadtest.campaign import client
 from loadtest.campaign.answers import Ask
 from loadtest.campaign.client import Story, ask_all, tell
-from loadtest.campaign.exchange import get
+from loadtest.harness.http import get
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

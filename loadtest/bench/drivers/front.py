@@ -202,7 +202,7 @@ def main() -> None:
     parser.add_argument("loop", choices=("asyncio", "uvloop"))
     parser.add_argument("tokenizer", type=Path)
     parser.add_argument("sockets", type=Path)
-    parser.add_argument("port", type=int)
+    parser.add_argument("--port", type=int)
     parser.add_argument("--workers", type=int, default=4)
     arguments = parser.parse_args()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

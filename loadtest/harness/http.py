@@ -1,7 +1,6 @@
-"""One connection to a server: an HTTP request and its answer, or a WebSocket, over Trio.
+"""One connection to a server over Trio: an HTTP request and its answer, or a WebSocket.
 
-Knows bytes and protocols, not what they say. Whatever breaks a connection is one exception, so that
-a campaign can tell a server that died from an answer that failed.
+Every way in which a connection breaks is one exception, apart from answers that fail.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ SILENCE_TIMEOUT_S = 60.0
 """A server that keeps its word says something within a recovery and a wait for a worker (30 s)."""
 
 
-class ConnectionBrokenError(Exception):
+class ConnectionBrokenError(ConnectionError):
     """It was refused, reset or closed before the answer had ended."""
 
 
