@@ -152,8 +152,8 @@ class Background:
         )
 
     def hold_s(self) -> float:
-        """Return the longest time [s] that a batch request may be kept from the queue: inf while its
-        class is paused, `BACKGROUND_HOLD_S` while interactive requests wait, else 0."""
+        """Return the longest time [s] that a batch request may be held: inf while its class is
+        paused, `BACKGROUND_HOLD_S` while interactive requests wait, else 0."""
         if self._queue.classes[ServiceClass.BATCH].is_paused:
             return math.inf
         return BACKGROUND_HOLD_S if self.is_urgent() else 0.0
