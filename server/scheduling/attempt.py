@@ -24,7 +24,7 @@ from .admission import Admission, missing_role
 from .forking import need_on, note_no_fork
 from .frames import embed_frame, prefill_frame, reserve_frame
 from .outcome import Failure, Outcome
-from .pick_next import Turns
+from .pick_next import PickNext
 from .progress import (
     Again,
     Fault,
@@ -168,8 +168,8 @@ class Attempts:
         self._observer = observer
         self._kv_secret = kv_secret
         kept_share = self._overload.kept_share
-        self._turns = Turns(config, workers, self.line, self.recovery, kept_share)
-        self._input_turns = Turns(config, workers, self.inputs, self.recovery, kept_share)
+        self._turns = PickNext(config, workers, self.line, self.recovery, kept_share)
+        self._input_turns = PickNext(config, workers, self.inputs, self.recovery, kept_share)
 
     def line_of(self, sequence: Request) -> FairQueue[Request]:
         """Return the queue of a request."""
