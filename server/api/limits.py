@@ -15,8 +15,7 @@ from triolet.service_class import Scheduling, ServiceClass
 from ..tenants.accounts import MINUTE_S, Account, limits_of
 from ..tenants.quotas import Asked
 from ..tenants.tenancy import current_tenant, enter_tenant
-from .body import current_scope, deadline_s
-from .resuming import current_key
+from .body import current_key, current_scope, deadline_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
