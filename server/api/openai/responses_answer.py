@@ -17,27 +17,26 @@ from triolet.ids import new_request_id
 
 from ...contract.generation import CancelReason
 from ...tenants.tenancy import current_tenant
-from ..claims import renew_tenant
 from ..errors import echo, http_error, params_called
 from ..generate import generation_requests, submit_all
-from ..quota import enter_answer, reserved
+from ..limits import enter_answer, renew_tenant, reserved
 from ..request_scope import RequestScope
 from ..resume import Name, ResumableAnswer
 from ..resuming import KEY, LAST_EVENT_ID
+from .responses import answer_of, plan_response, turns_of
 from .responses_events import ResponseDocument, ResponseEvents, message_frame
-from .responses_plan import answer_of, plan_response, turns_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from ...contract.generation import Events, GenerationRequest
     from ...contract.output_stream import OutputStream
-    from ..conversations import Conversations, Turns
     from ..door import BodyHold
     from ..generate import Plan
     from ..request_scope import ClientConnection
     from ..resume import ResumingReader
     from ..services import Services
+    from .responses import Conversations, Turns
     from .responses_schema import ResponseCreate, ResponseResume
 
 
@@ -111,7 +110,7 @@ class WsOutbox:
 POSITION: Final = "sequence_number"
 
 
-def own_name(response_id: str) -> Name:
+def response_name(response_id: str) -> Name:
     """Return what the running task's tenant finds a response by: another one has no such response.
 
     An id has 128 random bits, so that where there are no tenants, to know it is to own it.
@@ -185,7 +184,7 @@ class ResumedAnswer:
         self._services = services
         self._conversations = conversations
         self._connection = connection
-        answer = services.kept.find(own_name(resume.response_id))
+        answer = services.kept.find(response_name(resume.response_id))
         if answer is None:
             raise http_error(
                 404,
@@ -334,7 +333,7 @@ class ResponseAnswer:
         answer = self._resumable = ResumableAnswer(events, b"", config)
         with await reserved([request], self._services), params_called({KEY: RESUMABLE}):
             kept.begin(
-                own_name(self.id),
+                response_name(self.id),
                 answer,
                 partial(self._services.fleet.submit, request),
             )
