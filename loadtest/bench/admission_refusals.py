@@ -64,7 +64,7 @@ async def time_refusals(requests: int) -> dict[int, list[float]]:
         tenants = Path(folder) / "tenants.toml"
         tenants.write_text(tenants_file(), encoding="utf-8")
         tenants.chmod(0o600)
-        shape = RealShape(server_options=("--tenants", str(tenants)))
+        shape = RealShape(server_options=("--set", f"server.tenants.file={tenants}"))
         async with real_fleet(shape, Path(folder) / "logs") as fleet:
             return await ask_too_much(fleet.port, requests, WARM_S)
 

@@ -41,7 +41,7 @@ SETTLE_S: Final = 0.5
 """After the port is open: to meet the workers."""
 CPU_CLOCK: Final = 2
 """CPUCLOCK_SCHED: what the scheduler counts, in nanoseconds."""
-PATIENT: Final = ("--peer-timeout", "30", "--lease-ttl", "60")
+PATIENT: Final = ("--set", "link.peer_timeout_s=30", "--set", "link.lease_ttl_s=60")
 """A machine that lets the workers' process stand still for a moment ends no stream."""
 
 
@@ -71,10 +71,12 @@ class Front:
             return [
                 str(python_of(ENVIRONMENT)), *module, *self.peer, *places, "--workers", str(workers)
             ]  # fmt: skip
-        decodes = [f"--decode=ipc://{sockets}/decode-{number}" for number in range(workers)]
+        decodes = ",".join(f"ipc://{sockets}/decode-{number}" for number in range(workers))
         return [
-            *(sys.executable, "-m", "ops.cli", "server", str(DEMO), "--port", str(port)),
-            *(f"--prefill=ipc://{sockets}/prefill-0", *decodes, "--log-level", "warning"),
+            *(sys.executable, "-m", "ops.cli", "server", str(DEMO)),
+            *("--set", f"server.port={port}", "--set", "process.log_level=warning"),
+            *("--set", f"server.prefill_addresses=ipc://{sockets}/prefill-0"),
+            *("--set", f"server.decode_addresses={decodes}"),
             *PATIENT,
             *self.options,
         ]

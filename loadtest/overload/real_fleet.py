@@ -143,10 +143,10 @@ async def real_fleet(shape: RealShape, logs: Path) -> AsyncIterator[RealFleet]:
 
 def commands(shape: RealShape, directory: Path, port: int) -> dict[str, list[str]]:
     """Return what starts each process."""
-    belongs = ("--supervisor-pid", str(os.getpid()))
+    belongs = ("--set", f"process.supervisor_pid={os.getpid()}")
     server = [
         *(sys.executable, "-m", "loadtest.overload.switched_server", shape.mechanisms),
-        *(SERVER, "--port", str(port)),
+        *(SERVER, "--set", f"server.port={port}"),
         *shape.server_options,
         *belongs,
     ]
@@ -156,13 +156,20 @@ def commands(shape: RealShape, directory: Path, port: int) -> dict[str, list[str
         paced = "loadtest.overload.paced_worker"
         worker = [sys.executable, "-m", paced, *map(str, shape.cost)]
     for role, number in (("prefill", shape.prefills), ("decode", shape.decodes)):
-        for name in (f"{role}-{n}" for n in range(number)):
-            control = f"ipc://{directory}/{name}.control"
-            server += [f"--{role}", control]
-            started[name] = [
-                *(*worker, role, "--name", name, "--control", control, "--threads", "1"),
-                *("--max-num-seqs", str(shape.max_num_seqs), "--kv-pool", KV_POOL),
-                *(("--kv", f"ipc://{directory}/{name}.kv") if role == "decode" else ()),
-                *belongs,
+        control = {f"{role}-{n}": f"ipc://{directory}/{role}-{n}.control" for n in range(number)}
+        server += ["--set", f"server.{role}_addresses={','.join(control.values())}"]
+        for name, address in control.items():
+            fields = {
+                "worker.name": name,
+                "worker.control_address": address,
+                "worker.engine.threads": 1,
+                "worker.engine.max_num_seqs": shape.max_num_seqs,
+                "worker.engine.kv_pool_bytes": KV_POOL,
+            }
+            if role == "decode":
+                fields["decode.kv_address"] = f"ipc://{directory}/{name}.kv"
+            settings = [
+                word for one in fields.items() for word in ("--set", "=".join(map(str, one)))
             ]
+            started[name] = [*worker, role, *settings, *belongs]
     return started

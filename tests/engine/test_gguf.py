@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType as Kind
 from transformers import AutoModelForCausalLM
 from transformers.integrations.gguf.dequant import dequantize as independent_dequantize
 
-from engine.load import choose_dtype
+from engine.preflight.check import dtype_for
 from engine.weights import open_weights
 from tests.gguf_files import byte_vocabulary, finish, write_header, write_model
 from triolet.config import Dtype, EngineConfig
