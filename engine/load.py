@@ -107,7 +107,8 @@ def load_engine(
     config = replace(config, device=str(device), dtype=dtype_for(config, checkpoint.dtype))
     backend = choose_backend(config, model_config, device.type)
     layout = _layout(config, model_config)
-    config = with_pool_size(config, model_config, layout.bytes_per_block, _free_bytes(device))
+    free_bytes = _free_bytes(device) if config.kv_pool_bytes is None else None
+    config = with_pool_size(config, model_config, layout.bytes_per_block, free_bytes)
     max_model_len, reason = fit_model_len(config, model_config, layout.bytes_per_block)
     assert config.kv_pool_bytes is not None
     num_blocks = config.kv_pool_bytes // layout.bytes_per_block

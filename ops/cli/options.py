@@ -227,7 +227,7 @@ def _parameter(name: str, option: Named) -> inspect.Parameter:
     declarations = (option_name(name),) if kind is bool else ()
     shown = option.default or shown_default(option.path)
     annotation = Annotated[
-        kind,
+        kind,  # type: ignore[valid-type]
         # One line each, so that the help fits on a screen.
         typer.Option(
             *declarations,

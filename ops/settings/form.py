@@ -80,7 +80,7 @@ class Settings:
 
 
 @cache
-def types_of(kind: type[Any]) -> dict[str, Any]:
+def types_of(kind: Kind) -> dict[str, Any]:
     """Return the types of a dataclass's fields, by name."""
     hints = get_type_hints(kind)
     return {one.name: hints[one.name] for one in fields_of(kind)}
@@ -97,7 +97,7 @@ def leaves() -> dict[Path, Any]:
     return {path: kind for name, one in SECTIONS.items() for path, kind in _leaves(one, (name,))}
 
 
-def _leaves(kind: type[Any], prefix: Path) -> Iterator[tuple[Path, Any]]:
+def _leaves(kind: Kind, prefix: Path) -> Iterator[tuple[Path, Any]]:
     for name, inner in types_of(kind).items():
         if len(prefix) == 1 and name in ELSEWHERE:
             continue
@@ -172,7 +172,8 @@ def read(kind: Kind, value: object, path: Path) -> Value:
     Raises:
       ConfigError: it is not of the field's type.
     """
-    origin, arguments = get_origin(kind), get_args(kind)
+    origin: object = get_origin(kind)
+    arguments = get_args(kind)
     if origin in (Union, UnionType):
         inner = next(one for one in arguments if one is not NoneType)
         words = NOTHING if inner is not str else NOTHING - {"auto"}
@@ -236,11 +237,12 @@ def from_text(kind: Kind, text: str, path: Path) -> Value:
 
 
 def _parsed(kind: Kind, text: str, path: Path) -> object:
+    origin: object = get_origin(kind)
     arguments = get_args(kind)
-    if get_origin(kind) in (Union, UnionType):
+    if origin in (Union, UnionType):
         inner = next(one for one in arguments if one is not NoneType)
         return text if text in NOTHING else _parsed(inner, text, path)
-    if get_origin(kind) is tuple and not text.startswith("["):
+    if origin is tuple and not text.startswith("["):
         return [part.strip() for part in text.split(",") if part.strip()]
     is_plain = kind is str or (isinstance(kind, type) and issubclass(kind, StrEnum))
     if is_plain or (kind is int and path[-1].endswith(_SIZE)):
@@ -285,7 +287,7 @@ def build(values: Mapping[Path, Any]) -> Settings:
     )
 
 
-def _built(kind: type[Any], path: Path, values: Mapping[Path, Any]) -> Value:
+def _built(kind: Kind, path: Path, values: Mapping[Path, Any]) -> Value:
     given: dict[str, Any] = {}
     for name, inner in types_of(kind).items():
         where = (*path, name)
@@ -357,4 +359,5 @@ def document(settings: Settings, role: Role) -> bytes:
 def of_role(settings: Settings, role: Role, **fields: Value) -> Settings:
     """Return the settings with fields of the server or of a kind of worker replaced."""
     own = settings.server if role is Role.SERVER else settings.worker(role)
-    return replace(settings, **{role.value: replace(own, **fields)})
+    changed: dict[str, Any] = {role.value: replace(own, **fields)}
+    return replace(settings, **changed)
